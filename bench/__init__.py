@@ -1,0 +1,1 @@
+"""Benchmarks and the baselines that plans are compared with."""

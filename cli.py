@@ -1,0 +1,248 @@
+"""What a user types: thin commands around the library, which they import only when they run.
+
+Results go to standard output, words and progress to standard error. Exit code 0 is done, 1 done but the answer is no,
+2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import __version__
+from .model.errors import PartitaError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Plan distributed training with solvers, prove the plan, and emit a readable torch.distributed program.",
+)
+
+
+class Level(StrEnum):
+    """How `verify` runs the ranks."""
+
+    THREADS = "threads"
+    POOL = "pool"
+    TORCHRUN = "torchrun"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `partita plan -o` wrote.")]
+Solver = Annotated[str, typer.Option(help="auto, elimination, cpsat, or any other that is installed.")]
+TimeLimit = Annotated[float | None, typer.Option(help="Seconds; the best answer so far and its bound are kept.")]
+
+
+def main() -> None:
+    """Run the command line; what the user can mend becomes one line and exit code 2."""
+    try:
+        app(prog_name="partita")
+    except PartitaError as error:
+        print("partita:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"partita {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model family, such as gpt2.")],
+    small: Annotated[bool, typer.Option("--small", help="The model's small twin.")] = False,
+    machine: Annotated[str | None, typer.Option(help="A machine's name, or its YAML file.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="How many of the machine's nodes.")] = None,
+    hierarchy: Annotated[str | None, typer.Option(help="Levels of an ad hoc machine, outermost first: 2x4.")] = None,
+    mesh: Annotated[str | None, typer.Option(help="Fixes the axes' sizes, not their placement: 8x8.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples in a step, over all ranks.")] = None,
+    sequence: Annotated[int | None, typer.Option(help="Tokens in a sample.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float64, float32, float16 or bfloat16.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw.")] = None,
+    solver: Solver = "auto",
+    time_limit: TimeLimit = None,
+    fix: Annotated[list[str] | None, typer.Option(metavar="NAME=STRATEGY", help="Fix a node; repeatable.")] = None,
+    allow_unknown: Annotated[
+        bool, typer.Option("--allow-unknown", help="Run operators without rules unsplit instead of refusing them.")
+    ] = False,
+    micro_batches: Annotated[int | None, typer.Option(help="Pieces of the batch, one after another.")] = None,
+    save_network: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the cost network (JSON).")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Keep plan and program.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest plan of a model on a machine, and how far from the optimum it can be."""
+    from .codegen.request import PlanRequest, parse_fix, parse_sizes
+    from .model.files import check_writable
+
+    request = PlanRequest(
+        model=model,
+        small=small,
+        machine=machine,
+        nodes=nodes,
+        hierarchy=None if hierarchy is None else parse_sizes("--hierarchy", hierarchy),
+        mesh=None if mesh is None else parse_sizes("--mesh", mesh),
+        batch=batch,
+        sequence=sequence,
+        dtype=dtype,
+        optimizer=optimizer,
+        solver=solver,
+        time_limit=time_limit,
+        fix=parse_fix(fix or ()),
+        allow_unknown=allow_unknown,
+        micro_batches=micro_batches,
+        save_network=None if save_network is None else str(save_network),
+    )
+    if output is not None:
+        check_writable(output)
+
+    from .codegen.run import plan as find_plan
+
+    with _words_to_stderr(), _progress() as progress:
+        found = find_plan(request, progress)
+        summary = found.summary()
+        done = summary["status"] in ("optimal", "feasible")
+        if done and output is not None:
+            found.save(output)
+            summary["program"] = str(output / "program.py")
+    if as_json:
+        _print_json(summary)
+    else:
+        print(found)
+    _leave(done)
+
+
+@app.command()
+def verify(
+    folder: Folder,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Local ranks; by default the plan's devices.")] = None,
+    level: Annotated[Level, typer.Option(help="How the ranks run.")] = Level.THREADS,
+    as_json: Json = False,
+) -> None:
+    """Run the program beside the unsharded model: the same loss, gradients and weights?"""
+    from .codegen.verify import verify as check
+
+    with _words_to_stderr():
+        verdict = check(folder, ranks=ranks, level=level.value)
+    _print_result(verdict, as_json)
+    _leave(verdict["ok"])
+
+
+@app.command()
+def show(
+    folder: Folder,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page.")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a timeline for Perfetto.")] = None,
+) -> None:
+    """Print a plan: what is split how, what it costs, what moves."""
+    from .codegen.show import show as describe
+
+    with _words_to_stderr():
+        text = describe(folder, html=html, trace=trace)
+    print(text)
+
+
+@app.command()
+def solve(
+    instance: Annotated[Path, typer.Argument(metavar="INSTANCE", help="A cost network: .json or .json.gz.")],
+    solver: Solver = "auto",
+    time_limit: TimeLimit = None,
+    as_json: Json = False,
+) -> None:
+    """Solve a cost network, such as `partita plan --save-network` keeps."""
+    from .codegen.request import check_seconds
+    from .model.files import read_json
+
+    seconds = check_seconds(time_limit)
+    data = read_json(instance)
+    if isinstance(data, dict) and "problem" in data:
+        raise PartitaError(f"{instance} is an IOPDDL instance; only Partita's own cost networks can be read so far")
+
+    from .formulation.network import Network
+    from .solvers.protocol import Limits, Status
+    from .solvers.protocol import solver as solver_named
+
+    with _words_to_stderr(), _progress() as progress:
+        network = Network.from_json(data)
+        backend = solver_named(solver)
+        if not backend.accepts(network):
+            raise PartitaError(f"{solver} cannot solve {instance}; `--solver auto` can")
+        limits = Limits(progress=progress) if seconds is None else Limits(seconds=seconds, progress=progress)
+        answer = backend.solve(network, limits)
+    _print_result(
+        {
+            "status": answer.status.value,
+            "objective": answer.objective,
+            "bound": None if answer.status is Status.INFEASIBLE else answer.bound,
+            "gap": answer.gap,
+            "seconds": answer.seconds,
+            "assignment": None if answer.assignment is None else [int(option) for option in answer.assignment],
+        },
+        as_json,
+    )
+    _leave(answer.assignment is not None)
+
+
+def _leave(yes: bool) -> None:
+    if not yes:
+        raise typer.Exit(1)
+
+
+def _print_result(result: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print_json(result)
+        return
+    width = max(map(len, result))
+    for name, value in result.items():
+        print(f"{name:{width}}  {value}")
+
+
+def _print_json(result: Mapping[str, Any]) -> None:
+    print(json.dumps(result, allow_nan=False))
+
+
+@contextmanager
+def _words_to_stderr() -> Iterator[None]:
+    """Send to standard error what Python, a solver's C++ or a child process prints meanwhile."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[object], None] | None]:
+    """Yield what shows words or a solver's Progress on a terminal; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status("starting") as status:
+
+        def report(news: object) -> None:
+            incumbent, bound = getattr(news, "incumbent", None), getattr(news, "bound", None)
+            text = str(news) if bound is None else f"best {_count(incumbent)}, bound {_count(bound)}"
+            status.update(escape(text))
+
+        yield report
+
+
+def _count(value: int | None) -> str:
+    return "none yet" if value is None else f"{value:,}"

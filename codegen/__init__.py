@@ -1,0 +1,1 @@
+"""What comes out: plans, programs, their verification and their reports."""

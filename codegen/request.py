@@ -1,0 +1,134 @@
+"""What the command line asks for: a plan's inputs, checked before anything slow begins."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..model.errors import PartitaError
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
+MAX_DEVICES = 1 << 20
+MAX_LEVELS = 8
+MAX_AXES = 3
+MAX_COUNT = 1 << 31  # of samples, tokens, micro-batches
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """One `partita plan`; None leaves a choice to the model, the machine or the search.
+
+    `machine` or `hierarchy` must be given; both together mean that machine's devices and links in that hierarchy.
+    `mesh` fixes the axes' sizes, not their placement. `time_limit` is in seconds. `fix` holds (node, strategy) pairs.
+    `save_network` is where the cost network goes, as soon as there is one. Raises PartitaError on what cannot be meant;
+    that the names of model, machine, solver and nodes exist is checked where they are known.
+    """
+
+    model: str
+    small: bool = False
+    machine: str | None = None
+    nodes: int | None = None
+    hierarchy: tuple[int, ...] | None = None
+    mesh: tuple[int, ...] | None = None
+    batch: int | None = None
+    sequence: int | None = None
+    dtype: str | None = None
+    optimizer: str | None = None
+    solver: str = "auto"
+    time_limit: float | None = None
+    fix: tuple[tuple[str, str], ...] = ()
+    allow_unknown: bool = False
+    micro_batches: int | None = None
+    save_network: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.model.strip():
+            raise PartitaError("the model's name is empty")
+        if self.machine is None and self.hierarchy is None:
+            raise PartitaError("give --machine NAME or --hierarchy, such as --hierarchy 2x4")
+        if self.nodes is not None and self.hierarchy is not None:
+            raise PartitaError("--nodes and --hierarchy both say how many devices there are; give one of them")
+        for option, count, limit in (
+            ("--nodes", self.nodes, MAX_DEVICES),
+            ("--batch", self.batch, MAX_COUNT),
+            ("--sequence", self.sequence, MAX_COUNT),
+            ("--micro-batches", self.micro_batches, MAX_COUNT),
+        ):
+            if count is not None:
+                _check_count(option, count, limit)
+        for option, sizes, most in (("--hierarchy", self.hierarchy, MAX_LEVELS), ("--mesh", self.mesh, MAX_AXES)):
+            if sizes is not None:
+                _check_sizes(option, sizes, most)
+        if self.mesh is not None and len(self.mesh) > 1 and 1 in self.mesh:
+            raise PartitaError(f"--mesh {_times(self.mesh)}: an axis of size 1 splits nothing; leave it out")
+        if self.mesh is not None and self.hierarchy is not None and math.prod(self.mesh) != math.prod(self.hierarchy):
+            raise PartitaError(
+                f"--mesh {_times(self.mesh)} has {math.prod(self.mesh)} ranks, "
+                f"--hierarchy {_times(self.hierarchy)} has {math.prod(self.hierarchy)} devices"
+            )
+        for option, choice, choices in (
+            ("--dtype", self.dtype, DTYPES),
+            ("--optimizer", self.optimizer, OPTIMIZERS),
+        ):
+            if choice is not None and choice not in choices:
+                raise PartitaError(f"{option} {choice!r}: choose from {', '.join(choices)}")
+        if self.batch is not None and self.micro_batches is not None and self.batch % self.micro_batches:
+            raise PartitaError(f"--batch {self.batch} does not divide into --micro-batches {self.micro_batches}")
+        check_seconds(self.time_limit)
+        fixed: dict[str, str] = {}
+        for name, strategy in self.fix:
+            if fixed.setdefault(name, strategy) != strategy:
+                raise PartitaError(f"--fix {name}: both {fixed[name]!r} and {strategy!r}")
+
+
+def parse_sizes(option: str, text: str) -> tuple[int, ...]:
+    """Sizes joined by `x` (or commas), outermost first.
+
+    >>> parse_sizes("--mesh", "2x4")
+    (2, 4)
+    """
+    if not re.fullmatch(r"[0-9]{1,9}([x,][0-9]{1,9})*", text, re.ASCII):
+        raise PartitaError(f"{option} {text!r}: sizes joined by x are needed, such as 2x4")
+    return tuple(int(size) for size in re.split("[x,]", text))
+
+
+def parse_fix(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """NAME=STRATEGY pairs, split at the first `=`.
+
+    >>> parse_fix(["h.0.mlp=split b"])
+    (('h.0.mlp', 'split b'),)
+    """
+    pairs = []
+    for text in texts:
+        name, equals, strategy = (part.strip() for part in text.partition("="))
+        if not (name and equals and strategy):
+            raise PartitaError(f"--fix {text!r}: NAME=STRATEGY is needed")
+        pairs.append((name, strategy))
+    return tuple(pairs)
+
+
+def check_seconds(time_limit: float | None) -> float | None:
+    """`time_limit` itself, if it is None or a positive finite number."""
+    if time_limit is not None and not 0 < time_limit < math.inf:
+        raise PartitaError(f"--time-limit {time_limit}: a positive number of seconds is needed")
+    return time_limit
+
+
+def _check_count(option: str, count: int, limit: int) -> None:
+    if not 1 <= count <= limit:
+        raise PartitaError(f"{option} {count}: a whole number from 1 to {limit} is needed")
+
+
+def _check_sizes(option: str, sizes: tuple[int, ...], most: int) -> None:
+    if not 1 <= len(sizes) <= most:
+        raise PartitaError(f"{option} {_times(sizes)}: 1 to {most} sizes are needed, not {len(sizes)}")
+    for size in (*sizes, math.prod(sizes)):
+        _check_count(f"{option} {_times(sizes)}: size", size, MAX_DEVICES)
+
+
+def _times(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes))

@@ -1,0 +1,1 @@
+"""What is asked: strategies, transitions, placements and the cost network."""

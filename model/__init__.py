@@ -1,0 +1,1 @@
+"""What is planned: operators, graphs, layouts, machines and their costs."""

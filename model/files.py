@@ -1,0 +1,99 @@
+"""Files are written wholly or not at all, and read with errors that name them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import PartitaError
+
+
+def write_atomically(path: Path | str, data: str | bytes) -> None:
+    """Write `data` (text as UTF-8) to a temporary sibling, then rename it to `path`.
+
+    A link is followed, and what is not a plain file (`/dev/stdout`) is written directly.
+    Raises PartitaError where the file cannot be written; what was there before is then untouched.
+    """
+    target = Path(path)
+    raw = data.encode() if isinstance(data, str) else data
+    try:
+        target = target.resolve()
+        if target.exists() and not target.is_file():
+            target.write_bytes(raw)
+            return
+        temporary = _sibling(target)
+        try:
+            temporary.write_bytes(raw)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise PartitaError(f"cannot write {path}: {_reason(error)}") from error
+
+
+def write_directory(path: Path | str, files: Mapping[str, str | bytes]) -> None:
+    """Write all `files` (plain names to contents) beside the folder `path`, then move them into it one by one.
+
+    Other files of an existing folder stay. Raises PartitaError where the folder cannot be written.
+    """
+    target = Path(path)
+    for name in files:
+        if not name or name != Path(name).name:
+            raise ValueError(f"{name!r} is not a plain file name")
+    try:
+        target = target.resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _sibling(target)
+        temporary.mkdir()
+        try:
+            for name, data in files.items():
+                (temporary / name).write_bytes(data.encode() if isinstance(data, str) else data)
+            if not target.exists():
+                temporary.rename(target)
+                return
+            for name in files:
+                (temporary / name).replace(target / name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise PartitaError(f"cannot write {path}: {_reason(error)}") from error
+
+
+def check_writable(path: Path | str) -> None:
+    """Raise PartitaError now where `write_directory(path)` could only fail after a long search."""
+    target = Path(path).resolve()
+    if target.exists() and not target.is_dir():
+        raise PartitaError(f"cannot write {path}: it is not a folder")
+    nearest = next(folder for folder in (target, *target.parents) if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise PartitaError(f"cannot write {path}: {nearest} is not a folder that you may write to")
+
+
+def read_json(path: Path | str) -> Any:
+    """The value in a JSON file, unpacked first if its name ends in `.gz`; PartitaError says what is wrong with it."""
+    source = Path(path)
+    try:
+        raw = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
+        return json.loads(raw, parse_constant=_no_constant)
+    except (OSError, EOFError) as error:
+        raise PartitaError(f"cannot read {path}: {_reason(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise PartitaError(f"{path} is not JSON: {error}") from error
+
+
+def _sibling(target: Path) -> Path:
+    return target.with_name(f"{target.name}.tmp-{secrets.token_hex(4)}")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")

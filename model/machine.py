@@ -1,0 +1,161 @@
+"""A machine: a hierarchy of levels and the device at its leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from .errors import PartitaError
+
+PRESETS = Path(__file__).resolve().parent / "machines"
+MAX_DEVICES = 2**24  # keeps byte counts times device counts far inside 64 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """`size` equal units under one unit of the next outer level, joined by one network.
+
+    `bandwidth` is what one unit reaches towards its siblings in collectives, bytes/s per direction, shared by all
+    devices below the unit; `latency_ns` is paid per message.
+    """
+
+    name: str
+    size: int
+    bandwidth: float
+    latency_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One rank's processor: memory in bytes, memory traffic in bytes/s, `peak` in FLOP/s by dtype.
+
+    `reserved_bytes` is what the context and the communication buffers take; `matmul_efficiency` is the share of the
+    peak that large matrix products reach; `launch_ns` is the time between two kernels that the host can launch.
+    """
+
+    name: str
+    memory_bytes: int
+    reserved_bytes: int
+    memory_bandwidth: float
+    peak: Mapping[str, float] = field(hash=False)
+    matmul_efficiency: float
+    launch_ns: float
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What a plan may use."""
+        return self.memory_bytes - self.reserved_bytes
+
+    def flops(self, dtype: str) -> float:
+        """FLOP/s that matrix products of `dtype` reach; PartitaError if the device has no rate for it."""
+        if dtype not in self.peak:
+            raise PartitaError(f"device {self.name} has no peak for {dtype}; it has {', '.join(sorted(self.peak))}")
+        return self.peak[dtype] * self.matmul_efficiency
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Levels from the outermost inwards, and the device of which the innermost level counts copies."""
+
+    name: str
+    levels: tuple[Level, ...]
+    device: Device
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise PartitaError(f"machine {self.name} has no levels")
+        names = [level.name for level in self.levels]
+        if len(set(names)) < len(names):
+            raise PartitaError(f"machine {self.name} names a level twice: {', '.join(names)}")
+        for level in self.levels:
+            if isinstance(level.size, bool) or not isinstance(level.size, int) or level.size < 1:
+                raise PartitaError(f"level {level.name} of {self.name} has size {level.size!r}; a size is 1 or more")
+        if self.devices > MAX_DEVICES:
+            raise PartitaError(f"machine {self.name} has {self.devices:,} devices; the most is {MAX_DEVICES:,}")
+        if self.device.capacity_bytes <= 0:
+            raise PartitaError(
+                f"device {self.device.name} reserves {self.device.reserved_bytes} of {self.device.memory_bytes} bytes"
+            )
+
+    @cached_property
+    def hierarchy(self) -> tuple[int, ...]:
+        """Sizes of the levels, outermost first."""
+        return tuple(level.size for level in self.levels)
+
+    @cached_property
+    def devices(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.hierarchy)
+
+    def devices_below(self, level: int) -> int:
+        """Devices inside one unit of `level`; they share the unit's link."""
+        return math.prod(self.hierarchy[level + 1 :])
+
+    def per_device_bandwidth(self, level: int) -> float:
+        """A device's share of its unit's link at `level`, bytes/s, when all devices below the unit send at once."""
+        return self.levels[level].bandwidth / self.devices_below(level)
+
+    def latency_ns(self, level: int) -> float:
+        """Time of an empty message at `level`."""
+        return self.levels[level].latency_ns
+
+    def with_nodes(self, nodes: int) -> Machine:
+        """The same machine with `nodes` units on its outermost level."""
+        return replace(self, levels=(replace(self.levels[0], size=nodes), *self.levels[1:]))
+
+    @classmethod
+    def load(cls, name_or_path: str | Path, nodes: int | None = None) -> Machine:
+        """A preset by name, or a machine file by path (anything with a slash, a .yaml ending, or a Path).
+
+        `nodes` replaces the size of the outermost level. PartitaError: unknown name, unreadable or malformed file.
+        """
+        from .machine_file import read  # pydantic and yaml: only when a file is read
+
+        machine = read(_find(name_or_path))
+        return machine if nodes is None else machine.with_nodes(nodes)
+
+    @classmethod
+    def adhoc(cls, hierarchy: tuple[int, ...]) -> Machine:
+        """A machine of A100-80GB devices with these level sizes, for `--hierarchy 2x4`.
+
+        The innermost level is a DGX A100's NVSwitch, the next its network; every level further out gives a device
+        half the share of the one below at the same latency (an oversubscribed tree).
+        """
+        if not hierarchy:
+            raise PartitaError("a hierarchy needs at least one level")
+        base = cls.load("dgx-a100")
+        shares = [base.per_device_bandwidth(1), base.per_device_bandwidth(0)]
+        names = ADHOC_NAMES.get(len(hierarchy)) or tuple(f"level{i}" for i in range(len(hierarchy)))
+        levels = []
+        for index, (name, size) in enumerate(zip(names, hierarchy, strict=True)):
+            out = len(hierarchy) - 1 - index  # levels between this one and the devices
+            share = shares[0] if out == 0 else shares[1] / 2 ** (out - 1)
+            latency = base.latency_ns(0 if out else 1)
+            levels.append(Level(name, size, share * math.prod(hierarchy[index + 1 :]), latency))
+        return cls("adhoc-" + "x".join(map(str, hierarchy)), tuple(levels), base.device)
+
+
+ADHOC_NAMES = {1: ("gpu",), 2: ("node", "gpu"), 3: ("rack", "node", "gpu")}
+
+
+def machines() -> list[str]:
+    """Names of the presets, sorted."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def _find(name_or_path: str | Path) -> Path:
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
+        return Path(text)
+    if text in machines():
+        return PRESETS / f"{text}.yaml"
+    import difflib
+
+    near = difflib.get_close_matches(text.lower(), machines(), n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise PartitaError(
+        f"unknown machine {text[:60]!r}{hint} (known: {', '.join(machines())}; or a path to a .yaml file)"
+    )

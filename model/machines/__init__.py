@@ -1,0 +1,1 @@
+"""Machine descriptions in YAML, each number with its source."""

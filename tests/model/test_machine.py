@@ -1,0 +1,288 @@
+"""Machines: presets, the file format, and what happens to files that are not machines."""
+
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from partita.model.errors import PartitaError
+from partita.model.machine import PRESETS, Device, Level, Machine, machines
+
+PRESET = PRESETS / "dgx-a100.yaml"
+TEXT = PRESET.read_text()
+
+
+def load(tmp_path: Path, text: str | bytes) -> Machine:
+    file = tmp_path / "machine.yaml"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return Machine.load(file)
+
+
+def refusal(tmp_path: Path, text: str | bytes) -> str:
+    with pytest.raises(PartitaError) as caught:
+        load(tmp_path, text)
+    message = str(caught.value)
+    assert "machine.yaml" in message and "\n" not in message
+    return message
+
+
+# Presets
+
+
+@pytest.mark.parametrize(
+    ("name", "hierarchy"),
+    [
+        ("summit", (1, 2, 3)),
+        ("v100-32gb", (1, 8)),
+        ("dgx-a100", (1, 8)),
+        ("dgx-h100", (1, 8)),
+        ("p5-h100", (1, 8)),
+        ("cpu", (4,)),
+    ],
+)
+def test_presets(name: str, hierarchy: tuple[int, ...]) -> None:
+    machine = Machine.load(name)
+    assert machine.name == name
+    assert machine.hierarchy == hierarchy
+    assert hash(machine) == hash(Machine.load(name)) and machine == Machine.load(name)
+
+
+def test_every_preset_is_listed_and_named_like_its_file() -> None:
+    assert machines() == sorted(path.stem for path in PRESETS.glob("*.yaml"))
+    assert {"summit", "dgx-a100", "dgx-h100", "cpu"} <= set(machines())
+    assert all(Machine.load(name).name == name for name in machines())
+
+
+def test_nodes_sets_the_outermost_level() -> None:
+    assert Machine.load("summit", nodes=4).hierarchy == (4, 2, 3)
+    assert Machine.load("summit", nodes=4).devices == 24
+    assert Machine.load("cpu", nodes=2).hierarchy == (2,)
+
+
+def test_devices_share_their_units_link() -> None:
+    summit = Machine.load("summit", nodes=4)
+    assert [summit.devices_below(level) for level in range(3)] == [6, 3, 1]
+    assert summit.per_device_bandwidth(0) == summit.levels[0].bandwidth / 6
+    assert summit.per_device_bandwidth(2) == summit.levels[2].bandwidth
+
+
+def test_capacity_and_rates() -> None:
+    device = Machine.load("dgx-a100").device
+    assert device.capacity_bytes == device.memory_bytes - device.reserved_bytes == 85_095_088_128 - 2_000_000_000
+    assert device.flops("bfloat16") == 312e12 * 0.69
+    assert "bfloat16" not in Machine.load("summit").device.peak  # V100 has no such units
+    with pytest.raises(PartitaError, match="no peak for bfloat16; it has float16, float32, float64"):
+        Machine.load("summit").device.flops("bfloat16")
+
+
+def test_ad_hoc_machines_take_the_devices_and_shares_of_a_dgx_a100() -> None:
+    machine, dgx = Machine.adhoc((2, 4)), Machine.load("dgx-a100")
+    assert machine.name == "adhoc-2x4" and machine.hierarchy == (2, 4) and machine.device == dgx.device
+    assert [level.name for level in machine.levels] == ["node", "gpu"]
+    assert [machine.per_device_bandwidth(level) for level in (0, 1)] == [20e9, 230e9]
+    deep = Machine.adhoc((2, 2, 2, 4))
+    assert [deep.per_device_bandwidth(level) for level in range(4)] == [5e9, 10e9, 20e9, 230e9]
+    assert Machine.adhoc((4,)).per_device_bandwidth(0) == 230e9
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dgx-a10", "did you mean dgx-a100"),
+        ("DGX-A100", "did you mean dgx-a100"),
+        ("zzz", "known: cpu, dgx-a100"),
+        ("", "unknown machine"),
+        ("no/such.yaml", "No such file"),
+        ("such.yml", "No such file"),
+        ("/", "Is a directory"),
+        ("a\0/b", "null byte"),
+    ],
+)
+def test_unknown_names(name: str, words: str) -> None:
+    with pytest.raises(PartitaError, match=words):
+        Machine.load(name)
+
+
+@pytest.mark.parametrize("nodes", [0, -1, True, 2**30, 10**40])
+def test_impossible_numbers_of_nodes(nodes: int) -> None:
+    with pytest.raises(PartitaError, match=r"size|devices"):
+        Machine.load("dgx-a100", nodes=nodes)
+
+
+@pytest.mark.parametrize("hierarchy", [(), (0,), (2, -4), (2**20, 2**20)])
+def test_impossible_hierarchies(hierarchy: tuple[int, ...]) -> None:
+    with pytest.raises(PartitaError):
+        Machine.adhoc(hierarchy)
+
+
+def test_levels_have_distinct_names() -> None:
+    machine = Machine.load("dgx-a100")
+    with pytest.raises(PartitaError, match="names a level twice"):
+        Machine("m", (Level("a", 2, 1e9, 1.0), Level("a", 2, 1e9, 1.0)), machine.device)
+    with pytest.raises(PartitaError, match="no levels"):
+        Machine("m", (), machine.device)
+
+
+def test_a_device_keeps_memory_for_the_plan() -> None:
+    with pytest.raises(PartitaError, match="reserves 5 of 5 bytes"):
+        Machine("m", (Level("a", 2, 1e9, 1.0),), Device("d", 5, 5, 1e9, {"float32": 1e9}, 0.5, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("bandwidth: {value: 160e9", "bandwidth: {value: 0", r"levels\.0\.bandwidth\.value: .*greater than 0, not 0"),
+        ("bandwidth: {value: 160e9", "bandwidth: {value: -1.5", r"levels\.0\.bandwidth\.value: .*not -1\.5"),
+        ("bandwidth: {value: 160e9", "bandwidth: {value: .nan", r"levels\.0\.bandwidth\.value: "),
+        ("bandwidth: {value: 160e9", "bandwidth: {value: .inf", r"levels\.0\.bandwidth\.value: "),
+        ("bandwidth: {value: 160e9", "bandwidth: {value: 1e999", r"levels\.0\.bandwidth\.value: "),
+        ("bandwidth: {value: 160e9", "bandwidth: {value: true", r"levels\.0\.bandwidth\.value: .*not True"),
+        ("bandwidth: {value: 160e9", "bandwidth: {value: '160e9'", r"levels\.0\.bandwidth\.value: .*not '160e9'"),
+        ("bandwidth: {value: 160e9", "bandwidth: {value: 1e30", r"levels\.0\.bandwidth\.value: "),
+        ("bandwidth: {value: 160e9", "bandwidth: {value: " + "9" * 5000, "more than 40 characters"),
+        ("bandwidth: {value: 160e9", "bandwidth: {value: null", r"levels\.0\.bandwidth\.value: .*not None"),
+        ("bandwidth: {value: 160e9", "bandwidth: {value: 2024-01-01", r"not '2024-01-01'"),
+        ("size: {value: 8", "size: {value: 8.5", r"levels\.1\.size\.value: .*whole number, not 8\.5"),
+        ("size: {value: 8", "size: {value: 1e20", "devices; the most is"),
+        ("matmul_efficiency: {value: 0.69", "matmul_efficiency: {value: 1.1", r"device\.matmul_efficiency\.value: "),
+        ("reserved_bytes: {value: 2e9", "reserved_bytes: {value: 2e12", "reserves 2000000000000 of"),
+        ("  - name: gpu", "  - name: node", "names a level twice: node, node"),
+        ("  - name: gpu", "  - name: ''", r"levels\.1\.name: "),
+        ("  - name: gpu", '  - name: "a\\nb"', r"levels\.1\.name: .*printable"),
+        ("  - name: gpu", '  - name: "\\ud800"', r"levels\.1\.name: "),
+        ("  - name: gpu", '  - name: "\\UFFFFFFFF"', "not a machine file"),
+        ("  - name: gpu", "  - nam: gpu", r"levels\.1\.nam"),
+        ("    float32:", "    float31:", "unknown dtype 'float31'"),
+        (
+            "    size: {value: 8,",
+            "    size: 8  # {",
+            r"levels\.1\.size: should be \{value: \.\.\., source: \.\.\.\}, not 8",
+        ),
+        ("device:\n  name", "device: []\nx:\n  name", r"device: should be a mapping, not \[\]"),
+        ("name: dgx-a100", "name: 5", "name: .*not 5"),
+        ("name: dgx-a100", "name: &a dgx-a100", "anchors and aliases"),
+        ("name: dgx-a100", "name: *a", "anchors and aliases"),
+        ("name: dgx-a100", "name: !!python/object/apply:os.system [exit]", "tags are not allowed"),
+        ("name: dgx-a100", "name: a\nname: b", "'name' is there twice"),
+        ("name: dgx-a100", "name: a\nmore: b", "more: is not a field"),
+        ("name: dgx-a100", "", "name: is missing"),
+        ("name: dgx-a100", "name: [", "not a machine file: .*line"),
+        ("name: dgx-a100", "\tname: a", "line"),
+    ],
+)
+def test_wrong_fields_are_named(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert TEXT.count(old) >= 1
+    assert re.search(words, refusal(tmp_path, TEXT.replace(old, new, 1)))
+
+
+def test_every_number_needs_a_source(tmp_path: Path) -> None:
+    sources = list(re.finditer(r', source: "[^"]*"', TEXT))
+    assert len(sources) == TEXT.count("value:") >= 15
+    for match in sources:
+        without = TEXT[: match.start()] + TEXT[match.end() :]
+        assert "source: is missing" in refusal(tmp_path, without)
+        empty = TEXT[: match.start()] + ', source: " "' + TEXT[match.end() :]
+        assert "source: " in refusal(tmp_path, empty)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"5",
+        b"[]",
+        b"- a\n- b",
+        b"name: a",
+        b"levels: 5\nname: a\ndevice: []",
+        b"\x00\x01\x02",
+        b"\xff\xfe\xfa",
+        bytes(range(256)) * 20,
+        b"--- a\n--- b",
+        b"%YAML 9.9\n---\nname: a",
+        b"{" * 50_000,
+        b"[" * 50_000,
+        b"- " * 50_000,
+        b"? " * 50_000,
+        b"a: " * 1000,
+        b"- a\n" * 20_000,
+        b"a: &a [x]\nb: &b [*a,*a]\nc: &c [*b,*b]",
+        b"<<: {name: a}",
+        b"? [1]\n: 2",
+        b"#" * 2_000_000,
+        b"1: 2",
+    ],
+)
+def test_what_is_no_machine_at_all(tmp_path: Path, content: bytes) -> None:
+    start = time.perf_counter()
+    assert "_" not in refusal(tmp_path, content).rpartition("machine.yaml")[2]  # no name of a class of ours
+    assert time.perf_counter() - start < 5
+
+
+def test_numbers_may_be_written_in_any_way(tmp_path: Path) -> None:
+    for text in ("160e9", "160.0e+9", "160000000000", "1.6E11", "+1.6e11"):
+        machine = load(tmp_path, TEXT.replace("{value: 160e9", "{value: " + text))
+        assert machine == Machine.load("dgx-a100")
+
+
+def test_the_example_of_the_documentation_is_a_machine(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "machines.md"
+    example = re.search(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    assert example is not None
+    assert load(tmp_path, example[1]).hierarchy == (2, 4)
+    message = refusal(tmp_path, example[1].replace("25e9", "-25e9"))
+    assert message.split(": ", 1)[1] in page.read_text()
+
+
+def mutant(rng: random.Random) -> bytes:
+    """A preset with one to three accidents."""
+    data = rng.choice(machines())
+    lines = (PRESETS / f"{data}.yaml").read_bytes().splitlines(keepends=True)
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        i, j = rng.randrange(len(lines)), rng.randrange(len(lines))
+        at = rng.randrange(len(lines[i]) + 1)
+        junk = bytes(rng.randrange(256) for _ in range(rng.randint(1, 8)))
+        word = rng.choice(
+            [b"{", b"}", b"[", b":", b"- ", b"&a ", b"*a", b"!!int ", b"\t", b"'", b'"', b"|", b"%", b"nan"]
+        )
+        kind = rng.randrange(8)
+        if kind == 0:
+            del lines[i]
+        elif kind == 1:
+            lines[i], lines[j] = lines[j], lines[i]
+        elif kind == 2:
+            lines = [*lines[:i], lines[i][:at]]
+        elif kind == 3:
+            lines[i] = lines[i][:at] + junk + lines[i][at:]
+        elif kind == 4:
+            lines[i] = lines[i][:at] + word + lines[i][at:]
+        elif kind == 5:
+            values = [b"0", b"-1", b".nan", b"true", b"1e400", b"'1'", b"[]", b"{}", b"7", b"0x10", b"1_0", b"1:30"]
+            lines[i] = re.sub(rb"value: [^,]*", b"value: " + rng.choice(values), lines[i])
+        elif kind == 6:
+            lines[i] = b" " * rng.randint(1, 4) + lines[i]
+        else:
+            lines.insert(j, lines[i])
+        if not lines:
+            break
+    return b"".join(lines)
+
+
+def test_mutants_load_or_are_refused(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    loaded = refused = 0
+    for _ in range(600):
+        try:
+            machine = load(tmp_path, mutant(rng))
+        except PartitaError as error:
+            assert "\n" not in str(error)
+            refused += 1
+        else:
+            assert machine.devices >= 1 and machine.device.capacity_bytes > 0
+            assert all(level.bandwidth > 0 and level.latency_ns > 0 for level in machine.levels)
+            loaded += 1
+    assert loaded > 50 and refused > 200
