@@ -1,0 +1,128 @@
+"""The options of one operator on one mesh: one row per axis, with the time and the memory that each takes."""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from ..model.atoms import atoms
+from ..model.cost import ITEMSIZE, Precision, Roofline, backward_factor
+from ..model.layout import atom_of, is_split, largest_part
+from ..model.operator import operator
+from ..model.pcg import PCG
+from .strategy import Row, rows
+from .transition import Codes, Space, space
+
+Array = npt.NDArray[np.int64]
+
+LOSS_TRANSIENTS = {"cross_entropy": 1}
+"""Operators at the turn from forward to backward, when all activations are alive: copies of their input that come on top."""
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """Options of a node: `choice[o, axis]` is a row, `inputs[i][o]` and `output[o]` are layout codes.
+
+    `time_ns` is of one micro-batch, forward and backward; `kept_bytes` what the operator itself keeps for backward (its
+    output or mask; kept inputs belong to the edges). `saves[i]` says whether input i is kept, `item[i]` its bytes.
+    """
+
+    rows: tuple[Row, ...]
+    choice: npt.NDArray[np.int16]
+    inputs: tuple[Codes, ...]
+    output: Codes
+    input_spaces: tuple[Space, ...]
+    output_space: Space
+    time_ns: Array
+    kept_bytes: Array
+    saves: tuple[bool, ...]
+    items: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.output)
+
+    @property
+    def saves_output(self) -> bool:
+        return bool(self.kept_bytes.any())
+
+
+def domain(pcg: PCG, node: int, axes: tuple[int, ...], roofline: Roofline, precision: Precision) -> Domain:
+    """All options of a node: every product of rows whose splits leave no rank empty."""
+    found, known, this = rows(pcg, node), atoms(pcg), pcg.nodes[node]
+    sources = tuple(pcg.nodes[i] for i in this.inputs)
+    input_spaces = tuple(space(axes, known[i].sizes) for i in this.inputs)
+    output_space = space(axes, known[node].sizes)
+    choice = np.array(list(product(range(len(found)), repeat=len(axes))), dtype=np.int16)
+    letters = np.array([[*row.inputs, row.output] for row in found], dtype=np.int64)  # [rows, operands]
+    spaces = (*input_spaces, output_space)
+    codes = [letters[choice, operand] @ s.weights for operand, s in enumerate(spaces)]
+    legal = np.logical_and.reduce([s.is_legal[c] for s, c in zip(spaces, codes, strict=True)])
+    choice, codes = choice[legal], [c[legal] for c in codes]
+    *inputs, output = codes
+
+    # Arithmetic shrinks with every split index, memory traffic with what each tensor holds locally.
+    entry = operator(this.op)
+    share = _share(found, choice, axes, input_spaces, output_space)
+    items = tuple(precision.itemsize(s.dtype) for s in sources)
+    traffic = output_space.numel[output] * precision.itemsize(this.dtype)
+    for s, c, item in zip(input_spaces, inputs, items, strict=True):
+        traffic = traffic + s.numel[c] * item
+    if entry.name == "embedding":  # rows that are looked up, not the table
+        traffic = 2 * output_space.numel[output] * precision.itemsize(this.dtype)
+    work = entry.work(this, sources) * share
+    time = np.zeros(len(choice), dtype=np.int64)
+    if entry.passes:
+        time = roofline.ns(work, traffic * entry.passes)
+        if this.gradient:
+            time = time + roofline.ns(work * backward_factor(this, sources, entry.matmul), 2 * traffic * entry.passes)
+    if entry.name == "embedding" and this.gradient:  # the gradient of the table is dense: zeroed, then added to
+        time = time + roofline.memory_ns(input_spaces[0].numel[inputs[0]] * items[0] * 1.0)
+    kept = np.zeros(len(choice), dtype=np.int64)
+    saved = entry.saved if this.gradient else ()
+    for name in saved:
+        if name == "y":
+            kept = kept + output_space.numel[output] * precision.itemsize(this.dtype)
+        elif name in ("mask", "noise"):
+            kept = kept + input_spaces[0].numel[inputs[0]] * items[0]
+    for _ in range(LOSS_TRANSIENTS.get(this.op, 0)):
+        kept = kept + input_spaces[0].numel[inputs[0]] * (ITEMSIZE["float32"] + (items[0] if precision.mixed else 0))
+    names = entry.named(this)
+    # Losses compute in float32 at least, and keep that copy.
+    kept_items = tuple(ITEMSIZE["float32"] if this.op in LOSS_TRANSIENTS and i < 4 else i for i in items)
+    return Domain(
+        found,
+        choice,
+        tuple(inputs),
+        output,
+        input_spaces,
+        output_space,
+        time,
+        kept,
+        tuple(n in saved for n in names),
+        kept_items,
+    )
+
+
+def _share(
+    found: tuple[Row, ...],
+    choice: npt.NDArray[np.int16],
+    axes: tuple[int, ...],
+    input_spaces: tuple[Space, ...],
+    output_space: Space,
+) -> npt.NDArray[np.float64]:
+    """The largest share of the work that one rank does, per option."""
+    share = np.ones(len(choice))
+    for number, row in enumerate(found):
+        if row.index is None:
+            continue
+        letter, owner = next(
+            (x, s)
+            for x, s in zip((*row.inputs, row.output), (*input_spaces, output_space), strict=True)
+            if is_split(x)
+        )
+        size = owner.sizes[atom_of(letter)]
+        mask = (choice == number) @ (1 << np.arange(len(axes)))
+        parts = [tuple(axes[a] for a in range(len(axes)) if m >> a & 1) for m in range(1 << len(axes))]
+        share *= np.array([largest_part(size, p) / size for p in parts])[mask]
+    return share

@@ -1,0 +1,200 @@
+"""Strategies, derived from index notation: one row says, for one mesh axis, what an operator asks and what it offers.
+
+For one axis (design, section 3):
+
+    linear, none        x:R     w:R     -> y:R       split b (data)      x:S(b)  w:B     -> y:S(b)
+    linear, none        x:B     w:B     -> y:B       split o (columns)   x:B     w:S(o)  -> y:S(o)
+    linear, addends     x:P     w:B     -> y:P       split i (rows)      x:S(i)  w:S(i)  -> y:P
+
+A strategy on a mesh is one row per axis. Every row follows from three facts: an index that is free or summed can be
+split, an operator computed alike on all ranks may carry addend gradients, and a sum is the sum of its addends.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from ..model.atoms import Atoms, atoms, semantics
+from ..model.layout import B, P, R, S
+from ..model.notation import WHOLE, Access, Call, Notation, Term, accesses
+from ..model.operator import operator
+from ..model.pcg import PCG, SOURCES
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One axis: the letter asked of every input, the letter offered, and the index that is split (None: computed whole).
+
+    `index` is (index name, position among its atoms): rows with the same index on several axes split the same work.
+    """
+
+    inputs: tuple[int, ...]
+    output: int
+    index: tuple[str, int] | None = None
+
+
+@lru_cache(maxsize=65536)
+def rows(pcg: PCG, node: int) -> tuple[Row, ...]:
+    """All legal rows of a node, in a fixed order; for sources what they can offer."""
+    found = dict.fromkeys(_rows(pcg, node))
+    return tuple(found)
+
+
+def _rows(pcg: PCG, index: int) -> Iterator[Row]:
+    node, known = pcg.nodes[index], atoms(pcg)
+    if node.op in SOURCES:
+        yield from (Row((), letter) for letter in source_letters(pcg, index))
+    elif operator(node.op).creates:
+        yield Row((), R)
+    elif operator(node.op).view:
+        passes = node.gradient
+        yield Row((R,), R)
+        if passes:
+            yield Row((B,), B)
+        if node.dtype.startswith(("float", "bfloat")):
+            yield Row((P,), P)
+        for a, b in view_atoms(pcg, index).items():
+            yield Row((S(a),), S(b), (f"{a}", 0))
+    else:
+        yield from _derived(
+            semantics(pcg, index),
+            dict(zip(operator(node.op).named(node), range(len(node.inputs)), strict=True)),
+            [known[i] for i in node.inputs],
+            [pcg.nodes[i].gradient for i in node.inputs],
+            known[index],
+            node.gradient,
+        )
+
+
+def source_letters(pcg: PCG, index: int) -> tuple[int, ...]:
+    """What a source may offer: an input any split, a parameter R, B or any split, a buffer R."""
+    node, known = pcg.nodes[index], atoms(pcg)[index]
+    splits = tuple(S(a) for a in range(len(known.sizes)))
+    if node.op == "buffer":
+        return (R,)
+    return (R, B, *splits) if node.gradient else (R, *splits)
+
+
+def view_atoms(pcg: PCG, index: int) -> dict[int, int]:
+    """For a view: which atom of the output each atom of the input is (all of them, where the two match)."""
+    node = pcg.nodes[index]
+    mine, its = atoms(pcg)[index], atoms(pcg)[node.inputs[0]]
+    if mine.sizes == its.sizes:
+        return {a: a for a in range(len(mine.sizes))}
+    pairs: dict[int, int] = {}
+    i = j = left = right = 0
+    # Walk both lists to the places where their products agree; between two such places only equal lists match.
+    while i < len(its.sizes) and j < len(mine.sizes):
+        left, right = i, j
+        a, b = its.sizes[i], mine.sizes[j]
+        i, j = i + 1, j + 1
+        while a != b:
+            if a < b:
+                a, i = a * its.sizes[i], i + 1
+            else:
+                b, j = b * mine.sizes[j], j + 1
+        if its.sizes[left:i] == mine.sizes[right:j]:
+            pairs.update(zip(range(left, i), range(right, j), strict=True))
+    return pairs
+
+
+def _derived(
+    notation: Notation,
+    position: dict[str, int],
+    inputs: list[Atoms],
+    gradients: list[bool],
+    output: Atoms,
+    gradient: bool,
+) -> Iterator[Row]:
+    whole = tuple(B if g else R for g in gradients)
+    yield Row(tuple(R for _ in inputs), R)
+    if gradient:
+        yield Row(whole, B)
+        for letters in _addends(notation.terms, position, whole):
+            yield Row(letters, P)
+    locked = {i for t in notation.terms for f in t.factors if isinstance(f, Call) for i in f.indices}
+    for name in _names(notation):
+        if name not in locked:
+            yield from _split(notation, name, position, inputs, whole, output)
+
+
+def _names(notation: Notation) -> tuple[str, ...]:
+    """The indices that could be split, in order of appearance: free ones first."""
+    names = dict.fromkeys(notation.output)
+    for term in notation.terms:
+        for access in accesses(term):
+            names.update(dict.fromkeys(access.indices))
+            for _, inner in access.gathers:
+                names.update(dict.fromkeys(inner.indices))
+    return tuple(n for n in names if n not in (WHOLE, "1"))
+
+
+def _split(
+    notation: Notation,
+    name: str,
+    position: dict[str, int],
+    inputs: list[Atoms],
+    whole: tuple[int, ...],
+    output: Atoms,
+) -> Iterator[Row]:
+    """The rows that split index `name`, one for each of its atoms."""
+    places: dict[int, set[int]] = {}  # input -> its dims with this index
+    absent: set[int] = set()  # inputs that are also read without it
+    for term in notation.terms:
+        for access in accesses(term):
+            for a in (access, *(g for _, g in access.gathers)):
+                dims = {d for d, i in enumerate(a.indices) if i == name}
+                places.setdefault(position[a.operand], set()).update(dims)
+                if not dims:
+                    absent.add(position[a.operand])
+    split = {p: dims for p, dims in places.items() if dims}
+    if any(len(dims) > 1 for dims in split.values()) or absent & split.keys() or notation.output.count(name) > 1:
+        return
+    free = name in notation.output
+    # Every term that the index does not sum must come as addends where the others are.
+    others = () if free else tuple(t for t in notation.terms if name not in t.sums)
+    if not free and any(name in _indices(t) for t in others):
+        return
+    of_inputs = {p: inputs[p].of_dim(next(iter(dims))) for p, dims in split.items()}
+    of_output = output.of_dim(notation.output.index(name)) if free else None
+    sizes = {tuple(inputs[p].sizes[a] for a in numbers) for p, numbers in of_inputs.items()}
+    if of_output is not None:
+        sizes.add(tuple(output.sizes[a] for a in of_output))
+    if len(sizes) != 1:  # a view made the atoms of two operands differ: not split
+        return
+    for letters in _addends(others, position, whole):
+        for k in range(len(sizes.copy().pop())):
+            mine = tuple(S(of_inputs[p][k]) if p in of_inputs else letters[p] for p in range(len(inputs)))
+            yield Row(mine, P if of_output is None else S(of_output[k]), (name, k))
+
+
+def _indices(term: Term) -> set[str]:
+    return {i for a in accesses(term) for i in a.indices}
+
+
+def _addends(
+    terms: tuple[Term, ...], position: dict[str, int], whole: tuple[int, ...]
+) -> Iterator[tuple[int, ...]]:
+    """All ways to make every term an addend: of each product one linear factor is at P, the others are whole."""
+    ways: list[list[dict[int, int]]] = []
+    for term in terms:
+        options: list[dict[int, int]] = []
+        for chosen in term.factors:
+            if isinstance(chosen, Call) and not chosen.linear:
+                continue
+            letters: dict[int, int] = {}
+            fine = True
+            for factor in term.factors:
+                for access in (factor,) if isinstance(factor, Access) else factor.arguments:
+                    for a in (access, *(g for _, g in access.gathers)):
+                        p = position[a.operand]
+                        letter = P if factor is chosen and a is access else whole[p]
+                        fine &= letters.setdefault(p, letter) == letter
+            if fine:
+                options.append(letters)
+        ways.append(options)
+    for combination in product(*ways):
+        merged: dict[int, int] = {}
+        if all(merged.setdefault(p, letter) == letter for way in combination for p, letter in way.items()):
+            yield tuple(merged.get(p, letter) for p, letter in enumerate(whole))

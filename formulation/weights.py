@@ -1,0 +1,115 @@
+"""How a parameter is stored: its layout, whether its optimizer states are sharded, whether it is gathered twice.
+
+Fully sharded data parallelism is a layout: stored split, asked whole (S -> B is an all-gather forward and a
+reduce-scatter backward, per micro-batch). ZeRO-1 shards the states over the axes on which the layout is B: gradients
+are reduce-scattered and parameters all-gathered, once a step. `regather` converts the weight a second time for the
+backward instead of keeping the converted copy.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ..model.collectives import CollectivePrice, joint, price
+from ..model.cost import ITEMSIZE, Precision, Roofline
+from ..model.layout import B, P
+from ..model.machine import Machine
+from .placement import Placement
+from .transition import Codes, Space
+
+Array = npt.NDArray[np.int64]
+
+BUCKET_BYTES = 25_000_000
+"""Gradients are synchronized in flat buckets of this size; a smaller weight pays its share of a bucket's latency."""
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """Options of a parameter: `codes[o]` the stored layout, and the two flags."""
+
+    space: Space
+    codes: Codes
+    sharded: npt.NDArray[np.bool_]
+    regather: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @cached_property
+    def numel(self) -> Array:
+        """Elements stored on a rank."""
+        return self.space.numel[self.codes]
+
+
+def storage(tensor: Space, trainable: bool, kept: bool) -> Storage:
+    """All ways to store a parameter; `kept`: some consumer keeps it for backward, so it may be gathered again there."""
+    legal = tensor.legal(addends=trainable)
+    legal = legal[~tensor.has(legal, P).any(axis=1)]
+    shardable = tensor.has(legal, B).any(axis=1)
+    parts = [(legal, False, False), (legal[shardable], True, False)]
+    if kept:
+        parts += [(codes, sharded, True) for codes, sharded, _ in tuple(parts)]
+    return Storage(
+        tensor,
+        np.concatenate([codes for codes, _, _ in parts]),
+        np.concatenate([np.full(len(codes), sharded) for codes, sharded, _ in parts]),
+        np.concatenate([np.full(len(codes), again) for codes, _, again in parts]),
+    )
+
+
+def _axes_at(tensor: Space, letter: int) -> list[tuple[int, ...]]:
+    """For every code the axes with this letter."""
+    return [tuple(a for a, x in enumerate(row) if x == letter) for row in tensor.letters.tolist()]
+
+
+def stored_bytes(choice: Storage, trainable: bool, precision: Precision, states: int) -> Array:
+    """Memory of the parameter, its gradient and its optimizer states on a rank."""
+    item = ITEMSIZE[precision.master]
+    if not trainable:
+        return choice.numel * item
+    ranks = _shards(choice)
+    return choice.numel * 2 * item + -(-choice.numel // ranks) * states * item
+
+
+def _shards(choice: Storage) -> Array:
+    """Over how many ranks the update is spread beyond the layout: the axes at B where states are sharded."""
+    whole = np.where(choice.space.has(choice.codes, B), np.array(choice.space.axes), 1).prod(axis=1)
+    return np.where(choice.sharded, whole, 1)
+
+
+def per_step_ns(
+    choice: Storage, machine: Machine, placement: Placement, precision: Precision, roofline: Roofline, states: int
+) -> Array:
+    """Synchronizing the gradient over the axes at B, and updating: once a step."""
+    item = ITEMSIZE[precision.master]
+    axes = _axes_at(choice.space, B)
+    total = np.zeros(len(choice), dtype=np.int64)
+    for group in {axes[c] for c in choice.codes.tolist()} - {()}:
+        row = joint(placement.matrix[a] for a in group)
+        both = price(machine, "reduce_scatter", row) + price(machine, "all_gather", row)
+        for sharded, line in ((False, price(machine, "all_reduce", row)), (True, both)):
+            here = (choice.sharded == sharded) & np.array([axes[c] == group for c in choice.codes.tolist()])
+            total[here] += _bucketed(line, choice.numel[here] * item)
+    updated = -(-choice.numel // _shards(choice))
+    # Parameter and states are read and written, the gradient is read.
+    return total + roofline.memory_ns(updated * float(item) * (3 + 2 * states))
+
+
+def _bucketed(line: CollectivePrice, size_bytes: Array) -> Array:
+    shares = line.latency_ns * size_bytes / BUCKET_BYTES
+    times: Array = np.ceil(shares + line.ns_per_byte * size_bytes - 1e-3).astype(np.int64)
+    return times
+
+
+def cast_ns(choice: Storage, precision: Precision, roofline: Roofline) -> Array:
+    """Casting the stored part to the compute dtype, once a use."""
+    if not precision.mixed:
+        return np.zeros(len(choice), dtype=np.int64)
+    return roofline.memory_ns(choice.numel * float(ITEMSIZE[precision.master] + ITEMSIZE[precision.compute]))
+
+
+def accumulate_ns(choice: Storage, precision: Precision, roofline: Roofline) -> Array:
+    """Adding a micro-batch's gradient to the accumulated one."""
+    return roofline.memory_ns(choice.numel * float(ITEMSIZE[precision.compute] + 2 * ITEMSIZE[precision.master]))

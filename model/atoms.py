@@ -1,0 +1,179 @@
+"""Atoms: the factors of dims, found from the views of a graph.
+
+A dim is a product of atoms, outermost first. A fused qkv weight whose output is viewed as [3, heads, width] has the
+atoms 3, heads, width on its output dim, so "split by heads" is a layout of the weight. Atoms are found by unification:
+dims that share an index of an operator's notation have the same atoms, and a view matches the atoms of its two shapes.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .notation import WHOLE, Access, Notation, accesses
+from .operator import operator
+from .pcg import PCG, SOURCES, Node
+
+
+class _Atom:
+    """A node of the unification forest: either a leaf of some size, or split into smaller atoms."""
+
+    __slots__ = ("batch", "parts", "same", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.same: _Atom | None = None
+        self.parts: tuple[_Atom, ...] = ()
+        self.batch = False
+
+    def find(self) -> "_Atom":
+        atom = self
+        while atom.same is not None:
+            atom = atom.same
+        return atom
+
+    def leaves(self) -> list["_Atom"]:
+        atom = self.find()
+        return [leaf for part in atom.parts for leaf in part.leaves()] if atom.parts else [atom]
+
+
+def _leaves(atoms: list[_Atom]) -> list[_Atom]:
+    return [leaf for atom in atoms for leaf in atom.leaves()]
+
+
+def _unify(left: list[_Atom], right: list[_Atom]) -> bool:
+    """Match two products of atoms, outermost first, splitting atoms where one is a multiple of the other.
+
+    Returns whether they match to the end; atoms that do not (6 = 2 x 3 against 3 x 2) stay apart and are not split.
+    """
+    queue, other = _leaves(left), _leaves(right)
+    while queue and other:
+        a, b = queue.pop(0).find(), other.pop(0).find()
+        if a is b:
+            continue
+        if a.parts or b.parts:  # split meanwhile by an earlier pair
+            queue, other = a.leaves() + queue, b.leaves() + other
+        elif a.size == b.size:
+            b.same = a
+            a.batch |= b.batch
+        elif max(a.size, b.size) % min(a.size, b.size):
+            return False
+        else:
+            large, small = (a, b) if a.size > b.size else (b, a)
+            large.parts = (_Atom(small.size), _Atom(large.size // small.size))
+            large.parts[0].batch = large.batch
+            queue, other = a.leaves() + queue, b.leaves() + other
+    return not queue and not other
+
+
+@dataclass(frozen=True, slots=True)
+class Atoms:
+    """The atoms of one tensor: for every dim the sizes of its factors, outermost first (dims of size 1 have none).
+
+    Letters count atoms from 0 through all dims. `batch` are those atoms that count samples.
+    """
+
+    dims: tuple[tuple[int, ...], ...]
+    batch: frozenset[int] = frozenset()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(size for dim in self.dims for size in dim)
+
+    def dim_of(self, atom: int) -> tuple[int, int]:
+        """The dim that atom number `atom` is in, and its position there."""
+        for d, sizes in enumerate(self.dims):
+            if atom < len(sizes):
+                return d, atom
+            atom -= len(sizes)
+        raise IndexError(atom)
+
+    def of_dim(self, dim: int) -> range:
+        """The numbers of the atoms of a dim."""
+        start = sum(len(sizes) for sizes in self.dims[:dim])
+        return range(start, start + len(self.dims[dim]))
+
+
+def semantics(pcg: PCG, index: int) -> Notation:
+    """The instantiated notation of a node that is neither a source, a view nor a creation."""
+    node = pcg.nodes[index]
+    return operator(node.op).semantics(node, tuple(pcg.nodes[i] for i in node.inputs))
+
+
+def _indexed(pcg: PCG, index: int) -> dict[str, list[tuple[int, int]]]:
+    """For every index of a node's notation the (node, dim) pairs that it runs over."""
+    node = pcg.nodes[index]
+    notation = semantics(pcg, index)
+    numbers = dict(zip(operator(node.op).named(node), node.inputs, strict=True))
+    found: dict[str, list[tuple[int, int]]] = {}
+
+    def visit(access: Access) -> None:
+        for dim, name in enumerate(access.indices):
+            if name not in (WHOLE, "1"):
+                found.setdefault(name, []).append((numbers[access.operand], dim))
+        for _, inner in access.gathers:
+            visit(inner)
+
+    for term in notation.terms:
+        for access in accesses(term):
+            visit(access)
+    for dim, name in enumerate(notation.output):
+        if name != "1":
+            found.setdefault(name, []).append((index, dim))
+    return found
+
+
+@lru_cache(maxsize=64)
+def atoms(pcg: PCG) -> tuple[Atoms, ...]:
+    """The atoms of every node's tensor."""
+    dims = [[[_Atom(size)] if size > 1 else [] for size in node.shape] for node in pcg.nodes]
+    for node, lists in zip(pcg.nodes, dims, strict=True):
+        batch_dim = node.get("batch_dim") if node.op == "input" else None
+        if batch_dim is not None and lists[batch_dim]:
+            lists[batch_dim][0].batch = True
+    for index, node in enumerate(pcg.nodes):
+        if node.op in SOURCES or operator(node.op).creates:
+            continue
+        if operator(node.op).view:
+            for left, right in _matching(node.shape, pcg.nodes[node.inputs[0]].shape):
+                _unify(
+                    [a for d in left for a in dims[index][d]],
+                    [a for d in right for a in dims[node.inputs[0]][d]],
+                )
+            continue
+        for places in _indexed(pcg, index).values():
+            (first_node, first_dim), *others = [(n, d) for n, d in places if pcg.nodes[n].shape[d] > 1] or [(0, 0)]
+            for n, d in others:
+                _unify(dims[first_node][first_dim], dims[n][d])
+    result = []
+    for lists in dims:
+        leaves = [_leaves(dim) for dim in lists]
+        flat = [leaf.find() for dim in leaves for leaf in dim]
+        result.append(
+            Atoms(
+                tuple(tuple(leaf.find().size for leaf in dim) for dim in leaves),
+                frozenset(i for i, leaf in enumerate(flat) if leaf.batch),
+            )
+        )
+    return tuple(result)
+
+
+def _matching(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[range, range]]:
+    """Runs of dims of two shapes with equal products, as short as they go."""
+    runs, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        i0, j0, left, right = i, j, a[i], b[j]
+        i, j = i + 1, j + 1
+        while left != right:
+            if left < right:
+                left, i = left * a[i], i + 1
+            else:
+                right, j = right * b[j], j + 1
+        runs.append((range(i0, i), range(j0, j)))
+    return runs
+
+
+def batch_dims(pcg: PCG) -> tuple[tuple[int, ...], ...]:
+    """For every node the dims that hold the batch atom."""
+    result = []
+    for found in atoms(pcg):
+        result.append(tuple(sorted({found.dim_of(a)[0] for a in found.batch})))
+    return tuple(result)

@@ -1,0 +1,328 @@
+"""Capture: from an nn.Module and example inputs to a PCG, by torch.export; nothing is computed, no weight is copied."""
+
+import copy
+import dataclasses
+import inspect
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from .aten import TABLE
+from .errors import PartitaError
+from .pcg import FLOATS, PCG, Builder
+from .translate import Index, Translation, dtype_name
+
+MAX_CONSTANT = 64
+"""Elements of the largest tensor constant that the graph itself holds; larger ones must be buffers."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Example inputs, flat: the tensors by name, and how the module is called with others in their place."""
+
+    names: tuple[str, ...]
+    tensors: tuple[torch.Tensor, ...]
+    _leaves: tuple[Any, ...]
+    _structure: Any
+
+    @classmethod
+    def of(cls, module: nn.Module, inputs: Any) -> "Inputs":
+        """Names are those of the arguments of `module.forward`. Raises PartitaError where the inputs do not fit it."""
+        if isinstance(inputs, torch.Tensor):
+            inputs = (inputs,)
+        if not isinstance(inputs, tuple | list | Mapping):
+            raise PartitaError(f"example inputs are a tuple or a dict of tensors, not {type(inputs).__name__}")
+        args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+        try:
+            bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise PartitaError(f"the example inputs do not fit {type(module).__name__}.forward: {error}") from error
+        paths, structure = pytree.tree_flatten_with_path((args, kwargs))
+        arguments = pytree.tree_flatten_with_path(dict(bound))[0]
+        named = {id(leaf): _name(path) for path, leaf in arguments if isinstance(leaf, torch.Tensor)}
+        leaves = tuple(leaf for _, leaf in paths)
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        if not tensors:
+            raise PartitaError("the example inputs hold no tensor")
+        names: list[str] = []
+        for tensor in tensors:
+            wish = named[id(tensor)]
+            names.append(wish if wish not in names else f"{wish}_{len(names)}")
+        return cls(tuple(names), tensors, leaves, structure)
+
+    def call(self, module: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
+        """`module` with `tensors` in the places of the examples."""
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        return module(*args, **kwargs)
+
+    @property
+    def batch(self) -> int:
+        """The samples in the examples: dim 0 of the first tensor that has one."""
+        return next((t.shape[0] for t in self.tensors if t.dim()), 1)
+
+    @property
+    def batch_dims(self) -> tuple[int | None, ...]:
+        """For every tensor 0 if that dim counts samples, else None."""
+        return tuple(0 if t.dim() and t.shape[0] == self.batch else None for t in self.tensors)
+
+    def shapes(self, batch: int) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the tensors for `batch` samples."""
+        return tuple(
+            tuple(t.shape) if dim is None else (batch, *t.shape[1:])
+            for t, dim in zip(self.tensors, self.batch_dims, strict=True)
+        )
+
+
+def _name(path: Sequence[Any]) -> str:
+    parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
+    return "_".join(part for part in parts if part)
+
+
+def outputs(result: Any) -> tuple[bool, list[torch.Tensor]]:
+    """What a module minimizes: (True, [its loss]), or (False, the floating tensors that it returns)."""
+    if isinstance(result, torch.Tensor):
+        return (result.numel() == 1 and result.is_floating_point()), [result]
+    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return True, [loss]
+    return False, [t for t in _tensors(result) if t.is_floating_point()]
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, Mapping):
+        for value in result.values():
+            yield from _tensors(value)
+    elif isinstance(result, list | tuple):
+        for value in result:
+            yield from _tensors(value)
+    elif dataclasses.is_dataclass(result):
+        for field in dataclasses.fields(result):
+            yield from _tensors(getattr(result, field.name))
+
+
+class _Exported(nn.Module):
+    """The module with flat inputs and flat outputs; afterwards `scalar` says whether it returned a loss."""
+
+    def __init__(self, module: nn.Module, inputs: Inputs) -> None:
+        super().__init__()
+        self.module = module
+        self.inputs = inputs
+        self.scalar = False
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.scalar, found = outputs(self.inputs.call(self.module, tensors))
+        return tuple(found)
+
+
+def _without_memory(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of the module whose parameters, and buffers without values, are fake tensors on the CPU."""
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        with mode:
+            fake = torch.empty(parameter.shape, dtype=parameter.dtype)
+            memo[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+    for buffer in module.buffers():
+        if buffer.device.type == "cpu":
+            memo[id(buffer)] = buffer
+        else:
+            with mode:
+                memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
+    try:
+        return copy.deepcopy(module, memo)
+    except (TypeError, RuntimeError, AttributeError) as error:
+        raise PartitaError(f"cannot copy the module {type(module).__name__} to capture it: {error}") from error
+
+
+def _export(module: nn.Module, inputs: Inputs, batch: int) -> tuple[torch.export.ExportedProgram, bool]:
+    """The program at `batch` samples, and whether it returns a loss."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    wrapped = _Exported(_without_memory(module, mode), inputs)
+    with mode:
+        examples = tuple(
+            torch.empty(shape, dtype=t.dtype) for shape, t in zip(inputs.shapes(batch), inputs.tensors, strict=True)
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(wrapped, examples, strict=False)
+            if any(_mutates(node) for node in program.graph.nodes):
+                program = program.run_decompositions({})
+    except PartitaError:
+        raise
+    except Exception as error:  # whatever the user's forward raises, or torch.export cannot follow
+        reason = str(error).strip().split("\n")[0]
+        raise PartitaError(f"cannot export {type(module).__name__}: {type(error).__name__}: {reason}") from error
+    return program, wrapped.scalar
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and not str(target).startswith("aten.detach_")
+
+
+def capture(
+    module: nn.Module, inputs: Any, *, batch: int | None = None, allow_unknown: bool = False
+) -> PCG:
+    """The graph of `module` at micro-batches of `batch` samples (default: as many as the examples have, at least 2).
+
+    `inputs` are arguments of `module.forward`, a tuple or a dict; their values do not matter and may be on meta, as
+    may the module, which stays as it is. Dim 0 of every input that has as many entries as the first input counts
+    samples. A scalar output is the loss, as is `.loss` of what is returned; otherwise the floating tensors that are
+    returned are each projected on fixed noise, and the sum stands for the loss. Raises PartitaError that names the
+    operator, the module and the line for what has no translation; with `allow_unknown` such operators are computed
+    whole on every rank.
+    """
+    found = Inputs.of(module, inputs)
+    samples = max(2, found.batch) if batch is None else batch
+    if samples < 1:
+        raise PartitaError(f"batch {batch} is not positive")
+    program, scalar = _export(module, found, samples)
+    builder = Builder(samples)
+    translation = Translation(TABLE, builder, allow_unknown)
+    sources = _sources(program, builder, module, found)
+    results = translation.run(program.graph, sources)
+    _check_unchanged(program)
+    if not results:
+        raise PartitaError(f"{type(module).__name__}.forward returns no floating tensor, so there is nothing to train")
+    loss = _loss(builder, results, scalar)
+    return _finish(builder, loss, _aliases(module, builder))
+
+
+def _sources(
+    program: torch.export.ExportedProgram, builder: Builder, module: nn.Module, inputs: Inputs
+) -> list[Index]:
+    """Inputs, parameters, buffers and small constants, one node for each placeholder."""
+    tensors = {name.removeprefix("module."): t for name, t in (*program.state_dict.items(), *program.constants.items())}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    first: dict[int, str] = {}
+    for name, tensor in (*parameters.items(), *buffers.items()):
+        first.setdefault(id(tensor), name)
+    made: dict[str, int] = {}
+    order = iter(zip(inputs.names, inputs.shapes(builder.batch), inputs.tensors, inputs.batch_dims, strict=True))
+    nodes: list[Index] = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            name, shape, tensor, batch_dim = next(order)
+            nodes.append(Index(builder.input(name, shape, dtype_name(tensor.dtype), batch_dim)))
+            continue
+        target = (spec.target or "").removeprefix("module.")
+        tensor = parameters.get(target, buffers.get(target))
+        if tensor is None:
+            nodes.append(_constant(builder, target, tensors[target]))
+            continue
+        name = first[id(tensor)]
+        if name not in made:
+            dtype = dtype_name(tensor.dtype)
+            if target in parameters:
+                made[name] = builder.parameter(name, tensor.shape, dtype, tensor.requires_grad)
+            else:
+                made[name] = builder.add(
+                    "buffer", shape=tensor.shape, name=name, dtype=dtype, path=name.rpartition(".")[0]
+                )
+        nodes.append(Index(made[name]))
+    return nodes
+
+
+def _constant(builder: Builder, name: str, tensor: torch.Tensor) -> Index:
+    """A tensor made in forward from Python numbers, or a tensor attribute that is no buffer."""
+    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
+        raise PartitaError(f"the constant {name!r} has no values: it was made on the meta device")
+    if tensor.numel() > MAX_CONSTANT:
+        raise PartitaError(
+            f"the constant {name!r} has {tensor.numel()} elements; tensors of more than {MAX_CONSTANT} must be buffers "
+            "of the module (register_buffer)"
+        )
+    dtype, values = dtype_name(tensor.dtype), tensor.flatten().tolist()
+    if not all(math.isfinite(v) for v in values) and tensor.dim():
+        raise PartitaError(f"the constant {name!r} has entries that are not finite; make it a buffer of the module")
+    if not tensor.dim():
+        return Index(builder.add("full", shape=(), dtype=dtype, name=name, value=values[0]))
+    return Index(builder.add("constant", shape=tensor.shape, dtype=dtype, name=name, values=tuple(values)))
+
+
+def _check_unchanged(program: torch.export.ExportedProgram) -> None:
+    signature = program.graph_signature
+    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if changed:
+        raise PartitaError(f"forward changes {', '.join(changed)} in place; only functions of inputs and weights are planned")
+
+
+def _loss(builder: Builder, results: Sequence[Any], scalar: bool) -> int:
+    """The node that is minimized; results that are no loss are projected and added up."""
+    if scalar:
+        (loss,) = results
+        return loss if not builder.nodes[loss].shape else builder.add("view", int(loss), shape=(), name="loss")
+    total: int | None = None
+    for position, result in enumerate(results):
+        term = builder.add("projection", int(result), shape=(), name="projection", site=position)
+        total = term if total is None else builder.add("add", total, term, shape=(), name="loss")
+    assert total is not None
+    return total
+
+
+def _aliases(module: nn.Module, builder: Builder) -> list[tuple[str, str]]:
+    """Further names of tied parameters and buffers, with the name of their node."""
+    first: dict[int, str] = {}
+    pairs = []
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        if first.setdefault(id(tensor), name) != name:
+            pairs.append((name, first[id(tensor)]))
+    return pairs
+
+
+def _finish(builder: Builder, loss: int, aliases: Sequence[tuple[str, str]]) -> PCG:
+    """The graph without what the loss does not need (inputs stay), with the range of every integer input."""
+    nodes = builder.nodes
+    if not nodes[loss].gradient:
+        raise PartitaError("the loss depends on no trainable parameter")
+    needed = {loss, *(i for i, node in enumerate(nodes) if node.op == "input")}
+    for index in reversed(range(len(nodes))):
+        if index in needed:
+            needed.update(nodes[index].inputs)
+    kept = sorted(needed)
+    number = {old: new for new, old in enumerate(kept)}
+    builder.nodes = [replace(nodes[i], inputs=tuple(number[j] for j in nodes[i].inputs)) for i in kept]
+    names = {node.name for node in builder.nodes}
+    builder.aliases = [(alias, name) for alias, name in aliases if name in names]
+    _ranges(builder)
+    return builder.build(number[loss])
+
+
+_PASSING = frozenset("view permute slice expand contiguous to cat detach".split())
+
+
+def _ranges(builder: Builder) -> None:
+    """Give every integer input `high`, one more than its largest sensible value: rows of a table, classes of a loss."""
+    high: list[float] = [math.inf] * len(builder.nodes)
+    for node in reversed(list(enumerate(builder.nodes))):
+        index, this = node
+        if this.op == "embedding":
+            high[this.inputs[1]] = min(high[this.inputs[1]], builder.nodes[this.inputs[0]].shape[0])
+        elif this.op == "cross_entropy":
+            scores = builder.nodes[this.inputs[0]].shape
+            high[this.inputs[1]] = min(high[this.inputs[1]], scores[min(1, len(scores) - 1)])
+        elif this.op in _PASSING:
+            for source in this.inputs:
+                high[source] = min(high[source], high[index])
+    for index, this in enumerate(builder.nodes):
+        if this.op == "input" and this.dtype not in FLOATS:
+            limit = 2 if math.isinf(high[index]) else int(high[index])
+            builder.nodes[index] = replace(
+                this, attributes=tuple(sorted((*this.attributes, ("high", limit)), key=lambda item: item[0]))
+            )

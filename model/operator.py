@@ -1,0 +1,115 @@
+"""The registry of operators: each is one entry, from which capture, verification, planning and emission follow.
+
+An entry gives the index notation, what is saved for backward, the work beyond the notation's products, and the
+PyTorch expression that computes it. Strategies, their backward communication and their legality are derived
+(`formulation.strategy`), never listed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+from .errors import PartitaError
+from .notation import Access, Notation, instantiate
+from .pcg import Node
+
+NodeNotation: TypeAlias = str | Callable[[Node, tuple[Node, ...]], str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operator:
+    """One operator.
+
+    `operands` names the inputs in order as the notation does; those in `optional` may be missing at the end (or are
+    selected by the attribute `operands`). `view`: the output is the input's elements in row-major order under another
+    shape, so layouts pass through and nothing is computed. `saved` lists what autograd keeps: operand names and `y`.
+    `emit` is PyTorch source with operand names and attributes in braces, or a function that returns it. `creates`: a
+    constant made from the attributes alone, whole on every rank. `passes`: bytes moved relative to reading the inputs
+    and writing the output once (0: a view of memory).
+    """
+
+    name: str
+    operands: tuple[str, ...]
+    notation: NodeNotation = ""
+    emit: str | Callable[[Node, Sequence[str]], str] = ""
+    saved: tuple[str, ...] = ()
+    flops: Callable[[Node, tuple[Node, ...]], int] | None = None
+    passes: float = 1.0
+    view: bool = False
+    creates: bool = False
+    matmul: bool = False
+    variadic: bool = False
+
+    def named(self, node: Node) -> tuple[str, ...]:
+        """The operand names of a node's inputs, in order."""
+        if self.variadic:
+            return tuple(f"x{i}" for i in range(len(node.inputs)))
+        names: tuple[str, ...] = node.get("operands") or self.operands[: len(node.inputs)]
+        if len(names) != len(node.inputs):
+            raise ValueError(f"{self.name} takes {len(self.operands)} inputs, not {len(node.inputs)}")
+        return names
+
+    def semantics(self, node: Node, inputs: tuple[Node, ...]) -> Notation:
+        """The notation of this node, instantiated to its shapes. Raises ValueError where shapes do not fit."""
+        text = self.notation if isinstance(self.notation, str) else self.notation(node, inputs)
+        shapes = {name: source.shape for name, source in zip(self.named(node), inputs, strict=True)}
+        return instantiate(text, shapes, node.shape)
+
+    def check(self, node: Node, inputs: tuple[Node, ...]) -> None:
+        """Raise ValueError unless the node's shapes fit its operator."""
+        if self.creates:
+            if inputs:
+                raise ValueError(f"{self.name} takes no inputs, not {len(inputs)}")
+        elif self.view:
+            if len(inputs) != 1 or inputs[0].numel != node.numel:
+                raise ValueError(f"a view of {[i.shape for i in inputs]} cannot have shape {node.shape}")
+        else:
+            self.semantics(node, inputs)
+
+    def work(self, node: Node, inputs: tuple[Node, ...]) -> int:
+        """Floating point operations forward, of the whole tensor: 2 for every multiply-add of the notation's products."""
+        if self.flops is not None:
+            return self.flops(node, inputs)
+        if self.view or self.creates:
+            return 0
+        notation = self.semantics(node, inputs)
+        sizes: dict[str, int] = {}
+        shapes = {name: source.shape for name, source in zip(self.named(node), inputs, strict=True)}
+        for term in notation.terms:
+            for factor in term.factors:
+                if isinstance(factor, Access):
+                    sizes.update(zip(factor.indices, shapes[factor.operand], strict=True))
+        total = node.numel
+        for term in notation.terms:
+            products = [f for f in term.factors if isinstance(f, Access) and not f.gathers]
+            if len(products) > 1 and term.sums:
+                total += 2 * prod(sizes[i] for i in {i for f in products for i in f.indices})
+        return total
+
+
+_REGISTRY: dict[str, Operator] = {}
+
+
+def register(entry: Operator) -> Operator:
+    """Add an operator; a second one of the same name is a mistake (ValueError)."""
+    if entry.name in _REGISTRY:
+        raise ValueError(f"operator {entry.name!r} is registered already")
+    _REGISTRY[entry.name] = entry
+    return entry
+
+
+def operator(name: str) -> Operator:
+    """The entry of an operator. Raises PartitaError that lists the known ones."""
+    from . import operators  # noqa: F401  the entries register themselves
+
+    if name not in _REGISTRY:
+        raise PartitaError(f"operator {name!r} is not known; known are {', '.join(sorted(_REGISTRY))}")
+    return _REGISTRY[name]
+
+
+def operators() -> tuple[Operator, ...]:
+    """All registered operators, by name."""
+    from . import operators as _  # noqa: F401
+
+    return tuple(_REGISTRY[name] for name in sorted(_REGISTRY))

@@ -1,0 +1,52 @@
+"""Elementwise operators: opaque functions of one element, and the few that are linear."""
+
+from ..operator import Operator, register
+
+_OPAQUE = "y[i..] = f(x[i..])"
+_LINEAR = "y[i..] = L(x[i..])"
+_BINARY = "y[i..] = f(a[i..], b[i..])"
+
+# name, notation, emission, what autograd keeps
+_UNARY = (
+    ("relu", _OPAQUE, "F.relu({x})", ("y",)),
+    ("gelu", _OPAQUE, "F.gelu({x}, approximate={approximate})", ("x",)),
+    ("silu", _OPAQUE, "F.silu({x})", ("x",)),
+    ("tanh", _OPAQUE, "torch.tanh({x})", ("y",)),
+    ("sigmoid", _OPAQUE, "torch.sigmoid({x})", ("y",)),
+    ("softplus", _OPAQUE, "F.softplus({x})", ("x",)),
+    ("leaky_relu", _OPAQUE, "F.leaky_relu({x}, {slope})", ("x",)),
+    ("elu", _OPAQUE, "F.elu({x}, {alpha})", ("x",)),
+    ("exp", _OPAQUE, "torch.exp({x})", ("y",)),
+    ("log", _OPAQUE, "torch.log({x})", ("x",)),
+    ("sqrt", _OPAQUE, "torch.sqrt({x})", ("y",)),
+    ("rsqrt", _OPAQUE, "torch.rsqrt({x})", ("y",)),
+    ("sin", _OPAQUE, "torch.sin({x})", ("x",)),
+    ("cos", _OPAQUE, "torch.cos({x})", ("x",)),
+    ("erf", _OPAQUE, "torch.erf({x})", ("x",)),
+    ("abs", _OPAQUE, "torch.abs({x})", ("x",)),
+    ("reciprocal", _OPAQUE, "torch.reciprocal({x})", ("y",)),
+    ("pow", _OPAQUE, "torch.pow({x}, {exponent})", ("x",)),
+    ("clamp", _OPAQUE, "torch.clamp({x}, {min}, {max})", ("x",)),
+    ("shift", _OPAQUE, "{x} + {value}", ()),
+    ("logical_not", _OPAQUE, "~{x}", ()),
+    ("compare", _OPAQUE, "torch.{relation}({x}, {value})", ()),
+    ("scale", _LINEAR, "{x} * {value}", ()),
+    ("neg", _LINEAR, "-{x}", ()),
+    ("to", _LINEAR, "{x}.to({dtype})", ()),
+)
+for _name, _notation, _emit, _saved in _UNARY:
+    register(Operator(_name, ("x",), _notation, _emit, saved=_saved))
+
+register(Operator("add", ("a", "b"), "y[i..] = a[i..] + b[i..]", "{a} + {b}"))
+register(Operator("sub", ("a", "b"), "y[i..] = a[i..] + b[i..]", "{a} - {b}"))
+register(Operator("mul", ("a", "b"), "y[i..] = a[i..] * b[i..]", "{a} * {b}", saved=("a", "b")))
+register(Operator("div", ("a", "b"), "y[i..] = a[i..] * f(b[i..])", "{a} / {b}", saved=("a", "b")))
+register(Operator("maximum", ("a", "b"), _BINARY, "torch.maximum({a}, {b})", saved=("a", "b")))
+register(Operator("minimum", ("a", "b"), _BINARY, "torch.minimum({a}, {b})", saved=("a", "b")))
+register(Operator("power", ("a", "b"), _BINARY, "torch.pow({a}, {b})", saved=("a", "b", "y")))
+register(Operator("relate", ("a", "b"), _BINARY, "torch.{relation}({a}, {b})"))
+register(
+    Operator("where", ("c", "a", "b"), "y[i..] = f(c[i..], a[i..], b[i..])", "torch.where({c}, {a}, {b})", saved=("c",))
+)
+# The mask is a function of the global element index (codegen draws it from counters): the same on all ranks, so linear.
+register(Operator("dropout", ("x",), _LINEAR, "dropout({x}, {p})", saved=("mask",)))

@@ -1,0 +1,24 @@
+"""Sums and means over dims; a mean divides by the whole count, also where the dim is split."""
+
+from ..operator import Operator, register
+from ..pcg import Node
+
+
+def _reduced(node: Node, inputs: tuple[Node, ...]) -> str:
+    rank, dims = len(inputs[0].shape), node["dims"]
+    names = [f"d{i}" for i in range(rank)]
+    kept = [f"o{i}" if i in dims else names[i] for i in range(rank) if node["keepdim"] or i not in dims]
+    gone = ", ".join(names[d] for d in dims)
+    return f"y[{', '.join(kept)}] = sum({gone}) x[{', '.join(names)}]"
+
+
+def _whole(node: Node, inputs: tuple[Node, ...]) -> str:
+    rank, dims = len(inputs[0].shape), node["dims"]
+    inside = ", ".join(":" if i in dims else f"d{i}" for i in range(rank))
+    kept = [f"o{i}" if i in dims else f"d{i}" for i in range(rank) if node["keepdim"] or i not in dims]
+    return f"y[{', '.join(kept)}] = f(x[{inside}])"
+
+
+register(Operator("sum", ("x",), _reduced, "{x}.sum({dims}, keepdim={keepdim})"))
+register(Operator("mean", ("x",), _reduced, "{x}.sum({dims}, keepdim={keepdim}) / {count}"))
+register(Operator("amax", ("x",), _whole, "{x}.amax({dims}, keepdim={keepdim})", saved=("x", "y")))

@@ -1,0 +1,39 @@
+"""Operators that nothing is known of: every rank computes the whole of them from whole inputs."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..operator import Operator, register
+from ..pcg import Node
+
+
+def _whole(node: Node, inputs: tuple[Node, ...]) -> str:
+    if not re.fullmatch(r"[a-z_]\w*(\.\w+)+", node["target"], re.ASCII | re.IGNORECASE):
+        raise ValueError(f"{node['target']!r} names no operator")
+    arguments = ", ".join(f"x{i}[{', '.join(':' * len(source.shape))}]" for i, source in enumerate(inputs))
+    names = ", ".join(f"d{d}" for d in range(len(node.shape)))
+    return f"y[{names}] = f({arguments})[{names}]"
+
+
+def _source(value: Any, names: Sequence[str]) -> str:
+    """Python source of an argument as capture encodes it: tensors, lists and dtypes are tagged tuples."""
+    if not isinstance(value, tuple):
+        return repr(value)
+    tag, *rest = value
+    if tag == "@":
+        return names[rest[0]]
+    if tag == "dtype":
+        if not re.fullmatch(r"[a-z]+\d*", rest[0], re.ASCII):
+            raise ValueError(f"{rest[0]!r} is no dtype")
+        return f"torch.{rest[0]}"
+    return f"[{', '.join(_source(v, names) for v in rest)}]"
+
+
+def _call(node: Node, names: Sequence[str]) -> str:
+    arguments = [f"{key}={_source(v, names)}" if key.isidentifier() else _source(v, names) for key, v in node["arguments"]]
+    part = "" if node["output"] is None else f"[{node['output']}]"
+    return f"torch.ops.{node['target']}({', '.join(arguments)}){part}"
+
+
+register(Operator("opaque", ("x",), _whole, _call, saved=("x", "y"), variadic=True))

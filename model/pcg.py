@@ -1,0 +1,249 @@
+"""The parallel computation graph (PCG) before it is parallelized: frozen nodes in topological order.
+
+A node has one output; its index is the name of that tensor. Shapes are global, in elements, at one micro-batch of
+`batch` samples. Inputs, parameters and buffers are nodes without inputs.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any, Self, TypeAlias
+
+from .errors import PartitaError
+
+Attribute: TypeAlias = "int | float | str | bool | None | tuple[Attribute, ...]"
+
+SOURCES = ("input", "parameter", "buffer")
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator. `inputs` index earlier nodes; `attributes` are sorted by name; `gradient`: whether one flows here.
+
+    `name` is unique (a parameter's is its name in the user's module), `path` the place in the user's module
+    (`layers.0.attention`), `dtype` torch's name without `torch.`.
+    """
+
+    op: str
+    name: str
+    inputs: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+    gradient: bool = False
+    path: str = ""
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.attributes)[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return dict(self.attributes).get(name, default)
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class PCG:
+    """A captured graph. `loss` indexes the scalar that is minimized; `batch` is the micro-batch that the shapes are for.
+
+    `aliases` maps further names of a tied parameter to the node's name. `reduction` is `mean` or `sum`: how the loss
+    joins micro-batches (both add up, since divisors are global). Two graphs are equal iff their nodes are.
+    """
+
+    nodes: tuple[Node, ...]
+    loss: int
+    batch: int
+    aliases: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.nodes, self.loss, self.batch))
+
+    def __hash__(self) -> int:
+        """Computed once: analyses are cached by graph."""
+        return self._hash
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For every node the nodes that read it, in order; one that reads it twice is listed once."""
+        lists: list[list[int]] = [[] for _ in self.nodes]
+        for index, node in enumerate(self.nodes):
+            for source in dict.fromkeys(node.inputs):
+                lists[source].append(index)
+        return tuple(map(tuple, lists))
+
+    def of(self, op: str) -> tuple[int, ...]:
+        """Indices of the nodes with operator `op`."""
+        return tuple(i for i, node in enumerate(self.nodes) if node.op == op)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "batch": self.batch,
+            "loss": self.loss,
+            "aliases": [list(a) for a in self.aliases],
+            "nodes": [
+                {
+                    "op": n.op,
+                    "name": n.name,
+                    "inputs": list(n.inputs),
+                    "shape": list(n.shape),
+                    "dtype": n.dtype,
+                    "attributes": {k: v for k, v in n.attributes},
+                    "gradient": n.gradient,
+                    "path": n.path,
+                }
+                for n in self.nodes
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Read what `to_json` wrote. Raises PartitaError that says what is wrong and where."""
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+            raise PartitaError(f"not a graph of format {FORMAT}: {json.dumps(data)[:80]}")
+        nodes: list[Node] = []
+        try:
+            for item in data["nodes"]:
+                nodes.append(
+                    Node(
+                        str(item["op"]),
+                        str(item["name"]),
+                        tuple(map(_integer, item["inputs"])),
+                        tuple(map(_integer, item["shape"])),
+                        str(item["dtype"]),
+                        tuple(sorted((str(k), _freeze(v)) for k, v in item["attributes"].items())),
+                        bool(item["gradient"]),
+                        str(item["path"]),
+                    )
+                )
+            aliases = tuple((str(a), str(b)) for a, b in data["aliases"])
+            graph = cls(tuple(nodes), _integer(data["loss"]), _integer(data["batch"]), aliases)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PartitaError(f"graph file: node {len(nodes)} is malformed ({error})") from error
+        verify(graph)
+        return graph
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r} is not an integer")
+    return value
+
+
+def _freeze(value: Any) -> Attribute:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_freeze(v) for v in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"{value!r} is no attribute")
+
+
+def verify(pcg: PCG) -> None:
+    """Check that a graph is well formed: topological order, unique names, known operators, shapes that fit their notation.
+
+    Raises PartitaError naming the node. Holds before and after every pass.
+    """
+    from .operator import operator  # the registry imports this module
+
+    names: set[str] = set()
+    for index, node in enumerate(pcg.nodes):
+        where = f"node {index} ({node.op} {node.name!r})"
+        if node.name in names:
+            raise PartitaError(f"{where}: the name is taken")
+        names.add(node.name)
+        if not all(0 <= i < index for i in node.inputs):
+            raise PartitaError(f"{where}: inputs {node.inputs} are not earlier nodes")
+        if not all(size > 0 for size in node.shape):
+            raise PartitaError(f"{where}: shape {node.shape} has an empty dim")
+        if node.op in SOURCES:
+            if node.inputs:
+                raise PartitaError(f"{where}: a source has no inputs")
+            continue
+        try:
+            operator(node.op).check(node, tuple(pcg.nodes[i] for i in node.inputs))
+        except ValueError as error:
+            raise PartitaError(f"{where}: {error}") from error
+    if pcg.batch < 1:
+        raise PartitaError(f"batch {pcg.batch} is not positive")
+    if not 0 <= pcg.loss < len(pcg.nodes) or pcg.nodes[pcg.loss].shape != ():
+        raise PartitaError(f"the loss (node {pcg.loss}) is not a scalar of the graph")
+
+
+class Builder:
+    """Builds a PCG node by node; every method returns the index of what it added."""
+
+    def __init__(self, batch: int = 1) -> None:
+        self.batch = batch
+        self.nodes: list[Node] = []
+        self.aliases: list[tuple[str, str]] = []
+        self._names: set[str] = set()
+
+    def name(self, wish: str) -> str:
+        """A name that is free, made from `wish`."""
+        name, count = wish, 1
+        while name in self._names:
+            count += 1
+            name = f"{wish}_{count}"
+        self._names.add(name)
+        return name
+
+    def add(
+        self,
+        op: str,
+        *inputs: int,
+        shape: Sequence[int],
+        name: str = "",
+        dtype: str | None = None,
+        path: str = "",
+        gradient: bool | None = None,
+        **attributes: Attribute,
+    ) -> int:
+        """Add a node. `gradient` and `dtype` follow the inputs where they are not given."""
+        sources = [self.nodes[i] for i in inputs]
+        if dtype is None:
+            dtype = next((n.dtype for n in sources if n.dtype in FLOATS), sources[0].dtype if sources else "float32")
+        if gradient is None:
+            gradient = dtype in FLOATS and any(n.gradient for n in sources)
+        node = Node(
+            op, self.name(name or op), inputs, tuple(shape), dtype, tuple(sorted(attributes.items())), gradient, path
+        )
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def input(self, name: str, shape: Sequence[int], dtype: str = "float32", batch_dim: int | None = 0) -> int:
+        """A tensor that the caller gives; `batch_dim` is the dim that counts samples, None if there is none."""
+        return self.add("input", shape=shape, name=name, dtype=dtype, batch_dim=batch_dim)
+
+    def parameter(self, name: str, shape: Sequence[int], dtype: str = "float32", trainable: bool = True) -> int:
+        return self.add("parameter", shape=shape, name=name, dtype=dtype, gradient=trainable, path=name.rpartition(".")[0])
+
+    def build(self, loss: int) -> PCG:
+        """The finished graph, verified."""
+        graph = PCG(tuple(self.nodes), loss, self.batch, tuple(self.aliases))
+        verify(graph)
+        return graph
+
+
+def with_batch(pcg: PCG, batch: int) -> PCG:
+    """The same graph for micro-batches of `batch` samples: every dim that holds the batch atom is scaled.
+
+    Raises PartitaError where the batch does not reach a dim as a whole factor.
+    """
+    from .atoms import batch_dims
+
+    if batch == pcg.batch:
+        return pcg
+    nodes = []
+    for node, dims in zip(pcg.nodes, batch_dims(pcg), strict=True):
+        shape = list(node.shape)
+        for d in dims:
+            shape[d] = shape[d] // pcg.batch * batch
+        nodes.append(replace(node, shape=tuple(shape)))
+    return PCG(tuple(nodes), pcg.loss, batch, pcg.aliases)

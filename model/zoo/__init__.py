@@ -1,0 +1,1 @@
+"""Model families, each at its full size and at a small one."""
