@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .codegen.plan import Plan
     from .codegen.run import optimize
     from .formulation.network import evaluate
-    from .formulation.strategy import strategy_network
+    from .formulation.encode import strategy_network
     from .model.capture import capture
     from .model.errors import PartitaError
     from .model.machine import Machine
@@ -26,7 +26,7 @@ _HOME = {
     "capture": ".model.capture",
     "evaluate": ".formulation.network",
     "optimize": ".codegen.run",
-    "strategy_network": ".formulation.strategy",
+    "strategy_network": ".formulation.encode",
 }
 
 __all__ = [

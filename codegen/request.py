@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..model.errors import PartitaError
 
-DTYPES = ("float64", "float32", "float16", "bfloat16")
+DTYPES = ("float64", "float32", "float16", "bfloat16", "mixed-float16", "mixed-bfloat16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
 MAX_DEVICES = 1 << 20

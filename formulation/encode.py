@@ -6,7 +6,7 @@ variables, since layouts live on atoms. What does not depend on parameters or in
 are read in the layout that is asked, so neither has a variable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -23,7 +23,7 @@ from ..model.pcg import PCG, Node
 from .chains import Piece, find_chains
 from .domain import LOSS_TRANSIENTS, Domain, domain
 from .network import Edge, Network, Variable
-from .placement import Placement
+from .placement import Placement, placements
 from .strategy import rows
 from .transition import Codes, Table, Transitions, space
 from .weights import Storage, accumulate_ns, cast_ns, per_step_ns, storage, stored_bytes
@@ -133,6 +133,27 @@ def encode(
     capacity is a device's memory. PartitaError: unknown names in `fixed`, a node without legal option.
     """
     return _Encoder(pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes).run()
+
+
+def strategy_network(
+    pcg: PCG,
+    machine: Machine,
+    mesh: Sequence[int] | None = None,
+    *,
+    placement: Placement | None = None,
+    micro_batches: int = 1,
+    dtype: str = "float32",
+    optimizer: str = "adam",
+) -> Network:
+    """The cost network of a captured graph on one mesh, for solvers to be tried on.
+
+    Without `placement` the first one of the mesh is taken, without a mesh all devices are one axis.
+    """
+    if placement is None:
+        placement = placements(machine.hierarchy, mesh=mesh or (machine.devices,))[0]
+    return encode(
+        pcg, machine, placement, micro_batches=micro_batches, dtype=dtype, optimizer=optimizer
+    ).network
 
 
 def row_names(pcg: PCG, node: int) -> tuple[str, ...]:

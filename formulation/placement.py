@@ -58,7 +58,8 @@ def placements(
     """All placements on the hierarchy, each axis larger than 1 (one axis of size 1 on a single device).
 
     Without `mesh`: every mesh of `axes` axes (None: 1 to `max_axes`), once up to the order of its axes; the axis with
-    the larger factor on the outermost level comes first. With `mesh`: those sizes in that order, every matrix.
+    the larger factor on the outermost level comes first. With `mesh`: those sizes in that order, every matrix up to the
+    order of axes of equal size.
     PartitaError: sizes that do not multiply to the devices, or an axis of size 1.
     """
     levels = tuple(hierarchy)
@@ -73,11 +74,16 @@ def placements(
             raise PartitaError(f"mesh {_x(sizes)} does not have the {devices} devices of hierarchy {_x(levels)}")
         if sizes != (1,) and any(size < 2 for size in sizes):
             raise PartitaError(f"mesh {_x(sizes)}: an axis of size 1 splits nothing, leave it out")
-        return tuple(of_rows(rows) for rows in _matrices(levels, sizes))
+        return tuple(of_rows(rows) for rows in _matrices(levels, sizes) if _ordered(rows, sizes))
     if devices == 1:
         return (of_rows([levels]),)
     counts = range(1, max_axes + 1) if axes is None else (axes,)
     return tuple(of_rows(rows) for count in counts for rows in _canonical(levels, count, levels))
+
+
+def _ordered(rows: tuple[Row, ...], sizes: tuple[int, ...]) -> bool:
+    """Whether axes of equal size come in the canonical order: renaming them would give the same placement."""
+    return all(rows[i] >= rows[j] for i in range(len(rows)) for j in range(i + 1, len(rows)) if sizes[i] == sizes[j])
 
 
 def _matrices(residual: Row, sizes: tuple[int, ...]) -> Iterator[tuple[Row, ...]]:

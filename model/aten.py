@@ -136,7 +136,7 @@ def _same(name: str = "self") -> Rule:
 
 
 def _detach(t: T, a: A) -> Value:
-    return t.add("detach", a["self"]) if t.at(a["self"]).gradient else a["self"]
+    return t.add("detach", a["self"], gradient=False) if t.at(a["self"]).gradient else a["self"]
 
 
 # -- views ----------------------------------------------------------------------------------------------------------
@@ -148,6 +148,10 @@ def _view(name: str = "self") -> Rule:
 
 def _expand(t: T, a: A) -> Value:
     return t.expand(a["self"], tuple(int(size) for size in t.like.shape))
+
+
+def _broadcast(t: T, a: A) -> Value:
+    return [t.expand(x, tuple(int(size) for size in v.shape)) for x, v in zip(a["tensors"], t.like, strict=True)]
 
 
 def _permute(t: T, a: A) -> Value:
@@ -258,6 +262,14 @@ def _arange(t: T, a: A) -> Value:
     numbers = (a.get("start") or 0, a["end"], a.get("step") or 1)
     start, stop, step = numbers
     return t.add("arange", start=start, stop=stop, step=step)
+
+
+def _eye(t: T, a: A) -> Value:
+    """Where the row's number is the column's."""
+    rows, columns = t.like.shape
+    numbers = [t.add("arange", shape=(n,), dtype="int64", start=0, stop=n, step=1) for n in (rows, columns)]
+    equal = t.add("relate", t.view(numbers[0], (rows, 1)), numbers[1], shape=t.like.shape, dtype="bool", relation="eq")
+    return t.to(equal, t.like.dtype)
 
 
 def _triangle(op: str) -> Rule:
@@ -392,9 +404,8 @@ def _cross_entropy(t: T, a: A) -> Value:
             return None
         dim = min(1, len(t.shape(x)) - 1)
         logs = t.add("log_softmax", x, shape=t.shape(x), dim=dim)
-        total = t.reduce("sum", t.add("mul", logs, target, shape=t.shape(x)), None, False)
-        samples = prod(t.shape(x)) // t.shape(x)[dim]
-        return t.scale(total, -1 / samples if reduction == "mean" else -1)
+        total = t.reduce(reduction, t.add("mul", logs, target, shape=t.shape(x)), None, False)
+        return t.scale(total, -t.shape(x)[dim] if reduction == "mean" else -1)  # a mean is over samples, not classes
     operands = (x, target) if weight is None else (x, target, weight)
     return t.add("cross_entropy", *operands, reduction=reduction, ignore_index=a["ignore_index"])
 
@@ -472,6 +483,7 @@ TABLE: dict[str, Rule] = {
     "expand": _expand,
     "expand_as": _expand,
     "broadcast_to": _expand,
+    "broadcast_tensors": _broadcast,
     "permute": _permute,
     "transpose": _swap("dim0", "dim1"),
     "swapaxes": _swap("axis0", "axis1"),
@@ -498,6 +510,7 @@ TABLE: dict[str, Rule] = {
     **{name: _full(0) for name in "zeros zeros_like new_zeros".split()},
     "scalar_tensor": _full("s"),
     "arange": _arange,
+    "eye": _eye,
     "tril": _triangle("tril"),
     "triu": _triangle("triu"),
     # reductions

@@ -90,8 +90,8 @@ def _name(path: Sequence[Any]) -> str:
 
 def outputs(result: Any) -> tuple[bool, list[torch.Tensor]]:
     """What a module minimizes: (True, [its loss]), or (False, the floating tensors that it returns)."""
-    if isinstance(result, torch.Tensor):
-        return (result.numel() == 1 and result.is_floating_point()), [result]
+    if isinstance(result, torch.Tensor) and result.numel() == 1 and result.is_floating_point():
+        return True, [result]
     loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
     if isinstance(loss, torch.Tensor):
         return True, [loss]
@@ -112,6 +112,12 @@ def _tensors(result: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(getattr(result, field.name))
 
 
+class _Flag:
+    """Something that forward may set: torch.export undoes what forward does to attributes of a module."""
+
+    value = False
+
+
 class _Exported(nn.Module):
     """The module with flat inputs and flat outputs; afterwards `scalar` says whether it returned a loss."""
 
@@ -119,10 +125,10 @@ class _Exported(nn.Module):
         super().__init__()
         self.module = module
         self.inputs = inputs
-        self.scalar = False
+        self.scalar = _Flag()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        self.scalar, found = outputs(self.inputs.call(self.module, tensors))
+        self.scalar.value, found = outputs(self.inputs.call(self.module, tensors))
         return tuple(found)
 
 
@@ -164,7 +170,7 @@ def _export(module: nn.Module, inputs: Inputs, batch: int) -> tuple[torch.export
     except Exception as error:  # whatever the user's forward raises, or torch.export cannot follow
         reason = str(error).strip().split("\n")[0]
         raise PartitaError(f"cannot export {type(module).__name__}: {type(error).__name__}: {reason}") from error
-    return program, wrapped.scalar
+    return program, wrapped.scalar.value
 
 
 def _mutates(node: torch.fx.Node) -> bool:

@@ -173,6 +173,15 @@ def _expand(indices: tuple[str, ...], rank: int) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _check_bound(text: str, factors: tuple[Access | Call, ...], bound: set[str]) -> None:
+    """Every index of a term is summed or in the output; raises ValueError otherwise."""
+    for access in accesses(Term((), factors)):
+        for names in (access.indices, *(g.indices for _, g in access.gathers)):
+            free = set(names) - bound - {WHOLE}
+            if free:
+                raise ValueError(f"{text!r}: {', '.join(sorted(free))} of {access.operand} is neither summed nor in the output")
+
+
 def instantiate(text: str, operands: dict[str, tuple[int, ...]], output: tuple[int, ...]) -> Notation:
     """The notation of one node: `b..` expanded by the ranks, terms without operand dropped, broadcast dims unnamed.
 
@@ -223,12 +232,16 @@ def instantiate(text: str, operands: dict[str, tuple[int, ...]], output: tuple[i
             for _, g in a.gathers:
                 measure(g.indices, operands[g.operand])
     measure(indices, output)
+    for index, size in zip(indices, output, strict=True):
+        if sizes[index] != size:
+            raise ValueError(f"{text!r}: index {index} is {sizes[index]}, but {size} in the output")
     used = {i for _, factors in terms for a in accesses(Term((), factors)) for i in a.indices}
     done = []
     for sums, factors in terms:
         expanded = tuple(
             i for s in sums for i in (sorted(u for u in used if u.startswith(s[:-1])) if s.endswith("..") else (s,))
         )
+        _check_bound(text, factors, {*expanded, *indices})
         done.append(
             Term(
                 expanded,

@@ -7,7 +7,7 @@ A node has one output; its index is the name of that tensor. Shapes are global, 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, Self, TypeAlias
 
@@ -231,6 +231,10 @@ class Builder:
         return graph
 
 
+_FIXED = ("arange", "constant", "opaque", "parameter", "buffer")  # their shapes follow from more than the batch
+
+
+@lru_cache(maxsize=64)  # one object a batch: analyses are cached by graph
 def with_batch(pcg: PCG, batch: int) -> PCG:
     """The same graph for micro-batches of `batch` samples: every dim that holds the batch atom is scaled.
 
@@ -240,10 +244,20 @@ def with_batch(pcg: PCG, batch: int) -> PCG:
 
     if batch == pcg.batch:
         return pcg
-    nodes = []
+    nodes: list[Node] = []
     for node, dims in zip(pcg.nodes, batch_dims(pcg), strict=True):
         shape = list(node.shape)
         for d in dims:
+            if shape[d] % pcg.batch or node.op in _FIXED or node.get("dim") == d and node.op == "slice":
+                raise PartitaError(f"{node.op} {node.name!r} is tied to a batch of {pcg.batch}; capture it at {batch}")
             shape[d] = shape[d] // pcg.batch * batch
-        nodes.append(replace(node, shape=tuple(shape)))
-    return PCG(tuple(nodes), pcg.loss, batch, pcg.aliases)
+        changed = replace(node, shape=tuple(shape))
+        if node.op == "mean":
+            count = nodes[node.inputs[0]].numel // changed.numel
+            changed = replace(
+                changed, attributes=tuple((k, count if k == "count" else v) for k, v in node.attributes)
+            )
+        nodes.append(changed)
+    graph = PCG(tuple(nodes), pcg.loss, batch, pcg.aliases)
+    verify(graph)
+    return graph

@@ -164,7 +164,8 @@ class Translation:
 
     def add(self, op: str, *inputs: int, like: Any = None, shape: Any = None, **attributes: Any) -> Index:
         """A node that returns what the current call returns, unless `like` or `shape` say otherwise."""
-        name = self._path if self._leaf and op != "view" else f"{self._path}.{op}".lstrip(".")
+        own = op != "view" and (self._leaf or self._path.rpartition(".")[2] == op)
+        name = self._path if own else f"{self._path}.{op}".lstrip(".")
         dtype: str | None = attributes.pop("dtype", None)
         if shape is None:
             like = self.like if like is None else like
@@ -185,6 +186,10 @@ class Translation:
         return self.add("view", x, shape=shape)
 
     def permute(self, x: Index, dims: Sequence[int]) -> Index:
+        """The dims of `x` in another order; a permutation of a permutation is one permutation."""
+        if self.at(x).op == "permute":
+            dims = [self.at(x)["dims"][d] for d in dims]
+            x = Index(self.at(x).inputs[0])
         if list(dims) == sorted(dims):
             return x
         return self.add("permute", x, shape=[self.shape(x)[d] for d in dims], dims=tuple(dims))
@@ -290,7 +295,10 @@ def _grad_mode(t: Translation, node: fx.Node) -> list[Value]:
     results = _inline(t, node, graph, arguments)
     if enabled:
         return results
-    return [t.add("detach", r, shape=t.shape(r)) if isinstance(r, Index) and t.at(r).gradient else r for r in results]
+    return [
+        t.add("detach", r, shape=t.shape(r), gradient=False) if isinstance(r, Index) and t.at(r).gradient else r
+        for r in results
+    ]
 
 
 def _autocast(t: Translation, node: fx.Node) -> list[Value]:

@@ -1,0 +1,379 @@
+"""The lines of one function: values of nodes under layouts become statements, which are nested, named and written.
+
+First every value that is needed becomes a statement of its own; then one that is read once moves into its reader where
+the line stays readable; last, names are given so that a value that is read no more passes its name on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..model.atoms import atoms
+from ..model.layout import Layout, is_split
+from ..model.operator import operator
+from ..model.pcg import FLOATS, SOURCES
+from .expressions import Site, expression
+from .moves import Used, conversion
+from .names import GENERIC, wish
+from .text import enclosed, tidy, wrap
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+NESTED = 88  # columns of a line into which others are nested
+RESERVED = frozenset(
+    "self mesh torch dist nn math F os data tensor sequence axis step optimizer model gather scatter_sum all_reduce cut pad "
+    "keep_first exchange same dropout projection positions embed_rows precise regathered fill mix random_bits load "
+    "save share main weight whole sys time zlib".split()
+)
+_CHAIN = ("convert", "view", "unary")
+_NEVER_NESTED = ("attention", "cross_entropy", "mse_loss")
+
+
+@dataclass
+class Statement:
+    """One value: how its text follows from its operands' texts, and what it would like to be called."""
+
+    render: Callable[[Sequence[str]], str]
+    operands: tuple[int, ...]
+    kind: str
+    wish: str
+    node: int
+    comment: str = ""
+    inline: bool = False
+    depth: int = 1
+    text: str = ""
+    loop: str = ""  # of a loop over blocks: the list
+
+
+@dataclass
+class Body:
+    """Builds a function's statements. `own`: nodes computed here; `weights`: text of the weights; others are arguments."""
+
+    plan: Plan
+    own: frozenset[int]
+    weights: Mapping[int, str]
+    used: Used
+    micro_divided: frozenset[tuple[int, int]] = frozenset()
+    divisors: Mapping[int, str] = field(default_factory=dict)
+    statements: list[Statement] = field(default_factory=list)
+    arguments: dict[int, str] = field(default_factory=dict)  # node (or -1 - loss) -> name, in order of first use
+    _memo: dict[object, int] = field(default_factory=dict)
+
+    # Statements
+
+    def add(self, statement: Statement) -> int:
+        self.statements.append(statement)
+        return len(self.statements) - 1
+
+    def argument(self, node: int, name: str) -> int:
+        """A value that the function is given, in the layout that `node` gives to all its readers."""
+        key = (node, "given")
+        if key not in self._memo:
+            self.arguments[node] = name
+            self._memo[key] = self.add(Statement(lambda _: name, (), "argument", name, node))
+        return self._memo[key]
+
+    def define(self, node: int, statement: int) -> None:
+        """`statement` is what `node` gives to its readers (computed by a loop over blocks)."""
+        self._memo[node, "given"] = statement
+
+    def given(self, index: int) -> int:
+        """What `index` gives to its readers."""
+        key = (index, "given")
+        if key in self._memo:
+            return self._memo[key]
+        node, choice = self.plan.graph.nodes[index], self.plan.choices[index]
+        if node.op == "parameter" or node.op == "buffer":
+            self._memo[key] = self._weight(index)
+        elif index not in self.own:
+            return self.argument(index, wish(node.op, node.name, node.path))
+        else:
+            self._memo[key] = self._converted(self._computed(index), index, choice.output, choice.given)
+        return self._memo[key]
+
+    def value(self, index: int, layout: Layout) -> int:
+        """`index` in the layout that a reader asks."""
+        key = (index, layout)
+        if key not in self._memo:
+            choice = self.plan.choices[index]
+            node = self.plan.graph.nodes[index]
+            if choice.regather and layout != choice.given:
+                self._memo[key] = self._regathered(index, layout)
+            else:
+                self._memo[key] = self._converted(self.given(index), index, choice.given, layout, node.op == "parameter")
+        return self._memo[key]
+
+    def _weight(self, index: int) -> int:
+        node, choice = self.plan.graph.nodes[index], self.plan.choices[index]
+        attribute = self.weights[index]
+        statement = self.add(Statement(lambda _: attribute, (), "weight", attribute.removeprefix("self."), index))
+        if self.plan.dtype.startswith("mixed") and node.dtype in FLOATS:
+            statement = self.add(
+                Statement(lambda t: f"{t[0]}.to(self.dtype)", (statement,), "cast", self.statements[statement].wish, index)
+            )
+        return self._converted(statement, index, choice.output, choice.given, True)
+
+    def _converted(self, statement: int, index: int, source: Layout, target: Layout, weight: bool = False) -> int:
+        plan, node = self.plan, self.plan.graph.nodes[index]
+        known = atoms(plan.graph)[index]
+        lines = conversion(known, source, target, plan.placement.sizes, plan.axes, node.gradient, self.used)
+        for line in lines:
+
+            def render(t: Sequence[str], text: str = line.text) -> str:
+                return text.replace("{x}", enclosed(t[0]) if "{x}." in text else t[0])
+
+            name = self.statements[statement].wish
+            kind = "gather" if weight else "convert"
+            statement = self.add(Statement(render, (statement,), kind, name, index, line.comment))
+        return statement
+
+    def _regathered(self, index: int, layout: Layout) -> int:
+        """The whole conversion as one expression, so that backward can do it again."""
+        plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+        self.used.helpers.add("regathered")
+        start = self.given(index)
+        known = atoms(plan.graph)[index]
+        lines = conversion(known, choice.given, layout, plan.placement.sizes, plan.axes, node.gradient, self.used)
+
+        def render(t: Sequence[str]) -> str:
+            text = t[0]
+            for line in lines:
+                text = line.text.replace("{x}", text)
+            return f"regathered(lambda: {text})"
+
+        return self.add(Statement(render, (start,), "gather", self.statements[start].wish, index))
+
+    def _computed(self, index: int) -> int:
+        plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+        operands = []
+        for place, (i, layout) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
+            operand = self.value(i, layout)
+            if (index, place) in self.micro_divided:  # every micro-batch would count it
+                text = str(plan.micro_batches)
+                operand = self.add(
+                    Statement(lambda t, k=text: f"{enclosed(t[0])} / {k}", (operand,), "unary", "x", i)  # type: ignore[misc]
+                )
+            operands.append(operand)
+        site = self.site(index)
+        if index in self.divisors:
+            operands.append(self.argument(-1 - index, self.divisors[index]))
+        name = wish(node.op, node.name, node.path)
+        if operator(node.op).view or node.op in ("permute", "expand", "contiguous", "slice", "detach"):
+            kind = "view"
+        elif len(operands) == 1:
+            kind = "unary"
+        else:
+            kind = "op"
+        return self.add(Statement(lambda t: expression(site, t), tuple(operands), kind, name, index))
+
+    def site(self, index: int) -> Site:
+        plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+        known = atoms(plan.graph)
+        return Site(
+            node,
+            tuple(plan.graph.nodes[i] for i in node.inputs),
+            known[index],
+            tuple(known[i] for i in node.inputs),
+            choice.inputs,
+            choice.output,
+            plan.placement.sizes,
+            plan.axes,
+            plan.micro_batches,
+            plan.dtype.startswith("mixed"),
+            self.used,
+        )
+
+    # Lines
+
+    def lines(self, results: Sequence[int], indent: int, returned: Callable[[Sequence[str]], str]) -> list[str]:
+        """The function's lines up to `return`, which says `returned` of the results' texts."""
+        needed = self._needed(results)
+        readers: dict[int, list[int]] = {s: [] for s in needed}
+        for s in needed:
+            for o in self.statements[s].operands:
+                readers[o].append(s)
+        for r in results:
+            readers[r].append(-1)
+        for s in needed:
+            self._nest(s, readers)
+        roots = [s for s in needed if not self._hidden(s)]
+        last: dict[int, int] = {}
+        for place, s in enumerate(roots):
+            for o in self._leaves(s):
+                last[o] = place
+        for r in results:
+            for leaf in [r] if not self._hidden(r) else self._leaves(r):
+                last[leaf] = len(roots)
+        self._final_nest(results, roots, readers)
+        roots = [s for s in roots if not self.statements[s].inline]
+        return self._written(roots, results, indent, returned)
+
+    def _needed(self, results: Iterable[int]) -> list[int]:
+        found: set[int] = set()
+        stack = list(results)
+        while stack:
+            s = stack.pop()
+            if s not in found:
+                found.add(s)
+                stack.extend(self.statements[s].operands)
+        return sorted(found)
+
+    def _hidden(self, s: int) -> bool:
+        """Not a line of its own: an argument, a weight as it is, or nested in its reader."""
+        return self.statements[s].inline or self.statements[s].kind in ("argument", "weight")
+
+    def _nest(self, s: int, readers: Mapping[int, list[int]]) -> None:
+        """Decide which operands of statement `s` are nested in it."""
+        this = self.statements[s]
+        estimates = [self._estimate(o) for o in this.operands]
+        heavy = False
+        order = sorted(range(len(this.operands)), key=lambda p: self.statements[this.operands[p]].kind != "cast")
+        for p in order:
+            o = this.operands[p]
+            operand = self.statements[o]
+            if this.loop or operand.loop or operand.kind in ("argument", "weight") or len(readers[o]) != 1:
+                continue
+            if operand.kind == "gather" and operand.text == "" and this.kind == "gather":
+                allowed = True
+            elif operand.kind == "cast":
+                allowed = True
+            elif operand.kind == "gather":
+                allowed = len(this.operands) <= 3
+            elif this.kind in _CHAIN:
+                allowed = self._op(o) not in _NEVER_NESTED or this.kind in ("view", "convert")
+            else:
+                allowed = operand.kind in _CHAIN and not heavy
+            if not allowed or operand.depth + (this.kind != "view") > 4:
+                continue
+            trial = list(estimates)
+            trial[p] = operand.text or operand.wish
+            if len(this.render(trial)) > NESTED:
+                continue
+            operand.inline, estimates = True, trial
+            this.depth = max(this.depth, operand.depth + (this.kind not in ("view", "gather")))
+            heavy |= operand.kind not in ("cast", "gather")
+        this.text = this.render(estimates)
+
+    def _final_nest(self, results: Sequence[int], roots: Sequence[int], readers: Mapping[int, list[int]]) -> None:
+        """The last line becomes the return statement's expression."""
+        if len(results) == 1 and roots and roots[-1] == results[0] and readers[results[0]] == [-1]:
+            last = self.statements[results[0]]
+            if not last.loop and not last.comment:
+                last.inline = True
+
+    def _op(self, s: int) -> str:
+        node = self.statements[s].node
+        return self.plan.graph.nodes[node].op if node >= 0 and self.statements[s].kind != "convert" else ""
+
+    def _estimate(self, s: int) -> str:
+        this = self.statements[s]
+        return this.render(()) if this.kind in ("argument", "weight") else this.wish
+
+    def _leaves(self, s: int) -> list[int]:
+        """The statements whose names appear in the text of `s`."""
+        result: list[int] = []
+        for o in self.statements[s].operands:
+            if self.statements[o].inline:
+                result += self._leaves(o)
+            elif self.statements[o].kind != "weight":
+                result.append(o)
+        return result
+
+    def _text(self, s: int, names: Mapping[int, str]) -> str:
+        this = self.statements[s]
+        return this.render(
+            [
+                self._text(o, names) if self.statements[o].inline or self.statements[o].kind == "weight" else names[o]
+                for o in this.operands
+            ]
+        )
+
+    def _written(
+        self, roots: Sequence[int], results: Sequence[int], indent: int, returned: Callable[[Sequence[str]], str]
+    ) -> list[str]:
+        names = {s: this.wish for s, this in enumerate(self.statements) if this.kind == "argument"}
+        uses: dict[int, int] = {}
+        for place, s in enumerate(roots):
+            for leaf in self._leaves(s):
+                uses[leaf] = place
+        for r in results:
+            for leaf in self._leaves(r) if self.statements[r].inline else [r]:
+                uses[leaf] = len(roots)
+        lines: list[str] = []
+        for place, s in enumerate(roots):
+            this = self.statements[s]
+            leaves = self._leaves(s)
+            live = {names[o] for o, last in uses.items() if o in names and last > place}
+            dying = [names[o] for o in leaves if uses[o] <= place]
+            if this.loop:
+                carried = names[leaves[0]]
+                name = carried if carried not in live else self._free(this.wish, live, set(names.values()))
+                lines += [f"{' ' * indent}{name} = {carried}"] if name != carried else []
+                arguments = ", ".join([name, *(names[o] for o in this.operands[1:])])
+                lines += [f"{' ' * indent}for {this.wish}_ in {this.loop}:".replace(f"{this.wish}_", this.text)]
+                lines += wrap(f"{name} = {this.text}({arguments})", indent + 4)
+                names[s] = name
+                continue
+            generic = this.wish in GENERIC.values() or this.kind in _CHAIN or this.kind == "gather"
+            first = names.get(leaves[0]) if leaves else None
+            if generic and this.kind != "gather" and first in dying and first not in live and self._same(s, leaves[0]):
+                name = first
+            else:
+                name = self._free(this.wish, live, set())
+            assert name is not None
+            names[s] = name
+            lines += wrap(f"{name} = {tidy(self._text(s, names))}", indent, self._comment(s))
+        texts = [
+            tidy(self._text(r, names)) if self.statements[r].inline or self.statements[r].kind == "weight" else names[r]
+            for r in results
+        ]
+        return [*lines, *wrap(returned(texts), indent)]
+
+    def _same(self, s: int, leaf: int) -> bool:
+        """Whether the name of `leaf` still says what `s` is: a chain, or a sum that goes on."""
+        this, other = self.statements[s], self.statements[leaf]
+        if this.kind in _CHAIN:
+            return this.node == other.node or this.wish in GENERIC.values() or this.wish == other.wish
+        return this.wish == "x" and other.wish == "x"
+
+    def _free(self, name: str, live: set[str], others: set[str]) -> str:
+        taken = live | others | RESERVED | set(self.plan.axes)
+        result, count = name, 1
+        while result in taken:
+            count += 1
+            result = f"{name}{count}" if not name[-1].isdigit() else f"{name}_{count}"
+        return result
+
+    def _comment(self, s: int) -> str:
+        this = self.statements[s]
+        if this.comment:
+            return this.comment
+        for o in this.operands:
+            if self.statements[o].inline:
+                found = self._comment(o)
+                if found:
+                    return found
+        return ""
+
+
+def axes_read(lines: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:
+    """The axes that lines speak of by their bare names."""
+    text = "\n".join(lines)
+    return tuple(a for a in axes if re.search(rf"(?<![\w.]){a}(?!\w)", text))
+
+
+def reads_mesh(lines: Sequence[str]) -> bool:
+    return any(re.search(r"(?<![\w.])mesh\b", line) for line in lines)
+
+
+def sources_first(plan: Plan, nodes: Iterable[int]) -> list[int]:
+    """Nodes that compute, in order."""
+    return [i for i in nodes if plan.graph.nodes[i].op not in SOURCES]
+
+
+def is_whole(layout: Layout) -> bool:
+    return not any(map(is_split, layout))

@@ -1,0 +1,143 @@
+"""From an assignment of the cost network back to layouts: one choice per node of the graph."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+from ..formulation.encode import Encoding
+from ..formulation.network import evaluate
+from ..model.atoms import atoms
+from ..model.layout import Layout, R, S, atom_of, is_split
+from ..model.operator import operator
+from .plan import Choice
+
+
+def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
+    """The choice of every node: its strategy, what tensors are converted to, how weights are stored."""
+    known, axes = atoms(found.pcg), len(found.placement.sizes)
+    whole: Layout = (R,) * axes
+    given: dict[int, Layout] = {}  # of a tensor class, in the base's atoms: what consumers convert from
+    result: list[Choice] = []
+    asked = _asked_of_inputs(found, assignment)
+    for index, node in enumerate(found.pcg.nodes):
+        base = found.classes.base[index]
+        shared = None
+        if base in found.hubs:
+            hub, table = found.hubs[base]
+            option = assignment[hub]
+            shared = tuple(int(x) for x in _letters(axes, len(known[base].sizes), int(table.codes[option])))
+        if index in found.operators:
+            variable, options = found.operators[index]
+            o = assignment[variable]
+            choice = Choice(
+                tuple(s.layout(int(c[o])) for s, c in zip(options.input_spaces, options.inputs, strict=True)),
+                options.output_space.layout(int(options.output[o])),
+                shared,
+            )
+        elif index in found.weights:
+            variable, stored = found.weights[index]
+            o = assignment[variable]
+            layout = stored.space.layout(int(stored.codes[o]))
+            choice = Choice((), layout, shared, bool(stored.regather[o]), bool(stored.sharded[o]))
+        elif node.op == "input":
+            choice = Choice((), _common(asked.get(index, []), axes))
+        elif base != index:  # shows another tensor: passes on what that one gives
+            source = node.inputs[0]
+            choice = Choice(
+                (_shown(given[base], found.classes.atoms[source]),), _shown(given[base], found.classes.atoms[index])
+            )
+        else:  # constants and unused parameters: whole on every rank
+            choice = Choice((whole,) * len(node.inputs), whole)
+        if base == index:
+            given[index] = choice.given
+        result.append(choice)
+    return tuple(result)
+
+
+def _letters(axes: int, count: int, code: int) -> Iterator[int]:
+    base = 3 + count
+    return (code // base ** (axes - 1 - a) % base for a in range(axes))
+
+
+def _shown(layout: Layout, shown: tuple[int, ...]) -> Layout:
+    """A layout of the base, in the atoms of a node that shows it (`shown[a]` is the base's atom of a)."""
+    return tuple(S(shown.index(atom_of(x))) if is_split(x) else x for x in layout)
+
+
+def _asked_of_inputs(found: Encoding, assignment: Sequence[int]) -> dict[int, list[Layout]]:
+    """For every input of the graph the layouts that its consumers ask, in the input's own atoms."""
+    asked: dict[int, list[Layout]] = {}
+    for base, uses in found.classes.uses.items():
+        if found.pcg.nodes[base].op != "input":
+            continue
+        for use in uses:
+            variable, options = found.operators[use.node]
+            layout = options.input_spaces[use.operand].layout(int(options.inputs[use.operand][assignment[variable]]))
+            asked.setdefault(base, []).append(tuple(S(use.atoms[atom_of(x)]) if is_split(x) else x for x in layout))
+    return asked
+
+
+def _common(layouts: Sequence[Layout], axes: int) -> Layout:
+    """The largest split that all consumers share: each rank reads that part, and cuts further where it is asked."""
+    common = []
+    for axis in range(axes):
+        letters = {layout[axis] for layout in layouts}
+        letter = letters.pop() if len(letters) == 1 else R
+        common.append(letter if is_split(letter) else R)
+    # Splits of one atom are a stack: an axis may only stay if those outside it on the same atom stay too.
+    for axis in range(axes):
+        if any(layout[o] == common[axis] != common[o] for layout in layouts for o in range(axis)):
+            common[axis] = R
+    return tuple(common)
+
+
+def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
+    """What the choice costs, part by part (ns of a step), and what it uses; the parts add up to the objective."""
+    network, nodes = found.network, found.pcg.nodes
+    checked = evaluate(network, assignment)
+    names = {v: nodes[i].name for i, (v, _) in found.operators.items()}
+    parts = {"compute": network.constant, "conversions": 0, "weights": 0, "gradients": 0}
+    stored = {v for v, _ in found.weights.values()}
+    hub_of_weight = {found.hubs[w][0] for w in found.weights if w in found.hubs}
+    per_node: dict[str, int] = {}
+    conversions: list[dict[str, Any]] = []
+    for number, variable in enumerate(network.variables):
+        cost = int(variable.cost[assignment[number]])
+        parts["gradients" if number in stored else "compute"] += cost
+        if number in names and cost:
+            per_node[names[number]] = cost
+    for edge in network.edges:
+        cost = int(edge.cost[assignment[edge.u], assignment[edge.v]])
+        parts["weights" if edge.u in stored or edge.u in hub_of_weight else "conversions"] += cost
+        if cost:
+            source, target = network.variables[edge.u].name, network.variables[edge.v].name
+            conversions.append({"from": source, "to": target, "ns": cost})
+    assert sum(parts.values()) == checked.cost, (parts, checked.cost)
+    return {
+        "memory_bytes": checked.use[0] + found.machine.device.capacity_bytes - network.capacities[0],
+        "capacity_bytes": found.machine.device.capacity_bytes,
+        "unsplit_flops": unsplit_flops(found, assignment),
+        "parts_ns": parts,
+        "operators_ns": per_node,
+        "conversions": conversions,
+    }
+
+
+def unsplit_flops(found: Encoding, assignment: Sequence[int]) -> float:
+    """Share of the FLOPs that no axis splits."""
+    total = unsplit = 0
+    for index, (variable, options) in found.operators.items():
+        node = found.pcg.nodes[index]
+        work = operator(node.op).work(node, tuple(found.pcg.nodes[i] for i in node.inputs))
+        total += work
+        if all(options.rows[r].index is None for r in options.choice[assignment[variable]]):
+            unsplit += work
+    return unsplit / total if total and found.placement.devices > 1 else 0.0
+
+
+def least_memory(found: Encoding) -> int:
+    """A lower bound on any plan's bytes on a rank: every variable at its least."""
+    least = sum(int(v.use.min()) for v in found.network.variables)
+    return least + found.machine.device.capacity_bytes - found.network.capacities[0]
+
+

@@ -1,0 +1,120 @@
+"""A plan in words: the program's docstring, and what `print(plan)` shows."""
+
+from __future__ import annotations
+
+from ..model.atoms import atoms
+from ..model.layout import is_split
+from ..model.pcg import PCG
+from .plan import Plan
+from .text import WIDTH
+
+_WORDS = {"data": "the batch", "tensor": "weights", "sequence": "positions"}
+
+
+def docstring(plan: Plan) -> str:
+    """What stands on top of the emitted program."""
+    report, machine = plan.report, plan.machine
+    where = " x ".join(f"{level.size} {level.name}{'s' if level.size > 1 else ''}" for level in machine.levels)
+    name = plan.model.get("reference") or "a model"
+    rows = [("mesh", mesh_sentence(plan))]
+    if report.get("objective_ns") is not None:
+        rows.append(("step", _step(plan)))
+    if report.get("memory_bytes") is not None:
+        capacity = report.get("capacity_bytes", machine.device.capacity_bytes)
+        rows.append(("memory", f"{_bytes(report['memory_bytes'])} of {_bytes(capacity)} on every rank"))
+    rows.append(("batch", _batch(plan)))
+    rows.append(("weights", _weights(plan)))
+    lines = [f'"""Training program for {name}, planned for {machine.name}: {where}.', ""]
+    for label, text in rows:
+        words, start = text.split(" "), f"    {label:<12}"
+        line = start
+        for word in words:
+            if len(line) + len(word) + 1 > WIDTH:
+                lines.append(line.rstrip())
+                line = " " * len(start)
+            line += f"{word} "
+        lines.append(line.rstrip())
+    run = f"torchrun --nproc-per-node {plan.placement.hierarchy[-1]} program.py"
+    nodes = plan.ranks // plan.placement.hierarchy[-1]
+    if nodes > 1:
+        run = run.replace("torchrun", f"torchrun --nnodes {nodes}")
+    return "\n".join([*lines, "", f"Run: {run}", '"""'])
+
+
+def mesh_sentence(plan: Plan) -> str:
+    """The axes with their sizes and places: `data=2 (across node) x tensor=2 (inside)`."""
+    parts = []
+    for name, row in zip(plan.axes, plan.placement.matrix, strict=True):
+        places = [
+            f"{factor} over {level.name}s" for factor, level in zip(row, plan.machine.levels, strict=True) if factor > 1
+        ]
+        size = 1
+        for factor in row:
+            size *= factor
+        parts.append(f"{name}={size} ({', '.join(places) or 'one rank'})")
+    return " x ".join(parts)
+
+
+def _step(plan: Plan) -> str:
+    report = plan.report
+    text = f"predicted {_time(report['objective_ns'])}"
+    if report.get("status") == "optimal":
+        return f"{text}, proven optimal in the stated space (bound {_time(report['bound_ns'])})"
+    if report.get("bound_ns") is not None:
+        return f"{text}, at most {100 * (report.get('gap') or 0):.1f}% above the optimum (bound {_time(report['bound_ns'])})"
+    return text
+
+
+def _batch(plan: Plan) -> str:
+    text = f"{plan.batch} samples"
+    if plan.micro_batches > 1:
+        text += f" in {plan.micro_batches} micro-batches"
+    return f"{text}, {plan.dtype}, {plan.optimizer}"
+
+
+def _weights(plan: Plan) -> str:
+    """How the bytes of the weights are stored, axis by axis."""
+    graph = plan.graph
+    whole = sum(graph.nodes[i].numel for i in graph.of("parameter")) or 1
+    parts = []
+    for axis, name in enumerate(plan.axes):
+        split = sum(graph.nodes[i].numel for i in graph.of("parameter") if is_split(plan.choices[i].output[axis]))
+        if split:
+            parts.append(f"{100 * split / whole:.0f}% split over {name}")
+    states = sum(graph.nodes[i].numel for i in graph.of("parameter") if plan.choices[i].sharded_states)
+    if states:
+        parts.append(f"optimizer states of {100 * states / whole:.0f}% split over the copies (ZeRO-1)")
+    regathered = sum(graph.nodes[i].numel for i in graph.of("parameter") if plan.choices[i].regather)
+    if regathered:
+        parts.append(f"{100 * regathered / whole:.0f}% gathered again in backward")
+    return f"{whole:,} in all; " + ("; ".join(parts) or "whole on every rank")
+
+
+def describe(plan: Plan) -> str:
+    """The docstring's words, then one line for every operator that is split."""
+    head = docstring(plan).strip('"').replace("Training program for", "Plan of")
+    lines = [head.partition("\n\nRun:")[0], ""]
+    width = max((len(n.name) for n in plan.graph.nodes), default=0)
+    for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
+        asked = ", ".join(plan.layout_text(i, x) for i, x in zip(node.inputs, choice.inputs, strict=True))
+        offered = plan.layout_text(index, choice.output)
+        lines.append(f"    {node.name:<{width}}  {f'({asked}) -> ' if asked else ''}{offered}")
+    return "\n".join(lines)
+
+
+def _time(ns: int) -> str:
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns} ns"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"
+
+
+def has_batch(graph: PCG, index: int) -> bool:
+    return bool(atoms(graph)[index].batch)

@@ -1,0 +1,210 @@
+"""A plan as one readable program: jinja templates for what all programs share, generated lines for the model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ..model.atoms import atoms
+from ..model.layout import B, P, R, atom_of, is_split
+from ..model.pcg import FLOATS
+from . import defaults
+from .describe import docstring, mesh_sentence
+from .expressions import local_shape_text
+from .modules import Modules
+from .moves import Local, Used
+from .plan import Plan
+from .text import shape_text, wrap
+
+_DTYPES = {"mixed-float16": "float16", "mixed-bfloat16": "bfloat16"}
+_OPTIMIZERS = {
+    "sgd": ("SGD", f"torch.optim.SGD(groups, lr, momentum={defaults.MOMENTUM})"),
+    "adam": ("Adam", f"torch.optim.Adam(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
+    "adamw": ("AdamW", f"torch.optim.AdamW(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
+}
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=False,
+        undefined=jinja2.StrictUndefined,
+    )
+
+
+def emit(plan: Plan) -> str:
+    """The program of a plan, the same text every time. Raises PartitaError where a plan cannot be written down."""
+    used = Used()
+    modules = Modules(plan, used)
+    model = modules.text()
+    shares = _shares(plan, used)
+    weights = [(n, c) for n, c in zip(plan.graph.nodes, plan.choices, strict=True) if n.op in ("parameter", "buffer")]
+    sharded = any(c.sharded_states and B in c.output for _, c in weights)
+    cut = any(is_split(x) for _, c in weights for x in c.output)
+    used.primitives |= {"cut"}
+    if cut or sharded:
+        used.primitives |= {"gather"}
+    if sharded:
+        used.primitives |= {"scatter_sum"}
+    loss = plan.choices[plan.graph.loss].output
+    sizes = plan.placement.sizes
+    program = _environment().get_template("program.jinja").render(
+        docstring=docstring(plan),
+        imports=_imports(used),
+        constants=_constants(plan),
+        uneven=used.uneven or _uneven_weights(plan),
+        mesh_doc=mesh_sentence(plan),
+        mesh_lines=_mesh_lines(plan),
+        per_node=plan.placement.hierarchy[-1],
+        micro=plan.micro_batches > 1,
+        stepped="dropout" in used.helpers,
+        primitives=used.primitives,
+        moves=[move.code(used.uneven or _uneven_weights(plan)) for _, move in sorted(used.moves.items())],
+        helpers=used.helpers,
+        random_bits=_random_bits(),
+        modules=model,
+        cut=cut,
+        sharded=sharded,
+        aliases=plan.graph.aliases,
+        optimizer_doc=f"{_OPTIMIZERS[plan.optimizer][0]} over this rank's part of the weights.",
+        optimizer_call=_OPTIMIZERS[plan.optimizer][1],
+        min_factor=defaults.MIN_FACTOR,
+        lr=defaults.LEARNING_RATE,
+        weight_decay=defaults.WEIGHT_DECAY[plan.optimizer],
+        clip=defaults.CLIP_NORM,
+        warmup=defaults.WARMUP_STEPS,
+        total=defaults.TOTAL_STEPS,
+        loss_scale=plan.dtype == "mixed-float16",
+        regather="regathered" in used.helpers,
+        shares=shares,
+        divisors=modules.divisors,
+        loss_axes=[a for a, x, n in zip(plan.axes, loss, sizes, strict=True) if x == P and n > 1],
+        synthetic=_synthetic(plan),
+    )
+    return re.sub(r"\n{4,}", "\n\n\n", program).strip() + "\n"
+
+
+def _imports(used: Used) -> list[str]:
+    names = ["math", "os", "sys", *(["weakref"] if "regathered" in used.helpers else []), "zlib"]
+    return [
+        *(f"import {name}" for name in names),
+        "",
+        "import torch",
+        "import torch.distributed as dist",
+        "import torch.nn.functional as F",
+        "from torch import nn",
+    ]
+
+
+def _constants(plan: Plan) -> list[str]:
+    names = [a.upper() for a in plan.axes]
+    sizes = plan.placement.sizes
+    mesh = f"{', '.join(names)} = {', '.join(map(str, sizes))}"
+    return [
+        f"{mesh}  # the mesh",
+        f"RANKS = {' * '.join(names)}",
+        f"BATCH, MICRO_BATCHES = {plan.batch}, {plan.micro_batches}  # samples in a step over all ranks, and its pieces",
+        f"DTYPE = torch.{_DTYPES.get(plan.dtype, plan.dtype)}",
+        f"SEED, STEPS = {defaults.SEED}, {10}",
+        "BUCKET = 2**25  # elements of one gradient message",
+    ]
+
+
+def _mesh_lines(plan: Plan) -> list[str]:
+    """The array of all ranks with one dimension per axis, and from it every axis."""
+    axes, matrix = plan.axes, plan.placement.matrix
+    levels = len(plan.placement.hierarchy)
+    digits = [(level, axis) for level in range(levels) for axis in range(len(axes)) if matrix[axis][level] > 1]
+    order = sorted(range(len(digits)), key=lambda i: (digits[i][1], digits[i][0]))
+    shape = ", ".join(a.upper() for a in axes)
+    if order == list(range(len(digits))):
+        numbers = f"numbers = torch.arange(RANKS).reshape({shape})"
+    else:
+        factors = shape_text(matrix[axis][level] for level, axis in digits)
+        numbers = f"numbers = torch.arange(RANKS).reshape{factors}.permute{shape_text(order)}.reshape({shape})"
+    return [numbers, *(f"self.{name} = make_axis(numbers, {i})" for i, name in enumerate(axes))]
+
+
+def _random_bits() -> str:
+    """The counter-based generator, as text: the reference runs the same."""
+    text = (_TEMPLATES / "counters.py").read_text()
+    body = text.partition("# --- copied from here ---")[2]
+    return "\n\n\n".join(part.strip() for part in re.split(r"\n(?=def )", body) if part.startswith(("def mix", "def random")))
+
+
+def _shares(plan: Plan, used: Used) -> list[str]:
+    """One line per input: its micro-batch, then this rank's part of it."""
+    lines = []
+    for index in plan.graph.of("input"):
+        node, choice = plan.graph.nodes[index], plan.choices[index]
+        known = atoms(plan.graph)[index]
+        text = f'inputs["{node.name}"]'
+        local = Local(known, choice.output, plan.placement.sizes, plan.axes)
+        split = {a: [f"mesh.{plan.axes[i]}" for i in local.splits(a)] for a in range(len(known.sizes))}
+        if plan.micro_batches > 1:
+            for a in known.batch:
+                split[a].insert(0, "mesh.micro")
+        inner = any(axes and known.dim_of(a)[1] > 0 for a, axes in split.items())
+        uneven = any(isinstance(local.atom(a), str) for a in split)
+        if (inner or uneven) and any(len(dim) > 1 for dim in known.dims):
+            used.helpers.add("share_atoms")
+            scale = {a: plan.micro_batches if a in known.batch else 1 for a in split}
+            text += f".reshape{shape_text(known.sizes[a] * scale[a] for a in split)}"
+            for a, axes in split.items():
+                for axis in axes:
+                    text = f"cut({text}, {a}, {axis})"
+            one = [-1 if isinstance(s, str) else s for s in local.shape()]
+            text += f".reshape{shape_text(one)}"
+        else:
+            for a, axes in split.items():
+                for axis in axes:
+                    text = f"cut({text}, {known.dim_of(a)[0]}, {axis})"
+        lines += wrap(f'"{node.name}": {text}.to(mesh.device),', 8)
+    return [line.removeprefix(" " * 8) for line in lines]
+
+
+def _synthetic(plan: Plan) -> list[str]:
+    lines = []
+    for index in plan.graph.of("input"):
+        node = plan.graph.nodes[index]
+        shape = list(node.shape)
+        for d in {atoms(plan.graph)[index].dim_of(a)[0] for a in atoms(plan.graph)[index].batch}:
+            shape[d] = shape[d] // plan.graph.batch * plan.batch
+        if node.dtype in FLOATS:
+            value = f"torch.randn({shape_text(shape)}, generator=generator)"
+        elif node.dtype == "bool":
+            value = f"torch.randint(2, {shape_text(shape)}, generator=generator).bool()"
+        else:
+            value = f"torch.randint({node.get('high', 2)}, {shape_text(shape)}, generator=generator)"
+            if node.dtype != "int64":
+                value += f".to(torch.{node.dtype})"
+        lines.append(f'"{node.name}": {value},')
+    return lines
+
+
+def _uneven_weights(plan: Plan) -> bool:
+    """Whether some weight or input is stored in parts of different sizes."""
+    for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
+        if node.op in ("parameter", "buffer", "input"):
+            local = Local(atoms(plan.graph)[index], choice.output, plan.placement.sizes, plan.axes)
+            if any(isinstance(s, str) for s in local.shape()):
+                return True
+    return False
+
+
+def _lines(parts: Iterable[str]) -> str:
+    return "\n".join(parts)
+
+
+__all__ = ["emit"]
+_ = (math, R, atom_of, local_shape_text, Any, _lines)

@@ -1,0 +1,345 @@
+"""The line of one operator on local parts: the registry's expression, except where the layout changes what is right.
+
+What changes: sizes in views, expansions and constants; a table of which every rank has some rows; causal attention of
+some query positions; dropout, which depends on where an element lies in the whole; losses, whose divisors are global.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+from ..model.atoms import Atoms
+from ..model.layout import Layout, atom_of, is_split
+from ..model.operator import operator
+from ..model.pcg import FLOATS, Node
+from .moves import Local, Used
+from .text import Size, enclosed, product, shape_text
+
+MICRO = "micro"
+
+
+@dataclass(frozen=True)
+class Site:
+    """One node with all that its line depends on. `inputs` and `layout` are layouts; `micro`: number of micro-batches."""
+
+    node: Node
+    sources: tuple[Node, ...]
+    known: Atoms
+    source_atoms: tuple[Atoms, ...]
+    inputs: tuple[Layout, ...]
+    layout: Layout
+    sizes: tuple[int, ...]
+    axes: tuple[str, ...]
+    micro: int
+    mixed: bool
+    used: Used
+
+    @property
+    def local(self) -> Local:
+        return Local(self.known, self.layout, self.sizes, self.axes)
+
+    def source(self, i: int) -> Local:
+        return Local(self.source_atoms[i], self.inputs[i], self.sizes, self.axes)
+
+
+Rule: TypeAlias = Callable[[Site, Sequence[str]], str]
+
+
+def expression(site: Site, names: Sequence[str]) -> str:
+    """Program text of a node, given the text of its inputs."""
+    node, entry = site.node, operator(site.node.op)
+    if node.op in RULES:
+        return RULES[node.op](site, names)
+    bracketed = [enclosed(n) for n in names]
+    if callable(entry.emit):
+        return entry.emit(node, bracketed)
+    values: dict[str, Any] = {k: literal(k, v) for k, v in node.attributes}
+    values["dtype"] = dtype_text(node.dtype)
+    return entry.emit.format(**dict(zip(entry.named(node), bracketed, strict=True)), **values)
+
+
+def literal(name: str, value: Any) -> str:
+    """An attribute as Python source."""
+    if name == "relation":
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def dtype_text(dtype: str) -> str:
+    """float32 is the precision that the plan computes in; every other type is what the user wrote."""
+    return "self.dtype" if dtype == "float32" else f"torch.{dtype}"
+
+
+# Views
+
+
+def _view(site: Site, names: Sequence[str]) -> str:
+    before, after = site.sources[0].shape, site.node.shape
+    sizes = site.local.shape()
+    return reshaped(enclosed(names[0]), before, after, sizes)
+
+
+def reshaped(x: str, before: tuple[int, ...], after: tuple[int, ...], sizes: Sequence[Size]) -> str:
+    """`x` under another shape: flatten, unflatten, squeeze or unsqueeze where one of them does it, else reshape."""
+    i = 0
+    while i < min(len(before), len(after)) and before[i] == after[i]:
+        i += 1
+    j = 0
+    while j < min(len(before), len(after)) - i and before[-1 - j] == after[-1 - j]:
+        j += 1
+    old, new = before[i : len(before) - j], after[i : len(after) - j]
+    if not old and not new:
+        return x
+    if set(new) <= {1} and not old:
+        for _ in new:
+            x = f"{x}.unsqueeze({i})"
+        return x
+    if set(old) <= {1} and not new:
+        for _ in old:
+            x = f"{x}.squeeze({i})"
+        return x
+    if len(new) == 1 and len(old) > 1:
+        return f"{x}.flatten({i}, {i + len(old) - 1})" if i + len(old) < len(before) or i else f"{x}.flatten()"
+    if len(old) == 1 and len(new) > 1:
+        return f"{x}.unflatten({i}, {shape_text(_one_free(sizes[i : i + len(new)]))})"
+    return f"{x}.reshape{shape_text(_one_free(sizes))}"
+
+
+def _one_free(sizes: Sequence[Size]) -> list[Size]:
+    """Sizes with -1 for one that is not a number; others stay expressions."""
+    free = next((i for i, s in enumerate(sizes) if isinstance(s, str)), None)
+    return [-1 if i == free else s for i, s in enumerate(sizes)]
+
+
+def _permute(site: Site, names: Sequence[str]) -> str:
+    dims = site.node["dims"]
+    moved = [d for d in range(len(dims)) if dims[d] != d]
+    x = enclosed(names[0])
+    if len(moved) == 2:
+        a, b = moved
+        return f"{x}.mT" if (a, b) == (len(dims) - 2, len(dims) - 1) else f"{x}.transpose({a}, {b})"
+    return f"{x}.permute({', '.join(map(str, dims))})"
+
+
+def _expand(site: Site, names: Sequence[str]) -> str:
+    shape = site.sources[0].shape
+    added = len(site.node.shape) - len(shape)
+    sizes = [
+        -1 if d >= added and shape[d - added] == whole else local
+        for d, (whole, local) in enumerate(zip(site.node.shape, site.local.shape(), strict=True))
+    ]
+    return f"{enclosed(names[0])}.expand({', '.join(map(str, sizes))})"
+
+
+def _contiguous(site: Site, names: Sequence[str]) -> str:
+    return f"{enclosed(names[0])}.contiguous()"
+
+
+def _full(site: Site, names: Sequence[str]) -> str:
+    value = literal("value", site.node["value"])
+    return f"torch.full({site.node.shape}, {value}, dtype={dtype_text(site.node.dtype)}, device=mesh.device)"
+
+
+def _arange(site: Site, names: Sequence[str]) -> str:
+    node = site.node
+    start, stop, step = node["start"], node["stop"], node["step"]
+    bounds = ", ".join(map(str, (start, stop, step) if step != 1 else (start, stop) if start else (stop,)))
+    dtype = "" if node.dtype == "int64" else f", dtype={dtype_text(node.dtype)}"
+    return f"torch.arange({bounds}{dtype}, device=mesh.device)"
+
+
+def _constant(site: Site, names: Sequence[str]) -> str:
+    node = site.node
+    text = f"torch.tensor({list(node['values'])}, dtype={dtype_text(node.dtype)}, device=mesh.device)"
+    return text if len(node.shape) == 1 else f"{text}.reshape({node.shape})"
+
+
+# Where an element lies in the whole
+
+
+def whole_text(known: Atoms, layout: Layout, dims: Sequence[int], site: Site, micro: int = 1) -> tuple[str, str]:
+    """Arguments of the program's `positions`: the whole shape by the atoms that are split, and {entry: axes}."""
+    shape: list[int] = []
+    cuts: dict[int, list[str]] = {}
+    free = False  # whether the last entry may be merged with the next atom
+    local = Local(known, layout, site.sizes, site.axes)
+    for dim in dims:
+        free = False
+        if not known.dims[dim]:
+            continue
+        for a in known.of_dim(dim):
+            size = known.sizes[a]
+            axes = [site.axes[i] for i in local.splits(a)]
+            if micro > 1 and a in known.batch:
+                axes, size = [f"mesh.{MICRO}", *axes], size * micro
+            if axes:
+                cuts[len(shape)] = axes
+                shape.append(size)
+                free = False
+            elif free:
+                shape[-1] *= size
+            else:
+                shape.append(size)
+                free = True
+    text = ", ".join(f"{i}: {_names(axes)}" for i, axes in cuts.items())
+    return shape_text(shape), f"{{{text}}}" if cuts else ""
+
+
+def _names(axes: Sequence[str]) -> str:
+    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
+
+
+def _dropout(site: Site, names: Sequence[str]) -> str:
+    shape, cuts = whole_text(site.known, site.layout, range(len(site.node.shape)), site, site.micro)
+    site.used.helpers |= {"dropout", "positions", "random_bits"}
+    where = f", {cuts}" if cuts else ""
+    return f"dropout({names[0]}, {site.node['p']}, {site.node['site']}, mesh, {shape}{where})"
+
+
+def _projection(site: Site, names: Sequence[str]) -> str:
+    shape, cuts = whole_text(site.source_atoms[0], site.inputs[0], range(len(site.sources[0].shape)), site, site.micro)
+    site.used.helpers |= {"projection", "positions", "random_bits"}
+    where = f", {cuts}" if cuts else ""
+    return f"projection({full_precision(site, names[0])}, {site.node.get('site', 0)}, {shape}{where})"
+
+
+def _embedding(site: Site, names: Sequence[str]) -> str:
+    table, ids = names
+    rows = site.source(0)
+    split = [a for a in site.source_atoms[0].of_dim(0) if rows.splits(a)]
+    if not split:
+        return f"F.embedding({ids}, {table})"
+    site.used.helpers |= {"embed_rows", "positions"}
+    shape, cuts = whole_text(site.source_atoms[0], site.inputs[0], [0], site)
+    return f"embed_rows({ids}, {table}, positions({shape}, {cuts}, {ids}.device))"
+
+
+def _attention(site: Site, names: Sequence[str]) -> str:
+    """A causal mask counts positions from the start of the sequence, not from the start of this rank's queries."""
+    node, dim = site.node, len(site.sources[0].shape) - 2
+    queries = site.source(0)
+    if not node["causal"] or not any(queries.splits(a) for a in site.source_atoms[0].of_dim(dim)):
+        entry = operator("attention")
+        assert callable(entry.emit)
+        return entry.emit(node, names)
+    site.used.helpers |= {"positions"}
+    shape, cuts = whole_text(site.source_atoms[0], site.inputs[0], [dim], site)
+    keys = site.sources[1].shape[dim]
+    seen = f"positions({shape}, {cuts}, mesh.device)[:, None] >= torch.arange({keys}, device=mesh.device)"
+    scale = f", scale={node['scale']!r}" if node["scale"] is not None else ""
+    return f"F.scaled_dot_product_attention({', '.join(names[:3])}, attn_mask={seen}{scale})"
+
+
+# Reductions and losses
+
+
+def _mean(site: Site, names: Sequence[str]) -> str:
+    node, shape = site.node, site.sources[0].shape
+    count = prod(shape[d] for d in node["dims"])
+    known = site.source_atoms[0]
+    if any(a in known.batch for d in node["dims"] for a in known.of_dim(d)):
+        count *= site.micro
+    local = site.source(0)
+    if count == prod(shape[d] for d in node["dims"]) and all(
+        local.dim(d) == shape[d] for d in node["dims"]
+    ):
+        return _reduce("mean", node, shape, names[0])
+    return f"{_reduce('sum', node, shape, names[0])} / {count}"
+
+
+def _sum(site: Site, names: Sequence[str]) -> str:
+    return _reduce("sum", site.node, site.sources[0].shape, names[0])
+
+
+def _amax(site: Site, names: Sequence[str]) -> str:
+    return _reduce("amax", site.node, site.sources[0].shape, names[0])
+
+
+def _reduce(function: str, node: Node, shape: tuple[int, ...], x: str) -> str:
+    dims, keep = node["dims"], node["keepdim"]
+    where = [] if len(dims) == len(shape) and not keep else [str(dims[0] if len(dims) == 1 else dims)]
+    if keep:
+        where.append("keepdim=True")
+    return f"{enclosed(x)}.{function}({', '.join(where)})"
+
+
+def full_precision(site: Site, x: str) -> str:
+    """Losses are computed in float32 where activations are not."""
+    if not site.mixed or site.sources[0].dtype not in FLOATS:
+        return x
+    site.used.helpers.add("precise")
+    return f"precise({x})"
+
+
+def _cross_entropy(site: Site, names: Sequence[str]) -> str:
+    """`names` ends with the divisor where there is one."""
+    node = site.node
+    x, t, *weight = names[: len(site.sources)]
+    ignore = node.get("ignore_index", -100)
+    options = [*weight, *([f"ignore_index={ignore}"] if ignore != -100 else []), 'reduction="sum"']
+    total = f"F.cross_entropy({full_precision(site, x)}, {t}, {', '.join(options)})"
+    return f"{total} / {names[-1]}" if node.get("reduction", "mean") == "mean" else total
+
+
+def label_count(site: Site, t: str, weight: str | None) -> str:
+    """How many labels of this rank count, or their weights' sum."""
+    ignore = site.node.get("ignore_index", -100)
+    if weight is None:
+        return f"({enclosed(t)} != {ignore}).sum()"
+    return f"{enclosed(weight)}[{t}.clamp(min=0)].masked_fill({enclosed(t)} == {ignore}, 0).sum()"
+
+
+def _mse(site: Site, names: Sequence[str]) -> str:
+    total = f'F.mse_loss({full_precision(site, names[0])}, {full_precision(site, names[1])}, reduction="sum")'
+    if site.node.get("reduction", "mean") == "sum":
+        return total
+    return f"{total} / {site.sources[0].numel * site.micro}"
+
+
+def _to(site: Site, names: Sequence[str]) -> str:
+    return f"{enclosed(names[0])}.to({dtype_text(site.node.dtype)})"
+
+
+def local_shape_text(local: Local) -> str:
+    """A local shape for a reader: `[8/data, 16, 64/tensor]`."""
+    parts = []
+    for dim, numbers in enumerate(local.known.dims):
+        text = str(prod(numbers))
+        axes = [local.axes[i] for a in local.known.of_dim(dim) for i in local.splits(a)]
+        parts.append("/".join([text, *axes]))
+    return f"[{', '.join(parts)}]"
+
+
+def split_atoms(layout: Layout) -> tuple[int, ...]:
+    return tuple(sorted({atom_of(x) for x in layout if is_split(x)}))
+
+
+def local_numel(local: Local) -> Size:
+    return product(local.shape())
+
+
+RULES: dict[str, Rule] = {
+    "view": _view,
+    "permute": _permute,
+    "expand": _expand,
+    "contiguous": _contiguous,
+    "full": _full,
+    "arange": _arange,
+    "constant": _constant,
+    "dropout": _dropout,
+    "projection": _projection,
+    "embedding": _embedding,
+    "attention": _attention,
+    "mean": _mean,
+    "sum": _sum,
+    "amax": _amax,
+    "cross_entropy": _cross_entropy,
+    "mse_loss": _mse,
+    "to": _to,
+}

@@ -1,0 +1,173 @@
+"""Where ranks that are threads meet: who runs, who waits for whom, and what to say when nobody can go on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class RankError(RuntimeError):
+    """A rank raised, or the ranks disagree about a collective; `rank` is the first one that did."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class Deadlock(RuntimeError):  # noqa: N818 (its name in the field)
+    """All ranks that are left wait for each other, or the time is up; the message says where each of them stands."""
+
+
+class Stopped(BaseException):
+    """Ends a rank because another one failed; never reaches the caller."""
+
+
+@dataclass(slots=True)
+class Meeting:
+    """One collective: `parts` fill up to `size`, then `work(parts in order)` runs once."""
+
+    kind: str
+    members: tuple[int, ...]
+    size: int
+    parts: dict[int, Any] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)
+    done: bool = False
+
+
+class Hub:
+    """Who runs, who waits for what; a rank is counted as running from before its thread starts."""
+
+    def __init__(self, ranks: int) -> None:
+        self.lock = threading.Lock()
+        self.meetings: dict[tuple[Any, ...], Meeting] = {}
+        self.running = ranks
+        self.waits: dict[int, tuple[Meeting, str]] = {}
+        self.finished: set[int] = set()
+        self.joined = [0] * ranks
+        self.gates = [threading.Semaphore(0) for _ in range(ranks)]
+        self.threads: list[threading.Thread] = []
+        self.failure: BaseException | None = None
+        self.cause: BaseException | None = None
+
+    def join(
+        self,
+        key: tuple[Any, ...],
+        meeting: Meeting,
+        rank: int,
+        place: int,
+        part: Any,
+        work: Callable[[list[Any]], None],
+    ) -> Meeting:
+        """Bring `part` to the meeting at `key`; who completes it does the work and wakes the others."""
+        with self.lock:
+            if self.failure is not None:
+                raise Stopped
+            found = self.meetings.setdefault(key, meeting)
+            if (found.kind, found.members) != (meeting.kind, meeting.members):
+                others = ", ".join(str(found.members[p]) for p in found.parts)
+                raise RankError(
+                    f"rank {rank} calls {_describe(meeting)} where rank {others} calls {_describe(found)}"
+                    f"\n{self._report()}",
+                    rank,
+                )
+            found.parts[place] = part
+            self.joined[rank] += 1
+            if len(found.parts) < found.size:
+                return found
+            del self.meetings[key]
+        with torch.no_grad():
+            work([found.parts[p] for p in range(found.size)])
+        with self.lock:
+            found.done = True
+            found.parts.clear()
+            self.running += len(found.waiting)
+            for waiting in found.waiting:
+                self.gates[waiting].release()
+        return found
+
+    def wait(self, meeting: Meeting, rank: int, what: str) -> None:
+        with self.lock:
+            if meeting.done:
+                return
+            if self.failure is not None:
+                raise Stopped
+            meeting.waiting.append(rank)
+            self.waits[rank] = (meeting, what)
+            self._stand_still()
+        self.gates[rank].acquire()
+        with self.lock:
+            del self.waits[rank]
+            if not meeting.done:
+                raise Stopped
+
+    def leave(self, rank: int) -> None:
+        with self.lock:
+            self.finished.add(rank)
+            self._stand_still()
+
+    def fail(self, failure: BaseException, cause: BaseException | None = None) -> None:
+        """Stop all ranks; only the first failure counts."""
+        with self.lock:
+            self._fail(failure, cause)
+
+    def report(self) -> str:
+        with self.lock:
+            return self._report()
+
+    def _stand_still(self) -> None:
+        self.running -= 1
+        if self.running == 0 and self.waits:
+            self._fail(Deadlock(f"deadlock: no rank can go on\n{self._report()}"))
+
+    def _fail(self, failure: BaseException, cause: BaseException | None = None) -> None:
+        if self.failure is None:
+            self.failure, self.cause = failure, cause
+            for meeting, _ in self.waits.values():
+                if not meeting.done:
+                    for rank in meeting.waiting:
+                        self.gates[rank].release()
+                    meeting.waiting.clear()
+
+    def _report(self) -> str:
+        frames = sys._current_frames()
+        lines = []
+        for rank, count in enumerate(self.joined):
+            if rank in self.finished:
+                state = "has finished"
+            elif rank in self.waits and not self.waits[rank][0].done:
+                meeting, what = self.waits[rank]
+                missing = [m for place, m in enumerate(meeting.members) if place not in meeting.parts]
+                state = f"waits in {what} for {ranks_text(missing)}"
+            else:
+                state = "runs"
+            place = _user_line(frames.get(self.threads[rank].ident or -1)) if rank not in self.finished else ""
+            lines.append(f"  rank {rank}: {state}; joined {count} collectives{place}")
+        return "\n".join(lines)
+
+
+def _describe(meeting: Meeting) -> str:
+    return f"{meeting.kind} of {ranks_text(meeting.members)}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+_TORCH = Path(torch.__file__).parent
+_HERE = (Path(__file__).parent, Path(threading.__file__).parent)
+
+
+def _user_line(frame: Any) -> str:
+    """Where the program stands: its innermost frame outside torch, the standard library and this folder."""
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if not path.is_relative_to(_TORCH) and path.parent not in _HERE:
+            return f"; {path.name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,58 @@
+"""Micro-batches as one more axis: which values every micro-batch would count again, and whether cutting is right at all.
+
+On this axis tensors with the batch atom are split, all others whole, and what is summed over the batch is an addend. The
+same rows that say what can be split over ranks say what can be split over micro-batches.
+"""
+
+from __future__ import annotations
+
+from ..formulation.strategy import Row, rows
+from ..model.atoms import atoms
+from ..model.errors import PartitaError
+from ..model.layout import B, P, R, S, atom_of, is_split
+from ..model.operator import operator
+from ..model.pcg import PCG, SOURCES
+
+
+def divided(graph: PCG, micro_batches: int) -> tuple[frozenset[tuple[int, int]], bool]:
+    """The (node, operand) pairs to be divided by the number of micro-batches, and whether the loss is.
+
+    Raises PartitaError where an operator needs the whole batch at once.
+    """
+    if micro_batches == 1:
+        return frozenset(), False
+    known = atoms(graph)
+    letters: list[int] = []
+    found: set[tuple[int, int]] = set()
+    for index, node in enumerate(graph.nodes):
+        batch = sorted(known[index].batch)
+        if node.op in SOURCES or operator(node.op).creates:
+            if batch and node.op == "arange":
+                raise PartitaError(f"{node.name!r} numbers the samples of a batch: it cannot be cut into micro-batches")
+            letters.append(S(batch[0]) if batch else R)
+            continue
+        given = [letters[i] for i in node.inputs]
+        fitting = [row for row in rows(graph, index) if all(map(_fits, given, row.inputs))]
+        if not fitting:
+            raise PartitaError(
+                f"{node.name!r} ({node.op}) needs the whole batch at once: it cannot be cut into micro-batches"
+            )
+        row = min(fitting, key=lambda row: _divisions(given, row))
+        found |= {(index, k) for k, (have, want) in enumerate(zip(given, row.inputs, strict=True)) if _divides(have, want)}
+        letters.append(R if row.output == B else row.output)
+        if is_split(row.output) and atom_of(row.output) not in known[index].batch:
+            raise PartitaError(f"{node.name!r} ({node.op}) mixes the batch with other dims: it cannot be cut")
+    return frozenset(found), letters[graph.loss] == R
+
+
+def _fits(have: int, want: int) -> bool:
+    """Whole values can be read whole, or as addends (divided); addends and parts as they are."""
+    return have == want or (have == R and want in (R, B, P))
+
+
+def _divides(have: int, want: int) -> bool:
+    return have == R and want == P
+
+
+def _divisions(given: list[int], row: Row) -> int:
+    return sum(map(_divides, given, row.inputs))

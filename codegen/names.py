@@ -1,0 +1,117 @@
+"""Names that a reader recognises: of mesh axes by what they split, of variables by the nodes that they hold."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..model.atoms import atoms
+from ..model.layout import atom_of, is_split
+from ..model.operator import operator
+from ..model.pcg import SOURCES
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+USES = ("data", "tensor", "sequence")
+
+GENERIC = {
+    "add": "x",
+    "sub": "x",
+    "mul": "x",
+    "div": "x",
+    "scale": "x",
+    "shift": "x",
+    "view": "x",
+    "permute": "x",
+    "expand": "x",
+    "contiguous": "x",
+    "dropout": "x",
+    "attention": "mixed",
+    "layer_norm": "normed",
+    "rms_norm": "normed",
+    "linear": "y",
+    "matmul": "product",
+    "cross_entropy": "loss",
+    "mse_loss": "loss",
+    "projection": "loss",
+    "slice": "part",
+    "cat": "joined",
+    "full": "constant",
+    "arange": "positions",
+}
+
+
+def axis_names(plan: Plan) -> tuple[str, ...]:
+    """For every axis what most of the work, by FLOPs, is split by there: samples, weights, or other dims of activations.
+
+    An axis that splits no work is named by its number; a second one of the same use gets a number too.
+    """
+    graph, known = plan.graph, atoms(plan.graph)
+    work = [dict.fromkeys(USES, 0.0) for _ in plan.placement.sizes]
+    for index, (node, choice) in enumerate(zip(graph.nodes, plan.choices, strict=True)):
+        if node.op in SOURCES or operator(node.op).creates:
+            continue
+        amount = node.numel * 1e-6
+        if operator(node.op).matmul:
+            amount += operator(node.op).work(node, tuple(graph.nodes[i] for i in node.inputs))
+        for axis, shares in enumerate(work):
+            letters = [(i, x[axis]) for i, x in zip(node.inputs, choice.inputs, strict=True)]
+            split = [(i, x) for i, x in (*letters, (index, choice.output[axis])) if is_split(x)]
+            if not split:
+                continue
+            if any(atom_of(x) in known[i].batch for i, x in split):
+                shares["data"] += amount
+            elif any(_reaches_weight(plan, i) for i, _ in split) or not operator(node.op).matmul:
+                shares["tensor"] += amount
+            else:
+                shares["sequence"] += amount
+    result: list[str] = []
+    for axis, shares in enumerate(work):
+        best = max(USES, key=lambda use: shares[use])
+        wish = best if shares[best] > 0 else f"axis{axis}"
+        result.append(wish if wish not in result else f"{wish}{sum(r.startswith(wish) for r in result) + 1}")
+    return tuple(result)
+
+
+def _reaches_weight(plan: Plan, index: int) -> bool:
+    return plan.graph.nodes[index].op == "parameter"
+
+
+def identifier(text: str) -> str:
+    """`text` as a Python name."""
+    name = re.sub(r"\W+", "_", text).strip("_") or "x"
+    if name[0].isdigit():
+        name = f"n{name}"
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+def wish(op: str, name: str, path: str) -> str:
+    """The variable name that a node would like."""
+    if op in GENERIC and re.sub(r"(_\d+)+$", "", name.rpartition(".")[2]) in (op, GENERIC[op], "add", "sub", "rsub"):
+        return GENERIC[op]
+    last = re.sub(r"(_\d+)+$", "", name.rpartition(".")[2])
+    if last.isdigit():
+        last = path.rpartition(".")[2] if path and not path.rpartition(".")[2].isdigit() else GENERIC.get(op, op)
+    return identifier(last)
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Dotted names to identifiers: as many trailing parts, from two on, as keep them apart."""
+    everything = tuple(names)
+    result: dict[str, str] = {}
+    for name in everything:
+        parts = name.split(".")
+        for count in range(min(2, len(parts)), len(parts) + 1):
+            tail = ".".join(parts[-count:])
+            if sum(other == tail or other.endswith(f".{tail}") for other in everything) == 1:
+                break
+        result[name] = identifier(tail)
+    taken: dict[str, int] = {}
+    for name, short in result.items():  # a.b_c and a_b.c
+        taken[short] = taken.get(short, 0) + 1
+        if taken[short] > 1:
+            result[name] = f"{short}_{taken[short]}"
+    return result

@@ -1,0 +1,176 @@
+"""The unsharded truth: the user's module, whole, on one CPU in float64, trained with plain torch.optim.
+
+It shares with the emitted program only what is random by nature: initial weights, dropout masks and the weights of a
+projection, all functions of names and counters.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# (the counters are program text without types)
+
+from __future__ import annotations
+
+import copy
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..model.capture import Inputs, outputs
+from ..model.errors import PartitaError
+from ..model.pcg import PCG
+from .defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, schedule
+from .templates.counters import dropout_mask, projection_weights
+from .worker import Outcome
+
+_SCALES = ("weight", "scale", "gain", "gamma", "g")  # what multiplies, where it has one dim
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def generator(*key: object) -> torch.Generator:
+    """A generator of its own for every key."""
+    return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+
+
+def random_weight(name: str, shape: Sequence[int]) -> Tensor:
+    """Float64 values that keep activations near 1: by fan-in, norm weights near 1, biases small."""
+    noise = torch.randn(tuple(shape), generator=generator("weight", name), dtype=torch.float64)
+    if len(shape) > 1:
+        return noise * math.sqrt(shape[0] / noise.numel())
+    return 1 + 0.1 * noise if name.rpartition(".")[2] in _SCALES else 0.1 * noise
+
+
+def materialize(module: nn.Module) -> nn.Module:
+    """A copy on the CPU in float64 and training mode, with random weights that depend on their names alone.
+
+    Raises PartitaError where a buffer is on the meta device: nobody knows its values.
+    """
+    memo: dict[int, Any] = {}
+    for name, parameter in module.named_parameters():
+        memo[id(parameter)] = nn.Parameter(random_weight(name, parameter.shape), parameter.requires_grad)
+    for name, buffer in module.named_buffers():
+        if buffer.is_meta:
+            raise PartitaError(f"buffer {name!r} is on the meta device: its values are not known")
+        memo[id(buffer)] = buffer.detach().to("cpu", torch.float64 if buffer.is_floating_point() else None, copy=True)
+    return copy.deepcopy(module, memo).train()
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters and buffers, also those that are not persistent, under all their names."""
+    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return {name: tensor.detach().clone() for name, tensor in tensors}
+
+
+class CountedDropout(TorchDispatchMode):
+    """Every dropout mask is the emitted program's: a function of (seed, step, call site, element).
+
+    Works below autograd, where dropout draws its noise, so the way that leads there (a module, a function, attention)
+    does not matter. `sites` counts the calls; `narrow` says whether the module left float64 by itself.
+    """
+
+    def __init__(self, seed: int, step: int) -> None:
+        super().__init__()
+        self.seed, self.step, self.sites, self.narrow = seed, step, 0, False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.bernoulli_.float:
+            noise = args[0]
+            keep = args[1] if len(args) > 1 else 0.5  # its default is left out
+            index = torch.arange(noise.numel()).view(noise.shape)
+            noise.copy_(dropout_mask(index, 1 - keep, self.seed, self.step, self.sites) != 0)
+            self.sites += 1
+            return noise
+        result = func(*args, **(kwargs or {}))
+        self.narrow |= any(isinstance(x, Tensor) and x.dtype in _NARROW for x in pytree.tree_leaves(result))
+        return result
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What a module makes without naming a dtype has this one meanwhile."""
+    kept = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(kept)
+
+
+def loss_of(result: Any, seed: int) -> Tensor:
+    """The loss that the module returns, or the projections of the tensors that it returns, added up."""
+    scalar, tensors = outputs(result)
+    if scalar:
+        return tensors[0].reshape(())
+    total = torch.zeros((), dtype=torch.float64)
+    for site, x in enumerate(tensors):
+        index = torch.arange(x.numel()).view(x.shape)
+        total = total + (x * projection_weights(index, seed, site).to(x.dtype)).sum()
+    return total
+
+
+class Optimizer:
+    """Plain torch.optim with the program's parameter groups, clipping and schedule."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        trained = [p for p in module.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in trained if p.dim() > 1], "weight_decay": WEIGHT_DECAY[name]},
+            {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        self.parameters = trained
+        self.inner = _OPTIMIZERS[name](groups)
+        self.rates = torch.optim.lr_scheduler.LambdaLR(self.inner, schedule)
+
+    def zero_grad(self) -> None:
+        self.inner.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        nn.utils.clip_grad_norm_(self.parameters, CLIP_NORM)
+        self.inner.step()
+        self.rates.step()
+
+
+_OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda groups: torch.optim.SGD(groups, LEARNING_RATE, momentum=MOMENTUM),
+    "adam": lambda groups: torch.optim.Adam(groups, LEARNING_RATE, betas=BETAS, eps=EPS),
+    "adamw": lambda groups: torch.optim.AdamW(groups, LEARNING_RATE, betas=BETAS, eps=EPS),
+}
+
+
+def train(
+    module: nn.Module,
+    example: Inputs,
+    graph: PCG,
+    batches: Sequence[Mapping[str, Tensor]],
+    optimizer: str,
+    seed: int,
+) -> tuple[Outcome, bool]:
+    """Train `module` (from `materialize`) on whole batches; also whether the module left float64 by itself.
+
+    Raises PartitaError where the module draws fewer dropout masks than the graph says.
+    """
+    sites = 1 + max((graph.nodes[i]["site"] for i in graph.of("dropout")), default=-1)
+    update = Optimizer(optimizer, module)
+    losses: list[float] = []
+    gradients: dict[str, Tensor] = {}
+    narrow = False
+    for step, batch in enumerate(batches):
+        with CountedDropout(seed, step) as counted, default_dtype(torch.float64):
+            loss = loss_of(example.call(module, [batch[name] for name in example.names]), seed)
+        if counted.sites < sites:
+            raise PartitaError(f"the module draws {counted.sites} dropout masks, its graph {sites}")
+        narrow |= counted.narrow
+        update.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        if step == 0:
+            gradients = {k: p.grad.clone() for k, p in module.named_parameters() if p.grad is not None}
+        update.step()
+    return Outcome(losses, gradients, state_of(module)), narrow

@@ -1,0 +1,281 @@
+"""From a model to a plan: capture, search, decode. What `partita plan` and `partita.optimize` do."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..formulation.encode import Encoding
+from ..formulation.network import Network
+from ..formulation.placement import Placement, placements
+from ..model.errors import PartitaError
+from ..model.files import write_atomically
+from ..model.machine import Level, Machine
+from ..model.pcg import PCG
+from ..solvers.protocol import Limits, Progress, Status
+from ..solvers.protocol import solver as find_solver
+from ..solvers.search import Found, Question, check_batch, search
+from .decode import choices, report
+from .plan import Plan
+from .request import PlanRequest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+type Tell = Callable[[str | Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to plan: everything but the model and the machine."""
+
+    batch: int
+    dtype: str
+    optimizer: str
+    mesh: tuple[int, ...] | None = None
+    micro_batches: int | None = None
+    solver: str = "auto"
+    time_limit: float | None = None
+    fix: tuple[tuple[str, str], ...] = ()
+    save_network: str | None = None
+
+
+def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
+    """Plan what the command line asked for. PartitaError: unknown names, or a model that fits no placement."""
+    from ..model.capture import capture
+    from ..model.load import load_module
+    from ..model.zoo import zoo
+    from ..model.zoo.registry import entry
+
+    start = time.monotonic()
+    machine = machine_of(request)
+    known = entry(request.model) if request.model in zoo() else None
+    batch = request.batch
+    if batch is None:
+        batch = 16 if known is None else known.default_batch(request.small, machine.devices)
+    settings = Settings(
+        batch,
+        _mixed(request.dtype) or (known.dtype if known else "float32"),
+        request.optimizer or (known.optimizer if known else "adamw"),
+        request.mesh,
+        request.micro_batches,
+        request.solver,
+        request.time_limit,
+        request.fix,
+        request.save_network,
+    )
+    check_batch(batch, request.micro_batches)
+    find_solver(request.solver)
+    _tell(progress, f"capturing {request.model}")
+    module, inputs = load_module(request.model, small=request.small, sequence=request.sequence)
+    graph = capture(module, inputs, batch=max(batch, 2), allow_unknown=request.allow_unknown)
+    model = {"reference": request.model, "small": request.small, "sequence": request.sequence, "batch": batch}
+    return plan_graph(graph, machine, settings, model, progress, start)
+
+
+def optimize(
+    module: nn.Module,
+    inputs: Any,
+    machine: Machine | str,
+    *,
+    batch: int | None = None,
+    dtype: str = "float32",
+    optimizer: str = "adamw",
+    mesh: Sequence[int] | None = None,
+    micro_batches: int | None = None,
+    solver: str = "auto",
+    time_limit: float | None = None,
+    fix: Mapping[str, str] | None = None,
+    allow_unknown: bool = False,
+    progress: Tell | bool | None = None,
+) -> Plan:
+    """Plan the training of a module.
+
+    `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch
+    of a step (default: the example's). `dtype`: float32, float64, mixed-float16 or mixed-bfloat16. `mesh` fixes the
+    axes' sizes. `progress`: True prints to standard error, or a function that takes words and `Progress`.
+    Raises PartitaError for what cannot be captured or fits no placement.
+    """
+    from ..model.capture import capture
+
+    start = time.monotonic()
+    tell = _printer if progress is True else progress or None
+    machine = Machine.load(machine) if isinstance(machine, str) else machine
+    graph = capture(module, inputs, batch=None if batch is None else max(batch, 2), allow_unknown=allow_unknown)
+    settings = Settings(
+        batch or graph.batch,
+        _mixed(dtype) or dtype,
+        optimizer,
+        tuple(mesh) if mesh is not None else None,
+        micro_batches,
+        solver,
+        time_limit,
+        tuple((fix or {}).items()),
+    )
+    made = plan_graph(graph, machine, settings, {"reference": None, "batch": settings.batch}, tell, start)
+    object.__setattr__(made, "module", (module, inputs))
+    return made
+
+
+def plan_graph(
+    graph: PCG,
+    machine: Machine,
+    settings: Settings,
+    model: dict[str, Any],
+    progress: Tell | None = None,
+    start: float | None = None,
+) -> Plan:
+    """Plan a captured graph; `model` is kept in the plan. An interrupt keeps the best plan so far."""
+    start = time.monotonic() if start is None else start
+    captured = time.monotonic()
+    places = _placements(machine, settings)
+    question = Question(
+        graph, machine, settings.batch, places, check_batch(settings.batch, settings.micro_batches),
+        settings.dtype, settings.optimizer, _fixed(settings.fix, places),
+    )  # fmt: skip
+    if settings.save_network:
+        _save_network(question, settings.save_network)
+    _tell(progress, f"searching {len(places)} placements of {len({p.sizes for p in places})} meshes")
+    limits = Limits(settings.time_limit or float("inf"), progress=progress)
+    found = search(question, find_solver(settings.solver), limits)
+    if found.encoding is None or found.solution is None:
+        raise PartitaError(_why_not(question, found))
+    best, solution = found.encoding, found.solution
+    assert solution.assignment is not None and solution.objective is not None
+    seconds = {
+        "capture": round(captured - start, 3),
+        "formulate": round(found.formulating, 3),
+        "solve": round(found.seconds - found.formulating, 3),
+    }
+    made = Plan(
+        best.pcg, machine, best.placement, best.micro_batches, choices(best, solution.assignment), settings.dtype,
+        settings.optimizer, model, report(best, solution.assignment),
+    )  # fmt: skip
+    facts = {
+        "status": found.status.value,
+        "objective_ns": solution.objective,
+        "bound_ns": found.bound,
+        "gap": (solution.objective - found.bound) / solution.objective,
+        "space": {
+            "meshes": len({p.sizes for p in places}),
+            "placements": len(places),
+            "micro_batches": list(question.micro_batches),
+            "options": found.options,
+            "networks_solved": found.solved,
+            "limits_hit": [] if found.status is Status.OPTIMAL else ["time"],
+        },
+        "solver": solution.source,
+    }
+    emitting = time.monotonic()
+    made = replace(made, report={**made.report, **facts, "seconds": seconds})
+    made.emit()  # what cannot be emitted is no plan
+    seconds["emit"] = round(time.monotonic() - emitting, 3)
+    seconds["total"] = round(time.monotonic() - start, 3)
+    return replace(made, report={**made.report, "seconds": seconds})
+
+
+def machine_of(request: PlanRequest) -> Machine:
+    """The machine that a request names: a preset or file, with as many nodes, or its devices in another hierarchy."""
+    if request.machine is None:
+        assert request.hierarchy is not None
+        return Machine.adhoc(request.hierarchy)
+    machine = Machine.load(request.machine, nodes=request.nodes)
+    if request.hierarchy is None:
+        return machine
+    if len(request.hierarchy) != len(machine.levels):
+        raise PartitaError(
+            f"--hierarchy has {len(request.hierarchy)} levels, machine {machine.name} has {len(machine.levels)}"
+        )
+    levels = tuple(
+        Level(level.name, size, level.bandwidth, level.latency_ns)
+        for level, size in zip(machine.levels, request.hierarchy, strict=True)
+    )
+    return replace(machine, levels=levels)
+
+
+def _mixed(dtype: str | None) -> str | None:
+    """`float16` and `bfloat16` mean computing in them with float32 parameters."""
+    return f"mixed-{dtype}" if dtype in ("float16", "bfloat16") else dtype
+
+
+def _placements(machine: Machine, settings: Settings) -> tuple[Placement, ...]:
+    places = placements(machine.hierarchy, mesh=settings.mesh)
+    counts = {s.count(",") + 1 for _, s in settings.fix if "," in s}
+    if len(counts) > 1:
+        raise PartitaError("--fix names strategies for different numbers of axes")
+    if counts:
+        places = tuple(p for p in places if len(p.sizes) in counts)
+        if not places:
+            raise PartitaError(f"--fix names {counts.pop()} axes, which no mesh of this machine has")
+    return places
+
+
+def _fixed(fix: tuple[tuple[str, str], ...], places: tuple[Placement, ...]) -> dict[str, tuple[str, ...]]:
+    """Row names an axis; a single name without commas holds for every axis of a mesh of one axis."""
+    axes = {len(p.sizes) for p in places}
+    wishes = {name: tuple(part.strip() for part in text.split(",")) for name, text in fix}
+    if wishes and axes != {len(next(iter(wishes.values())))}:
+        raise PartitaError(
+            f"--fix gives {len(next(iter(wishes.values())))} strategies, one for each mesh axis: fix the mesh too (--mesh)"
+        )
+    return wishes
+
+
+def _why_not(question: Question, found: Found) -> str:
+    if found.status is not Status.INFEASIBLE:
+        return f"no plan was found in {found.seconds:.1f} s; give it more time"
+    least = min(_least_memory(question, p) for p in question.placements)
+    capacity = question.machine.device.capacity_bytes
+    gib = 2**30
+    return (
+        f"the model fits no placement on {question.machine.devices} x {question.machine.device.name}: "
+        f"it needs at least {least / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
+        f"{max(0, least - capacity) / gib:.2f} GiB are missing"
+    )
+
+
+def _least_memory(question: Question, placement: Placement) -> int:
+    """The least that any plan of this placement needs on a device: memory minimized as if it were the cost."""
+    encoding = question.encoding(placement, max(question.micro_batches))
+    network = encoding.network
+    memory = Network(
+        tuple(replace(v, cost=_where_finite(v.cost, v.use), use=v.use[:, :0]) for v in network.variables),
+        tuple(replace(e, cost=_where_finite(e.cost, e.use), use=None) for e in network.edges),
+        (),
+        0,
+        network.chains,
+    )
+    solution = find_solver("elimination").solve(memory)
+    reserve = question.machine.device.capacity_bytes - network.capacities[0]
+    return solution.bound + reserve
+
+
+def _where_finite(cost: Any, use: Any) -> Any:
+    import numpy as np
+
+    from ..formulation.network import INFINITE
+
+    return np.where(cost >= INFINITE, INFINITE, 0 if use is None else use[..., 0])
+
+
+def _save_network(question: Question, path: str) -> None:
+    first: Encoding = question.encoding(question.placements[0], min(question.micro_batches))
+    write_atomically(path, json.dumps(first.network.to_json()))
+
+
+def _tell(progress: Tell | None, words: str) -> None:
+    if progress is not None:
+        progress(words)
+
+
+def _printer(news: str | Progress) -> None:
+    import sys
+
+    if isinstance(news, str):
+        print(news, file=sys.stderr)
+    elif news.incumbent is not None:
+        gap = (news.incumbent - news.bound) / max(news.incumbent, 1)
+        print(f"{news.seconds:6.1f} s  best {news.incumbent / 1e6:.3f} ms  gap {gap:.2%}", file=sys.stderr)

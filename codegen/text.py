@@ -1,0 +1,101 @@
+"""Small helpers for program text: sizes, expressions, and lines as a formatter would break them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TypeAlias
+
+WIDTH = 120
+
+Size: TypeAlias = "int | str"
+"""A number, or an expression where ranks differ."""
+
+
+def product(factors: Iterable[Size]) -> Size:
+    """The product as a number where all factors are numbers, else as an expression."""
+    number, rest = 1, []
+    for factor in factors:
+        if isinstance(factor, int):
+            number *= factor
+        else:
+            rest.append(factor)
+    if not rest:
+        return number
+    return " * ".join([str(number), *rest] if number != 1 else rest)
+
+
+@lru_cache(maxsize=65536)
+def compound(text: str) -> bool:
+    """Whether an expression must be put in brackets before something is appended to it."""
+    node = ast.parse(text, mode="eval").body
+    return not isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.Constant | ast.Tuple)
+
+
+def enclosed(text: str) -> str:
+    return f"({text})" if compound(text) else text
+
+
+@lru_cache(maxsize=65536)
+def tidy(text: str) -> str:
+    """The same expression without needless brackets."""
+    result = ast.unparse(ast.parse(text, mode="eval").body)
+    return result if '"' in result else result.replace("'", '"')
+
+
+def shape_text(shape: Iterable[Size]) -> str:
+    """A tuple as Python writes it."""
+    parts = [str(s) for s in shape]
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def wrap(line: str, indent: int, comment: str = "") -> list[str]:
+    """A statement as lines of at most `WIDTH` columns, broken inside its last brackets as a formatter does.
+
+    A comment that does not fit behind the statement goes above it.
+    """
+    pad = " " * indent
+    if comment and len(pad + line) + len(comment) + 4 <= WIDTH:
+        return [f"{pad}{line}  # {comment}"]
+    head = [f"{pad}# {comment}"] if comment else []
+    if len(pad + line) <= WIDTH:
+        return [*head, pad + line]
+    opening, closing = _last_brackets(line)
+    inside = line[opening + 1 : closing]
+    lines = [*head, pad + line[: opening + 1]]
+    if len(pad) + 4 + len(inside) <= WIDTH and not _splits(inside, ","):
+        lines += [f"{pad}    {inside}"]
+    elif len(pad) + 4 + len(inside) <= WIDTH:
+        lines += [f"{pad}    {inside}"]
+    else:
+        for part in _splits(inside, ",") or [inside]:
+            lines += wrap(f"{part.strip()},", indent + 4)
+    return [*lines, pad + line[closing:]]
+
+
+def _last_brackets(line: str) -> tuple[int, int]:
+    """Places of the last outermost brackets of a line that are not empty."""
+    depth, opening, found = 0, 0, (0, 0)
+    for place, sign in enumerate(line):
+        if sign in "([{":
+            if depth == 0:
+                opening = place
+            depth += 1
+        elif sign in ")]}":
+            depth -= 1
+            if depth == 0 and place > opening + 1:
+                found = (opening, place)
+    assert found != (0, 0), line
+    return found
+
+
+def _splits(text: str, sign: str) -> list[str]:
+    """The parts of `text` between the signs outside of brackets; [] if there is none."""
+    depth, start, parts = 0, 0, []
+    for place, c in enumerate(text):
+        depth += (c in "([{") - (c in ")]}")
+        if c == sign and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+    return [*parts, text[start:]] if parts else []

@@ -1,0 +1,96 @@
+"""One rank of a verification: load an emitted program, train it for a few steps, hand back what rank 0 knows.
+
+The same function runs in a thread and, as `torchrun -m partita.codegen.worker DIR PROGRAM`, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..model.errors import PartitaError
+
+JOB, RESULT = "job.pt", "result.pt"
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The loss of every step, the first step's gradients and the weights at the end, whole, under original names."""
+
+    losses: list[float]
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+def load_program(path: Path) -> ModuleType:
+    """Import an emitted program from its file. Raises PartitaError if that fails."""
+    name = f"partita_program_{next(_numbers)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise PartitaError(f"{path} is not a program file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PartitaError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def train(
+    program: ModuleType, state: Path | Mapping[str, Tensor], batches: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
+) -> Outcome | None:
+    """Run one step per batch on this rank, from the weights `state`; None on all ranks but 0."""
+    mesh = program.Mesh()
+    model = program.Model(mesh, dtype=dtype)
+    program.load(model, state, mesh)
+    optimizer = program.make_optimizer(model, mesh)
+    losses: list[float] = []
+    gradients: dict[str, Tensor] = {}
+    for step, inputs in enumerate(batches):
+        losses.append(float(program.train_step(model, optimizer, inputs, mesh, step)))
+        if step == 0:
+            gradients = _copied(program.whole_gradients(model, optimizer, mesh))
+    weights = _copied(program.whole_weights(model, mesh))
+    return Outcome(losses, gradients, weights) if dist.get_rank() == 0 else None
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on rank 0, which alone reports: a program may return its own tensors."""
+    return {name: t.detach().clone() for name, t in tensors.items()} if dist.get_rank() == 0 else {}
+
+
+def main(folder: Path, program: Path) -> None:
+    """A rank that torchrun started: `folder` holds the job, and rank 0 writes the result there."""
+    dist.init_process_group("gloo")
+    try:
+        job = torch.load(folder / JOB, mmap=True, weights_only=True)
+        outcome = train(load_program(program), job["state"], job["batches"], torch.float64)
+        if outcome is not None:
+            torch.save(
+                {"losses": outcome.losses, "gradients": outcome.gradients, "weights": outcome.weights}, folder / RESULT
+            )
+    finally:
+        dist.destroy_process_group()
+
+
+def read_result(folder: Path) -> Outcome:
+    """What rank 0 wrote."""
+    data = torch.load(folder / RESULT, weights_only=True)
+    return Outcome(data["losses"], data["gradients"], data["weights"])
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

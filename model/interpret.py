@@ -1,0 +1,208 @@
+"""A second reading of a PCG: every node computed on whole tensors in float64, independently of what is emitted for it.
+
+Tests and the verifier compare against it. Autograd differentiates it, so it gives gradients too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .errors import PartitaError
+from .pcg import FLOATS, PCG, SOURCES, Node
+
+Noise: TypeAlias = Callable[[int, tuple[int, ...]], Tensor]
+"""(number of the projection, shape) -> its weights."""
+
+Mask: TypeAlias = Callable[[int, tuple[int, ...], float], Tensor]
+"""(call site, shape, p) -> what dropout multiplies by: 0, or 1 / (1 - p)."""
+
+
+def run(
+    pcg: PCG,
+    inputs: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    *,
+    mask: Mask | None = None,
+    noise: Noise | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> list[Tensor]:
+    """The tensor of every node (the loss is number `pcg.loss`), given inputs, parameters and buffers by name.
+
+    Floats are computed in `dtype`. `mask(site, shape, p)` is what dropout multiplies by; without one, dropout with
+    p > 0 raises ValueError. `noise(site, shape)` holds the weights of a projection (default: cosines of the index).
+    """
+    values: list[Tensor] = []
+    for node in pcg.nodes:
+        if node.op in SOURCES:
+            value = (inputs if node.op == "input" else weights)[node.name]
+            if tuple(value.shape) != node.shape:
+                raise ValueError(f"{node.op} {node.name!r} has shape {tuple(value.shape)}, not {node.shape}")
+            values.append(value.to(dtype) if value.is_floating_point() else value)
+            continue
+        value = _value(node, [values[i] for i in node.inputs], mask, noise or fixed_noise)
+        value = value.to(dtype) if value.is_floating_point() else value
+        if tuple(value.shape) != node.shape:
+            raise ValueError(f"{node.op} {node.name!r} computes shape {tuple(value.shape)}, not {node.shape}")
+        values.append(value)
+    return values
+
+
+def check_shapes(pcg: PCG) -> None:
+    """Compute every node on the meta device. Raises PartitaError naming a node whose attributes do not give its shape."""
+    sources = {
+        n.name: torch.empty(n.shape, dtype=getattr(torch, n.dtype), device="meta") for n in pcg.nodes if n.op in SOURCES
+    }
+    values: list[Tensor] = []
+    with torch.device("meta"), torch.no_grad():
+        for node in pcg.nodes:
+            try:
+                given = [values[i] for i in node.inputs]
+                value = sources[node.name] if node.op in SOURCES else _value(node, given, _ones, fixed_noise)
+            except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+                raise PartitaError(f"{node.op} {node.name!r} cannot be computed: {error}") from error
+            if tuple(value.shape) != node.shape:
+                raise PartitaError(f"{node.op} {node.name!r} has shape {tuple(value.shape)}, not {node.shape}")
+            values.append(value)
+
+
+def _ones(site: int, shape: tuple[int, ...], p: float) -> Tensor:
+    return torch.ones(shape)
+
+
+def _value(node: Node, given: Sequence[Tensor], mask: Mask | None, noise: Noise) -> Tensor:
+    if node.op == "dropout":
+        if mask is None:
+            raise ValueError(f"{node.name!r} drops with p = {node['p']}, but no mask was given")
+        return given[0] * mask(node["site"], node.shape, node["p"])
+    if node.op == "projection":
+        return (given[0] * noise(node["site"], tuple(given[0].shape)).to(given[0].dtype)).sum()
+    return _COMPUTE[node.op](node, given)
+
+
+def fixed_noise(site: int, shape: tuple[int, ...]) -> Tensor:
+    """Weights of a projection: cosines of the element's index."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count, dtype=torch.float64) * 1.7 + site).cos().reshape(shape)
+
+
+def _dtype(node: Node) -> torch.dtype:
+    """A node's own dtype; floats are computed in float64 until `run` says otherwise."""
+    if node.dtype in FLOATS:
+        return torch.float64
+    dtype: torch.dtype = getattr(torch, node.dtype)
+    return dtype
+
+
+def _slice(node: Node, x: Sequence[Tensor]) -> Tensor:
+    where = (slice(None),) * node["dim"] + (slice(node["start"], node["stop"], node["step"]),)
+    return x[0][where]
+
+
+def _norm(function: Callable[..., Tensor]) -> Callable[[Node, Sequence[Tensor]], Tensor]:
+    def compute(node: Node, x: Sequence[Tensor]) -> Tensor:
+        names = node.get("operands") or ("x", "w", "bias")[: len(x)]
+        given = dict(zip(names, x, strict=True))
+        shape = node.shape[len(node.shape) - node["normalized"] :]
+        optional = {ours: given[name] for name, ours in (("w", "weight"), ("bias", "bias")) if name in given}
+        return function(given["x"], shape, **optional, eps=node["eps"])
+
+    return compute
+
+
+def _attention(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """Softmax of the scaled, masked scores, times the values; written out."""
+    q, k, v = x[:3]
+    scale = node["scale"] if node["scale"] is not None else q.shape[-1] ** -0.5
+    scores = q @ k.mT * scale
+    if node["causal"]:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    if len(x) > 3:
+        scores = scores.masked_fill(~x[3], -torch.inf) if x[3].dtype == torch.bool else scores + x[3]
+    return scores.softmax(-1) @ v
+
+
+def _cross_entropy(node: Node, x: Sequence[Tensor]) -> Tensor:
+    weight = x[2] if len(x) > 2 else None
+    return F.cross_entropy(x[0], x[1], weight, ignore_index=node["ignore_index"], reduction=node["reduction"])
+
+
+def _opaque(node: Node, x: Sequence[Tensor]) -> Tensor:
+    def decode(value: Any) -> Any:
+        if not isinstance(value, tuple):
+            return value
+        tag, *rest = value
+        if tag == "@":
+            return x[rest[0]]
+        return getattr(torch, rest[0]) if tag == "dtype" else [decode(v) for v in rest]
+
+    call: Any = torch.ops
+    for part in node["target"].split("."):
+        call = getattr(call, part)
+    result = call(
+        *(decode(v) for key, v in node["arguments"] if not key), **{k: decode(v) for k, v in node["arguments"] if k}
+    )
+    chosen: Tensor = result if node["output"] is None else result[node["output"]]
+    return chosen
+
+
+def _method(name: str, *attributes: str) -> Callable[[Node, Sequence[Tensor]], Tensor]:
+    """A function of torch over all operands, then the attributes in order."""
+    function = getattr(torch, name)
+    return lambda node, x: function(*x, *(node[a] for a in attributes))
+
+
+def _functional(name: str, *attributes: str, **renamed: str) -> Callable[[Node, Sequence[Tensor]], Tensor]:
+    function = getattr(F, name)
+    return lambda node, x: function(*x, *(node[a] for a in attributes), **{k: node[v] for k, v in renamed.items()})
+
+
+_COMPUTE: dict[str, Callable[[Node, Sequence[Tensor]], Tensor]] = {
+    **{
+        name: _method(name)
+        for name in (
+            "relu tanh sigmoid exp log sqrt rsqrt sin cos erf abs reciprocal logical_not neg add sub mul div maximum "
+            "minimum matmul where"
+        ).split()
+    },
+    "gelu": _functional("gelu", approximate="approximate"),
+    "silu": _functional("silu"),
+    "softplus": _functional("softplus"),
+    "leaky_relu": _functional("leaky_relu", "slope"),
+    "elu": _functional("elu", "alpha"),
+    "pow": _method("pow", "exponent"),
+    "power": _method("pow"),
+    "clamp": _method("clamp", "min", "max"),
+    "shift": lambda node, x: x[0] + node["value"],
+    "scale": lambda node, x: x[0] * node["value"],
+    "compare": lambda node, x: getattr(torch, node["relation"])(x[0], torch.tensor(node["value"])),
+    "relate": lambda node, x: getattr(torch, node["relation"])(*x),
+    "to": lambda node, x: x[0].to(_dtype(node)),
+    "view": lambda node, x: x[0].reshape(node.shape),
+    "permute": lambda node, x: x[0].permute(node["dims"]),
+    "expand": lambda node, x: x[0].expand(node.shape),
+    "slice": _slice,
+    "cat": lambda node, x: torch.cat(list(x), node["dim"]),
+    "contiguous": lambda node, x: x[0],
+    "detach": lambda node, x: x[0].detach(),
+    "full": lambda node, x: torch.full(node.shape, node["value"], dtype=_dtype(node)),
+    "arange": lambda node, x: torch.arange(node["start"], node["stop"], node["step"], dtype=_dtype(node)),
+    "constant": lambda node, x: torch.tensor(node["values"], dtype=_dtype(node)).reshape(node.shape),
+    "tril": _method("tril", "diagonal"),
+    "triu": _method("triu", "diagonal"),
+    "sum": lambda node, x: x[0].sum(node["dims"], keepdim=node["keepdim"]),
+    "mean": lambda node, x: x[0].sum(node["dims"], keepdim=node["keepdim"]) / node["count"],
+    "amax": lambda node, x: x[0].amax(node["dims"], keepdim=node["keepdim"]),
+    "softmax": _method("softmax", "dim"),
+    "log_softmax": _method("log_softmax", "dim"),
+    "linear": lambda node, x: F.linear(*x),
+    "layer_norm": _norm(F.layer_norm),
+    "rms_norm": _norm(F.rms_norm),
+    "embedding": lambda node, x: x[0][x[1]],
+    "attention": _attention,
+    "cross_entropy": _cross_entropy,
+    "mse_loss": _functional("mse_loss", reduction="reduction"),
+    "opaque": _opaque,
+}

@@ -1,0 +1,136 @@
+"""The solver to take: elimination for the bound and the pruning, CP-SAT where the lists grow too long.
+
+Label lists finish most networks by themselves. Where they do not, CP-SAT composes: the rest of the network as it is
+left by the reduced costs, and every chain by how many copies use which of the copy's labels (`program.py`). Slacks
+grow as in elimination, so the program only ever holds what can be part of a solution within the slack.
+"""
+
+from collections.abc import Sequence
+
+from ..formulation.network import Network
+from .circuit import Circuit, TooWideError, compile_network, exact_in_floats, largest_total
+from .cpsat import CpSat, run, solve_whole
+from .elimination import close_by_labels, first_slack
+from .kernels import Floats
+from .labels import Listing, TooManyError, enumerate_labels
+from .price import Price, sweep
+from .program import Columns, build, trail
+from .protocol import NO_LIMITS, Limits, Search, Solution, Status
+
+_LABELS = 1 << 17  # in one table, before CP-SAT takes over
+_COLUMNS = 1 << 15  # of one chain in a program
+
+
+class Auto:
+    """Exact for every network that elimination or CP-SAT accepts."""
+
+    name = "auto"
+
+    def accepts(self, network: Network) -> bool:
+        """Whether the totals are exact in floats; what is too wide for elimination must suit CP-SAT."""
+        if not exact_in_floats(network):
+            return False
+        try:
+            compile_network(network)
+        except TooWideError:
+            return CpSat().accepts(network)
+        return True
+
+    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
+        """The best assignment, or the best found within the limits and a proved bound."""
+        search = Search(network, limits, self.name)
+        try:
+            return self._solve(search)
+        except KeyboardInterrupt:
+            return search.finish("interrupted")
+
+    def _solve(self, search: Search) -> Solution:
+        network = search.network
+        if not exact_in_floats(network):
+            return search.finish("totals beyond 2^52 are not exact in floats")
+        try:
+            circuit = compile_network(network)
+        except TooWideError as error:
+            if not CpSat().accepts(network):
+                return search.finish(f"too wide for elimination: {error}; too large for one program")
+            return solve_whole(search)
+        best = sweep(circuit, search)
+        if best is None:
+            return search.finish("no solution, at any price of memory", infeasible=True)
+        solution = close_by_labels(circuit, best, search, _LABELS)
+        return (
+            solution
+            if search.done or solution.status is Status.INFEASIBLE
+            else close_by_counting(circuit, best, search)
+        )
+
+
+def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution:
+    """Solve programs within a growing slack until the incumbent is proved best."""
+    most_cost = largest_total(search.network)
+    slack = max(first_slack(best, search.network), search.bound - best.bound)
+    through = circuit.backward(best.slots)
+    while not search.done:
+        reach = min(best.bound + slack, search.ceiling - 1, most_cost)
+        try:
+            if not _count_within(circuit, best, through, reach, search):
+                break
+        except TooManyError as error:
+            return search.finish(f"too many ways of one copy within {slack} ns of the bound: {error}")
+        if reach == most_cost and search.objective is None:
+            return search.finish("no solution, by CP-SAT", infeasible=True)
+        search.raise_bound(reach + 1)
+        slack *= 3
+    return search.finish("" if search.bound >= search.ceiling else "stopped by the time limit")
+
+
+def _count_within(circuit: Circuit, best: Price, through: list[Floats], reach: int, search: Search) -> bool:
+    """Offer the best solution within `reach` and below the ceiling, if any; whether the search for it was complete."""
+    most = best.most(circuit, reach)
+    small = circuit.restrict(through, most)
+    if small is None:
+        return True
+    slots = small.forward(small.tables(1, best.price))
+    tops = [one for one, _ in small.copies]
+    listing = enumerate_labels(
+        small, best.price, slots, small.backward(slots), most, _COLUMNS, search.left, tops or [0]
+    )
+    chains = [
+        Columns(
+            c.boundaries[0],
+            c.boundaries[-1],
+            len(c),
+            listing.slots[top].at,
+            listing.slots[top].time,
+            listing.slots[top].use,
+        )
+        for c, top in zip(search.network.chains, tops, strict=True)
+    ]
+    rest = sorted(small.below([small.root], stop=tops))
+    factors = [small.factors[slot] for slot in rest if slot < len(small.factors)]
+    variables = {v for f in factors for v in f.scope} | {v for c in chains for v in (c.first, c.last)}
+    size = {v: len(small.kept[small.domain[v]]) for v in variables}
+    program = build(factors, size, search.network.capacities, chains)
+
+    def decode(picks: dict[int, int], counts: list[list[int]]) -> tuple[int, ...] | None:
+        walks = []
+        for columns, ns in zip(chains, counts, strict=True):
+            walk, left = trail(picks[columns.first], columns.ends, ns)
+            if left:
+                return None
+            walks.append(walk)
+        return _assemble(listing, picks, walks)
+
+    return run(program, search, decode, reach + 1)
+
+
+def _assemble(listing: Listing, picks: dict[int, int], walks: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The assignment of the rest's options and of each chain's labels in their order."""
+    circuit = listing.circuit
+    for chain, (one, _), walk in zip(circuit.network.chains, circuit.copies, walks, strict=True):
+        for i, label in enumerate(walk):
+            picks = picks | {chain.boundaries[i + 1]: int(listing.slots[one].at[1, label])}
+    starts = [
+        (one, label, i) for (one, _), walk in zip(circuit.copies, walks, strict=True) for i, label in enumerate(walk)
+    ]
+    return circuit.assemble(starts, listing.choose, picks)

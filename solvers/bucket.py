@@ -1,0 +1,145 @@
+"""One step of elimination: the inputs around a variable, joined and minimised over it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import prod
+
+import numpy as np
+
+from .kernels import Floats, min_plus
+
+_BLOCK = 1 << 21  # entries joined at once where the bucket is no product
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """out(x_1..x_k) = min over v of the sum of the inputs; axis 0 is v, axes 1..k are kept.
+
+    `inputs` are slots with the axes of their tables, `dims` the sizes. `variable` is v, or None for a mere join.
+    In a power of a chain's copies (`half` > 0) v is the boundary after the first `half`, those of the first input.
+    """
+
+    inputs: tuple[tuple[int, tuple[int, ...]], ...]
+    dims: tuple[int, ...]
+    variable: int | None
+    chain: int = 0
+    half: int = 0
+
+
+class Join:
+    """A bucket with its tables: forward over it, backward through it.
+
+    Where two kept axes x, y share no input besides v, the join is a min-plus product [x, v] · [v, y] for each choice
+    of the other kept axes (the batch); else it is formed in blocks.
+    """
+
+    def __init__(self, bucket: Bucket, slots: Sequence[Floats]) -> None:
+        self.dims = bucket.dims
+        self.kept = tuple(range(1, len(bucket.dims)))
+        self.parts = [(slots[slot], axes) for slot, axes in bucket.inputs]
+        self.inner = [k for k, (_, axes) in enumerate(self.parts) if 0 in axes]
+        self.outer = [k for k, (_, axes) in enumerate(self.parts) if 0 not in axes]
+        pairs = [p for p in combinations(self.kept, 2) if not any({*p} <= {*self.parts[k][1]} for k in self.inner)]
+        small = len(self.kept) > 2 and prod(self.dims) <= _BLOCK
+        self.pair = None if not pairs or small else max(pairs, key=lambda p: self.dims[p[0]] * self.dims[p[1]])
+        self.batch = tuple(a for a in self.kept if a not in (self.pair or ()))
+
+    def best(self, values: Sequence[int]) -> int:
+        """The lowest best option of v, given those of the kept axes."""
+        total = np.zeros(self.dims[0])
+        for table, axes in (self.parts[k] for k in self.inner):
+            total += table[tuple(slice(None) if a == 0 else values[a - 1] for a in axes)]
+        return int(np.argmin(total))
+
+    def forward(self) -> Floats:
+        """The table over the kept axes."""
+        shape = self.dims[1:]
+        if self.pair is None:
+            out = np.zeros(shape)
+            for block, join in self._blocks():
+                out[block] = join.min(axis=0)
+        else:
+            turned = np.empty([self.dims[a] for a in (*self.batch, *self.pair)])
+            for index, a, b in self._products(self.pair):
+                turned[index] = min_plus(a, b)
+            out = np.ascontiguousarray(spread(turned, (*self.batch, *self.pair), self.kept))
+        return self._with_outer(out)
+
+    def backward(self, outside: Floats, through: Floats) -> list[Floats]:
+        """The best total through each entry of each input, given that outside of, and through, each entry of out."""
+        found = [np.full(table.shape, np.inf) for table, _ in self.parts]
+        for k in self.outer:
+            _lower(found[k], self.parts[k][1], through, self.kept)
+        outside = self._with_outer(outside)
+        if self.pair is None:
+            for block, join in self._blocks():
+                total = join + outside[block]
+                for k in self.inner:
+                    axes = self.parts[k][1]
+                    _lower(
+                        found[k][tuple(block[a - 1] if a else slice(None) for a in axes)], axes, total, (0, *self.kept)
+                    )
+            return found
+        x, y = self.pair
+        turned = spread(outside, self.kept, (*self.batch, x, y))
+        for index, a, b in self._products(self.pair):
+            rest = np.ascontiguousarray(turned[index])
+            left = a + min_plus(rest, np.ascontiguousarray(b.T))
+            right = b + min_plus(np.ascontiguousarray(a.T), rest)
+            at = dict(zip(self.batch, index, strict=True))
+            for k in self.inner:
+                axes = self.parts[k][1]
+                target = found[k][tuple(at.get(axis, slice(None)) for axis in axes)]
+                total, order = (right, (0, y)) if y in axes else (left, (x, 0))
+                _lower(target, tuple(axis for axis in axes if axis not in at), total, order)
+        return found
+
+    def _with_outer(self, table: Floats) -> Floats:
+        for t, axes in (self.parts[k] for k in self.outer):
+            table = table + spread(t, axes, self.kept)
+        return table
+
+    def _blocks(self) -> Iterator[tuple[tuple[slice, ...], Floats]]:
+        """The join of the inner inputs [v, x_1..x_k], in slices of the largest kept axis."""
+        widest = max(self.kept, key=self.dims.__getitem__, default=0)
+        step = max(1, _BLOCK * self.dims[widest] // max(1, prod(self.dims))) if self.kept else 1
+        for start in range(0, self.dims[widest] if self.kept else 1, step):
+            block = tuple(slice(start, start + step) if a == widest else slice(None) for a in self.kept)
+            shape = [
+                self.dims[0],
+                *(len(range(*s.indices(self.dims[a]))) for a, s in zip(self.kept, block, strict=True)),
+            ]
+            join = np.zeros(shape)
+            for table, axes in (self.parts[k] for k in self.inner):
+                part = table[tuple(block[a - 1] if a else slice(None) for a in axes)]
+                join += spread(part, axes, (0, *self.kept))
+            yield block, join
+
+    def _products(self, pair: tuple[int, int]) -> Iterator[tuple[tuple[int, ...], Floats, Floats]]:
+        """The factors [x, v] and [v, y] for each choice of the batch."""
+        x, y = pair
+        for index in np.ndindex(*(self.dims[a] for a in self.batch)):
+            at = dict(zip(self.batch, index, strict=True))
+            a, b = np.zeros((self.dims[x], self.dims[0])), np.zeros((self.dims[0], self.dims[y]))
+            for table, axes in (self.parts[k] for k in self.inner):
+                part = table[tuple(at.get(axis, slice(None)) for axis in axes)]
+                left = tuple(axis for axis in axes if axis not in at)
+                if y in left:
+                    b += spread(part, left, (0, y))
+                else:
+                    a += spread(part, left, (x, 0))
+            yield index, a, b
+
+
+def spread(table: Floats, axes: tuple[int, ...], order: tuple[int, ...]) -> Floats:
+    """A view with its axes in `order`, of size 1 where the table has none."""
+    turned = table.transpose([axes.index(a) for a in order if a in axes])
+    return turned[tuple(slice(None) if a in axes else None for a in order)]
+
+
+def _lower(target: Floats, axes: tuple[int, ...], total: Floats, order: tuple[int, ...]) -> None:
+    """Lower a table with some of the axes to the least of `total` over the others."""
+    least = total.min(axis=tuple(k for k, a in enumerate(order) if a not in axes))
+    left = tuple(a for a in order if a in axes)
+    np.minimum(target, least.transpose([left.index(a) for a in axes]), out=target)

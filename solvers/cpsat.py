@@ -1,0 +1,100 @@
+"""CP-SAT: the whole network as one program (`program.py` has the formulation), anytime, with a bound."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..formulation.network import INFINITE, Network
+from .circuit import exact_in_floats, network_factors
+from .program import Program, build, trail
+from .protocol import NO_LIMITS, Limits, Search, Solution
+
+_MOST_PAIRS = 3_000_000  # entries of all edges; beyond, the program alone takes minutes
+_Decode = Callable[[dict[int, int], list[list[int]]], tuple[int, ...] | None]
+
+
+class CpSat:
+    """Exact for any network of moderate size; chains are ignored."""
+
+    name = "cpsat"
+
+    def accepts(self, network: Network) -> bool:
+        """Whether the totals are safe in 64 bits and the program is of a sensible size."""
+        return exact_in_floats(network) and sum(e.cost.size for e in network.edges) <= _MOST_PAIRS
+
+    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
+        """The best assignment, or the best found within the limits and a proved bound."""
+        search = Search(network, limits, self.name)
+        if not self.accepts(network):
+            return search.finish("too large for one program")
+        return solve_whole(search)
+
+
+def solve_whole(search: Search) -> Solution:
+    """Solve the network of a search by one program, keeping what the search already knows."""
+    network = search.network
+    size = {v: len(variable.cost) for v, variable in enumerate(network.variables)}
+    try:
+        program = build(network_factors(network), size, network.capacities)
+        proved = run(program, search, lambda picks, _: tuple(picks[v] for v in range(len(picks))))
+    except KeyboardInterrupt:
+        return search.finish("interrupted")
+    if not proved:
+        return search.finish("stopped by the time limit")
+    infeasible = search.objective is None and search.limits.cutoff is None
+    search.raise_bound(INFINITE if infeasible else search.ceiling)
+    return search.finish("proved by CP-SAT", infeasible)
+
+
+def run(program: Program, search: Search, decode: _Decode, known_to: int = INFINITE) -> bool:
+    """Offer the program's solutions below the search's ceiling, best last; whether there is proved to be no better.
+
+    `decode` gives None for a solution that circulates apart from the way. The program's bound is the network's as
+    far as `known_to`, the cost up to which it holds every solution.
+    """
+    from ortools.sat.python import cp_model
+
+    constant, ceiling = search.network.constant, search.ceiling
+
+    class Watch(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            assignment = decode(*program.read(self.value))
+            if assignment is not None:
+                search.offer(assignment)
+
+    def bound_grew(value: float) -> None:
+        if value > -INFINITE:
+            search.raise_bound(min(constant + round(value), known_to, ceiling))
+
+    while True:
+        ceiling = search.ceiling
+        if ceiling < INFINITE:
+            program.model.add(program.cost <= ceiling - 1 - constant)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 2
+        solver.parameters.random_seed = 1
+        solver.parameters.interleave_search = True  # the same answer every time
+        solver.parameters.max_time_in_seconds = min(search.left, 1e6)
+        solver.best_bound_callback = bound_grew
+        status = solver.solve(program.model, Watch())
+        if status == cp_model.INFEASIBLE:
+            return True
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return False
+        apart = _cut_off(program, solver.value)
+        if status == cp_model.OPTIMAL and not apart:
+            return True
+        if search.left <= 0 or not apart:
+            return False
+        for chain, layouts in apart:
+            program.cut(chain, layouts)
+
+
+def _cut_off(program: Program, value: Callable[[Any], int]) -> list[tuple[int, set[int]]]:
+    """The chains whose counts do not form one trail, with the layouts that it misses."""
+    picks, counts = program.read(value)
+    found = []
+    for k, (columns, ns) in enumerate(zip(program.chains, counts, strict=True)):
+        _, left = trail(picks[columns.first], columns.ends, ns)
+        if left:
+            found.append((k, left))
+    return found

@@ -1,0 +1,101 @@
+"""The exact solver without a library: elimination, a price per byte, and label lists within the gap.
+
+1. *Price*: the Lagrangian bound, and solutions found on the way (`price.py`).
+2. *Marginals*: the best total through every option and pair; what exceeds the bound plus a slack D is deleted.
+3. *Labels*: every nondominated (time, use) within D, so the best solution within D (`labels.py`).
+4. D grows until it reaches the incumbent: then that is proved best.
+"""
+
+import numpy as np
+
+from ..formulation.network import Network
+from .circuit import Circuit, TooWideError, compile_network, exact_in_floats, largest_total
+from .kernels import Floats
+from .labels import Listing, TooManyError, enumerate_labels
+from .price import Price, sweep
+from .protocol import NO_LIMITS, Limits, Search, Solution
+
+_LABELS = 1 << 19  # in one table
+_SHARE = 40
+
+
+class Elimination:
+    """Exact for networks of small width; with a binding capacity as far as the label lists stay below a limit."""
+
+    name = "elimination"
+
+    def accepts(self, network: Network) -> bool:
+        """Whether every total stays below 2^52, so that floats hold it exactly, and no table is too large."""
+        if not exact_in_floats(network):
+            return False
+        try:
+            compile_network(network)
+        except TooWideError:
+            return False
+        return True
+
+    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
+        """The best assignment; FEASIBLE with a proved bound when the time or the label limit ends it."""
+        search = Search(network, limits, self.name)
+        try:
+            return self._solve(search)
+        except KeyboardInterrupt:
+            return search.finish("interrupted")
+
+    def _solve(self, search: Search) -> Solution:
+        if not exact_in_floats(search.network):
+            return search.finish("totals beyond 2^52 are not exact in floats")
+        try:
+            circuit = compile_network(search.network)
+        except TooWideError as error:
+            return search.finish(f"too wide for elimination: {error}")
+        best = sweep(circuit, search)
+        if best is None:
+            return search.finish("no solution, at any price of memory", infeasible=True)
+        return close_by_labels(circuit, best, search)
+
+
+def close_by_labels(circuit: Circuit, best: Price, search: Search, limit: int = _LABELS) -> Solution:
+    """Enumerate within a growing slack until the incumbent is proved best, or the lists grow too long."""
+    network = search.network
+    most_cost = largest_total(network)
+    slack = first_slack(best, network)
+    through = [] if search.done else circuit.backward(best.slots)
+    while not search.done:
+        reach = min(best.bound + slack, search.ceiling - 1, most_cost)
+        try:
+            listing = list_within(circuit, best, through, reach, limit, search.left)
+        except TooManyError as error:
+            return search.finish(f"the label lists grew too long within {slack} ns of the bound: {error}")
+        if listing is not None:
+            offer_best(listing, search)
+        if reach == most_cost and search.objective is None:
+            return search.finish("no solution, by enumeration", infeasible=True)
+        search.raise_bound(reach + 1)
+        slack *= 3
+    return search.finish()
+
+
+def first_slack(best: Price, network: Network) -> int:
+    """The slack to begin with: a small share of one variable's time."""
+    return max(1, int(abs(best.total) / (_SHARE * len(network.variables) + 1)))
+
+
+def list_within(
+    circuit: Circuit, best: Price, through: list[Floats], reach: int, limit: int, seconds: float
+) -> Listing | None:
+    """The labels of every solution of at most the cost `reach`; None when there is none, whatever it uses."""
+    most = best.most(circuit, reach)
+    small = circuit.restrict(through, most)
+    if small is None:
+        return None
+    slots = small.forward(small.tables(1, best.price))
+    return enumerate_labels(small, best.price, slots, small.backward(slots), most, limit, seconds)
+
+
+def offer_best(listing: Listing, search: Search) -> None:
+    """Offer the fastest label of the root that fits the capacities."""
+    root = listing.slots[listing.circuit.root]
+    fits = np.flatnonzero((root.use <= np.array(search.network.capacities)).all(axis=1))
+    if len(fits):
+        search.offer(listing.decode(int(fits[np.argmin(root.time[fits])])))

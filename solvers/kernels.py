@@ -1,0 +1,200 @@
+"""The inner loops of elimination, compiled: the min-plus product and what makes its tables smaller."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_SMALL = 1 << 24  # below so many additions a product is faster than looking for equal rows
+_LARGE = 1 << 21  # above so many, by two threads
+
+
+def compiled(function: _F) -> _F:
+    """A numba function that releases the lock and is kept on disk.
+
+    Not a parallel one of numba's: its pools do not survive a fork.
+    """
+    kept: _F = numba.njit(function, cache=True, nogil=True)
+    return kept
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, thread_name_prefix="partita-min-plus")
+
+
+@compiled
+def _product_rows(a: Floats, b: Floats, c: Floats, first: int, last: int) -> None:
+    """c[i] = min_k a[i, k] + b[k] for the rows first..last, over the finite a; four k at a time, so c is read less."""
+    n, inner = b.shape[1], a.shape[1]
+    finite = np.empty(inner, np.int64)
+    for i in range(first, last):
+        count = 0
+        for k in range(inner):
+            if a[i, k] < np.inf:
+                finite[count] = k
+                count += 1
+        row = c[i]
+        row[:] = np.inf
+        k = 0
+        while k + 4 <= count:
+            k0, k1, k2, k3 = finite[k], finite[k + 1], finite[k + 2], finite[k + 3]
+            a0, a1, a2, a3 = a[i, k0], a[i, k1], a[i, k2], a[i, k3]
+            b0, b1, b2, b3 = b[k0], b[k1], b[k2], b[k3]
+            for j in range(n):
+                x, y = a0 + b0[j], a1 + b1[j]
+                x = x if x < y else y
+                y, z = a2 + b2[j], a3 + b3[j]
+                y = y if y < z else z
+                x = x if x < y else y
+                row[j] = x if x < row[j] else row[j]
+            k += 4
+        while k < count:
+            a0, b0 = a[i, finite[k]], b[finite[k]]
+            for j in range(n):
+                x = a0 + b0[j]
+                row[j] = x if x < row[j] else row[j]
+            k += 1
+
+
+@compiled
+def _classes(table: Floats) -> tuple[Ints, Ints]:
+    """The class of each row, equal rows in one, and the first row of each class. Hashed, then compared."""
+    rows, columns = table.shape
+    bits = table.view(np.uint64)
+    hashes = np.zeros(rows, np.uint64)
+    for i in range(rows):
+        h = np.uint64(1469598103934665603)
+        for j in range(columns):
+            h += (bits[i, j] ^ (bits[i, j] >> np.uint64(29))) * (
+                np.uint64(0x9E3779B97F4A7C15) * np.uint64(2 * j + 1) ^ np.uint64(0xBF58476D1CE4E5B9)
+            )
+        hashes[i] = h
+    of, firsts = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    seen, count = {np.uint64(0): np.int64(0)}, 0  # typed by its first entry
+    seen.clear()
+    for i in range(rows):
+        known = np.int64(-1)
+        if hashes[i] in seen:
+            known = seen[hashes[i]]
+            for j in range(columns):
+                if table[i, j] != table[firsts[known], j]:
+                    known = np.int64(-1)
+                    break
+        if known < 0:
+            known = np.int64(count)
+            seen[hashes[i]] = known
+            firsts[count] = i
+            count += 1
+        of[i] = known
+    return of, firsts[:count]
+
+
+@compiled
+def _merge_rows(table: Floats, of: Ints, count: int) -> Floats:
+    """The least of the rows of each class, elementwise."""
+    merged = np.full((count, table.shape[1]), np.inf)
+    for i in range(table.shape[0]):
+        row = merged[of[i]]
+        for j in range(table.shape[1]):
+            row[j] = min(row[j], table[i, j])
+    return merged
+
+
+def _plain(a: Floats, b: Floats) -> Floats:
+    c = np.empty((a.shape[0], b.shape[1]))
+    work, rows = a.size * b.shape[1], a.shape[0]
+    if work < _LARGE or rows < 2:
+        _product_rows(a, b, c, 0, rows)
+        return c
+    half = _threads().submit(_product_rows, a, b, c, 0, rows // 2)
+    _product_rows(a, b, c, rows // 2, rows)
+    half.result()
+    return c
+
+
+def _transposed(a: Floats) -> Floats:
+    return np.ascontiguousarray(a.T)
+
+
+def _sparser(a: Floats, b: Floats) -> Floats:
+    """The product with the infinite entries skipped on the side where that saves more."""
+    dense_a = np.count_nonzero(a < np.inf) * b.shape[1]
+    dense_b = np.count_nonzero(b < np.inf) * a.shape[0]
+    return _plain(a, b) if dense_a <= dense_b * 1.3 else _transposed(_plain(_transposed(b), _transposed(a)))
+
+
+def min_plus(a: Floats, b: Floats) -> Floats:
+    """c[i, j] = min_k a[i, k] + b[k, j]; equal rows and columns of the factors are worked once."""
+    if a.size * b.shape[1] <= _SMALL:
+        return _plain(np.ascontiguousarray(a), np.ascontiguousarray(b))
+    left, right = _transposed(a), np.ascontiguousarray(b)  # [k, i], [k, j]
+    for _ in range(2):  # the k that b cannot tell apart, then those that a cannot
+        of, firsts = _classes(right)
+        if len(firsts) < 0.9 * len(of):
+            left, right = _merge_rows(left, of, len(firsts)), right[firsts]
+        left, right = right, left
+    left, rows = _distinct(_transposed(left))  # [i, k]
+    right, columns = _distinct(_transposed(right))  # [j, k]
+    c = _sparser(left, _transposed(right))
+    c = c if rows is None else c[rows]
+    return c if columns is None else np.ascontiguousarray(c[:, columns])
+
+
+def _distinct(table: Floats) -> tuple[Floats, Ints | None]:
+    """The distinct rows, and which of them each row is (None when that would save little)."""
+    of, firsts = _classes(table)
+    return (table[firsts], of) if len(firsts) < 0.9 * len(of) else (table, None)
+
+
+@compiled
+def frontier(cell: Ints, time: Ints, use: Ints) -> Bools:
+    """Which labels no other of the same cell is at least as good as; sorted by (cell, time, use...)."""
+    n, count = use.shape
+    kept = np.zeros(n, np.bool_)
+    first, last = 0, -1  # where the cell begins; the last one kept, which with one use is the least so far
+    for i in range(n):
+        if i == 0 or cell[i] != cell[i - 1]:
+            first, last = i, -1
+        good = True
+        if count == 1:
+            good = last < 0 or use[i, 0] < use[last, 0]
+        else:
+            for j in range(first, i):
+                if kept[j] and (use[j] <= use[i]).all():
+                    good = False
+                    break
+        kept[i] = good
+        last = i if good else last
+    return kept
+
+
+@compiled
+def pairs_within(starts: Ints, ends: Ints, left: Floats, right: Floats, most: float) -> tuple[Ints, Ints]:
+    """The pairs (i, j), starts[i] <= j < ends[i], with left[i] + right[j] <= most; `right` ascends in each range."""
+    counts = np.zeros(left.shape[0], np.int64)
+    for i in range(left.shape[0]):
+        low, high = starts[i], ends[i]
+        while low < high:
+            middle = (low + high) // 2
+            if left[i] + right[middle] <= most:
+                low = middle + 1
+            else:
+                high = middle
+        counts[i] = low - starts[i]
+    first, second = np.empty(counts.sum(), np.int64), np.empty(counts.sum(), np.int64)
+    at = 0
+    for i in range(left.shape[0]):
+        for j in range(starts[i], starts[i] + counts[i]):
+            first[at], second[at] = i, j
+            at += 1
+    return first, second

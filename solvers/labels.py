@@ -1,0 +1,213 @@
+"""Elimination over lists: every nondominated (time, use) of each table entry, within a total.
+
+A label is one way to realise an entry of a slot's table. Buckets join the labels of their inputs; what cannot be
+part of a solution of reduced total <= most is dropped, by the best total through its entry, and so is what another
+label of the entry is at least as good as. Labels are exact integers and point to the labels that they are made of.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+
+from .bucket import Bucket
+from .circuit import Circuit, Factor, outside_of
+from .kernels import Floats, Ints, frontier, pairs_within
+
+_CHUNK = 1 << 21  # pairs joined at once
+
+
+class TooManyError(Exception):
+    """A list grew beyond its limit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """Ways: the entry `at` [axes, N], `time` [N], `use` [N, R], and `made` [1 + inputs, N]: v's option, then labels."""
+
+    at: Ints
+    time: Ints
+    use: Ints
+    made: Ints
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def take(self, index: Ints) -> "Labels":
+        return Labels(self.at[:, index], self.time[index], self.use[index], self.made[:, index])
+
+    def reduced(self, price: Floats) -> Floats:
+        return self.time + self.use @ price
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listing:
+    """The labels of slots of a circuit; those of the root hold every solution of reduced total at most `most`."""
+
+    circuit: Circuit
+    slots: dict[int, Labels]
+
+    @property
+    def count(self) -> int:
+        return sum(len(s) for s in self.slots.values())
+
+    def decode(self, label: int) -> tuple[int, ...]:
+        """The assignment of a label of the root."""
+        return self.circuit.assemble([(self.circuit.root, label, 0)], self.choose)
+
+    def choose(self, slot: int, label: int) -> tuple[int, list[int]]:
+        option, *children = self.slots[slot].made[:, label].tolist()
+        return option, children
+
+
+def enumerate_labels(
+    circuit: Circuit,
+    price: Sequence[float],
+    slots: list[Floats],
+    through: list[Floats],
+    most: float,
+    limit: int,
+    seconds: float = inf,
+    top: Sequence[int] = (),
+) -> Listing:
+    """All labels within `most` of what the slots `top` (the root) need, given the circuit's tables at that price.
+
+    Raises TooManyError beyond `limit` labels in a slot, and after `seconds`.
+    """
+    ends = time.perf_counter() + seconds
+    wanted = circuit.below(top or (circuit.root,))
+    lists = dict[int, Labels]()
+    prices = np.array(price, np.float64)
+    for slot in sorted(wanted):
+        if slot < len(circuit.factors):
+            lists[slot] = _leaf(circuit.factors[slot], through[slot], most, len(price))
+            continue
+        bucket, outside = circuit.buckets[slot - len(circuit.factors)], outside_of(through[slot], slots[slot])
+        lists[slot] = _bucket(bucket, lists, slots, outside, prices, most, limit)
+        if time.perf_counter() > ends:
+            raise TooManyError(f"out of time after {slot} of {circuit.root} tables")
+    return Listing(circuit, lists)
+
+
+def _leaf(factor: Factor, through: Floats, most: float, count: int) -> Labels:
+    at = np.stack(np.nonzero(through <= most))
+    entries = tuple(at)
+    use = np.zeros((at.shape[1], count)) if factor.use is None else factor.use[entries]
+    return Labels(at, factor.time[entries].astype(np.int64), use.astype(np.int64), np.zeros((0, at.shape[1]), np.int64))
+
+
+def _bucket(
+    bucket: Bucket,
+    lists: dict[int, Labels],
+    slots: list[Floats],
+    outside: Floats,
+    price: Floats,
+    most: float,
+    limit: int,
+) -> Labels:
+    """Join the inputs, the most connected next, dropping what cannot be completed within `most`."""
+    kept = tuple(range(1, len(bucket.dims)))
+    left = list(range(len(bucket.inputs)))
+    made = np.zeros((1 + len(left), 1), np.int64)
+    state = Labels(np.zeros((0, 1), np.int64), np.zeros(1, np.int64), np.zeros((1, len(price)), np.int64), made)
+    axes: tuple[int, ...] = ()
+    while left:
+        k = min(left, key=lambda k: (-len({*axes} & {*bucket.inputs[k][1]}), len(lists[bucket.inputs[k][0]])))
+        left.remove(k)
+        slot, more = bucket.inputs[k]
+        rest = [(slots[bucket.inputs[j][0]], bucket.inputs[j][1]) for j in left] + [(outside, kept)]
+        state, axes = _join(state, axes, lists[slot], more, k, rest, bucket.dims, price, most, limit)
+    option = state.at[axes.index(0)] if 0 in axes else np.zeros(len(state), np.int64)
+    made = np.concatenate([option[None], state.made[1:]])
+    missing = [a for a in kept if a not in axes]
+    for a in missing:  # no input knows this axis: every option of it
+        copies = np.repeat(np.arange(len(state)), bucket.dims[a])
+        state, made, option = state.take(copies), made[:, copies], np.tile(np.arange(bucket.dims[a]), len(state))
+        state, axes = Labels(np.concatenate([state.at, option[None]]), state.time, state.use, made), (*axes, a)
+    at = state.at[[axes.index(a) for a in kept]]
+    labels = Labels(at, state.time, state.use, made)
+    if missing:
+        labels = labels.take(np.flatnonzero(labels.reduced(price) + outside[tuple(at)] <= most))
+    return _nondominated(labels, bucket.dims[1:])
+
+
+def _join(
+    state: Labels,
+    axes: tuple[int, ...],
+    other: Labels,
+    more: tuple[int, ...],
+    place: int,
+    rest: list[tuple[Floats, tuple[int, ...]]],
+    dims: tuple[int, ...],
+    price: Floats,
+    most: float,
+    limit: int,
+) -> tuple[Labels, tuple[int, ...]]:
+    """The pairs that agree on the shared axes, less those that the least of the rest takes beyond `most`."""
+    shared = tuple(a for a in axes if a in more)
+    new = tuple(a for a in more if a not in axes)
+    key = _key(other.at[[more.index(a) for a in shared]], [dims[a] for a in shared], len(other))
+    mine = _key(state.at[[axes.index(a) for a in shared]], [dims[a] for a in shared], len(state))
+    weight = other.reduced(price) + _least(rest, more, other.at)
+    order = np.lexsort((weight, key))
+    key, weight = key[order], weight[order]
+    starts, ends = np.searchsorted(key, mine, "left"), np.searchsorted(key, mine, "right")
+    base, after = state.reduced(price), (*axes, *new)
+    found: list[Labels] = []
+    total = 0
+    for part in _chunks(ends - starts):
+        i, j = pairs_within(starts[part], ends[part], base[part], weight, most)
+        i, j = i + part.start, order[j]
+        at = np.concatenate([state.at[:, i], other.at[[more.index(a) for a in new]][:, j]])
+        made = state.made[:, i]
+        made[1 + place] = j
+        pairs = Labels(at, state.time[i] + other.time[j], state.use[i] + other.use[j], made)
+        pairs = pairs.take(np.flatnonzero(pairs.reduced(price) + _least(rest, after, at) <= most))
+        pairs = _nondominated(pairs, [dims[a] for a in after])
+        found.append(pairs)
+        total += len(pairs)
+        if total > 4 * limit:
+            raise TooManyError(f"more than {4 * limit} labels")
+    joined = found[0] if len(found) == 1 else _nondominated(_concatenate(found), [dims[a] for a in after])
+    if len(joined) > limit:
+        raise TooManyError(f"{len(joined)} labels in one table, the limit is {limit}")
+    return joined, after
+
+
+def _least(rest: list[tuple[Floats, tuple[int, ...]]], known: tuple[int, ...], at: Ints) -> Floats:
+    """At least what the other tables add, given the known axes."""
+    total = np.zeros(at.shape[1])
+    for table, axes in rest:
+        least = table.min(axis=tuple(k for k, a in enumerate(axes) if a not in known))
+        total += least[tuple(at[known.index(a)] for a in axes if a in known)]
+    return total
+
+
+def _key(at: Ints, dims: Sequence[int], count: int) -> Ints:
+    return np.ravel_multi_index(tuple(at), tuple(dims)) if dims else np.zeros(count, np.int64)
+
+
+def _chunks(sizes: Ints) -> list[slice]:
+    """Ranges of at most about _CHUNK pairs."""
+    piece = np.cumsum(sizes) // _CHUNK
+    cuts = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(sizes)]
+    return [slice(a, b) for a, b in pairwise(cuts)]
+
+
+def _concatenate(parts: list[Labels]) -> Labels:
+    return Labels(
+        np.concatenate([p.at for p in parts], axis=1),
+        np.concatenate([p.time for p in parts]),
+        np.concatenate([p.use for p in parts]),
+        np.concatenate([p.made for p in parts], axis=1),
+    )
+
+
+def _nondominated(labels: Labels, dims: Sequence[int]) -> Labels:
+    cell = _key(labels.at, dims, len(labels))
+    order = np.lexsort((*labels.use.T[::-1], labels.time, cell))
+    kept = frontier(cell[order], labels.time[order], labels.use[order])
+    return labels.take(order[kept])

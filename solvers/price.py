@@ -1,0 +1,121 @@
+"""The Lagrangian bound: what a byte is worth.
+
+    L(λ) = min_x cost(x) + Σ_r λ_r (use_r(x) - M_r)  ≤  the optimum, for every λ ≥ 0
+
+L is concave and piecewise linear; every solution x is a cut  L(λ) ≤ cost(x) + Σ_r λ_r (use_r(x) - M_r).  Kelley's
+method maximises the cuts, asks elimination for L there, and adds the cut that it finds; for one capacity this is the
+secant method. The prices grow from small ones, so that a bound that is good enough is found early.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, fsum
+
+import numpy as np
+
+from ..formulation.network import evaluate
+from .circuit import Circuit, largest_total
+from .kernels import Floats
+from .protocol import Search
+
+_ROUNDS = 80
+_FIRST, _GROWTH = 0.1, 8.0  # the first price at most spends a tenth of the time again
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Price:
+    """A price per byte of each capacity, the circuit's tables there, and the bound in ns that they prove.
+
+    `total` is min cost + Σ λ use without the constant, `rounding` how far that float may be off.
+    """
+
+    price: tuple[float, ...]
+    slots: list[Floats]
+    total: float
+    rounding: float
+    value: float
+    bound: int
+
+    def most(self, circuit: Circuit, cost: int) -> float:
+        """The most that cost + Σ λ use totals in a feasible solution of at most that cost."""
+        paid = fsum(p * c for p, c in zip(self.price, circuit.network.capacities, strict=True))
+        return cost - circuit.network.constant + paid + 8 * self.rounding
+
+
+def at_price(circuit: Circuit, price: Sequence[float]) -> Price:
+    """Eliminate at one price; the total is +inf when the costs alone forbid everything."""
+    slots = circuit.forward(circuit.tables(1, price))
+    total = float(slots[-1])
+    paid = fsum(p * c for p, c in zip(price, circuit.network.capacities, strict=True))
+    rounding = circuit.rounding(price, abs(total) + paid)
+    if total == np.inf:
+        return Price(tuple(price), slots, total, 0.0, total, 0)
+    value = total - paid
+    return Price(tuple(price), slots, total, rounding, value, circuit.network.constant + ceil(value - rounding))
+
+
+def sweep(circuit: Circuit, search: Search) -> Price | None:
+    """Raise the bound of `search` by pricing, offering what is found; the best price, or None when infeasible.
+
+    Ends at the dual optimum, or as soon as the search is done.
+    """
+    network, capacities = circuit.network, np.array(circuit.network.capacities, np.float64)
+    best = at_price(circuit, (0.0,) * len(capacities))
+    if best.total == np.inf:
+        return None
+    search.raise_bound(best.bound)
+    assignment = circuit.decode(best.slots)
+    search.offer(assignment)
+    first = evaluate(network, assignment)
+    cuts = [(first.cost - network.constant, *first.use)]
+    box = _FIRST * max(1.0, abs(best.total)) / np.maximum(1.0, first.use)
+    grown, most_cost = 0, largest_total(network)
+    for _ in range(_ROUNDS if len(capacities) else 0):
+        if search.done:
+            break
+        price, hoped = _highest(np.array(cuts, np.float64), capacities, box)
+        now = at_price(circuit, price)
+        assignment = circuit.decode(now.slots)
+        search.offer(assignment)
+        search.raise_bound(now.bound)
+        best = now if now.value > best.value else best
+        if now.bound > most_cost:
+            return None
+        found = evaluate(network, assignment)
+        cut = (found.cost - network.constant, *found.use)
+        wanting = (np.array(price) >= box) & (np.array(found.use) > capacities)
+        if wanting.any():
+            box[wanting] *= _GROWTH
+            grown += 1
+            if grown == 3 and not all(_least_use(circuit, r) <= c for r, c in enumerate(network.capacities)):
+                return None
+        elif cut in cuts or hoped - now.value <= 1e-12 * abs(hoped) + now.rounding:
+            break
+        cuts.append(cut)
+    return best
+
+
+def _least_use(circuit: Circuit, r: int) -> int:
+    """The least use of capacity r, exactly: integers below 2^53."""
+    price = [float(k == r) for k in range(len(circuit.network.capacities))]
+    return int(circuit.forward(circuit.tables(0, price))[-1])
+
+
+def _highest(cuts: Floats, capacities: Floats, box: Floats) -> tuple[tuple[float, ...], float]:
+    """The prices within the box where the least cut is highest, and its height."""
+    base, slope = cuts[:, 0], cuts[:, 1:] - capacities
+    if len(capacities) > 1:
+        from scipy.optimize import linprog
+
+        scale = np.maximum(1.0, np.abs(base).max())
+        rows = np.hstack([np.ones((len(base), 1)), -slope * box / scale])
+        bounds = [(None, None), *[(0.0, 1.0)] * len(box)]
+        answer = linprog([-1.0] + [0.0] * len(box), A_ub=rows, b_ub=base / scale, bounds=bounds, method="highs")
+        price = np.clip(np.asarray(answer.x)[1:], 0.0, 1.0) * box
+    else:
+        over = slope[:, 0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            meet = (base[None, :] - base[:, None]) / (over[:, None] - over[None, :])
+        at = np.concatenate([[0.0, box[0]], meet[(meet > 0) & (meet < box[0])]])
+        price = at[[np.argmax((base[:, None] + over[:, None] * at).min(axis=0))]]
+    return tuple(float(p) for p in price), float((base + slope @ price).min())

@@ -1,0 +1,151 @@
+"""The cost network as a CP-SAT program, with the copies of chains counted.
+
+    x[v,i] ∈ {0,1}        variable v takes option i
+    y[e,p,q] ∈ {0,1}      edge e = (u,v) joins an option of u's class p to one of v's class q
+    n[c,k] ∈ {0..L_c}     copies of chain c that use column k, from layout a_k to layout b_k
+    min  Σ c[v,i] x[v,i] + Σ c[e,p,q] y[e,p,q] + Σ t[c,k] n[c,k]                         (ns)
+    s.t. (1) Σ_i x[v,i] = 1                                                   ∀ v
+         (2) Σ_q y[e,p,q] = Σ_{i ∈ p} x[u,i]                                  ∀ e, p
+         (3) Σ_p y[e,p,q] = Σ_{j ∈ q} x[v,j]                                  ∀ e, q
+         (4) Σ m[v,i,r] x[v,i] + Σ m[e,p,q,r] y[e,p,q] + Σ m[c,k,r] n[c,k] ≤ M_r   ∀ r (bytes)
+         (5) Σ_k n[c,k] = L_c                                                 ∀ c
+         (6) Σ_{k into a} n[c,k] - Σ_{k out of a} n[c,k] = x[b_L,a] - x[b_0,a]     ∀ c, a
+         (7) what (6) lets circulate apart from the way b_0 → b_L is cut off when it appears
+
+Options of u with equal rows in e are one class, as are those of v with equal columns; forbidden y do not exist.
+A solution of (5) to (7) is a trail that visits every layout in some order: equal copies are never told apart.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .circuit import Factor
+from .kernels import Ints
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The ways of one copy of a chain: from layout `ends[0]` to `ends[1]`, `time` [K], `use` [K, R]."""
+
+    first: int  # the variables b_0 and b_L
+    last: int
+    length: int
+    ends: Ints
+    time: Ints
+    use: Ints
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """A CP-SAT model and its variables; `cost` is its objective without the network's constant."""
+
+    model: "CpModel"
+    x: dict[int, list[Any]]
+    counts: list[list[Any]]
+    chains: Sequence[Columns]
+    cost: Any
+
+    def read(self, value: Callable[[Any], int]) -> tuple[dict[int, int], list[list[int]]]:
+        """The option of each variable and the count of each column, by the value of a CP-SAT variable."""
+        picks = {v: next(i for i, b in enumerate(xs) if value(b)) for v, xs in self.x.items()}
+        return picks, [[int(value(n)) for n in ns] for ns in self.counts]
+
+    def cut(self, chain: int, cut_off: set[int]) -> None:
+        """Require, where a column within the layouts `cut_off` is used, one that enters them (7)."""
+        columns, ns = self.chains[chain], self.counts[chain]
+        ways = list(zip(*columns.ends.tolist(), ns, strict=True))
+        entering = [n for a, b, n in ways if a not in cut_off and b in cut_off]
+        begins = [x for i, x in enumerate(self.x[columns.first]) if i in cut_off]
+        for a, b, n in ways:
+            if a in cut_off and b in cut_off:
+                self.model.add(n <= columns.length * (sum(entering) + sum(begins)))
+
+
+def build(
+    factors: Sequence[Factor], size: Mapping[int, int], capacities: Sequence[int], chains: Sequence[Columns] = ()
+) -> Program:
+    """The program of factors over variables with so many options, and of chains by their columns."""
+    from ortools.sat.python.cp_model import CpModel
+
+    model = CpModel()
+    x = {v: [model.new_bool_var(f"x[{v},{i}]") for i in range(n)] for v, n in sorted(size.items())}
+    for v in x:
+        model.add_exactly_one(x[v])  # (1)
+    terms: list[tuple[Any, int, list[int]]] = []  # a CP-SAT variable, its cost, its uses
+    for f in factors:
+        if len(f.scope) == 1:
+            _unary(model, f, x[f.scope[0]], terms, len(capacities))
+        else:
+            _pairs(model, f, x[f.scope[0]], x[f.scope[1]], terms, len(capacities))
+    counts = [[model.new_int_var(0, c.length, f"n[{k},{j}]") for j in range(len(c.time))] for k, c in enumerate(chains)]
+    for c, ns in zip(chains, counts, strict=True):
+        terms += zip(ns, c.time.tolist(), c.use.tolist(), strict=True)
+        model.add(sum(ns) == c.length)  # (5)
+        flow = defaultdict(list)
+        for a, b, n in zip(*c.ends.tolist(), ns, strict=True):
+            flow[a].append(-n)
+            flow[b].append(n)
+        for a in range(size[c.first]):
+            model.add(sum(flow[a]) == x[c.last][a] - x[c.first][a])  # (6)
+    for r, capacity in enumerate(capacities):
+        model.add(sum(use[r] * b for b, _, use in terms if use[r]) <= capacity)  # (4)
+    cost = sum(time * b for b, time, _ in terms if time)
+    model.minimize(cost)
+    return Program(model, x, counts, chains, cost)
+
+
+def _unary(model: "CpModel", f: Factor, x: list[Any], terms: list[tuple[Any, int, list[int]]], count: int) -> None:
+    use = np.zeros((len(x), count)) if f.use is None else f.use
+    for b, time, uses in zip(x, f.time.tolist(), use.astype(np.int64).tolist(), strict=True):
+        if time == np.inf:
+            model.add(b == 0)
+        else:
+            terms.append((b, int(time), uses))
+
+
+def _pairs(
+    model: "CpModel",
+    f: Factor,
+    xu: list[Any],
+    xv: list[Any],
+    terms: list[tuple[Any, int, list[int]]],
+    count: int,
+) -> None:
+    use = np.zeros((*f.time.shape, count)) if f.use is None else f.use
+    both = np.concatenate([f.time[..., None], use], axis=2)
+    rows, of_u = np.unique(both, axis=0, return_inverse=True)
+    columns, of_v = np.unique(rows, axis=1, return_inverse=True)
+    y: dict[tuple[int, int], Any] = {}
+    for p, q in zip(*np.nonzero(columns[..., 0] < np.inf), strict=True):
+        time, *uses = columns[p, q].astype(np.int64).tolist()
+        y[p, q] = model.new_bool_var("")
+        terms.append((y[p, q], time, uses))
+    for side, (x, of) in enumerate(((xu, of_u.ravel()), (xv, of_v.ravel()))):
+        for c in range(columns.shape[side]):
+            model.add(sum(b for key, b in y.items() if key[side] == c) == sum(x[i] for i in np.flatnonzero(of == c)))
+
+
+def trail(start: int, ends: Ints, counts: Sequence[int]) -> tuple[list[int], set[int]]:
+    """The columns in an order that walks from layout `start` (Hierholzer), and the layouts left out."""
+    out: dict[int, list[int]] = defaultdict(list)
+    for k in reversed(range(len(counts))):
+        out[int(ends[0, k])] += [k] * counts[k]
+    stack: list[tuple[int, int]] = [(start, -1)]
+    walk: list[int] = []
+    while stack:
+        at, by = stack[-1]
+        if out[at]:
+            k = out[at].pop()
+            stack.append((int(ends[1, k]), k))
+        else:
+            stack.pop()
+            walk.append(by)
+    left = {int(e) for ks in out.values() for k in ks for e in ends[:, k]}
+    return walk[::-1][1:], left

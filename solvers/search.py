@@ -1,0 +1,231 @@
+"""The outer choice: mesh, placement and number of micro-batches, each a cost network of its own.
+
+Best first over (placement, micro-batches). Every network is solved without its capacity first: that bound also holds
+for every multiple of the number of micro-batches, since no entry of a table falls when micro-batches are cut finer
+(k·⌈x/k⌉ ≥ ⌈x⌉ for sizes, latencies are paid k times, kernels too). What it cannot discard, and what does not fit the
+memory at that optimum, is solved with the capacity under the best objective so far as cutoff.
+"""
+
+import heapq
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..formulation.encode import Encoding, encode
+from ..formulation.network import INFINITE, Network
+from ..formulation.placement import Placement
+from ..model.errors import PartitaError
+from ..model.machine import Machine
+from ..model.pcg import PCG, with_batch
+from .protocol import Limits, Progress, Solution, Solver, Status
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is planned: `pcg` at any batch, `batch` samples a step, over these placements and numbers of micro-batches."""
+
+    pcg: PCG
+    machine: Machine
+    batch: int
+    placements: tuple[Placement, ...]
+    micro_batches: tuple[int, ...]
+    dtype: str
+    optimizer: str
+    fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def encoding(self, placement: Placement, k: int) -> Encoding:
+        return encode(
+            with_batch(self.pcg, self.batch // k),
+            self.machine,
+            placement,
+            micro_batches=k,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            fixed=self.fixed,
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best plan's network and assignment (None: none found), what is proved, and how the search went."""
+
+    status: Status
+    encoding: Encoding | None
+    solution: Solution | None
+    bound: int
+    seconds: float
+    formulating: float
+    solved: int
+    discarded: int
+    options: int
+
+    @property
+    def objective(self) -> int | None:
+        return self.solution.objective if self.solution else None
+
+
+@dataclass(order=True, slots=True)
+class _Candidate:
+    """A network still to be asked; `bound` is below all its solutions. `relaxed`: its optimum without capacity is known."""
+
+    bound: int
+    relaxed: bool
+    k: int
+    number: int
+
+
+def divisors(n: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    return tuple(d for d in range(1, n + 1) if n % d == 0)
+
+
+def search(
+    question: Question,
+    solver: Solver,
+    limits: Limits = Limits(),
+    keep: Callable[[Encoding, Solution], None] | None = None,
+) -> Found:
+    """Solve the whole question; `keep` sees every better plan at once. Ends early on time or KeyboardInterrupt.
+
+    The answer is optimal over all placements and numbers of micro-batches that are named, or says its bound.
+    """
+    return _Search(question, solver, limits, keep).run()
+
+
+class _Search:
+    def __init__(
+        self,
+        question: Question,
+        solver: Solver,
+        limits: Limits,
+        keep: Callable[[Encoding, Solution], None] | None,
+    ) -> None:
+        self.question, self.solver, self.limits, self.keep = question, solver, limits, keep
+        self.start = time.monotonic()
+        self.best: tuple[Encoding, Solution] | None = None
+        self.queue: list[_Candidate] = []
+        self.asked: set[tuple[int, int]] = set()
+        self.unproved: list[int] = []  # bounds of networks that were left before they were proved
+        self.solved = self.discarded = self.options = 0
+        self.formulating = 0.0
+
+    @property
+    def objective(self) -> int:
+        if self.best is None:
+            return min(INFINITE, self.limits.cutoff or INFINITE)
+        assert self.best[1].objective is not None
+        return self.best[1].objective
+
+    def left(self) -> float:
+        return self.limits.seconds - (time.monotonic() - self.start)
+
+    def run(self) -> Found:
+        first = min(self.question.micro_batches)
+        for number in range(len(self.question.placements)):
+            self._push(_Candidate(0, False, first, number))
+        interrupted = False
+        try:
+            while self.queue and self.queue[0].bound < self.objective and self.left() > 0:
+                self._ask(heapq.heappop(self.queue))
+        except KeyboardInterrupt:
+            interrupted = True
+        waiting = [c.bound for c in self.queue if c.bound < self.objective]
+        self.discarded += len(self.queue) - len(waiting)
+        bound = min([self.objective, *self.unproved, *waiting])
+        return Found(
+            self._status(bound, interrupted),
+            self.best[0] if self.best else None,
+            self.best[1] if self.best else None,
+            bound,
+            time.monotonic() - self.start,
+            self.formulating,
+            self.solved,
+            self.discarded,
+            self.options,
+        )
+
+    def _status(self, bound: int, interrupted: bool) -> Status:
+        if self.best is None:
+            done = not interrupted and not self.unproved and not self.queue
+            return Status.INFEASIBLE if done and self.limits.cutoff is None else Status.UNKNOWN
+        return Status.OPTIMAL if bound == self.objective else Status.FEASIBLE
+
+    def _push(self, candidate: _Candidate) -> None:
+        key = (candidate.number, candidate.k)
+        if candidate.relaxed or key not in self.asked:
+            self.asked.add(key)
+            heapq.heappush(self.queue, candidate)
+
+    def _ask(self, candidate: _Candidate) -> None:
+        placement = self.question.placements[candidate.number]
+        began = time.monotonic()
+        encoding = self.question.encoding(placement, candidate.k)
+        self.formulating += time.monotonic() - began
+        self.options = max(self.options, encoding.options)
+        if candidate.relaxed:
+            self._offer(encoding, self._solve(encoding.network, candidate.bound), candidate)
+            return
+        relaxed = self._solve(replace(encoding.network, capacities=(_unbounded(encoding.network),)), candidate.bound)
+        if relaxed.status is Status.INFEASIBLE:
+            return
+        bound = max(candidate.bound, relaxed.bound)
+        fits = (
+            relaxed.assignment is not None
+            and _use(encoding.network, relaxed.assignment) <= encoding.network.capacities[0]
+        )
+        if fits:
+            self._offer(encoding, relaxed, candidate)
+        if bound >= self.objective:
+            self.discarded += 1
+            return
+        if not (fits and relaxed.status is Status.OPTIMAL):
+            self._push(_Candidate(bound, True, candidate.k, candidate.number))
+        if not fits:  # finer micro-batches need less memory, and cost no less than this bound
+            for k in self.question.micro_batches:
+                if k > candidate.k and k % candidate.k == 0 and not self._between(candidate.k, k):
+                    self._push(_Candidate(bound, False, k, candidate.number))
+
+    def _between(self, low: int, high: int) -> bool:
+        return any(low < k < high and k % low == 0 and high % k == 0 for k in self.question.micro_batches)
+
+    def _solve(self, network: Network, bound: int) -> Solution:
+        def progress(p: Progress) -> None:
+            if self.limits.progress is not None:
+                seconds = time.monotonic() - self.start
+                best = [x for x in (p.incumbent, self.objective) if x is not None and x < INFINITE]
+                waiting = [c.bound for c in self.queue]
+                self.limits.progress(
+                    Progress(min(best) if best else None, min([max(bound, p.bound), *waiting, *self.unproved]), seconds)
+                )
+
+        self.solved += 1
+        cutoff = self.objective if self.objective < INFINITE else None
+        return self.solver.solve(network, Limits(self.left(), cutoff, progress if self.limits.progress else None))
+
+    def _offer(self, encoding: Encoding, solution: Solution, candidate: _Candidate) -> None:
+        proved = solution.status in (Status.OPTIMAL, Status.INFEASIBLE) or solution.bound >= self.objective
+        if not proved:
+            self.unproved.append(max(solution.bound, candidate.bound))
+        if solution.objective is not None and solution.objective < self.objective:
+            self.best = encoding, solution
+            if self.keep is not None:
+                self.keep(encoding, solution)
+
+
+def _unbounded(network: Network) -> int:
+    """A capacity that no assignment reaches."""
+    return sum(int(p.use.max()) for p in (*network.variables, *network.edges) if p.use is not None)
+
+
+def _use(network: Network, assignment: Sequence[int]) -> int:
+    use = sum(int(v.use[x, 0]) for v, x in zip(network.variables, assignment, strict=True))
+    return use + sum(int(e.use[assignment[e.u], assignment[e.v], 0]) for e in network.edges if e.use is not None)
+
+
+def check_batch(batch: int, micro_batches: int | None) -> tuple[int, ...]:
+    """The numbers of micro-batches to consider. PartitaError if the one that is asked does not divide the batch."""
+    if micro_batches is None:
+        return divisors(batch)
+    if batch % micro_batches:
+        raise PartitaError(f"a batch of {batch} is not divided by {micro_batches} micro-batches")
+    return (micro_batches,)
