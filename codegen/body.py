@@ -15,12 +15,13 @@ from ..model.atoms import atoms
 from ..model.layout import Layout, is_split
 from ..model.operator import operator
 from ..model.pcg import FLOATS, SOURCES
-from .expressions import Site, expression
+from .expressions import Site, expression, literal
 from .moves import Used, conversion
-from .names import GENERIC, wish
+from .names import GENERIC, is_literal, wish
 from .text import enclosed, tidy, wrap
 
 if TYPE_CHECKING:
+    from .blocks import Chain
     from .plan import Plan
 
 NESTED = 88  # columns of a line into which others are nested
@@ -59,6 +60,8 @@ class Body:
     used: Used
     micro_divided: frozenset[tuple[int, int]] = frozenset()
     divisors: Mapping[int, str] = field(default_factory=dict)
+    roles: Mapping[int, str] = field(default_factory=dict)
+    sites: dict[int, str] = field(default_factory=dict)  # of dropouts in a loop
     statements: list[Statement] = field(default_factory=list)
     arguments: dict[int, str] = field(default_factory=dict)  # node (or -1 - loss) -> name, in order of first use
     _memo: dict[object, int] = field(default_factory=dict)
@@ -77,9 +80,13 @@ class Body:
             self._memo[key] = self.add(Statement(lambda _: name, (), "argument", name, node))
         return self._memo[key]
 
-    def define(self, node: int, statement: int) -> None:
-        """`statement` is what `node` gives to its readers (computed by a loop over blocks)."""
-        self._memo[node, "given"] = statement
+    def loop(self, chain: Chain, attribute: str, variable: str) -> None:
+        """What the last block gives, computed by a loop over the list `attribute`."""
+        unit = chain.units[0]
+        operands = (self.given(unit.carried), *(self.given(i) for i in unit.others))
+        out = chain.units[-1].out
+        this = Statement(lambda t: variable, operands, "loop", "x", out, loop=f"self.{attribute}")
+        self._memo[out, "given"] = self.add(this)
 
     def given(self, index: int) -> int:
         """What `index` gives to its readers."""
@@ -87,10 +94,13 @@ class Body:
         if key in self._memo:
             return self._memo[key]
         node, choice = self.plan.graph.nodes[index], self.plan.choices[index]
-        if node.op == "parameter" or node.op == "buffer":
+        if index in self.weights:
             self._memo[key] = self._weight(index)
+        elif is_literal(self.plan, index):
+            number = literal("value", node["value"])
+            self._memo[key] = self.add(Statement(lambda _: number, (), "weight", number, index))
         elif index not in self.own:
-            return self.argument(index, wish(node.op, node.name, node.path))
+            return self.argument(index, self._free(self._wish(index), set(self.arguments.values()), set()))
         else:
             self._memo[key] = self._converted(self._computed(index), index, choice.output, choice.given)
         return self._memo[key]
@@ -98,6 +108,8 @@ class Body:
     def value(self, index: int, layout: Layout) -> int:
         """`index` in the layout that a reader asks."""
         key = (index, layout)
+        if is_literal(self.plan, index):
+            return self.given(index)
         if key not in self._memo:
             choice = self.plan.choices[index]
             node = self.plan.graph.nodes[index]
@@ -161,7 +173,7 @@ class Body:
         site = self.site(index)
         if index in self.divisors:
             operands.append(self.argument(-1 - index, self.divisors[index]))
-        name = wish(node.op, node.name, node.path)
+        name = self._wish(index)
         if operator(node.op).view or node.op in ("permute", "expand", "contiguous", "slice", "detach"):
             kind = "view"
         elif len(operands) == 1:
@@ -169,6 +181,10 @@ class Body:
         else:
             kind = "op"
         return self.add(Statement(lambda t: expression(site, t), tuple(operands), kind, name, index))
+
+    def _wish(self, index: int) -> str:
+        node = self.plan.graph.nodes[index]
+        return self.roles.get(index) or wish(node.op, node.name, node.path)
 
     def site(self, index: int) -> Site:
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
@@ -185,6 +201,7 @@ class Body:
             plan.micro_batches,
             plan.dtype.startswith("mixed"),
             self.used,
+            self.sites.get(index, str(node.get("site", 0))),
         )
 
     # Lines
@@ -201,13 +218,6 @@ class Body:
         for s in needed:
             self._nest(s, readers)
         roots = [s for s in needed if not self._hidden(s)]
-        last: dict[int, int] = {}
-        for place, s in enumerate(roots):
-            for o in self._leaves(s):
-                last[o] = place
-        for r in results:
-            for leaf in [r] if not self._hidden(r) else self._leaves(r):
-                last[leaf] = len(roots)
         self._final_nest(results, roots, readers)
         roots = [s for s in roots if not self.statements[s].inline]
         return self._written(roots, results, indent, returned)
@@ -221,6 +231,10 @@ class Body:
                 found.add(s)
                 stack.extend(self.statements[s].operands)
         return sorted(found)
+
+    def read_arguments(self, results: Iterable[int]) -> list[str]:
+        """Names of the arguments that the results depend on."""
+        return [self.statements[s].wish for s in self._needed(results) if self.statements[s].kind == "argument"]
 
     def _hidden(self, s: int) -> bool:
         """Not a line of its own: an argument, a weight as it is, or nested in its reader."""
@@ -313,18 +327,13 @@ class Body:
                 carried = names[leaves[0]]
                 name = carried if carried not in live else self._free(this.wish, live, set(names.values()))
                 lines += [f"{' ' * indent}{name} = {carried}"] if name != carried else []
-                arguments = ", ".join([name, *(names[o] for o in this.operands[1:])])
-                lines += [f"{' ' * indent}for {this.wish}_ in {this.loop}:".replace(f"{this.wish}_", this.text)]
+                others = (self._text(o, names) if self.statements[o].kind == "weight" else names[o] for o in this.operands[1:])
+                arguments = ", ".join([name, *others])
+                lines += [f"{' ' * indent}for {this.text} in {this.loop}:"]
                 lines += wrap(f"{name} = {this.text}({arguments})", indent + 4)
                 names[s] = name
                 continue
-            generic = this.wish in GENERIC.values() or this.kind in _CHAIN or this.kind == "gather"
-            first = names.get(leaves[0]) if leaves else None
-            if generic and this.kind != "gather" and first in dying and first not in live and self._same(s, leaves[0]):
-                name = first
-            else:
-                name = self._free(this.wish, live, set())
-            assert name is not None
+            name = self._name(s, leaves, dying, live, names)
             names[s] = name
             lines += wrap(f"{name} = {tidy(self._text(s, names))}", indent, self._comment(s))
         texts = [
@@ -333,12 +342,28 @@ class Body:
         ]
         return [*lines, *wrap(returned(texts), indent)]
 
-    def _same(self, s: int, leaf: int) -> bool:
-        """Whether the name of `leaf` still says what `s` is: a chain, or a sum that goes on."""
-        this, other = self.statements[s], self.statements[leaf]
-        if this.kind in _CHAIN:
-            return this.node == other.node or this.wish in GENERIC.values() or this.wish == other.wish
-        return this.wish == "x" and other.wish == "x"
+    def _name(
+        self, s: int, leaves: Sequence[int], dying: Sequence[str], live: set[str], names: Mapping[int, str]
+    ) -> str:
+        """A chain of views and conversions goes on under its name, a sum under `x`; all else takes its own."""
+        this = self.statements[s]
+        while this.kind in _CHAIN and this.wish in GENERIC.values() or this.kind == "convert":
+            inner = self.statements[this.operands[0]]
+            if not inner.inline:
+                break
+            this = inner
+        first = names.get(leaves[0]) if leaves else None
+        plain = this.wish in GENERIC.values()
+        if first in dying and first not in live and first is not None:
+            if this.kind == "convert" and self.statements[leaves[0]].kind != "argument":
+                return first
+            if (this.kind in _CHAIN and (plain or first != "x")) and not self._own_name(this):
+                return first
+        return self._free(this.wish, live, set())
+
+    def _own_name(self, this: Statement) -> bool:
+        """Whether a value has a role or a module of its own, by which it should be called."""
+        return this.node in self.roles or this.wish not in GENERIC.values() and this.kind != "unary"
 
     def _free(self, name: str, live: set[str], others: set[str]) -> str:
         taken = live | others | RESERVED | set(self.plan.axes)

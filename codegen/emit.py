@@ -17,7 +17,7 @@ from ..model.pcg import FLOATS
 from . import defaults
 from .describe import docstring, mesh_sentence
 from .expressions import local_shape_text
-from .modules import Modules
+from .modules import Modules, argument_name
 from .moves import Local, Used
 from .plan import Plan
 from .text import shape_text, wrap
@@ -169,7 +169,7 @@ def _shares(plan: Plan, used: Used) -> list[str]:
             for a, axes in split.items():
                 for axis in axes:
                     text = f"cut({text}, {known.dim_of(a)[0]}, {axis})"
-        lines += wrap(f'"{node.name}": {text}.to(mesh.device),', 8)
+        lines += wrap(f'"{argument_name(plan, index)}": {text}.to(mesh.device),', 8)
     return [line.removeprefix(" " * 8) for line in lines]
 
 

@@ -37,6 +37,7 @@ class Site:
     micro: int
     mixed: bool
     used: Used
+    call: str = ""  # of a dropout: the number of its call site, an expression in a loop
 
     @property
     def local(self) -> Local:
@@ -199,7 +200,7 @@ def _dropout(site: Site, names: Sequence[str]) -> str:
     shape, cuts = whole_text(site.known, site.layout, range(len(site.node.shape)), site, site.micro)
     site.used.helpers |= {"dropout", "positions", "random_bits"}
     where = f", {cuts}" if cuts else ""
-    return f"dropout({names[0]}, {site.node['p']}, {site.node['site']}, mesh, {shape}{where})"
+    return f"dropout({names[0]}, {site.node['p']}, {site.call}, mesh, {shape}{where})"
 
 
 def _projection(site: Site, names: Sequence[str]) -> str:
@@ -324,6 +325,22 @@ def local_numel(local: Local) -> Size:
     return product(local.shape())
 
 
+def _scale(site: Site, names: Sequence[str]) -> str:
+    """Powers of a half as roots: `x / math.sqrt(64)`."""
+    value, x = site.node["value"], enclosed(names[0])
+    if isinstance(value, float) and 0 < value < 1:
+        square = round(value**-2)
+        if square < 2**20 and math.isclose(value, square**-0.5, rel_tol=1e-15) and value != 1 / round(1 / value):
+            return f"{x} / math.sqrt({square})"
+    return f"{x} * {literal('value', value)}"
+
+
+def _slice(site: Site, names: Sequence[str]) -> str:
+    entry = operator("slice")
+    assert callable(entry.emit)
+    return entry.emit(site.node, [enclosed(names[0])])
+
+
 RULES: dict[str, Rule] = {
     "view": _view,
     "permute": _permute,
@@ -342,4 +359,6 @@ RULES: dict[str, Rule] = {
     "cross_entropy": _cross_entropy,
     "mse_loss": _mse,
     "to": _to,
+    "scale": _scale,
+    "slice": _slice,
 }

@@ -81,8 +81,11 @@ class Hub:
             if len(found.parts) < found.size:
                 return found
             del self.meetings[key]
-        with torch.no_grad():
-            work([found.parts[p] for p in range(found.size)])
+        try:
+            with torch.no_grad():
+                work([found.parts[p] for p in range(found.size)])
+        except ValueError as error:  # the parts do not fit together, whoever is to blame
+            raise RankError(f"{_describe(found)}: {error}\n{self.report()}", rank) from error
         with self.lock:
             found.done = True
             found.parts.clear()

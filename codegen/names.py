@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..model.atoms import atoms
-from ..model.layout import atom_of, is_split
+from ..model.layout import P, atom_of, is_split
 from ..model.operator import operator
-from ..model.pcg import SOURCES
+from ..model.pcg import FLOATS, PCG, SOURCES
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -98,7 +98,7 @@ def wish(op: str, name: str, path: str) -> str:
     return identifier(last)
 
 
-def short_names(names: Iterable[str]) -> dict[str, str]:
+def short_names(names: Iterable[str], reserved: Iterable[str] = ()) -> dict[str, str]:
     """Dotted names to identifiers: as many trailing parts, from two on, as keep them apart."""
     everything = tuple(names)
     result: dict[str, str] = {}
@@ -109,9 +109,67 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
             if sum(other == tail or other.endswith(f".{tail}") for other in everything) == 1:
                 break
         result[name] = identifier(tail)
-    taken: dict[str, int] = {}
+    taken = dict.fromkeys([*reserved, "mesh", "dtype", "i"], 1)
     for name, short in result.items():  # a.b_c and a_b.c
         taken[short] = taken.get(short, 0) + 1
         if taken[short] > 1:
             result[name] = f"{short}_{taken[short]}"
     return result
+
+
+def is_literal(plan: Plan, index: int) -> bool:
+    """Whether a node is a scalar constant that every reader can take as a Python number."""
+    graph = plan.graph
+    node = graph.nodes[index]
+    if node.op != "full" or node.shape or node.dtype not in FLOATS:
+        return False
+    if any(P in x for r in graph.consumers[index] for i, x in zip(graph.nodes[r].inputs, plan.choices[r].inputs, strict=True) if i == index):
+        return False
+    readers = [graph.nodes[i] for i in graph.consumers[index]]
+    return bool(readers) and all(
+        reader.op in ("where", "add", "sub", "mul", "div")
+        and reader.inputs.count(index) == 1
+        and all(graph.nodes[i].op != "full" for i in reader.inputs if i != index)
+        and all(graph.nodes[i].dtype in (reader.dtype, "bool") for i in reader.inputs if i != index)
+        for reader in readers
+    )
+
+
+_SHOWS = ("view", "permute", "slice", "contiguous", "expand", "dropout")
+_SCORES = ("scale", "where", "add", "div", "shift", "softmax", "dropout", "mul")
+
+
+def roles(graph: PCG) -> dict[int, str]:
+    """Names that follow from what a value is for: queries, keys, values, scores, logits."""
+    found: dict[int, str] = {}
+
+    def back(index: int, name: str, shows: tuple[str, ...]) -> int:
+        """Name the views on the way back from `index`; what they show."""
+        while graph.nodes[index].op in shows and len(graph.consumers[index]) == 1:
+            found.setdefault(index, name)
+            index = graph.nodes[index].inputs[0]
+        return index
+
+    for index, node in enumerate(graph.nodes):
+        if node.op == "attention":
+            for name, i in zip("qkv", node.inputs, strict=False):
+                back(i, name, _SHOWS)
+        elif node.op == "softmax":
+            scores = node.inputs[0]
+            while graph.nodes[scores].op in _SCORES:
+                found[scores] = "scores"
+                floats = [i for i in graph.nodes[scores].inputs if graph.nodes[i].dtype in FLOATS]
+                scores = max(floats, key=lambda i: len(graph.nodes[i].shape))
+            reader = index
+            while len(graph.consumers[reader]) == 1 and graph.nodes[reader].op in ("softmax", "dropout"):
+                found[reader] = "scores"
+                reader = graph.consumers[reader][0]
+            if graph.nodes[scores].op == "matmul" and graph.nodes[reader].op == "matmul":
+                found[scores], found[reader] = "scores", "mixed"
+                back(graph.nodes[scores].inputs[0], "q", _SHOWS)
+                back(graph.nodes[scores].inputs[1], "k", _SHOWS)
+                back(graph.nodes[reader].inputs[1], "v", _SHOWS)
+        elif node.op == "cross_entropy":
+            source = back(node.inputs[0], "logits", _SHOWS)
+            found.setdefault(source, "logits")
+    return found

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,16 +24,12 @@ from ..model.capture import Inputs, outputs
 from ..model.errors import PartitaError
 from ..model.pcg import PCG
 from .defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, schedule
+from .synthetic import generator
 from .templates.counters import dropout_mask, projection_weights
 from .worker import Outcome
 
 _SCALES = ("weight", "scale", "gain", "gamma", "g")  # what multiplies, where it has one dim
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def generator(*key: object) -> torch.Generator:
-    """A generator of its own for every key."""
-    return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
 
 
 def random_weight(name: str, shape: Sequence[int]) -> Tensor:
@@ -154,7 +149,7 @@ def train(
 ) -> tuple[Outcome, bool]:
     """Train `module` (from `materialize`) on whole batches; also whether the module left float64 by itself.
 
-    Raises PartitaError where the module draws fewer dropout masks than the graph says.
+    Raises PartitaError where the module fails, or draws fewer dropout masks than the graph says.
     """
     sites = 1 + max((graph.nodes[i]["site"] for i in graph.of("dropout")), default=-1)
     update = Optimizer(optimizer, module)
@@ -162,8 +157,12 @@ def train(
     gradients: dict[str, Tensor] = {}
     narrow = False
     for step, batch in enumerate(batches):
-        with CountedDropout(seed, step) as counted, default_dtype(torch.float64):
-            loss = loss_of(example.call(module, [batch[name] for name in example.names]), seed)
+        tensors = [batch[name] for name in example.names]
+        try:
+            with CountedDropout(seed, step) as counted, default_dtype(torch.float64):
+                loss = loss_of(example.call(module, tensors), seed)
+        except Exception as error:  # whatever the user's forward raises
+            raise PartitaError(f"the module fails on random inputs: {type(error).__name__}: {error}") from error
         if counted.sites < sites:
             raise PartitaError(f"the module draws {counted.sites} dropout masks, its graph {sites}")
         narrow |= counted.narrow

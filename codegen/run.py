@@ -6,26 +6,27 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..formulation.encode import Encoding
-from ..formulation.network import Network
-from ..formulation.placement import Placement, placements
+from ..formulation.placement import Placement, distinct, placements
 from ..model.errors import PartitaError
 from ..model.files import write_atomically
 from ..model.machine import Level, Machine
-from ..model.pcg import PCG
+from ..model.pcg import PCG, with_batch
 from ..solvers.protocol import Limits, Progress, Status
 from ..solvers.protocol import solver as find_solver
-from ..solvers.search import Found, Question, check_batch, search
+from ..solvers.search import Found, Question, check_batch, least_use, search
 from .decode import choices, report
+from .micro import divided
 from .plan import Plan
+from .price import priced
 from .request import PlanRequest
 
 if TYPE_CHECKING:
     from torch import nn
 
-type Tell = Callable[[str | Progress], None]
+Tell: TypeAlias = Callable[[str | Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def plan_graph(
     captured = time.monotonic()
     places = _placements(machine, settings)
     question = Question(
-        graph, machine, settings.batch, places, check_batch(settings.batch, settings.micro_batches),
+        graph, machine, settings.batch, places, _micro_batches(graph, settings),
         settings.dtype, settings.optimizer, _fixed(settings.fix, places),
     )  # fmt: skip
     if settings.save_network:
@@ -169,8 +170,11 @@ def plan_graph(
         },
         "solver": solution.source,
     }
-    emitting = time.monotonic()
     made = replace(made, report={**made.report, **facts, "seconds": seconds})
+    confirmed = priced(made)  # shares nothing of the encoding
+    assert confirmed.objective_ns == solution.objective, (confirmed.ns, solution.objective)
+    assert confirmed.memory_bytes == made.report["memory_bytes"], (confirmed.memory, made.report["memory_bytes"])
+    emitting = time.monotonic()
     made.emit()  # what cannot be emitted is no plan
     seconds["emit"] = round(time.monotonic() - emitting, 3)
     seconds["total"] = round(time.monotonic() - start, 3)
@@ -202,7 +206,7 @@ def _mixed(dtype: str | None) -> str | None:
 
 
 def _placements(machine: Machine, settings: Settings) -> tuple[Placement, ...]:
-    places = placements(machine.hierarchy, mesh=settings.mesh)
+    places = distinct(placements(machine.hierarchy, mesh=settings.mesh))
     counts = {s.count(",") + 1 for _, s in settings.fix if "," in s}
     if len(counts) > 1:
         raise PartitaError("--fix names strategies for different numbers of axes")
@@ -211,6 +215,20 @@ def _placements(machine: Machine, settings: Settings) -> tuple[Placement, ...]:
         if not places:
             raise PartitaError(f"--fix names {counts.pop()} axes, which no mesh of this machine has")
     return places
+
+
+def _micro_batches(graph: PCG, settings: Settings) -> tuple[int, ...]:
+    """The numbers of micro-batches that the model allows; PartitaError if the one asked for is none of them."""
+    counts = check_batch(settings.batch, settings.micro_batches)
+    several = [k for k in counts if k > 1]
+    if several:
+        try:
+            divided(with_batch(graph, settings.batch // several[0]), several[0])
+        except PartitaError:
+            if settings.micro_batches is not None:
+                raise
+            return (1,)
+    return counts
 
 
 def _fixed(fix: tuple[tuple[str, str], ...], places: tuple[Placement, ...]) -> dict[str, tuple[str, ...]]:
@@ -239,26 +257,8 @@ def _why_not(question: Question, found: Found) -> str:
 
 def _least_memory(question: Question, placement: Placement) -> int:
     """The least that any plan of this placement needs on a device: memory minimized as if it were the cost."""
-    encoding = question.encoding(placement, max(question.micro_batches))
-    network = encoding.network
-    memory = Network(
-        tuple(replace(v, cost=_where_finite(v.cost, v.use), use=v.use[:, :0]) for v in network.variables),
-        tuple(replace(e, cost=_where_finite(e.cost, e.use), use=None) for e in network.edges),
-        (),
-        0,
-        network.chains,
-    )
-    solution = find_solver("elimination").solve(memory)
-    reserve = question.machine.device.capacity_bytes - network.capacities[0]
-    return solution.bound + reserve
-
-
-def _where_finite(cost: Any, use: Any) -> Any:
-    import numpy as np
-
-    from ..formulation.network import INFINITE
-
-    return np.where(cost >= INFINITE, INFINITE, 0 if use is None else use[..., 0])
+    network = question.encoding(placement, max(question.micro_batches)).network
+    return least_use(network) + question.machine.device.capacity_bytes - network.capacities[0]
 
 
 def _save_network(question: Question, path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TypeAlias
@@ -41,7 +42,19 @@ def enclosed(text: str) -> str:
 def tidy(text: str) -> str:
     """The same expression without needless brackets."""
     result = ast.unparse(ast.parse(text, mode="eval").body)
+    result = _ONE.sub(_index, result)
     return result if '"' in result else result.replace("'", '"')
+
+
+_ONE = re.compile(r"\[((?::, )*)(\d*):(\d+)\]\.squeeze\((\d+)\)")
+
+
+def _index(match: re.Match[str]) -> str:
+    """`x[:, 2:3].squeeze(1)` is `x[:, 2]`."""
+    before, start, stop, dim = match.groups()
+    if int(stop) == int(start or 0) + 1 and before.count(":") == int(dim):
+        return f"[{before}{start or 0}]"
+    return match[0]
 
 
 def shape_text(shape: Iterable[Size]) -> str:

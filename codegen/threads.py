@@ -107,22 +107,21 @@ _OPS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
 def _same(tensors: _Tensors, what: str) -> None:
     kinds = [(tuple(t.shape), t.dtype) for t in tensors]
     if len(set(kinds)) > 1:
-        raise ValueError(f"{what}: the ranks give different tensors: {', '.join(f'{d} {list(s)}' for s, d in kinds)}")
+        raise ValueError(f"{what}, not {', '.join(f'{d} {list(s)}' for s, d in kinds)}")
 
 
 def _fold(tensors: _Tensors, op: Any) -> Tensor:
-    _same(tensors, "reduction")
+    _same(tensors, "a reduction needs equal tensors on all ranks")
     total = reduce(_OPS[op], tensors[1:], tensors[0].clone())
     return total / len(tensors) if op == dist.ReduceOp.AVG else total
 
 
 def _put(target: Tensor, value: Tensor) -> None:
-    """Copy the elements in order: shapes may differ, as in the single-tensor collectives, but not the number."""
-    if target.numel() != value.numel() or target.dtype != value.dtype:
+    if target.shape != value.shape or target.dtype != value.dtype:
         raise ValueError(
             f"{value.dtype} {list(value.shape)} does not fit into {target.dtype} {list(target.shape)} of another rank"
         )
-    target.detach().copy_(value.reshape(target.shape))
+    target.detach().copy_(value)
 
 
 def _all_reduce(parts: list[_Tensors], op: Any) -> None:
@@ -240,10 +239,12 @@ class _Group(dist.ProcessGroup):
 
     def allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> _Work:
         size = len(self._members)
+        _same([*outputs[0], inputs[0]], "all_gather needs parts of equal shape (pad them)")
         return self._join("all_gather", (_count(outputs[0], size), [inputs[0]] * size), _exchange)
 
     def all_gather_single(self, output: Tensor, value: Tensor, opts: Any = None) -> _Work:
         size = len(self._members)
+        _joined(output, value, size, "all_gather")
         return self._join("all_gather", (_pieces(output, None, size), [value] * size), _exchange)
 
     def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> _Work:
@@ -251,7 +252,9 @@ class _Group(dist.ProcessGroup):
         return self._join(f"reduce_scatter {_name(op)}", (outputs[0], pieces), partial(_reduce_scatter, op=op))
 
     def reduce_scatter_single(self, output: Tensor, value: Tensor, opts: Any = None) -> _Work:
-        return self.reduce_scatter([output], [_pieces(value, None, len(self._members))], opts)
+        size = len(self._members)
+        _joined(value, output, size, "reduce_scatter")
+        return self.reduce_scatter([output], [_pieces(value, None, size)], opts)
 
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> _Work:
         size = len(self._members)
@@ -306,8 +309,18 @@ def _count(tensors: _Tensors, size: int) -> _Tensors:
     return list(tensors)
 
 
+def _joined(whole: Tensor, part: Tensor, size: int, what: str) -> None:
+    """Parts lie behind each other along dim 0: gloo accepts no other shape, so a program that runs here runs there."""
+    if not part.dim() or list(whole.shape) != [size * part.shape[0], *part.shape[1:]]:
+        raise ValueError(
+            f"{what} joins {size} parts along dim 0: {list(whole.shape)} is not {size} times {list(part.shape)}"
+        )
+
+
 def _pieces(tensor: Tensor, sizes: list[int] | None, size: int) -> _Tensors:
     """Consecutive rows, one piece for each rank of the group: of the given sizes, or equally many."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"a tensor of {list(tensor.shape)} must be contiguous to be sent or received in parts")
     if sizes:
         return list(torch.split(tensor, sizes))
     if tensor.dim() and tensor.shape[0] % size == 0:

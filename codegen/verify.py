@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,13 @@ from ..model.capture import Inputs
 from ..model.errors import PartitaError
 from ..model.layout import is_split
 from ..model.load import load_module
-from ..model.pcg import FLOATS, PCG
+from ..model.pcg import PCG
 from . import reference, worker
 from .launch import LaunchError, torchrun
 from .plan import Plan
-from .reference import generator
+from .synthetic import synthetic
 from .threads import Deadlock, RankError, run_threads
-from .worker import JOB, Outcome, load_program, read_result
+from .worker import Outcome, load_program, read_result, write_job
 
 LEVELS = ("threads", "pool", "torchrun")
 TOLERANCE = 1e-9
@@ -45,53 +46,67 @@ def verify(
     Everything is in float64, from the same random weights, on the same random data: every step's loss, the first
     step's gradients, the weights at the end, each error max|a - b| / (1 + max|b|) over the elements of a tensor and
     then over tensors. `ok`: all are at most `tolerance`, and nothing is missing; `failure` says what went wrong where
-    the program could not be run or compared. `level`: ranks are threads here, or processes that torchrun starts.
-    `module` and `inputs` are needed where the plan does not say how to build its module. Raises PartitaError for what
-    cannot be verified: a wrong number of ranks, a plan too large for this machine's memory.
+    it is not. `level`: ranks are threads here, or processes that torchrun starts. `module` and `inputs` are needed
+    where the plan does not say how to build its module. Raises PartitaError for what cannot be verified: a wrong number
+    of ranks, a plan too large for this machine's memory.
     """
-    if level not in LEVELS:
-        raise PartitaError(f"level {level!r}: choose from {', '.join(LEVELS)}")
-    if steps < 1:
-        raise PartitaError(f"{steps} steps: at least one is needed")
+    with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
+        trial = _trial(target, Path(folder), ranks, steps, module, inputs)
+        return run([trial], level, timeout=timeout)[0]
+
+
+def verify_all(
+    targets: Sequence[Plan | Path | str], level: str = "pool", steps: int = 3, *, timeout: float = 600.0
+) -> list[dict[str, Any]]:
+    """`verify` for many plans; with level pool those of as many ranks share their processes, which start only once."""
+    with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
+        trials = []
+        for number, target in enumerate(targets):
+            own = Path(folder) / str(number)
+            own.mkdir()
+            trials.append(_trial(target, own, None, steps, None, None))
+        return run(trials, level, timeout=timeout)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A program and what it must compute: `path` its file, `truth` what the module does from `state` on `batches`."""
+
+    path: Path
+    graph: PCG
+    ranks: int
+    state: Mapping[str, Tensor] = field(repr=False)
+    batches: Sequence[Mapping[str, Tensor]] = field(repr=False)
+    truth: Outcome = field(repr=False)
+    tolerance: float
+
+
+def _trial(
+    target: Plan | Path | str, folder: Path, ranks: int | None, steps: int, module: nn.Module | None, inputs: Any
+) -> Trial:
+    """What `verify` runs; the program goes into `folder` unless it lies beside its plan."""
     plan = target if isinstance(target, Plan) else Plan.load(target)
     if ranks is not None and ranks != plan.ranks:
         raise PartitaError(f"this plan is for {plan.ranks} ranks, not {ranks}: plan again for that many devices")
     check_memory(plan)
     if module is None:
         module, inputs = _module_of(plan)
-    with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
-        path = Path(target) / "program.py" if not isinstance(target, Plan) else Path(folder) / "program.py"
-        if not path.is_file():
-            path = Path(folder) / "program.py"
-            plan.emit(path)
-        return compare(
-            path,
-            plan.graph,
-            module,
-            inputs,
-            ranks=plan.ranks,
-            samples=plan.batch,
-            optimizer=plan.optimizer,
-            level=level,
-            steps=steps,
-            timeout=timeout,
-        )
+    path = folder / "program.py" if isinstance(target, Plan) else Path(target) / "program.py"
+    if not path.is_file():
+        path = folder / "program.py"
+        plan.emit(path)
+    return trial(path, plan.graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps)
 
 
-def compare(
-    path: Path,
-    graph: PCG,
-    module: nn.Module,
-    inputs: Any,
-    *,
-    ranks: int,
-    samples: int,
-    optimizer: str,
-    level: str = "threads",
-    steps: int = 3,
-    timeout: float = 600.0,
-) -> dict[str, Any]:
-    """`verify` for a program file: `inputs` are example inputs of `module`, `samples` the batch of one step."""
+def trial(
+    path: Path, graph: PCG, module: nn.Module, inputs: Any, ranks: int, samples: int, optimizer: str, steps: int = 3
+) -> Trial:
+    """Train `module`, called as with its example `inputs`, for what the program at `path` has to compute.
+
+    `samples`: the batch of one step, over all ranks and micro-batches.
+    """
+    if steps < 1:
+        raise PartitaError(f"{steps} steps: at least one is needed")
     program = load_program(path)
     if ranks != program.RANKS:
         raise PartitaError(f"{path} is a program for {program.RANKS} ranks, its plan for {ranks}")
@@ -100,57 +115,102 @@ def compare(
     state = reference.state_of(whole)
     batches = [synthetic(graph, samples, step) for step in range(steps)]
     truth, narrow = reference.train(whole, example, graph, batches, optimizer, program.SEED)
-    verdict: dict[str, Any] = {
-        "ok": False,
-        "ranks": ranks,
-        "level": level,
-        "dtype": "float64",
-        "tolerance": TOLERANCE_NARROW if narrow else TOLERANCE,
-        "loss_error": None,
-        "gradient_error": None,
-        "weight_error": None,
-        "checked": 0,
-    }
+    return Trial(path, graph, ranks, state, batches, truth, TOLERANCE_NARROW if narrow else TOLERANCE)
+
+
+def _module_of(plan: Plan) -> tuple[nn.Module, Any]:
+    model = plan.model
+    if not model.get("reference"):
+        raise PartitaError("the plan does not say how to build its module: give verify the module and its inputs")
+    return load_module(model["reference"], small=bool(model.get("small")), sequence=model.get("sequence"), device="cpu")
+
+
+# Running and judging
+
+
+def run(trials: Sequence[Trial], level: str = "threads", *, timeout: float = 600.0) -> list[dict[str, Any]]:
+    """A verdict for every trial; `timeout` is in seconds for each start of processes, or run of threads."""
+    if level not in LEVELS:
+        raise PartitaError(f"level {level!r}: choose from {', '.join(LEVELS)}")
+    found: dict[int, Outcome | Exception] = {}
+    if level == "threads":
+        for number, each in enumerate(trials):
+            found[number] = _in_threads(each, timeout)
+    waiting = [n for n in range(len(trials)) if n not in found]
+    while waiting:
+        # One failure ends the processes: what comes after it starts anew.
+        ranks = trials[waiting[0]].ranks
+        together = [n for n in waiting if trials[n].ranks == ranks] if level == "pool" else waiting[:1]
+        outcomes = _in_processes([trials[n] for n in together], timeout)
+        found |= dict(zip(together, outcomes, strict=False))
+        waiting = [n for n in waiting if n not in found]
+    return [_verdict(each, found[number], level) for number, each in enumerate(trials)]
+
+
+def _in_threads(each: Trial, timeout: float) -> Outcome | Exception:
+    program = load_program(each.path)
     try:
-        outcome = _run(path, state, batches, ranks, level, timeout)
-        errors = _errors(outcome, truth, graph)
-    except (RankError, Deadlock, LaunchError, MissingTensorsError) as failure:
-        return verdict | {"failure": str(failure)}
-    worst = {f"{kind}_error": max(found.values(), default=0.0) for kind, found in errors.items()}
-    verdict["ok"] = all(error <= verdict["tolerance"] for error in worst.values())
-    verdict |= {name: error if math.isfinite(error) else None for name, error in worst.items()}
-    verdict["checked"] = sum(map(len, errors.values()))
-    if not verdict["ok"]:
-        name, error = max(
-            ((f"{kind} {name}", error) for kind, found in errors.items() for name, error in found.items()),
-            key=lambda item: item[1],
-        )
-        verdict["failure"] = f"the largest error is {error:.2g}, of {name}"
-    return verdict
+        first = run_threads(
+            lambda _: worker.train(program, each.state, each.batches, torch.float64), each.ranks, timeout=timeout
+        )[0]
+    except (RankError, Deadlock) as failure:
+        return failure
+    assert first is not None
+    return first
+
+
+def _in_processes(trials: Sequence[Trial], timeout: float) -> list[Outcome | Exception]:
+    """Outcomes of the first trials, which have as many ranks: up to the first failure, or of all of them."""
+    with tempfile.TemporaryDirectory(prefix="partita-jobs-") as folder:
+        jobs = [Path(folder) / str(number) for number in range(len(trials))]
+        for job, each in zip(jobs, trials, strict=True):
+            write_job(job, each.path, each.state, each.batches)
+        failure: Exception | None = None
+        try:
+            torchrun(f"module:{worker.__name__}", trials[0].ranks, [str(job) for job in jobs], timeout=timeout)
+        except LaunchError as error:
+            failure = error
+        outcomes: list[Outcome | Exception] = []
+        for job in jobs:
+            outcome = read_result(job)
+            if outcome is None:
+                return [*outcomes, failure or MissingTensorsError("rank 0 left no result")]
+            outcomes.append(outcome)
+        return outcomes
 
 
 class MissingTensorsError(RuntimeError):
     """The program gives back fewer tensors than the module has, or other ones."""
 
 
-def _run(
-    path: Path,
-    state: Mapping[str, Tensor],
-    batches: Sequence[Mapping[str, Tensor]],
-    ranks: int,
-    level: str,
-    timeout: float,
-) -> Outcome:
-    """The program's outcome, from threads of this process or from processes of their own."""
-    if level == "threads":
-        program = load_program(path)
-        first = run_threads(lambda _: worker.train(program, state, batches, torch.float64), ranks, timeout=timeout)[0]
-        assert first is not None
-        return first
-    with tempfile.TemporaryDirectory(prefix="partita-job-") as folder:
-        torch.save({"state": dict(state), "batches": [dict(b) for b in batches]}, Path(folder) / JOB)
-        torchrun(f"module:{worker.__name__}", ranks, [folder, str(path.resolve())], timeout=timeout)
-        return read_result(Path(folder))
+def _verdict(each: Trial, outcome: Outcome | Exception, level: str) -> dict[str, Any]:
+    verdict: dict[str, Any] = {
+        "ok": False,
+        "ranks": each.ranks,
+        "level": level,
+        "dtype": "float64",
+        "tolerance": each.tolerance,
+        "loss_error": None,
+        "gradient_error": None,
+        "weight_error": None,
+        "checked": 0,
+    }
+    if isinstance(outcome, Exception):
+        return verdict | {"failure": str(outcome)}
+    try:
+        errors = _errors(outcome, each.truth, each.graph)
+    except MissingTensorsError as failure:
+        return verdict | {"failure": str(failure)}
+    flat = {(kind, name): error for kind, found in errors.items() for name, error in found.items()}
+    for kind, found in errors.items():
+        largest = max(found.values(), default=0.0)
+        verdict[f"{kind}_error"] = largest if math.isfinite(largest) else None
+    verdict["checked"] = len(flat)
+    worst = max(flat, key=lambda key: flat[key])
+    verdict["ok"] = flat[worst] <= each.tolerance
+    if not verdict["ok"]:
+        verdict["failure"] = f"the largest error is {flat[worst]:.2g}, of {' '.join(worst)}"
+    return verdict
 
 
 def _errors(outcome: Outcome, truth: Outcome, graph: PCG) -> dict[str, dict[str, float]]:
@@ -188,64 +248,6 @@ def _error(a: Tensor, b: Tensor) -> float:
         return 0.0
     error = ((a.double() - b.double()).abs().max() / (1 + b.double().abs().max())).item()
     return error if math.isfinite(error) else math.inf
-
-
-def _module_of(plan: Plan) -> tuple[nn.Module, Any]:
-    model = plan.model
-    if not model.get("reference"):
-        raise PartitaError("the plan does not say how to build its module: give verify the module and its inputs")
-    return load_module(model["reference"], small=bool(model.get("small")), sequence=model.get("sequence"), device="cpu")
-
-
-# Data
-
-
-def synthetic(graph: PCG, samples: int, step: int) -> dict[str, Tensor]:
-    """Random inputs for one step of `samples`: integers below `high`, else normal; some labels are to be ignored."""
-    ignored = _labels(graph)
-    batch = {}
-    for index in graph.of("input"):
-        node = graph.nodes[index]
-        shape = list(node.shape)
-        if node.get("batch_dim") is not None:
-            shape[node["batch_dim"]] = shape[node["batch_dim"]] // graph.batch * samples
-        source = generator("input", node.name, step)
-        dtype = getattr(torch, node.dtype)
-        if node.dtype in FLOATS:
-            batch[node.name] = torch.randn(shape, generator=source, dtype=torch.float64)
-            continue
-        values = torch.randint(node.get("high", 2), shape, generator=source)
-        if index in ignored and values.dim():
-            # More and more of them, so that ranks and micro-batches have different numbers of labels.
-            share = torch.linspace(0, 0.9, values.shape[0], dtype=torch.float64).view(-1, *[1] * (values.dim() - 1))
-            drawn = torch.rand(shape, generator=source, dtype=torch.float64)
-            values = torch.where(drawn < share, ignored[index], values)
-        batch[node.name] = values.to(dtype)
-    return batch
-
-
-def _labels(graph: PCG) -> dict[int, int]:
-    """Inputs that are only class labels of cross entropies, with the label that is not counted."""
-    found: dict[int, int] = {}
-    for index in graph.of("input"):
-        uses = _uses(graph, index)
-        if uses and all(graph.nodes[c].op == "cross_entropy" and place == 1 for c, place in uses):
-            labels = {graph.nodes[c].get("ignore_index", -100) for c, _ in uses}
-            if len(labels) == 1:
-                found[index] = labels.pop()
-    return found
-
-
-def _uses(graph: PCG, index: int) -> set[tuple[int, int]]:
-    """Who reads a tensor, at which operand; through operators that only move elements about."""
-    found: set[tuple[int, int]] = set()
-    for consumer in graph.consumers[index]:
-        node = graph.nodes[consumer]
-        if node.op in ("view", "slice", "permute", "to"):
-            found |= _uses(graph, consumer)
-        else:
-            found |= {(consumer, place) for place, source in enumerate(node.inputs) if source == index}
-    return found
 
 
 # Memory

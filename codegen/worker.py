@@ -1,13 +1,12 @@
 """One rank of a verification: load an emitted program, train it for a few steps, hand back what rank 0 knows.
 
-The same function runs in a thread and, as `torchrun -m partita.codegen.worker DIR PROGRAM`, in a process of its own.
+The same function runs in a thread and, as `torchrun -m partita.codegen.worker JOB...`, in a process of its own.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,27 +69,37 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().clone() for name, t in tensors.items()} if dist.get_rank() == 0 else {}
 
 
-def main(folder: Path, program: Path) -> None:
-    """A rank that torchrun started: `folder` holds the job, and rank 0 writes the result there."""
-    dist.init_process_group("gloo")
-    try:
-        job = torch.load(folder / JOB, mmap=True, weights_only=True)
-        outcome = train(load_program(program), job["state"], job["batches"], torch.float64)
-        if outcome is not None:
-            torch.save(
-                {"losses": outcome.losses, "gradients": outcome.gradients, "weights": outcome.weights}, folder / RESULT
-            )
-    finally:
-        dist.destroy_process_group()
+def write_job(
+    folder: Path, program: Path, state: Mapping[str, Tensor], batches: Sequence[Mapping[str, Tensor]]
+) -> None:
+    """Make `folder` for `main` to read."""
+    folder.mkdir()
+    job = {"program": str(program.resolve()), "state": dict(state), "batches": [dict(batch) for batch in batches]}
+    torch.save(job, folder / JOB)
 
 
-def read_result(folder: Path) -> Outcome:
-    """What rank 0 wrote."""
+def read_result(folder: Path) -> Outcome | None:
+    """What rank 0 wrote; None if it did not come so far."""
+    if not (folder / RESULT).is_file():
+        return None
     data = torch.load(folder / RESULT, weights_only=True)
     return Outcome(data["losses"], data["gradients"], data["weights"])
 
 
+def main(folders: Sequence[Path]) -> None:
+    """A rank that torchrun started: does one job after another, rank 0 writes the results beside them."""
+    dist.init_process_group("gloo")
+    for folder in folders:
+        job = torch.load(folder / JOB, mmap=True, weights_only=True)
+        outcome = train(load_program(Path(job["program"])), job["state"], job["batches"], torch.float64)
+        if outcome is not None:
+            result = {"losses": outcome.losses, "gradients": outcome.gradients, "weights": outcome.weights}
+            torch.save(result, folder / "unfinished.pt")
+            (folder / "unfinished.pt").rename(folder / RESULT)
+        dist.barrier()  # a result counts only if all ranks came to its end
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main([Path(argument) for argument in sys.argv[1:]])

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -81,29 +80,21 @@ def _same_domain(network: Network, cuts: list[int], first: int, period: int, cop
 
 def _signatures(network: Network, order: list[int], cuts: list[int], segments: list[list[int]]) -> list[int]:
     """Equal numbers for equal segments: same tables in the same places. A segment that a shared variable touches is alone."""
-    digests: dict[int, bytes] = {}
-
-    def digest(table: npt.NDArray[np.int64] | None) -> bytes:
-        if table is None:
-            return b""
-        if id(table) not in digests:
-            digests[id(table)] = blake2b(
-                repr(table.shape).encode() + np.ascontiguousarray(table).tobytes(), digest_size=16
-            ).digest()
-        return digests[id(table)]
+    def same(table: npt.NDArray[np.int64] | None) -> int:
+        return id(table)  # the encoder makes one object of equal tables
 
     segment_of: dict[int, int] = {v: s for s, segment in enumerate(segments) for v in segment}
     place = {v: p for segment in segments for p, v in enumerate(segment)}
     cut_number = {order[c]: n for n, c in enumerate(cuts)}
     parts: list[list[object]] = [
-        [(digest(network.variables[v].cost), digest(network.variables[v].use)) for v in segment] for segment in segments
+        [(same(network.variables[v].cost), same(network.variables[v].use)) for v in segment] for segment in segments
     ]
     for edge in network.edges:
         inside = {segment_of[v] for v in (edge.u, edge.v) if v in segment_of}
         if not inside:
             if edge.u in cut_number and edge.v in cut_number:
                 s = min(cut_number[edge.u], cut_number[edge.v])
-                parts[s].append(("across", digest(edge.cost), digest(edge.use)))
+                parts[s].append(("across", same(edge.cost), same(edge.use)))
             continue
         for s in inside:
             ends: list[object] = []
@@ -114,6 +105,6 @@ def _signatures(network: Network, order: list[int], cuts: list[int], segments: l
                     ends.append(place[v])
                 else:  # a shared variable: this segment has no equal
                     ends.append(("other", v, s))
-            parts[s].append((*ends, digest(edge.cost), digest(edge.use)))
+            parts[s].append((*ends, same(edge.cost), same(edge.use)))
     numbers: dict[object, int] = {}
-    return [numbers.setdefault(tuple(map(repr, part)), len(numbers)) for part in parts]
+    return [numbers.setdefault(tuple(part), len(numbers)) for part in parts]

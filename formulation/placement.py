@@ -58,8 +58,7 @@ def placements(
     """All placements on the hierarchy, each axis larger than 1 (one axis of size 1 on a single device).
 
     Without `mesh`: every mesh of `axes` axes (None: 1 to `max_axes`), once up to the order of its axes; the axis with
-    the larger factor on the outermost level comes first. With `mesh`: those sizes in that order, every matrix up to the
-    order of axes of equal size.
+    the larger factor on the outermost level comes first. With `mesh`: those sizes in that order, every matrix.
     PartitaError: sizes that do not multiply to the devices, or an axis of size 1.
     """
     levels = tuple(hierarchy)
@@ -74,16 +73,11 @@ def placements(
             raise PartitaError(f"mesh {_x(sizes)} does not have the {devices} devices of hierarchy {_x(levels)}")
         if sizes != (1,) and any(size < 2 for size in sizes):
             raise PartitaError(f"mesh {_x(sizes)}: an axis of size 1 splits nothing, leave it out")
-        return tuple(of_rows(rows) for rows in _matrices(levels, sizes) if _ordered(rows, sizes))
+        return tuple(of_rows(rows) for rows in _matrices(levels, sizes))
     if devices == 1:
         return (of_rows([levels]),)
     counts = range(1, max_axes + 1) if axes is None else (axes,)
     return tuple(of_rows(rows) for count in counts for rows in _canonical(levels, count, levels))
-
-
-def _ordered(rows: tuple[Row, ...], sizes: tuple[int, ...]) -> bool:
-    """Whether axes of equal size come in the canonical order: renaming them would give the same placement."""
-    return all(rows[i] >= rows[j] for i in range(len(rows)) for j in range(i + 1, len(rows)) if sizes[i] == sizes[j])
 
 
 def _matrices(residual: Row, sizes: tuple[int, ...]) -> Iterator[tuple[Row, ...]]:
@@ -135,6 +129,20 @@ def _x(sizes: Sequence[int]) -> str:
 
 
 # Order by refinement
+
+
+def distinct(candidates: Iterable[Placement]) -> tuple[Placement, ...]:
+    """Those placements that are not another one with axes of equal size renamed (the larger outer factor comes first)."""
+    return tuple(
+        p
+        for p in candidates
+        if all(
+            p.matrix[i] >= p.matrix[j]
+            for i in range(len(p.sizes))
+            for j in range(i + 1, len(p.sizes))
+            if p.sizes[i] == p.sizes[j]
+        )
+    )
 
 
 def refines(fine: Placement, coarse: Placement) -> bool:

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from .notation import WHOLE, Access, Notation, accesses
 from .operator import operator
-from .pcg import PCG, SOURCES, Node
+from .pcg import PCG, SOURCES
 
 
 class _Atom:

@@ -40,23 +40,19 @@ class Inputs:
             inputs = (inputs,)
         if not isinstance(inputs, tuple | list | Mapping):
             raise PartitaError(f"example inputs are a tuple or a dict of tensors, not {type(inputs).__name__}")
-        args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+        called = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+        leaves, structure = pytree.tree_flatten(called)
+        args, kwargs = pytree.tree_unflatten(range(len(leaves)), structure)
         try:
             bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         except TypeError as error:
             raise PartitaError(f"the example inputs do not fit {type(module).__name__}.forward: {error}") from error
-        paths, structure = pytree.tree_flatten_with_path((args, kwargs))
-        arguments = pytree.tree_flatten_with_path(dict(bound))[0]
-        named = {id(leaf): _name(path) for path, leaf in arguments if isinstance(leaf, torch.Tensor)}
-        leaves = tuple(leaf for _, leaf in paths)
+        wishes = {number: _name(path) for path, number in pytree.tree_flatten_with_path(dict(bound))[0]}
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         if not tensors:
             raise PartitaError("the example inputs hold no tensor")
-        names: list[str] = []
-        for tensor in tensors:
-            wish = named[id(tensor)]
-            names.append(wish if wish not in names else f"{wish}_{len(names)}")
-        return cls(tuple(names), tensors, leaves, structure)
+        names = [wishes[number] for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        return cls(tuple(names), tensors, tuple(leaves), structure)
 
     def call(self, module: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
         """`module` with `tensors` in the places of the examples."""
@@ -175,12 +171,13 @@ def _export(module: nn.Module, inputs: Inputs, batch: int) -> tuple[torch.export
 
 def _mutates(node: torch.fx.Node) -> bool:
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and not str(target).startswith("aten.detach_")
+    if not isinstance(target, torch._ops.OpOverload) or str(target).startswith("aten.detach_"):
+        return False
+    mutable: bool = target._schema.is_mutable
+    return mutable
 
 
-def capture(
-    module: nn.Module, inputs: Any, *, batch: int | None = None, allow_unknown: bool = False
-) -> PCG:
+def capture(module: nn.Module, inputs: Any, *, batch: int | None = None, allow_unknown: bool = False) -> PCG:
     """The graph of `module` at micro-batches of `batch` samples (default: as many as the examples have, at least 2).
 
     `inputs` are arguments of `module.forward`, a tuple or a dict; their values do not matter and may be on meta, as
@@ -206,9 +203,7 @@ def capture(
     return _finish(builder, loss, _aliases(module, builder))
 
 
-def _sources(
-    program: torch.export.ExportedProgram, builder: Builder, module: nn.Module, inputs: Inputs
-) -> list[Index]:
+def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn.Module, inputs: Inputs) -> list[Index]:
     """Inputs, parameters, buffers and small constants, one node for each placeholder."""
     tensors = {name.removeprefix("module."): t for name, t in (*program.state_dict.items(), *program.constants.items())}
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -225,18 +220,18 @@ def _sources(
             nodes.append(Index(builder.input(name, shape, dtype_name(tensor.dtype), batch_dim)))
             continue
         target = (spec.target or "").removeprefix("module.")
-        tensor = parameters.get(target, buffers.get(target))
-        if tensor is None:
+        weight = parameters.get(target, buffers.get(target))
+        if weight is None:
             nodes.append(_constant(builder, target, tensors[target]))
             continue
-        name = first[id(tensor)]
+        name = first[id(weight)]
         if name not in made:
-            dtype = dtype_name(tensor.dtype)
+            dtype = dtype_name(weight.dtype)
             if target in parameters:
-                made[name] = builder.parameter(name, tensor.shape, dtype, tensor.requires_grad)
+                made[name] = builder.parameter(name, weight.shape, dtype, weight.requires_grad)
             else:
                 made[name] = builder.add(
-                    "buffer", shape=tensor.shape, name=name, dtype=dtype, path=name.rpartition(".")[0]
+                    "buffer", shape=weight.shape, name=name, dtype=dtype, path=name.rpartition(".")[0]
                 )
         nodes.append(Index(made[name]))
     return nodes
@@ -263,7 +258,8 @@ def _check_unchanged(program: torch.export.ExportedProgram) -> None:
     signature = program.graph_signature
     changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if changed:
-        raise PartitaError(f"forward changes {', '.join(changed)} in place; only functions of inputs and weights are planned")
+        names = ", ".join(changed)
+        raise PartitaError(f"forward changes {names} in place; only functions of inputs and weights are planned")
 
 
 def _loss(builder: Builder, results: Sequence[Any], scalar: bool) -> int:
@@ -310,7 +306,7 @@ def _finish(builder: Builder, loss: int, aliases: Sequence[tuple[str, str]]) -> 
     return builder.build(number[loss])
 
 
-_PASSING = frozenset("view permute slice expand contiguous to cat detach".split())
+_PASSING = frozenset(["view", "permute", "slice", "expand", "contiguous", "to", "cat", "detach"])
 
 
 def _ranges(builder: Builder) -> None:

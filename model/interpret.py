@@ -51,10 +51,8 @@ def run(
 
 
 def check_shapes(pcg: PCG) -> None:
-    """Compute every node on the meta device. Raises PartitaError naming a node whose attributes do not give its shape."""
-    sources = {
-        n.name: torch.empty(n.shape, dtype=getattr(torch, n.dtype), device="meta") for n in pcg.nodes if n.op in SOURCES
-    }
+    """Compute every node on the meta device. Raises PartitaError naming the node that does not get its shape."""
+    sources = {n.name: torch.empty(n.shape, dtype=_dtype(n), device="meta") for n in pcg.nodes if n.op in SOURCES}
     values: list[Tensor] = []
     with torch.device("meta"), torch.no_grad():
         for node in pcg.nodes:
@@ -69,7 +67,7 @@ def check_shapes(pcg: PCG) -> None:
 
 
 def _ones(site: int, shape: tuple[int, ...], p: float) -> Tensor:
-    return torch.ones(shape)
+    return torch.ones(shape, dtype=torch.float64)
 
 
 def _value(node: Node, given: Sequence[Tensor], mask: Mask | None, noise: Noise) -> Tensor:
@@ -121,7 +119,8 @@ def _attention(node: Node, x: Sequence[Tensor]) -> Tensor:
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
     if len(x) > 3:
         scores = scores.masked_fill(~x[3], -torch.inf) if x[3].dtype == torch.bool else scores + x[3]
-    return scores.softmax(-1) @ v
+    result: Tensor = scores.softmax(-1) @ v
+    return result
 
 
 def _cross_entropy(node: Node, x: Sequence[Tensor]) -> Tensor:
@@ -162,10 +161,30 @@ def _functional(name: str, *attributes: str, **renamed: str) -> Callable[[Node, 
 _COMPUTE: dict[str, Callable[[Node, Sequence[Tensor]], Tensor]] = {
     **{
         name: _method(name)
-        for name in (
-            "relu tanh sigmoid exp log sqrt rsqrt sin cos erf abs reciprocal logical_not neg add sub mul div maximum "
-            "minimum matmul where"
-        ).split()
+        for name in [
+            "relu",
+            "tanh",
+            "sigmoid",
+            "exp",
+            "log",
+            "sqrt",
+            "rsqrt",
+            "sin",
+            "cos",
+            "erf",
+            "abs",
+            "reciprocal",
+            "logical_not",
+            "neg",
+            "add",
+            "sub",
+            "mul",
+            "div",
+            "maximum",
+            "minimum",
+            "matmul",
+            "where",
+        ]
     },
     "gelu": _functional("gelu", approximate="approximate"),
     "silu": _functional("silu"),
@@ -195,6 +214,8 @@ _COMPUTE: dict[str, Callable[[Node, Sequence[Tensor]], Tensor]] = {
     "sum": lambda node, x: x[0].sum(node["dims"], keepdim=node["keepdim"]),
     "mean": lambda node, x: x[0].sum(node["dims"], keepdim=node["keepdim"]) / node["count"],
     "amax": lambda node, x: x[0].amax(node["dims"], keepdim=node["keepdim"]),
+    "cumsum": _method("cumsum", "dim"),
+    "einsum": lambda node, x: torch.einsum(node["equation"], *x),
     "softmax": _method("softmax", "dim"),
     "log_softmax": _method("log_softmax", "dim"),
     "linear": lambda node, x: F.linear(*x),

@@ -7,8 +7,8 @@
 | `P`    | addends, their sum is it   | equal on all ranks            | Partial   |
 | `S(a)` | atom `a` split             | atom `a` split                | Shard     |
 
-A letter is a small integer, so that tables over layouts are numpy arrays: `R`, `B`, `P` are 0, 1, 2 and `S(a)` is `3 + a`,
-where `a` counts the atoms of the tensor (see `atoms`) from the first dim's outermost to the last dim's innermost.
+A letter is a small integer, so that tables over layouts are numpy arrays: `R`, `B`, `P` are 0, 1, 2 and `S(a)` is `3 +
+a`, where `a` counts the atoms of the tensor (see `atoms`) from the first dim's outermost to the last dim's innermost.
 Several axes on one atom split it in mesh order, the first axis outermost.
 """
 
@@ -59,7 +59,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The actions that bring one axis from letter `source` to `target`: of the value, and of the gradient on its way back."""
+    """What brings one axis from letter `source` to `target`: the value's action, and the gradient's on its way back."""
 
     value: Action
     gradient: Action
@@ -118,8 +118,9 @@ def steps(source: Layout, target: Layout) -> tuple[Step, ...]:
 
     Slices and reduce-scatters come first (they shrink), then all-to-alls, all-reduces and moves without communication,
     gathers last. Splits of one atom form a stack in mesh order: only its innermost axis can be removed, only an inner
-    axis added. An axis that is split alike in both layouts but lies inside one that changes is gathered and split again.
-    `formulation.transition` prices the same program for all pairs of layouts at once; a test holds the two together.
+    axis added. An axis that is split alike in both layouts but lies inside one that changes is gathered and split
+    again. `formulation.transition` prices the same program for all pairs of layouts at once; a test holds the two
+    together.
     """
     n = len(source)
     current = list(source)
@@ -132,9 +133,7 @@ def steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     def kept(axis: int) -> bool:
         """The axis is split alike, and so is everything outside it on the same atom."""
         a = source[axis]
-        return a == target[axis] and (
-            not is_split(a) or all((source[o] == a) == (target[o] == a) for o in range(axis))
-        )
+        return a == target[axis] and (not is_split(a) or all((source[o] == a) == (target[o] == a) for o in range(axis)))
 
     def free_to_push(axis: int, letter: int) -> bool:
         """No inner axis lies on the atom, and every outer axis that ends there is there."""
@@ -177,12 +176,12 @@ def steps(source: Layout, target: Layout) -> tuple[Step, ...]:
 
 
 def layouts(axes: int, atoms: int) -> Iterator[Layout]:
-    """All layouts of a tensor with `atoms` atoms on a mesh of `axes` axes, in a fixed order (the first axis slowest)."""
+    """All layouts of a tensor with `atoms` atoms on a mesh of `axes` axes, in order (the first axis slowest)."""
     return product(range(_S + atoms), repeat=axes)
 
 
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Start and stop of part `index` when `size` items are split in `parts`: ceil(size / parts) each, the last ones shorter."""
+    """Start and stop of part `index` of `size` items in `parts`: ceil(size / parts) each, the last ones shorter."""
     step = -(-size // parts)
     return min(size, step * index), min(size, step * (index + 1))
 

@@ -51,7 +51,8 @@ def _factory(file: Path, name: str) -> Callable[..., Any]:
     if not callable(factory):
         own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
         raise PartitaError(f"{file} has no function {name!r}; it has {', '.join(own) or 'none'}")
-    return factory
+    found: Callable[..., Any] = factory
+    return found
 
 
 def _import(file: Path) -> ModuleType:

@@ -13,7 +13,7 @@ A term whose operand the node lacks (a linear without bias) is dropped.
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 WHOLE = ":"
 
@@ -153,7 +153,7 @@ def accesses(term: Term) -> tuple[Access, ...]:
     return tuple(a for f in term.factors for a in ((f,) if isinstance(f, Access) else f.arguments))
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(text: str) -> Notation:
     """Parse one line. Raises ValueError that quotes the line and the place."""
     return _Parser(text).notation()
@@ -179,7 +179,8 @@ def _check_bound(text: str, factors: tuple[Access | Call, ...], bound: set[str])
         for names in (access.indices, *(g.indices for _, g in access.gathers)):
             free = set(names) - bound - {WHOLE}
             if free:
-                raise ValueError(f"{text!r}: {', '.join(sorted(free))} of {access.operand} is neither summed nor in the output")
+                indices = ", ".join(sorted(free))
+                raise ValueError(f"{text!r}: {indices} of {access.operand} is neither summed nor in the output")
 
 
 def instantiate(text: str, operands: dict[str, tuple[int, ...]], output: tuple[int, ...]) -> Notation:

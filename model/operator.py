@@ -68,7 +68,7 @@ class Operator:
             self.semantics(node, inputs)
 
     def work(self, node: Node, inputs: tuple[Node, ...]) -> int:
-        """Floating point operations forward, of the whole tensor: 2 for every multiply-add of the notation's products."""
+        """Floating point operations forward, of the whole tensor: 2 for every multiply-add of a product."""
         if self.flops is not None:
             return self.flops(node, inputs)
         if self.view or self.creates:

@@ -8,12 +8,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import prod
+from math import isfinite, prod
 from typing import Any, Self, TypeAlias
 
 from .errors import PartitaError
 
-Attribute: TypeAlias = "int | float | str | bool | None | tuple[Attribute, ...]"
+Attribute: TypeAlias = "int | float | str | bool | tuple[Attribute, ...] | None"
 
 SOURCES = ("input", "parameter", "buffer")
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -50,7 +50,7 @@ class Node:
 
 @dataclass(frozen=True)
 class PCG:
-    """A captured graph. `loss` indexes the scalar that is minimized; `batch` is the micro-batch that the shapes are for.
+    """A captured graph. `loss` indexes the scalar that is minimized; `batch` is the micro-batch of the shapes.
 
     `aliases` maps further names of a tied parameter to the node's name. `reduction` is `mean` or `sum`: how the loss
     joins micro-batches (both add up, since divisors are global). Two graphs are equal iff their nodes are.
@@ -95,7 +95,7 @@ class PCG:
                     "inputs": list(n.inputs),
                     "shape": list(n.shape),
                     "dtype": n.dtype,
-                    "attributes": {k: v for k, v in n.attributes},
+                    "attributes": {k: _thaw(v) for k, v in n.attributes},
                     "gradient": n.gradient,
                     "path": n.path,
                 }
@@ -137,7 +137,16 @@ def _integer(value: Any) -> int:
     return value
 
 
+def _thaw(value: Attribute) -> Any:
+    """An attribute for JSON, which has no infinity: {"float": "-inf"}."""
+    if isinstance(value, tuple):
+        return [_thaw(v) for v in value]
+    return {"float": repr(value)} if isinstance(value, float) and not isfinite(value) else value
+
+
 def _freeze(value: Any) -> Attribute:
+    if isinstance(value, Mapping) and value.get("float") in ("inf", "-inf", "nan"):
+        return float(value["float"])
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(_freeze(v) for v in value)
     if value is None or isinstance(value, bool | int | float | str):
@@ -146,7 +155,7 @@ def _freeze(value: Any) -> Attribute:
 
 
 def verify(pcg: PCG) -> None:
-    """Check that a graph is well formed: topological order, unique names, known operators, shapes that fit their notation.
+    """Check that a graph is well formed: order, unique names, known operators, shapes that fit their notation.
 
     Raises PartitaError naming the node. Holds before and after every pass.
     """
@@ -222,7 +231,8 @@ class Builder:
         return self.add("input", shape=shape, name=name, dtype=dtype, batch_dim=batch_dim)
 
     def parameter(self, name: str, shape: Sequence[int], dtype: str = "float32", trainable: bool = True) -> int:
-        return self.add("parameter", shape=shape, name=name, dtype=dtype, gradient=trainable, path=name.rpartition(".")[0])
+        path = name.rpartition(".")[0]
+        return self.add("parameter", shape=shape, name=name, dtype=dtype, gradient=trainable, path=path)
 
     def build(self, loss: int) -> PCG:
         """The finished graph, verified."""
@@ -245,18 +255,18 @@ def with_batch(pcg: PCG, batch: int) -> PCG:
     if batch == pcg.batch:
         return pcg
     nodes: list[Node] = []
-    for node, dims in zip(pcg.nodes, batch_dims(pcg), strict=True):
+    found = batch_dims(pcg)
+    for node, dims in zip(pcg.nodes, found, strict=True):
         shape = list(node.shape)
+        cut = node.op in ("slice", "cat") and node["dim"] in found[node.inputs[0]]
+        if cut or any(shape[d] % pcg.batch or node.op in _FIXED for d in dims):
+            raise PartitaError(f"{node.op} {node.name!r} is tied to a batch of {pcg.batch}; capture it at {batch}")
         for d in dims:
-            if shape[d] % pcg.batch or node.op in _FIXED or node.get("dim") == d and node.op == "slice":
-                raise PartitaError(f"{node.op} {node.name!r} is tied to a batch of {pcg.batch}; capture it at {batch}")
             shape[d] = shape[d] // pcg.batch * batch
         changed = replace(node, shape=tuple(shape))
         if node.op == "mean":
             count = nodes[node.inputs[0]].numel // changed.numel
-            changed = replace(
-                changed, attributes=tuple((k, count if k == "count" else v) for k, v in node.attributes)
-            )
+            changed = replace(changed, attributes=tuple((k, count if k == "count" else v) for k, v in node.attributes))
         nodes.append(changed)
     graph = PCG(tuple(nodes), pcg.loss, batch, pcg.aliases)
     verify(graph)

@@ -1,4 +1,4 @@
-"""From an exported ATen graph to the nodes of a PCG: the state of one translation and the steps that many operators share.
+"""From an exported ATen graph to the nodes of a PCG: the state of one translation, and steps that operators share.
 
 The table itself, ATen operator -> function, is in `aten`.
 """
@@ -29,8 +29,26 @@ Rule: TypeAlias = Callable[["Translation", dict[str, Any]], Value]
 
 # Modules that are one operator: the operator is named after the module, not after what it does.
 _NAMED = frozenset(
-    "Linear Bilinear Embedding LayerNorm RMSNorm Dropout GELU SiLU ReLU Tanh Sigmoid ELU LeakyReLU Softplus Softmax "
-    "LogSoftmax CrossEntropyLoss MSELoss".split()
+    [
+        "Linear",
+        "Bilinear",
+        "Embedding",
+        "LayerNorm",
+        "RMSNorm",
+        "Dropout",
+        "GELU",
+        "SiLU",
+        "ReLU",
+        "Tanh",
+        "Sigmoid",
+        "ELU",
+        "LeakyReLU",
+        "Softplus",
+        "Softmax",
+        "LogSoftmax",
+        "CrossEntropyLoss",
+        "MSELoss",
+    ]
 )
 _SILENT = re.compile(r"_assert|sym_|_guard|mark_")
 
@@ -104,7 +122,7 @@ class Translation:
         if result is not None:
             return result
         if not self.allow_unknown or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
-            raise self.refusal(f"operator {target} has no translation" if rule is None else f"{target} with {arguments}")
+            raise self.refusal(f"operator {target} has no translation" + (f" for {arguments}" if rule else ""))
         return self._opaque(node, str(target))
 
     def _place(self, node: fx.Node) -> None:
@@ -213,7 +231,7 @@ class Translation:
         return self.add("slice", x, shape=shape, dim=dim, start=start, stop=stop, step=step)
 
     def pieces(self, x: Index, dim: int, sizes: Sequence[int]) -> list[Index]:
-        """`x` cut along `dim`; equal pieces become a dim of their own first, so that what is inside a piece stays free."""
+        """`x` cut along `dim`; equal pieces become a dim of their own first: what is inside a piece stays free."""
         shape = self.shape(x)
         dim %= len(shape)
         if len(sizes) == 1:
@@ -226,7 +244,7 @@ class Translation:
         return [self.view(self.slice(whole, dim, i, i + 1), piece) for i in range(len(sizes))]
 
     def scale(self, x: Index, value: float) -> Index:
-        return x if value == 1 and not isinstance(value, bool) else self.add("scale", x, shape=self.shape(x), value=value)
+        return x if value == 1 else self.add("scale", x, shape=self.shape(x), value=value)
 
     def shift(self, x: Index, value: float) -> Index:
         return self.add("shift", x, shape=self.shape(x), value=value)
@@ -279,9 +297,7 @@ class Translation:
         kept = [1 if d in chosen else size for d, size in enumerate(shape) if keepdim or d not in chosen]
         extra = {"count": prod(shape[d] for d in chosen)} if op == "mean" else {}
         counted = op == "sum" and self.at(x).dtype not in FLOATS
-        return self.add(
-            op, x, shape=kept, dtype="int64" if counted else None, dims=chosen, keepdim=keepdim, **extra
-        )
+        return self.add(op, x, shape=kept, dtype="int64" if counted else None, dims=chosen, keepdim=keepdim, **extra)
 
 
 def _inline(t: Translation, node: fx.Node, graph: Any, arguments: Sequence[Any]) -> list[Value]:

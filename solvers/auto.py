@@ -17,7 +17,7 @@ from .price import Price, sweep
 from .program import Columns, build, trail
 from .protocol import NO_LIMITS, Limits, Search, Solution, Status
 
-_LABELS = 1 << 17  # in one table, before CP-SAT takes over
+_LABELS = 1 << 12  # in one table, before CP-SAT takes over
 _COLUMNS = 1 << 15  # of one chain in a program
 
 

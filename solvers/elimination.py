@@ -15,7 +15,7 @@ from .labels import Listing, TooManyError, enumerate_labels
 from .price import Price, sweep
 from .protocol import NO_LIMITS, Limits, Search, Solution
 
-_LABELS = 1 << 19  # in one table
+_LABELS = 1 << 16  # in one table
 _SHARE = 40
 
 

@@ -17,7 +17,8 @@ from .bucket import Bucket
 from .circuit import Circuit, Factor, outside_of
 from .kernels import Floats, Ints, frontier, pairs_within
 
-_CHUNK = 1 << 21  # pairs joined at once
+_CHUNK = 1 << 19  # pairs joined at once
+_PAIRS = 64  # joined for each label that a table may hold
 
 
 class TooManyError(Exception):
@@ -161,6 +162,9 @@ def _join(
     for part in _chunks(ends - starts):
         i, j = pairs_within(starts[part], ends[part], base[part], weight, most)
         i, j = i + part.start, order[j]
+        total += len(i)
+        if total > _PAIRS * limit:
+            raise TooManyError(f"more than {_PAIRS * limit} pairs of labels")
         at = np.concatenate([state.at[:, i], other.at[[more.index(a) for a in new]][:, j]])
         made = state.made[:, i]
         made[1 + place] = j
@@ -168,9 +172,6 @@ def _join(
         pairs = pairs.take(np.flatnonzero(pairs.reduced(price) + _least(rest, after, at) <= most))
         pairs = _nondominated(pairs, [dims[a] for a in after])
         found.append(pairs)
-        total += len(pairs)
-        if total > 4 * limit:
-            raise TooManyError(f"more than {4 * limit} labels")
     joined = found[0] if len(found) == 1 else _nondominated(_concatenate(found), [dims[a] for a in after])
     if len(joined) > limit:
         raise TooManyError(f"{len(joined)} labels in one table, the limit is {limit}")

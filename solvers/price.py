@@ -69,7 +69,10 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
     first = evaluate(network, assignment)
     cuts = [(first.cost - network.constant, *first.use)]
     box = _FIRST * max(1.0, abs(best.total)) / np.maximum(1.0, first.use)
-    grown, most_cost = 0, largest_total(network)
+    most_cost = largest_total(network)
+    # One elimination of the use alone tells the infeasible from the tight before prices are raised in vain.
+    if any(_least_use(circuit, r) > c for r, c in enumerate(network.capacities) if first.use[r] > c):
+        return None
     for _ in range(_ROUNDS if len(capacities) else 0):
         if search.done:
             break
@@ -86,9 +89,6 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
         wanting = (np.array(price) >= box) & (np.array(found.use) > capacities)
         if wanting.any():
             box[wanting] *= _GROWTH
-            grown += 1
-            if grown == 3 and not all(_least_use(circuit, r) <= c for r, c in enumerate(network.capacities)):
-                return None
         elif cut in cuts or hoped - now.value <= 1e-12 * abs(hoped) + now.rounding:
             break
         cuts.append(cut)

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from ..formulation.encode import Encoding, encode
 from ..formulation.network import INFINITE, Network
 from ..formulation.placement import Placement
 from ..model.errors import PartitaError
 from ..model.machine import Machine
 from ..model.pcg import PCG, with_batch
-from .protocol import Limits, Progress, Solution, Solver, Status
+from .protocol import Limits, Progress, Solution, Solver, Status, solver
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def divisors(n: int) -> tuple[int, ...]:
 
 def search(
     question: Question,
-    solver: Solver,
+    backend: Solver,
     limits: Limits = Limits(),
     keep: Callable[[Encoding, Solution], None] | None = None,
 ) -> Found:
@@ -89,18 +92,18 @@ def search(
 
     The answer is optimal over all placements and numbers of micro-batches that are named, or says its bound.
     """
-    return _Search(question, solver, limits, keep).run()
+    return _Search(question, backend, limits, keep).run()
 
 
 class _Search:
     def __init__(
         self,
         question: Question,
-        solver: Solver,
+        backend: Solver,
         limits: Limits,
         keep: Callable[[Encoding, Solution], None] | None,
     ) -> None:
-        self.question, self.solver, self.limits, self.keep = question, solver, limits, keep
+        self.question, self.solver, self.limits, self.keep = question, backend, limits, keep
         self.start = time.monotonic()
         self.best: tuple[Encoding, Solution] | None = None
         self.queue: list[_Candidate] = []
@@ -178,7 +181,9 @@ class _Search:
         if bound >= self.objective:
             self.discarded += 1
             return
-        if not (fits and relaxed.status is Status.OPTIMAL):
+        if not fits and least_use(encoding.network) > encoding.network.capacities[0]:
+            self.discarded += 1
+        elif not (fits and relaxed.status is Status.OPTIMAL):
             self._push(_Candidate(bound, True, candidate.k, candidate.number))
         if not fits:  # finer micro-batches need less memory, and cost no less than this bound
             for k in self.question.micro_batches:
@@ -215,6 +220,30 @@ class _Search:
 def _unbounded(network: Network) -> int:
     """A capacity that no assignment reaches."""
     return sum(int(p.use.max()) for p in (*network.variables, *network.edges) if p.use is not None)
+
+
+def least_use(network: Network) -> int:
+    """The least that any assignment uses of the first capacity: minimized as if it were the cost."""
+
+    def as_cost(cost: npt.NDArray[np.int64], use: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+        return np.where(cost >= INFINITE, INFINITE, 0 if use is None else use[..., 0])
+
+    tables: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
+
+    def shared(cost: npt.NDArray[np.int64], use: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+        """Equal tables stay one object, so that equal copies are still seen at once."""
+        key = id(cost), id(use)
+        if key not in tables:
+            tables[key] = as_cost(cost, use)
+        return tables[key]
+
+    nothing = {id(v.use): v.use[:, :0] for v in network.variables}
+    only = Network(
+        tuple(replace(v, cost=shared(v.cost, v.use), use=nothing[id(v.use)]) for v in network.variables),
+        tuple(replace(e, cost=shared(e.cost, e.use), use=None) for e in network.edges),
+        chains=network.chains,
+    )
+    return solver("elimination").solve(only).bound
 
 
 def _use(network: Network, assignment: Sequence[int]) -> int:

@@ -1,5 +1,8 @@
 """Products of matrices."""
 
+import re
+from collections.abc import Sequence
+
 from ..operator import Operator, register
 from ..pcg import Node
 
@@ -26,4 +29,20 @@ def _matmul(node: Node, inputs: tuple[Node, ...]) -> str:
     return "y[b.., m, n] = sum(k) a[b.., m, k] * b[b.., k, n]"
 
 
+def _einsum(node: Node, inputs: tuple[Node, ...]) -> str:
+    """The equation itself, a letter an index; what the output lacks is summed."""
+    sources, _, output = node["equation"].partition("->")
+    terms = sources.split(",")
+    if not re.fullmatch(r"[A-Za-z]*(,[A-Za-z]*)?->[A-Za-z]*", node["equation"]) or len(terms) != len(inputs):
+        raise ValueError(f"{node['equation']!r} is no equation of {len(inputs)} operands")
+    gone = [letter for letter in dict.fromkeys("".join(terms)) if letter not in output]
+    product = " * ".join(f"{name}[{', '.join(term)}]" for name, term in zip("ab", terms, strict=False))
+    return f"y[{', '.join(output)}] = " + (f"sum({', '.join(gone)}) " if gone else "") + product
+
+
+def _equation(node: Node, names: Sequence[str]) -> str:
+    return f'torch.einsum("{node["equation"]}", {", ".join(names)})'
+
+
+register(Operator("einsum", ("a", "b"), _einsum, _equation, saved=("a", "b"), matmul=True))
 register(Operator("matmul", ("a", "b"), _matmul, "{a} @ {b}", saved=("a", "b"), matmul=True))

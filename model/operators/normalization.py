@@ -1,5 +1,7 @@
 """Normalizations and softmax: whole along the dims that they normalize."""
 
+from collections.abc import Sequence
+
 from ..operator import Operator, register
 from ..pcg import Node
 
@@ -17,13 +19,13 @@ def _normalized(node: Node, inputs: tuple[Node, ...]) -> str:
     return f"y[b.., {inner}] = {text}"
 
 
-def _layer_norm(node: Node, names: tuple[str, ...]) -> str:
+def _layer_norm(node: Node, names: Sequence[str]) -> str:
     shape = node.shape[len(node.shape) - node["normalized"] :]
     given = dict(zip(node.get("operands") or ("x", "w", "bias"), names, strict=False))
     return f"F.layer_norm({given['x']}, {shape}, {given.get('w')}, {given.get('bias')}, {node['eps']!r})"
 
 
-def _rms_norm(node: Node, names: tuple[str, ...]) -> str:
+def _rms_norm(node: Node, names: Sequence[str]) -> str:
     shape = node.shape[len(node.shape) - node["normalized"] :]
     return f"F.rms_norm({names[0]}, {shape}, {names[1] if len(names) > 1 else None}, {node['eps']!r})"
 

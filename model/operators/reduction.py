@@ -19,6 +19,14 @@ def _whole(node: Node, inputs: tuple[Node, ...]) -> str:
     return f"y[{', '.join(kept)}] = f(x[{inside}])"
 
 
+def _along(node: Node, inputs: tuple[Node, ...]) -> str:
+    """Whole along `dim`, free elsewhere."""
+    names = [f"d{i}" for i in range(len(node.shape))]
+    inside = ", ".join(":" if i == node["dim"] else name for i, name in enumerate(names))
+    return f"y[{', '.join(names)}] = L(x[{inside}])[{names[node['dim']]}]"
+
+
+register(Operator("cumsum", ("x",), _along, "torch.cumsum({x}, {dim})"))
 register(Operator("sum", ("x",), _reduced, "{x}.sum({dims}, keepdim={keepdim})"))
 register(Operator("mean", ("x",), _reduced, "{x}.sum({dims}, keepdim={keepdim}) / {count}"))
 register(Operator("amax", ("x",), _whole, "{x}.amax({dims}, keepdim={keepdim})", saved=("x", "y")))

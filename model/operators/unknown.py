@@ -31,9 +31,10 @@ def _source(value: Any, names: Sequence[str]) -> str:
 
 
 def _call(node: Node, names: Sequence[str]) -> str:
-    arguments = [f"{key}={_source(v, names)}" if key.isidentifier() else _source(v, names) for key, v in node["arguments"]]
+    call = [(key, _source(value, names)) for key, value in node["arguments"]]
+    arguments = [f"{key}={text}" if key.isidentifier() else text for key, text in call]
     part = "" if node["output"] is None else f"[{node['output']}]"
     return f"torch.ops.{node['target']}({', '.join(arguments)}){part}"
 
 
-register(Operator("opaque", ("x",), _whole, _call, saved=("x", "y"), variadic=True))
+register(Operator("opaque", ("x",), _whole, _call, saved=("x0", "x1", "x2", "x3", "y"), variadic=True))

@@ -40,6 +40,10 @@ register(Operator("view", ("x",), view=True, passes=0))
 register(Operator("permute", ("x",), _permute, "{x}.permute{dims}", passes=0))
 register(Operator("expand", ("x",), "y[i..] = L(x[i..])", passes=0))
 register(Operator("slice", ("x",), _along, _slice, passes=0))
-register(Operator("cat", ("x",), _along, lambda node, names: f"torch.cat(({', '.join(names)}), {node['dim']})", variadic=True))
+register(
+    Operator(
+        "cat", ("x",), _along, lambda node, names: f"torch.cat(({', '.join(names)}), {node['dim']})", variadic=True
+    )
+)
 register(Operator("contiguous", ("x",), "y[i..] = L(x[i..])", "{x}.contiguous()"))
 register(Operator("detach", ("x",), "y[i..] = L(x[i..])", "{x}.detach()", passes=0))

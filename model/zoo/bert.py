@@ -21,7 +21,8 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for project in (self.query, self.key, self.value)
         )
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
-        return self.output(y.transpose(1, 2).flatten(2))
+        result: Tensor = self.output(y.transpose(1, 2).flatten(2))
+        return result
 
 
 class Layer(nn.Module):
@@ -38,7 +39,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.attention_norm(x + self.dropout(self.attention(x)))
-        return self.output_norm(x + self.dropout(self.down(F.gelu(self.up(x)))))
+        x = self.output_norm(x + self.dropout(self.down(F.gelu(self.up(x)))))
+        return x
 
 
 class Bert(nn.Module):

@@ -18,7 +18,8 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2))
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        return self.output(y.transpose(1, 2).flatten(2))
+        result: Tensor = self.output(y.transpose(1, 2).flatten(2))
+        return result
 
 
 class Layer(nn.Module):
@@ -35,7 +36,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm(x)), approximate="tanh")))
+        x = x + self.dropout(self.down(F.gelu(self.up(self.norm(x)), approximate="tanh")))
+        return x
 
 
 class GPT(nn.Module):

@@ -38,7 +38,8 @@ class Attention(nn.Module):
         )
         q, k = rotate(q, cosine, sine), rotate(k, cosine, sine)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.output(y.transpose(1, 2).flatten(2))
+        result: Tensor = self.output(y.transpose(1, 2).flatten(2))
+        return result
 
 
 class Layer(nn.Module):
@@ -56,7 +57,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cosine, sine)
         y = self.norm(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        x = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return x
 
 
 class Llama(nn.Module):

@@ -46,6 +46,12 @@ class Entry:
     small_batch: int = 12
     takes_sequence: bool = False  # whether the module's sizes depend on the sequence (learned positions)
 
+    def default_batch(self, small: bool, devices: int) -> int:
+        """Samples in a step on `devices` devices, where nothing else is said."""
+        if small:
+            return self.small_batch
+        return self.batch * devices if self.per_device else self.batch
+
 
 def _gpt3(layers: int, width: int, nodes: int) -> Entry:
     return Entry(

@@ -1,0 +1,281 @@
+"""The model's classes: one for every kind of repeated block, one for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from ..model.atoms import atoms
+from ..model.layout import B, R
+from ..model.pcg import FLOATS, SOURCES
+from .blocks import Chain, Unit, chains, entry_name, relative_name, site_step
+from .body import RESERVED, Body, axes_read, reads_mesh
+from .expressions import label_count, local_shape_text
+from .micro import divided
+from .moves import Local, Used
+from .names import identifier, roles, short_names
+from .text import wrap
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+def argument_name(plan: Plan, index: int) -> str:
+    """What an input of the graph is called in the program."""
+    name = identifier(plan.graph.nodes[index].name)
+    return f"{name}_" if name in RESERVED or name in plan.axes else name
+
+
+class Modules:
+    """Writes the classes; afterwards `divisors` tells the training step what is counted before the first forward."""
+
+    def __init__(self, plan: Plan, used: Used) -> None:
+        self.plan, self.used = plan, used
+        self.micro_divided, self.loss_divided = divided(plan.graph, plan.micro_batches)
+        self.divisors: list[dict[str, Any]] = []
+        self.roles = roles(plan.graph)
+        self.chains = chains(plan, self.micro_divided)
+        self.taken = {"Model", "Axis", "Mesh", "Move", "Bucket", "Optimizer"}
+
+    def text(self) -> str:
+        plan = self.plan
+        graph = plan.graph
+        classes: list[str] = []
+        lists: list[str] = []
+        hidden: set[int] = set()  # nodes and weights that belong to blocks
+        loops: list[tuple[Chain, str, str]] = []
+        for chain in self.chains:
+            text, built, attribute, variable = self._chain(chain)
+            classes.append(text)
+            lists += built
+            loops.append((chain, attribute, variable))
+            hidden |= {i for u in chain.units for i in (*u.nodes, *u.weights)}
+        sources = [
+            i for i, n in enumerate(graph.nodes) if n.op in ("parameter", "buffer") and self._read(i) and i not in hidden
+        ]
+        short = short_names((graph.nodes[i].name for i in sources), {a for _, a, _ in loops})
+        weights = {i: f"self.{short[graph.nodes[i].name]}" for i in sources}
+        own = frozenset(i for i, n in enumerate(graph.nodes) if n.op not in SOURCES and i not in hidden)
+        means = [i for i in graph.of("cross_entropy") if graph.nodes[i].get("reduction", "mean") == "mean"]
+        divisors = {i: "divisor" if k == 0 else f"divisor{k + 1}" for k, i in enumerate(means)}
+        body = self._body(own, weights, divisors)
+        for i, name in divisors.items():
+            body.argument(-1 - i, name)
+        for chain, attribute, variable in loops:
+            body.loop(chain, attribute, variable)
+        choice = plan.choices[graph.loss]
+        final = tuple(R if x == B else x for x in choice.given)
+        result = body.value(graph.loss, final)
+
+        def returned(texts: Sequence[str]) -> str:
+            return f"return {texts[0]}" + (f" / {plan.micro_batches}" if self.loss_divided else "")
+
+        forward = body.lines([result], 8, returned)
+        lines = ["class Model(nn.Module):", '    """The whole model, of which every rank computes its part."""', ""]
+        lines += self._init(weights, "mesh, dtype=DTYPE", ["self.mesh, self.dtype = mesh, dtype"], lists)
+        lines += ["", *self._function("forward", list(body.arguments.values()), self._shapes(body.arguments), forward)]
+        for i, name in divisors.items():
+            lines += ["", *self._count(i, name, own, weights)]
+        return "\n\n\n".join([*classes, "\n".join(lines)])
+
+    def _body(
+        self, own: frozenset[int], weights: dict[int, str], divisors: dict[int, str], inputs: bool = True
+    ) -> Body:
+        body = Body(self.plan, own, weights, self.used, self.micro_divided, divisors, self.roles)
+        for i in self.plan.graph.of("input") if inputs else ():
+            body.argument(i, argument_name(self.plan, i))
+        return body
+
+    def _chain(self, chain: Chain) -> tuple[str, list[str], str, str]:
+        """The classes of a chain of blocks, the lines that build its list, the list's name, and its loop variable."""
+        plan = self.plan
+        last = chain.prefix.rpartition(".")[2]
+        attribute = identifier(last) if last else "blocks"
+        singular = attribute.removesuffix("s") if len(attribute) > 3 else "block"
+        title = "".join(part.capitalize() for part in singular.split("_"))
+        kinds: dict[Any, list[Unit]] = {}
+        for unit in chain.units:
+            kinds.setdefault(unit.signature, []).append(unit)
+        names: dict[Any, str] = {}
+        texts: list[str] = []
+        for signature, units in kinds.items():
+            name = title
+            if len(kinds) > 1 and units == [chain.units[0]]:
+                name = f"First{title}"
+            elif len(kinds) > 1 and units == [chain.units[-1]]:
+                name = f"Last{title}"
+            wish, count = name, 1
+            while name in self.taken:
+                count += 1
+                name = f"{wish}{count}"
+            self.taken.add(name)
+            names[signature] = name
+            texts.append(self._block(chain, units, name))
+        parts = []
+        for signature, group in groupby(chain.units, key=lambda u: u.signature):
+            firsts = [u.first for u in group]
+            name = names[signature]
+            if len(firsts) == 1:
+                parts.append(f"{name}(mesh, dtype, {firsts[0]})")
+            else:
+                start = f"{firsts[0]}, " if firsts[0] or chain.period > 1 else ""
+                step = f", {chain.period}" if chain.period > 1 else ""
+                parts.append(f"*({name}(mesh, dtype, i) for i in range({start}{firsts[-1] + chain.period}{step}))")
+        if len(parts) == 1 and parts[0].startswith("*"):
+            built = f"self.{attribute} = nn.ModuleList{parts[0][1:]}"
+        else:
+            built = f"self.{attribute} = nn.ModuleList([{', '.join(parts)}])"
+        return "\n\n\n".join(texts), wrap(built, 8), attribute, singular if singular not in plan.axes else "block"
+
+    def _block(self, chain: Chain, units: Sequence[Unit], name: str) -> str:
+        plan, unit = self.plan, units[0]
+        graph = plan.graph
+        relative = {i: relative_name(chain.prefix, unit.first, graph.nodes[i].name) for i in unit.weights}
+        plain = {i: rest if chain.period == 1 else f"{offset}.{rest}" for i, (offset, rest) in relative.items()}
+        short = short_names(plain.values())
+        weights = {i: f"self.{short[plain[i]]}" for i in unit.weights}
+        originals = {
+            i: f'f"{entry_name(chain.prefix, "{i}" if not offset else f"{{i + {offset}}}")}{rest}"'
+            for i, (offset, rest) in relative.items()
+        }
+        body = self._body(frozenset(unit.nodes), weights, {}, inputs=False)
+        body.argument(unit.carried, "x")
+        for i in unit.others:
+            body.given(i)
+        first = ["self.mesh, self.dtype = mesh, dtype"]
+        step = site_step(plan, chain)
+        if step is not None:
+            first = ["self.mesh, self.dtype, self.i = mesh, dtype, i"]
+            base, slope = step
+            for i in unit.nodes:
+                if graph.nodes[i].op == "dropout":
+                    offset = graph.nodes[i]["site"] - slope * unit.first
+                    term = "self.i" if slope == 1 else f"{slope} * self.i"
+                    body.sites[i] = f"{term} + {offset}" if offset > 0 else f"{term} - {-offset}" if offset else term
+        forward = body.lines([body.given(unit.out)], 8, lambda t: f"return {t[0]}")
+        where = ", ".join(_ranges([u.first for u in units], chain.period))
+        lines = [f"class {name}(nn.Module):", f'    """{entry_name(chain.prefix, where)[:-1]} of the model."""', ""]
+        lines += self._init(weights, "mesh, dtype, i", first, originals=originals)
+        shapes = self._shapes(body.arguments, body.arguments)
+        lines += ["", *self._function("forward", list(body.arguments.values()), shapes, forward)]
+        return "\n".join(lines)
+
+    def _read(self, index: int) -> bool:
+        return bool(self.plan.graph.consumers[index]) or index == self.plan.graph.loss
+
+    def _init(
+        self,
+        weights: dict[int, str],
+        arguments: str,
+        first: Sequence[str],
+        lists: Sequence[str] = (),
+        originals: dict[int, str] | None = None,
+    ) -> list[str]:
+        plan = self.plan
+        lines: list[str] = []
+        mixed = plan.dtype.startswith("mixed")
+        for index, attribute in weights.items():
+            node, choice = plan.graph.nodes[index], plan.choices[index]
+            dtype = ("precision" if mixed else "dtype") if node.dtype in FLOATS else f"torch.{node.dtype}"
+            shape, cuts = self._cuts(index)
+            options = [originals[index] if originals else f'"{node.name}"', shape, dtype]
+            if cuts:
+                options.append(f"cuts={cuts}")
+            summed = [a for a, x, n in zip(plan.axes, choice.output, plan.placement.sizes, strict=True) if x == B and n > 1]
+            if summed and node.gradient:
+                options.append(f"summed=({', '.join(summed)}{',' if len(summed) == 1 else ''})")
+                if choice.sharded_states:
+                    options.append("sharded=True")
+            if not node.gradient:
+                options.append("trainable=False")
+            lines += wrap(f"{attribute} = weight({', '.join(options)})", 8)
+        head = [f"    def __init__(self, {arguments}):", "        super().__init__()", *(f"        {x}" for x in first)]
+        if mixed and any("precision" in line for line in lines):
+            head.append("        precision = torch.promote_types(dtype, torch.float32)  # of the weights themselves")
+        return head + _axes(lines, plan.axes, "mesh") + lines + list(lists)
+
+    def _cuts(self, index: int) -> tuple[str, str]:
+        """Shape and cuts of a weight as `weight` takes them."""
+        plan = self.plan
+        known = atoms(plan.graph)[index]
+        local = Local(known, plan.choices[index].output, plan.placement.sizes, plan.axes)
+        shape, cuts, entry = [], [], 0
+        for dim, numbers in enumerate(known.dims):
+            of_dim = list(known.of_dim(dim))
+            split = [a for a in of_dim if local.splits(a)]
+            plain = len(of_dim) <= 1 or not split or (split == of_dim[:1] and isinstance(local.atom(of_dim[0]), int))
+            if plain:
+                axes = local.splits(of_dim[0]) if split else ()
+                shape.append(str(plan.graph.nodes[index].shape[dim]))
+                if axes:
+                    cuts.append(f"{entry}: {_tuple([plan.axes[i] for i in axes])}")
+                entry += 1
+                continue
+            shape.append(f"({', '.join(map(str, numbers))})")
+            for offset, a in enumerate(of_dim):
+                if local.splits(a):
+                    cuts.append(f"{entry + offset}: {_tuple([plan.axes[i] for i in local.splits(a)])}")
+            entry += len(of_dim)
+        return _tuple(shape), f"{{{', '.join(cuts)}}}" if cuts else ""
+
+    def _function(self, name: str, arguments: Sequence[str], doc: str, lines: Sequence[str]) -> list[str]:
+        head = wrap(f"def {name}(self, {', '.join(arguments)}):", 4)
+        body = [*_axes(lines, self.plan.axes, "mesh"), *lines]
+        if reads_mesh(body):
+            body.insert(0, "        mesh = self.mesh")
+        return [*head, *([f'        """{doc}"""'] if doc else []), *body]
+
+    def _shapes(self, arguments: Iterable[int], names: Mapping[int, str] | None = None) -> str:
+        plan = self.plan
+        known = atoms(plan.graph)
+        parts = []
+        for i in arguments:
+            if i >= 0:
+                local = Local(known[i], plan.choices[i].given, plan.placement.sizes, plan.axes)
+                parts.append(f"{names[i] if names else argument_name(plan, i)}: {local_shape_text(local)}")
+        text = ", ".join(parts)
+        return f"{text}." if len(text) < 100 else ""
+
+    def _count(self, loss: int, name: str, own: frozenset[int], weights: dict[int, str]) -> list[str]:
+        """The method that counts the labels of one micro-batch; what it reads is computed from the inputs alone."""
+        plan = self.plan
+        node, choice = plan.graph.nodes[loss], plan.choices[loss]
+        body = self._body(own, weights, {})
+        results = [body.value(i, x) for i, x in list(zip(node.inputs, choice.inputs, strict=True))[1:]]
+        site = body.site(loss)
+
+        def returned(texts: Sequence[str]) -> str:
+            return f"return {label_count(site, texts[0], texts[1] if len(texts) > 1 else None)}"
+
+        lines = body.lines(results, 8, returned)
+        used = body.read_arguments(results)
+        method = f"count_labels{name.removeprefix('divisor')}"
+        labels = Local(atoms(plan.graph)[node.inputs[1]], choice.inputs[1], plan.placement.sizes, plan.axes)
+        split = sorted({i for a in range(len(labels.known.sizes)) for i in labels.splits(a)})
+        self.divisors.append({"name": name, "method": method, "axes": [plan.axes[i] for i in split]})
+        doc = "How many labels of this rank count." if len(results) == 1 else "The sum of the weights of this rank's labels."
+        return self._function(method, [*used, "**_"], doc, lines)
+
+
+def _axes(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:
+    """Bare names for the axes that lines speak of."""
+    read = axes_read(lines, axes)
+    if not read:
+        return []
+    return [f"        {', '.join(read)} = {', '.join(f'{mesh}.{a}' for a in read)}"]
+
+
+def _ranges(firsts: Sequence[int], period: int) -> list[str]:
+    """Entries of a list in words: `0`, `2 to 7`."""
+    runs: list[list[int]] = []
+    for first in firsts:
+        if runs and runs[-1][1] + 1 == first:
+            runs[-1][1] = first + period - 1
+        else:
+            runs.append([first, first + period - 1])
+    return [str(a) if a == b else f"{a} to {b}" for a, b in runs]
+
+
+def _tuple(parts: Sequence[str]) -> str:
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

@@ -1,0 +1,63 @@
+"""Random inputs for a captured graph, the same for a program and for the unsharded module."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+from ..model.pcg import FLOATS, PCG
+
+
+def generator(*key: object) -> torch.Generator:
+    """A generator of its own for every key."""
+    return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+
+
+def synthetic(graph: PCG, samples: int, step: int) -> dict[str, Tensor]:
+    """Random inputs for one step of `samples`: integers below `high`, else normal; some labels are to be ignored."""
+    ignored = _labels(graph)
+    batch = {}
+    for index in graph.of("input"):
+        node = graph.nodes[index]
+        shape = list(node.shape)
+        if node.get("batch_dim") is not None:
+            shape[node["batch_dim"]] = shape[node["batch_dim"]] // graph.batch * samples
+        source = generator("input", node.name, step)
+        dtype = getattr(torch, node.dtype)
+        if node.dtype in FLOATS:
+            batch[node.name] = torch.randn(shape, generator=source, dtype=torch.float64)
+            continue
+        values = torch.randint(node.get("high", 2), shape, generator=source)
+        if index in ignored and values.dim():
+            # More and more of them, so that ranks and micro-batches have different numbers of labels.
+            share = torch.linspace(0, 0.9, values.shape[0], dtype=torch.float64).view(-1, *[1] * (values.dim() - 1))
+            drawn = torch.rand(shape, generator=source, dtype=torch.float64)
+            values = torch.where(drawn < share, ignored[index], values)
+        batch[node.name] = values.to(dtype)
+    return batch
+
+
+def _labels(graph: PCG) -> dict[int, int]:
+    """Inputs that are only class labels of cross entropies, with the label that is not counted."""
+    found: dict[int, int] = {}
+    for index in graph.of("input"):
+        uses = _uses(graph, index)
+        if uses and all(graph.nodes[c].op == "cross_entropy" and place == 1 for c, place in uses):
+            labels = {graph.nodes[c].get("ignore_index", -100) for c, _ in uses}
+            if len(labels) == 1:
+                found[index] = labels.pop()
+    return found
+
+
+def _uses(graph: PCG, index: int) -> set[tuple[int, int]]:
+    """Who reads a tensor, at which operand; through operators that only move elements about."""
+    found: set[tuple[int, int]] = set()
+    for consumer in graph.consumers[index]:
+        node = graph.nodes[consumer]
+        if node.op in ("view", "slice", "permute", "to"):
+            found |= _uses(graph, consumer)
+        else:
+            found |= {(consumer, place) for place, source in enumerate(node.inputs) if source == index}
+    return found

@@ -1,0 +1,140 @@
+"""The optimum of small questions is what practitioners do by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from partita.codegen.decode import choices, report
+from partita.codegen.plan import Choice
+from partita.formulation.placement import placements
+from partita.model.layout import B, P, S, is_split
+from partita.model.machine import Machine
+from partita.model.pcg import PCG, Builder
+from partita.solvers.elimination import Elimination
+from partita.solvers.protocol import Status
+from partita.solvers.search import Found, Question, divisors, search
+
+NODE = Machine.load("dgx-h100")
+
+
+def perceptron(batch: int, width: int, inner: int) -> PCG:
+    """x -> norm -> up -> relu -> down -> mean squared error, x trainable so that gradients flow through all of it."""
+    b = Builder(batch)
+    x = b.add("mul", b.input("x", (batch, width)), b.parameter("scale", (width,)), shape=(batch, width))
+    h = b.add("linear", x, b.parameter("up.weight", (inner, width)), shape=(batch, inner), name="up")
+    h = b.add("relu", h, shape=(batch, inner))
+    y = b.add("linear", h, b.parameter("down.weight", (width, inner)), shape=(batch, width), name="down")
+    return b.build(b.add("mse_loss", y, b.input("t", (batch, width)), shape=(), reduction="mean"))
+
+
+def solve(pcg: PCG, machine: Machine, mesh: tuple[int, ...] | None = None, optimizer: str = "adam") -> Found:
+    question = Question(
+        pcg, machine, pcg.batch, placements(machine.hierarchy, mesh=mesh), divisors(pcg.batch), "float32", optimizer
+    )
+    found = search(question, Elimination())
+    assert found.status is Status.OPTIMAL and found.objective == found.bound
+    return found
+
+
+def chosen(found: Found) -> dict[str, Choice]:
+    assert found.encoding and found.solution and found.solution.assignment
+    made = choices(found.encoding, found.solution.assignment)
+    return {node.name: choice for node, choice in zip(found.encoding.pcg.nodes, made, strict=True)}
+
+
+def test_a_wide_perceptron_becomes_columns_then_rows() -> None:
+    """Weights far larger than activations: nothing of them is sent, one sum forward and one backward of activations."""
+    found = solve(perceptron(64, 8192, 65536), NODE, mesh=(8,))
+    made = chosen(found)
+    assert made["up.weight"].output == (S(0),) and made["up"].output == (S(1),)
+    assert made["relu"].output == (S(1),)
+    assert made["down.weight"].output == (S(1),) and made["down"].output == (P,)
+    (up_asks,) = {made["up"].inputs[0]}
+    assert up_asks == (B,)  # one sum of the gradient's addends backward
+    assert found.solution and found.encoding
+    # Of activations, only what leaves `down` and what enters `up` is converted.
+    between = [c for c in report(found.encoding, found.solution.assignment or ())["conversions"] if c["from"] == "up"]
+    assert not between
+
+
+def test_a_small_model_with_a_large_batch_is_data_parallel() -> None:
+    made = chosen(solve(perceptron(8192, 256, 1024), NODE, mesh=(8,)))
+    assert made["up"].output == made["relu"].output == made["down"].output == (S(0),)
+    assert made["up.weight"].output in ((B,), (S(0),), (S(1),))
+    assert made["up"].inputs[1] == (B,)
+
+
+def attention(batch: int, length: int, width: int, heads: int) -> PCG:
+    b = Builder(batch)
+    shape, split = (batch, length, width), (batch, length, heads, width // heads)
+    headed = (batch, heads, length, width // heads)
+    x = b.add("mul", b.input("x", shape), b.parameter("scale", (width,)), shape=shape)
+    parts = []
+    for name in ("query", "key", "value"):
+        y = b.add("linear", x, b.parameter(f"{name}.weight", (width, width)), shape=shape, name=name)
+        parts.append(b.add("permute", b.add("view", y, shape=split), shape=headed, dims=(0, 2, 1, 3)))
+    a = b.add("attention", *parts, shape=headed, causal=True, scale=None, name="attention")
+    a = b.add("view", b.add("permute", a, shape=split, dims=(0, 2, 1, 3)), shape=shape)
+    y = b.add("linear", a, b.parameter("output.weight", (width, width)), shape=shape, name="output")
+    return b.build(b.add("mse_loss", y, b.input("t", shape), shape=(), reduction="mean"))
+
+
+def test_attention_splits_heads() -> None:
+    """A batch of 2 on 8 devices: the heads are what splits without anything being sent between the four products."""
+    made = chosen(solve(attention(2, 512, 8192, 64), NODE, mesh=(8,)))
+    assert made["attention"].output == (S(1),)
+    for name in ("query", "key", "value"):
+        assert made[f"{name}.weight"].output == (S(0),)
+    assert is_split(made["output.weight"].output[0])  # by rows, or by columns after one gather: equally dear here
+
+
+@pytest.mark.parametrize("mesh", [(8,), (2, 4)])
+def test_states_that_exceed_a_device_are_sharded(mesh: tuple[int, ...]) -> None:
+    pcg = perceptron(1024, 8192, 65536)
+    whole = sum(n.numel for n in pcg.nodes if n.op == "parameter") * 16
+    small = replace(NODE, device=replace(NODE.device, memory_bytes=NODE.device.reserved_bytes + whole // 2))
+    found = solve(pcg, small, mesh=mesh)
+    made = chosen(found)
+    for name in ("up.weight", "down.weight"):
+        stored = made[name]
+        assert any(is_split(x) for x in stored.output) or stored.sharded_states
+    assert found.solution and found.encoding and found.solution.assignment
+    assert report(found.encoding, found.solution.assignment)["memory_bytes"] <= small.device.capacity_bytes
+
+
+def test_a_model_that_does_not_fit_is_infeasible() -> None:
+    tiny = replace(NODE, device=replace(NODE.device, memory_bytes=NODE.device.reserved_bytes + 10_000_000))
+    question = Question(
+        perceptron(64, 8192, 8192), tiny, 64, placements(NODE.hierarchy), divisors(64), "float32", "adam"
+    )
+    found = search(question, Elimination())
+    assert found.status is Status.INFEASIBLE and found.encoding is None
+
+
+def test_micro_batches_are_cut_where_memory_demands() -> None:
+    pcg = perceptron(4096, 1024, 8192)
+    free = solve(pcg, NODE, mesh=(8,))
+    assert free.encoding and free.encoding.micro_batches == 1
+    assert free.solution and free.solution.assignment
+    needed = report(free.encoding, free.solution.assignment)["memory_bytes"]
+    tight = replace(NODE, device=replace(NODE.device, memory_bytes=NODE.device.reserved_bytes + needed * 2 // 3))
+    cut = solve(pcg, tight, mesh=(8,))
+    assert cut.objective and free.objective and cut.objective >= free.objective
+    assert cut.encoding and cut.encoding.micro_batches > 1
+
+
+def test_the_search_equals_solving_every_network() -> None:
+    """Best first with bounds discards nothing that is better."""
+    machine = Machine.adhoc((2, 4))
+    pcg = perceptron(48, 512, 3072)
+    memory = 16 * sum(n.numel for n in pcg.nodes if n.op == "parameter") // 2
+    machine = replace(machine, device=replace(machine.device, memory_bytes=machine.device.reserved_bytes + memory))
+    question = Question(pcg, machine, 48, placements((2, 4)), divisors(48), "float32", "adam")
+    found = search(question, Elimination())
+    every = []
+    for placement in question.placements:
+        for k in question.micro_batches:
+            answer = Elimination().solve(question.encoding(placement, k).network)
+            assert answer.status in (Status.OPTIMAL, Status.INFEASIBLE)
+            every.append(answer.objective)
+    assert found.objective == min(x for x in every if x is not None)
