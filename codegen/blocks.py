@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..model.layout import Layout
@@ -59,6 +60,7 @@ def chains(plan: Plan, divided: frozenset[tuple[int, int]]) -> tuple[Chain, ...]
             lists.setdefault(match[1] or "", {}).setdefault(int(match[2]), []).append(index)
     found: list[Chain] = []
     for prefix, entries in lists.items():
+        _join_glue(plan, prefix, entries)
         best: list[Chain] = []
         for period in PERIODS:
             made = _of_period(plan, prefix, entries, period, divided)
@@ -69,12 +71,32 @@ def chains(plan: Plan, divided: frozenset[tuple[int, int]]) -> tuple[Chain, ...]
 
 
 def _gain(made: Sequence[Chain]) -> int:
-    """How many nodes need not be written, because another unit of the same class has them."""
+    """How many nodes need not be written, because another unit of the same class has them; lists of many runs cost."""
     return sum(
         sum(len(u.nodes) for u in chain.units)
         - sum(len(nodes) for nodes in {u.signature: u.nodes for u in chain.units}.values())
+        - 2 * sum(1 for _ in groupby(u.signature for u in chain.units))
         for chain in made
     )
+
+
+def _join_glue(plan: Plan, prefix: str, entries: dict[int, list[int]]) -> None:
+    """What the loop itself computes between two entries (an activation, a residual sum) belongs to the former."""
+    graph = plan.graph
+    for number, nodes in sorted(entries.items()):
+        following = set(entries.get(number + 1, ()))
+        grown = bool(following)
+        while grown:
+            inside = set(nodes)
+            known = inside | {i for n in nodes for i in graph.nodes[n].inputs}
+            readers = {c for n in nodes for c in graph.consumers[n]} - inside - following
+            glue = [
+                c
+                for c in sorted(readers)
+                if set(graph.nodes[c].inputs) <= known and graph.consumers[c] and prefix.startswith(graph.nodes[c].path)
+            ]
+            grown = bool(glue)
+            nodes += glue[:1]
 
 
 def _of_period(
@@ -154,7 +176,20 @@ def _follows(plan: Plan, current: Sequence[Unit], unit: Unit) -> bool:
     if tuple(i for i in unit.outside if i != last.out) != others:
         return False
     # What all turns read must exist before the first.
-    return all(i < current[0].nodes[0] or plan.graph.nodes[i].op in SOURCES for i in others)
+    inside = {i for u in current for i in u.nodes}
+    return inside.isdisjoint(_ancestors(plan, others, current[0].nodes[0]))
+
+
+def _ancestors(plan: Plan, nodes: Sequence[int], least: int) -> set[int]:
+    """What nodes are computed from, down to number `least`."""
+    found: set[int] = set()
+    stack = list(nodes)
+    while stack:
+        i = stack.pop()
+        if i >= least and i not in found:
+            found.add(i)
+            stack.extend(plan.graph.nodes[i].inputs)
+    return found
 
 
 def _signature(plan: Plan, prefix: str, unit: Unit, divided: frozenset[tuple[int, int]]) -> Any:

@@ -31,6 +31,8 @@ RESERVED = frozenset(
     "save share main weight whole sys time zlib".split()
 )
 _CHAIN = ("convert", "view", "unary")
+_ARITHMETIC = ("add", "sub", "mul", "div", "cat", "where")
+_PRODUCTS = ("linear", "matmul", "attention")
 _NEVER_NESTED = ("attention", "cross_entropy", "mse_loss")
 
 
@@ -116,7 +118,9 @@ class Body:
             if choice.regather and layout != choice.given:
                 self._memo[key] = self._regathered(index, layout)
             else:
-                self._memo[key] = self._converted(self.given(index), index, choice.given, layout, node.op == "parameter")
+                self._memo[key] = self._converted(
+                    self.given(index), index, choice.given, layout, node.op == "parameter"
+                )
         return self._memo[key]
 
     def _weight(self, index: int) -> int:
@@ -125,7 +129,9 @@ class Body:
         statement = self.add(Statement(lambda _: attribute, (), "weight", attribute.removeprefix("self."), index))
         if self.plan.dtype.startswith("mixed") and node.dtype in FLOATS:
             statement = self.add(
-                Statement(lambda t: f"{t[0]}.to(self.dtype)", (statement,), "cast", self.statements[statement].wish, index)
+                Statement(
+                    lambda t: f"{t[0]}.to(self.dtype)", (statement,), "cast", self.statements[statement].wish, index
+                )
             )
         return self._converted(statement, index, choice.output, choice.given, True)
 
@@ -171,6 +177,7 @@ class Body:
                 )
             operands.append(operand)
         site = self.site(index)
+        why = self._why(index)
         if index in self.divisors:
             operands.append(self.argument(-1 - index, self.divisors[index]))
         name = self._wish(index)
@@ -180,10 +187,27 @@ class Body:
             kind = "unary"
         else:
             kind = "op"
-        return self.add(Statement(lambda t: expression(site, t), tuple(operands), kind, name, index))
+        return self.add(Statement(lambda t: expression(site, t), tuple(operands), kind, name, index, why))
+
+    def _why(self, index: int) -> str:
+        """How a product with a weight is split: its columns, or its rows."""
+        plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+        if (
+            node.op not in ("linear", "embedding")
+            or self.plan.graph.nodes[node.inputs[node.op == "linear"]].op != "parameter"
+        ):
+            return ""
+        table = choice.inputs[node.op == "linear"]
+        words = {"columns": list[str](), "rows": list[str]()}
+        for name, size, weight, output in zip(plan.axes, plan.placement.sizes, table, choice.output, strict=True):
+            if size > 1 and is_split(weight):
+                words["columns" if is_split(output) else "rows"].append(name)
+        return ", ".join(f"{word} over {' and '.join(names)}" for word, names in words.items() if names)
 
     def _wish(self, index: int) -> str:
         node = self.plan.graph.nodes[index]
+        if index not in self.roles and node.op in ("to", "contiguous", "expand", "detach"):
+            return self._wish(node.inputs[0])  # shows another value
         return self.roles.get(index) or wish(node.op, node.name, node.path)
 
     def site(self, index: int) -> Site:
@@ -251,17 +275,15 @@ class Body:
             operand = self.statements[o]
             if this.loop or operand.loop or operand.kind in ("argument", "weight") or len(readers[o]) != 1:
                 continue
-            if operand.kind == "gather" and operand.text == "" and this.kind == "gather":
+            if operand.kind == "cast" or operand.kind == "gather" and len(this.operands) <= 3:
                 allowed = True
-            elif operand.kind == "cast":
-                allowed = True
-            elif operand.kind == "gather":
-                allowed = len(this.operands) <= 3
             elif this.kind in _CHAIN:
                 allowed = self._op(o) not in _NEVER_NESTED or this.kind in ("view", "convert")
+            elif self._op(s) in _ARITHMETIC:
+                allowed = operand.kind in _CHAIN or self._op(o) in _ARITHMETIC
             else:
-                allowed = operand.kind in _CHAIN and not heavy
-            if not allowed or operand.depth + (this.kind != "view") > 4:
+                allowed = operand.kind in _CHAIN and not heavy and not self._product(o)
+            if not allowed or operand.depth + (this.kind != "view") > 5:
                 continue
             trial = list(estimates)
             trial[p] = operand.text or operand.wish
@@ -271,6 +293,11 @@ class Body:
             this.depth = max(this.depth, operand.depth + (this.kind not in ("view", "gather")))
             heavy |= operand.kind not in ("cast", "gather")
         this.text = this.render(estimates)
+
+    def _product(self, s: int) -> bool:
+        """Whether a matrix product is nested in a statement."""
+        this = self.statements[s]
+        return self._op(s) in _PRODUCTS or any(self._product(o) for o in this.operands if self.statements[o].inline)
 
     def _final_nest(self, results: Sequence[int], roots: Sequence[int], readers: Mapping[int, list[int]]) -> None:
         """The last line becomes the return statement's expression."""
@@ -327,7 +354,9 @@ class Body:
                 carried = names[leaves[0]]
                 name = carried if carried not in live else self._free(this.wish, live, set(names.values()))
                 lines += [f"{' ' * indent}{name} = {carried}"] if name != carried else []
-                others = (self._text(o, names) if self.statements[o].kind == "weight" else names[o] for o in this.operands[1:])
+                others = (
+                    self._text(o, names) if self.statements[o].kind == "weight" else names[o] for o in this.operands[1:]
+                )
                 arguments = ", ".join([name, *others])
                 lines += [f"{' ' * indent}for {this.text} in {this.loop}:"]
                 lines += wrap(f"{name} = {this.text}({arguments})", indent + 4)
@@ -347,7 +376,7 @@ class Body:
     ) -> str:
         """A chain of views and conversions goes on under its name, a sum under `x`; all else takes its own."""
         this = self.statements[s]
-        while this.kind in _CHAIN and this.wish in GENERIC.values() or this.kind == "convert":
+        while this.kind == "convert" or this.kind in _CHAIN and this.node not in self.roles:
             inner = self.statements[this.operands[0]]
             if not inner.inline:
                 break

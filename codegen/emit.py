@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
 from ..model.atoms import atoms
-from ..model.layout import B, P, R, atom_of, is_split
+from ..model.layout import B, P, is_split
 from ..model.pcg import FLOATS
 from . import defaults
 from .describe import docstring, mesh_sentence
-from .expressions import local_shape_text
 from .modules import Modules, argument_name
 from .moves import Local, Used
 from .plan import Plan
@@ -51,47 +47,66 @@ def emit(plan: Plan) -> str:
     weights = [(n, c) for n, c in zip(plan.graph.nodes, plan.choices, strict=True) if n.op in ("parameter", "buffer")]
     sharded = any(c.sharded_states and B in c.output for _, c in weights)
     cut = any(is_split(x) for _, c in weights for x in c.output)
-    used.primitives |= {"cut"}
+    if cut or sharded or "positions" in used.helpers or "pad" in used.primitives or any("cut(" in x for x in shares):
+        used.primitives |= {"cut"}
     if cut or sharded:
         used.primitives |= {"gather"}
     if sharded:
         used.primitives |= {"scatter_sum"}
     loss = plan.choices[plan.graph.loss].output
     sizes = plan.placement.sizes
-    program = _environment().get_template("program.jinja").render(
-        docstring=docstring(plan),
-        imports=_imports(used),
-        constants=_constants(plan),
-        uneven=used.uneven or _uneven_weights(plan),
-        mesh_doc=mesh_sentence(plan),
-        mesh_lines=_mesh_lines(plan),
-        per_node=plan.placement.hierarchy[-1],
-        micro=plan.micro_batches > 1,
-        stepped="dropout" in used.helpers,
-        primitives=used.primitives,
-        moves=[move.code(used.uneven or _uneven_weights(plan)) for _, move in sorted(used.moves.items())],
-        helpers=used.helpers,
-        random_bits=_random_bits(),
-        modules=model,
-        cut=cut,
-        sharded=sharded,
-        aliases=plan.graph.aliases,
-        optimizer_doc=f"{_OPTIMIZERS[plan.optimizer][0]} over this rank's part of the weights.",
-        optimizer_call=_OPTIMIZERS[plan.optimizer][1],
-        min_factor=defaults.MIN_FACTOR,
-        lr=defaults.LEARNING_RATE,
-        weight_decay=defaults.WEIGHT_DECAY[plan.optimizer],
-        clip=defaults.CLIP_NORM,
-        warmup=defaults.WARMUP_STEPS,
-        total=defaults.TOTAL_STEPS,
-        loss_scale=plan.dtype == "mixed-float16",
-        regather="regathered" in used.helpers,
-        shares=shares,
-        divisors=modules.divisors,
-        loss_axes=[a for a, x, n in zip(plan.axes, loss, sizes, strict=True) if x == P and n > 1],
-        synthetic=_synthetic(plan),
+    program = (
+        _environment()
+        .get_template("program.jinja")
+        .render(
+            docstring=docstring(plan),
+            imports=_imports(used),
+            constants=_constants(plan),
+            uneven=used.uneven or _uneven_weights(plan),
+            mesh_doc=mesh_sentence(plan),
+            mesh_lines=_mesh_lines(plan),
+            per_node=plan.placement.hierarchy[-1],
+            micro=plan.micro_batches > 1,
+            stepped="dropout" in used.helpers,
+            primitives=used.primitives,
+            moves=[move.code(used.uneven or _uneven_weights(plan)) for _, move in sorted(used.moves.items())],
+            helpers=used.helpers,
+            random_bits=_random_bits(),
+            modules=model,
+            cut=cut,
+            sharded=sharded,
+            aliases=plan.graph.aliases,
+            optimizer_doc=f"{_OPTIMIZERS[plan.optimizer][0]} over this rank's part of the weights.",
+            optimizer_call=_OPTIMIZERS[plan.optimizer][1],
+            min_factor=defaults.MIN_FACTOR,
+            lr=defaults.LEARNING_RATE,
+            weight_decay=defaults.WEIGHT_DECAY[plan.optimizer],
+            clip=defaults.CLIP_NORM,
+            warmup=defaults.WARMUP_STEPS,
+            total=defaults.TOTAL_STEPS,
+            loss_scale=plan.dtype == "mixed-float16",
+            reduction=plan.graph.nodes[plan.graph.loss].get("reduction", "mean") if modules.divisors else "whole",
+            regather="regathered" in used.helpers,
+            shares=shares,
+            divisors=modules.divisors,
+            loss_axes=[a for a, x, n in zip(plan.axes, loss, sizes, strict=True) if x == P and n > 1],
+            synthetic=_synthetic(plan),
+        )
     )
-    return re.sub(r"\n{4,}", "\n\n\n", program).strip() + "\n"
+    return _spaced(program)
+
+
+def _spaced(program: str) -> str:
+    """Two blank lines around what stands on the top level, as a formatter does."""
+    lines: list[str] = []
+    for line in program.splitlines():
+        if line.startswith(("class ", "def ", "# ")) and not (lines and lines[-1].startswith("@")):
+            while lines and not lines[-1]:
+                lines.pop()
+            lines += ["", ""]
+        lines.append(line.rstrip())
+    text = "\n".join(lines).strip() + "\n"
+    return re.sub(r"\n{4,}", "\n\n\n", text)
 
 
 def _imports(used: Used) -> list[str]:
@@ -139,7 +154,9 @@ def _random_bits() -> str:
     """The counter-based generator, as text: the reference runs the same."""
     text = (_TEMPLATES / "counters.py").read_text()
     body = text.partition("# --- copied from here ---")[2]
-    return "\n\n\n".join(part.strip() for part in re.split(r"\n(?=def )", body) if part.startswith(("def mix", "def random")))
+    return "\n\n\n".join(
+        part.strip() for part in re.split(r"\n(?=def )", body) if part.startswith(("def mix", "def random"))
+    )
 
 
 def _shares(plan: Plan, used: Used) -> list[str]:
@@ -200,11 +217,3 @@ def _uneven_weights(plan: Plan) -> bool:
             if any(isinstance(s, str) for s in local.shape()):
                 return True
     return False
-
-
-def _lines(parts: Iterable[str]) -> str:
-    return "\n".join(parts)
-
-
-__all__ = ["emit"]
-_ = (math, R, atom_of, local_shape_text, Any, _lines)

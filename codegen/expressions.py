@@ -189,7 +189,7 @@ def whole_text(known: Atoms, layout: Layout, dims: Sequence[int], site: Site, mi
                 shape.append(size)
                 free = True
     text = ", ".join(f"{i}: {_names(axes)}" for i, axes in cuts.items())
-    return shape_text(shape), f"{{{text}}}" if cuts else ""
+    return shape_text(shape), f"{{{text}}}"
 
 
 def _names(axes: Sequence[str]) -> str:
@@ -199,15 +199,13 @@ def _names(axes: Sequence[str]) -> str:
 def _dropout(site: Site, names: Sequence[str]) -> str:
     shape, cuts = whole_text(site.known, site.layout, range(len(site.node.shape)), site, site.micro)
     site.used.helpers |= {"dropout", "positions", "random_bits"}
-    where = f", {cuts}" if cuts else ""
-    return f"dropout({names[0]}, {site.node['p']}, {site.call}, mesh, {shape}{where})"
+    return f"dropout({names[0]}, {site.node['p']}, {site.call}, mesh, {shape}, {cuts})"
 
 
 def _projection(site: Site, names: Sequence[str]) -> str:
     shape, cuts = whole_text(site.source_atoms[0], site.inputs[0], range(len(site.sources[0].shape)), site, site.micro)
     site.used.helpers |= {"projection", "positions", "random_bits"}
-    where = f", {cuts}" if cuts else ""
-    return f"projection({full_precision(site, names[0])}, {site.node.get('site', 0)}, {shape}{where})"
+    return f"projection({full_precision(site, names[0])}, {site.node.get('site', 0)}, {shape}, {cuts})"
 
 
 def _embedding(site: Site, names: Sequence[str]) -> str:
@@ -247,9 +245,7 @@ def _mean(site: Site, names: Sequence[str]) -> str:
     if any(a in known.batch for d in node["dims"] for a in known.of_dim(d)):
         count *= site.micro
     local = site.source(0)
-    if count == prod(shape[d] for d in node["dims"]) and all(
-        local.dim(d) == shape[d] for d in node["dims"]
-    ):
+    if count == prod(shape[d] for d in node["dims"]) and all(local.dim(d) == shape[d] for d in node["dims"]):
         return _reduce("mean", node, shape, names[0])
     return f"{_reduce('sum', node, shape, names[0])} / {count}"
 
@@ -336,9 +332,12 @@ def _scale(site: Site, names: Sequence[str]) -> str:
 
 
 def _slice(site: Site, names: Sequence[str]) -> str:
-    entry = operator("slice")
-    assert callable(entry.emit)
-    return entry.emit(site.node, [enclosed(names[0])])
+    node, shape = site.node, site.sources[0].shape
+    start, stop, step = node["start"], node["stop"], node["step"]
+    until = "" if stop >= shape[node["dim"]] and not isinstance(start, str) and start else str(stop)
+    where = f"{start or ''}:{until}" + (f":{step}" if step != 1 else "")
+    before = "..., " if node["dim"] == len(shape) - 1 and len(shape) > 2 and stop - start > 1 else ":, " * node["dim"]
+    return f"{enclosed(names[0])}[{before}{where}]"
 
 
 RULES: dict[str, Rule] = {

@@ -38,7 +38,9 @@ def divided(graph: PCG, micro_batches: int) -> tuple[frozenset[tuple[int, int]],
                 f"{node.name!r} ({node.op}) needs the whole batch at once: it cannot be cut into micro-batches"
             )
         row = min(fitting, key=lambda row: _divisions(given, row))
-        found |= {(index, k) for k, (have, want) in enumerate(zip(given, row.inputs, strict=True)) if _divides(have, want)}
+        found |= {
+            (index, k) for k, (have, want) in enumerate(zip(given, row.inputs, strict=True)) if _divides(have, want)
+        }
         letters.append(R if row.output == B else row.output)
         if is_split(row.output) and atom_of(row.output) not in known[index].batch:
             raise PartitaError(f"{node.name!r} ({node.op}) mixes the batch with other dims: it cannot be cut")

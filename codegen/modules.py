@@ -34,8 +34,8 @@ class Modules:
         self.plan, self.used = plan, used
         self.micro_divided, self.loss_divided = divided(plan.graph, plan.micro_batches)
         self.divisors: list[dict[str, Any]] = []
-        self.roles = roles(plan.graph)
         self.chains = chains(plan, self.micro_divided)
+        self.roles = roles(plan.graph) | {chain.units[0].carried: "x" for chain in self.chains}
         self.taken = {"Model", "Axis", "Mesh", "Move", "Bucket", "Optimizer"}
 
     def text(self) -> str:
@@ -52,7 +52,9 @@ class Modules:
             loops.append((chain, attribute, variable))
             hidden |= {i for u in chain.units for i in (*u.nodes, *u.weights)}
         sources = [
-            i for i, n in enumerate(graph.nodes) if n.op in ("parameter", "buffer") and self._read(i) and i not in hidden
+            i
+            for i, n in enumerate(graph.nodes)
+            if n.op in ("parameter", "buffer") and self._read(i) and i not in hidden
         ]
         short = short_names((graph.nodes[i].name for i in sources), {a for _, a, _ in loops})
         weights = {i: f"self.{short[graph.nodes[i].name]}" for i in sources}
@@ -182,7 +184,9 @@ class Modules:
             options = [originals[index] if originals else f'"{node.name}"', shape, dtype]
             if cuts:
                 options.append(f"cuts={cuts}")
-            summed = [a for a, x, n in zip(plan.axes, choice.output, plan.placement.sizes, strict=True) if x == B and n > 1]
+            summed = [
+                a for a, x, n in zip(plan.axes, choice.output, plan.placement.sizes, strict=True) if x == B and n > 1
+            ]
             if summed and node.gradient:
                 options.append(f"summed=({', '.join(summed)}{',' if len(summed) == 1 else ''})")
                 if choice.sharded_states:
@@ -254,7 +258,11 @@ class Modules:
         labels = Local(atoms(plan.graph)[node.inputs[1]], choice.inputs[1], plan.placement.sizes, plan.axes)
         split = sorted({i for a in range(len(labels.known.sizes)) for i in labels.splits(a)})
         self.divisors.append({"name": name, "method": method, "axes": [plan.axes[i] for i in split]})
-        doc = "How many labels of this rank count." if len(results) == 1 else "The sum of the weights of this rank's labels."
+        doc = (
+            "How many labels of this rank count."
+            if len(results) == 1
+            else "The sum of the weights of this rank's labels."
+        )
         return self._function(method, [*used, "**_"], doc, lines)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 from ..model.atoms import Atoms
-from ..model.layout import Action, Layout, R, Step, atom_of, is_split, kind, steps
+from ..model.layout import Action, Layout, R, Step, atom_of, is_split, kind
 from .text import Size, product
 
 WORDS = {"R": "equal", "B": "broadcast", "P": "addends", "S": "split"}
@@ -133,31 +134,22 @@ class Local:
         return tuple(self.dim(d) for d in range(len(self.known.dims)))
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """One line of a conversion: `text` with {x} for what comes in."""
-
-    text: str
-    step: Step
-    comment: str = ""
-
-
 def conversion(
     known: Atoms,
+    moves: Sequence[Step],
     source: Layout,
-    target: Layout,
     sizes: tuple[int, ...],
     axes: tuple[str, ...],
     gradient: bool,
     used: Used,
-) -> list[Converted]:
-    """The moves from `source` to `target`; without a gradient only what happens to the value."""
-    lines: list[Converted] = []
+) -> list[str]:
+    """One line for every move from `source` on, with {x} for what comes in; without a gradient only the value's side."""
+    lines: list[str] = []
     current = list(source)
-    for step in steps(source, target):
+    for step in moves:
         if sizes[step.axis] > 1 and (gradient or step.move.value is not Action.NOTHING):
             before = Local(known, tuple(current), sizes, axes)
-            lines.append(Converted(_text(before, step, gradient, used), step))
+            lines.append(_text(before, step, gradient, used))
         current[step.axis] = step.target
     return lines
 

@@ -40,7 +40,7 @@ GENERIC = {
     "slice": "part",
     "cat": "joined",
     "full": "constant",
-    "arange": "positions",
+    "arange": "index",
 }
 
 
@@ -106,6 +106,8 @@ def short_names(names: Iterable[str], reserved: Iterable[str] = ()) -> dict[str,
         parts = name.split(".")
         for count in range(min(2, len(parts)), len(parts) + 1):
             tail = ".".join(parts[-count:])
+            if tail[0].isdigit() and count < len(parts):
+                continue
             if sum(other == tail or other.endswith(f".{tail}") for other in everything) == 1:
                 break
         result[name] = identifier(tail)
@@ -123,7 +125,12 @@ def is_literal(plan: Plan, index: int) -> bool:
     node = graph.nodes[index]
     if node.op != "full" or node.shape or node.dtype not in FLOATS:
         return False
-    if any(P in x for r in graph.consumers[index] for i, x in zip(graph.nodes[r].inputs, plan.choices[r].inputs, strict=True) if i == index):
+    if any(
+        P in x
+        for r in graph.consumers[index]
+        for i, x in zip(graph.nodes[r].inputs, plan.choices[r].inputs, strict=True)
+        if i == index
+    ):
         return False
     readers = [graph.nodes[i] for i in graph.consumers[index]]
     return bool(readers) and all(
@@ -153,7 +160,9 @@ def roles(graph: PCG) -> dict[int, str]:
     for index, node in enumerate(graph.nodes):
         if node.op == "attention":
             for name, i in zip("qkv", node.inputs, strict=False):
-                back(i, name, _SHOWS)
+                source = back(i, name, _SHOWS)
+                if graph.nodes[source].op == "add":  # of a rotation
+                    found.setdefault(source, name)
         elif node.op == "softmax":
             scores = node.inputs[0]
             while graph.nodes[scores].op in _SCORES:
@@ -169,6 +178,8 @@ def roles(graph: PCG) -> dict[int, str]:
                 back(graph.nodes[scores].inputs[0], "q", _SHOWS)
                 back(graph.nodes[scores].inputs[1], "k", _SHOWS)
                 back(graph.nodes[reader].inputs[1], "v", _SHOWS)
+        elif node.op in ("sin", "cos"):
+            found[index] = node.op
         elif node.op == "cross_entropy":
             source = back(node.inputs[0], "logits", _SHOWS)
             found.setdefault(source, "logits")

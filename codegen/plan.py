@@ -171,9 +171,7 @@ class Plan:
             "micro_batches": self.micro_batches,
             "machine": machine_json(self.machine),
             "placement": [list(row) for row in self.placement.matrix],
-            "choices": {
-                node.name: _choice_json(self, index, known) for index, node in enumerate(self.graph.nodes)
-            },
+            "choices": {node.name: _choice_json(self, index, known) for index, node in enumerate(self.graph.nodes)},
             "report": self.report,
             "graph": self.graph.to_json(),
         }

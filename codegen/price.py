@@ -1,7 +1,8 @@
 """What a plan costs, computed from its layouts alone: node by node, move by move, without network or tables of options.
 
 It states the cost model once more in plain Python, so that the objective a solver reports is confirmed by something
-that shares none of its encoding. ns are of a whole step, bytes of the rank that holds most.
+that shares none of its encoding. Every kernel and every collective is one item; totals are sums of items, and `show`
+reads the same list. ns are of a whole step, bytes of the rank that holds most.
 """
 
 from __future__ import annotations
@@ -9,37 +10,103 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from math import prod
+from typing import Literal, TypeAlias
 
 from ..formulation.domain import LOSS_TRANSIENTS
 from ..formulation.encode import Classes, Use, classes
 from ..formulation.transition import Transitions
 from ..formulation.weights import BUCKET_BYTES
 from ..model.atoms import atoms
-from ..model.collectives import joint, price
+from ..model.collectives import FREE, CollectivePrice, joint, price
 from ..model.cost import ITEMSIZE, backward_factor, optimizer_states, precision
 from ..model.layout import Action, B, Layout, R, S, Step, atom_of, is_split, largest_part
 from ..model.operator import operator
 from .plan import Plan
 from .routes import route
 
+Part: TypeAlias = Literal["compute", "conversions", "weights", "gradients"]
+Phase: TypeAlias = Literal["forward", "backward", "update"]
+PARTS: tuple[Part, ...] = ("compute", "conversions", "weights", "gradients")
+MEMORY = ("states", "activations", "weights", "reserve")
+
 _WRITTEN = (Action.GATHER, Action.PAD, Action.SLICE, Action.KEEP_FIRST)
+
+
+class Slot(IntEnum):
+    """When an item runs relative to its node's kernel; forward runs slots upwards, backward downwards."""
+
+    ACCUMULATE = 0
+    BEFORE = 1
+    KERNEL = 2
+    AGAIN = 3  # backward only: a weight is gathered again ahead of the kernel
+    AFTER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One kernel or collective: `ns` once, `count` times a step (the micro-batches, or 1).
+
+    `node` is the operator, or the tensor that moves or is updated; it runs at node `at`. `axes` are the mesh axes that
+    communicate (none: the device works alone), `bytes` the message.
+    """
+
+    part: Part
+    kind: str
+    phase: Phase
+    node: int
+    at: int
+    slot: Slot
+    ns: int
+    count: int
+    axes: tuple[int, ...] = ()
+    bytes: int = 0
+
+    @property
+    def total_ns(self) -> int:
+        return self.ns * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Memory that a node accounts for; `node` -1: nobody's."""
+
+    part: str
+    node: int
+    bytes: int
 
 
 @dataclass
 class Priced:
-    """ns of a step by part, bytes by part."""
+    """All items of a step, and all memory."""
 
-    ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("compute", "conversions", "weights", "gradients"), 0))
-    memory: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("states", "activations", "weights", "reserve"), 0))
+    items: list[Item] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+
+    @property
+    def ns(self) -> dict[str, int]:
+        """ns of a step by part."""
+        result: dict[str, int] = dict.fromkeys(PARTS, 0)
+        for item in self.items:
+            result[item.part] += item.total_ns
+        return result
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes by part."""
+        result = dict.fromkeys(MEMORY, 0)
+        for kept in self.kept:
+            result[kept.part] += kept.bytes
+        return result
 
     @property
     def objective_ns(self) -> int:
-        return sum(self.ns.values())
+        return sum(item.total_ns for item in self.items)
 
     @property
     def memory_bytes(self) -> int:
-        return sum(self.memory.values())
+        return sum(kept.bytes for kept in self.kept)
 
 
 def priced(plan: Plan) -> Priced:
@@ -63,7 +130,7 @@ class _Pricing:
                     self.weight(index)
             elif self.classes.constant[index]:
                 if node.op != "buffer" and operator(node.op).passes:
-                    self.result.ns["compute"] += self.k * self.kernel(0, 2.0 * node.numel * self.item(index))
+                    self.work("compute", node.op, "forward", index, self.kernel(0, 2.0 * node.numel * self.item(index)))
             elif node.op != "input" and self.classes.base[index] == index:
                 self.compute(index)
                 self.tensor(index)
@@ -73,8 +140,25 @@ class _Pricing:
                     self.keep(use)
         largest = max((n.numel for n in self.graph.nodes if n.op == "parameter"), default=0)
         if self.plan.ranks > 1:
-            self.result.memory["reserve"] = 2 * largest * self.precision.itemsize("float32")
+            self.hold("reserve", -1, 2 * largest * self.precision.itemsize("float32"))
         return self.result
+
+    # Items
+
+    def work(
+        self, part: Part, kind: str, phase: Phase, node: int, ns: int, at: int = -1, slot: Slot = Slot.KERNEL
+    ) -> None:
+        """The device works alone."""
+        self.result.items.append(Item(part, kind, phase, node, node if at < 0 else at, slot, ns, self.k))
+
+    def step(
+        self, part: Part, kind: str, node: int, at: int, slot: Slot, ns: int, axes: tuple[int, ...] = (), size: int = 0
+    ) -> None:
+        """Once a step, after the last micro-batch."""
+        self.result.items.append(Item(part, kind, "update", node, at, slot, ns, 1, axes, size))
+
+    def hold(self, part: str, node: int, size_bytes: int) -> None:
+        self.result.kept.append(Kept(part, node, size_bytes))
 
     # Sizes
 
@@ -100,24 +184,43 @@ class _Pricing:
     def stream(self, size_bytes: float) -> int:
         return math.ceil(size_bytes / self.device.memory_bandwidth * 1e9)
 
-    def program(self, index: int, source: Layout, program: Sequence[Step]) -> tuple[int, int, bool]:
-        """ns of a conversion forward and backward, and whether the value moves."""
+    def convert(
+        self,
+        part: Part,
+        index: int,
+        source: Layout,
+        target: Layout,
+        at: int,
+        slot: Slot = Slot.BEFORE,
+        again: bool = False,
+    ) -> bool:
+        """Items of a conversion, forward and backward; whether the value moves. `again`: forward also in backward."""
+        return self.program(part, index, source, route(self.plan, index, source, target), at, slot, again)
+
+    def program(
+        self, part: Part, index: int, source: Layout, program: Sequence[Step], at: int, slot: Slot, again: bool
+    ) -> bool:
         item, node = self.item(index), self.graph.nodes[index]
-        forward = backward = 0
         current, moved = list(source), False
+
+        def add(action: Action, phase: Phase, axis: int, size_bytes: int, slot: Slot) -> None:
+            if action is not Action.NOTHING:
+                ns = self.moves.step_ns(axis, action, size_bytes)
+                new = Item(part, action.value, phase, index, at, slot, ns, self.k, (axis,), size_bytes)
+                self.result.items.append(new)
+
         for step in program:
             before = self.numel(index, tuple(current)) * item
             current[step.axis] = step.target
             after = self.numel(index, tuple(current)) * item
             value, gradient = step.move.value, step.move.gradient
-            forward += self.moves.step_ns(step.axis, value, after if value in _WRITTEN else before)
+            add(value, "forward", step.axis, after if value in _WRITTEN else before, slot)
+            if again:
+                add(value, "backward", step.axis, after if value in _WRITTEN else before, Slot.AGAIN)
             if node.gradient:
-                backward += self.moves.step_ns(step.axis, gradient, before if gradient in _WRITTEN else after)
+                add(gradient, "backward", step.axis, before if gradient in _WRITTEN else after, slot)
             moved |= value is not Action.NOTHING
-        return forward, backward, moved
-
-    def convert(self, index: int, source: Layout, target: Layout) -> tuple[int, int, bool]:
-        return self.program(index, source, route(self.plan, index, source, target))
+        return moved
 
     # Parts
 
@@ -126,31 +229,29 @@ class _Pricing:
         node, choice, entry = self.graph.nodes[index], self.plan.choices[index], operator(self.graph.nodes[index].op)
         sources = tuple(self.graph.nodes[i] for i in node.inputs)
         own = self.numel(index, choice.output) * self.item(index)
-        traffic = own + sum(
-            self.numel(i, x) * self.item(i) for i, x in zip(node.inputs, choice.inputs, strict=True)
-        )
+        traffic = own + sum(self.numel(i, x) * self.item(i) for i, x in zip(node.inputs, choice.inputs, strict=True))
         if node.op == "embedding":
             traffic = 2 * own
         work = entry.work(node, sources) * self.share(index)
         if entry.passes:
-            self.result.ns["compute"] += self.k * self.kernel(work, traffic * entry.passes)
+            self.work("compute", node.op, "forward", index, self.kernel(work, traffic * entry.passes))
             if node.gradient:
-                factor = backward_factor(node, sources, entry.matmul)
-                self.result.ns["compute"] += self.k * self.kernel(work * factor, 2 * traffic * entry.passes)
+                back = work * backward_factor(node, sources, entry.matmul)
+                self.work("compute", node.op, "backward", index, self.kernel(back, 2 * traffic * entry.passes))
         if not node.gradient:
             return
         if node.op == "embedding":
             table = self.numel(node.inputs[0], choice.inputs[0]) * self.item(node.inputs[0])
-            self.result.ns["compute"] += self.k * self.stream(table)
+            self.work("compute", "table gradient", "backward", index, self.stream(table))
         first = self.numel(node.inputs[0], choice.inputs[0]) if node.inputs else 0
         for name in entry.saved:
             if name == "y":
-                self.result.memory["activations"] += own
+                self.hold("activations", index, own)
             elif name in ("mask", "noise"):
-                self.result.memory["activations"] += first * self.item(node.inputs[0])
+                self.hold("activations", index, first * self.item(node.inputs[0]))
         if node.op in LOSS_TRANSIENTS:
             extra = self.item(node.inputs[0]) if self.precision.mixed else 0
-            self.result.memory["activations"] += LOSS_TRANSIENTS[node.op] * first * (ITEMSIZE["float32"] + extra)
+            self.hold("activations", index, LOSS_TRANSIENTS[node.op] * first * (ITEMSIZE["float32"] + extra))
 
     def share(self, index: int) -> float:
         """The largest share of the work that a rank does: indices that are split, by what letters say of them."""
@@ -164,7 +265,8 @@ class _Pricing:
             row = by_letters[letters, choice.output[axis]]
             if row.index is None:
                 continue
-            owner, letter = next((i, x) for i, x in zip((*node.inputs, index), (*letters, choice.output[axis]), strict=True) if is_split(x))
+            pairs = zip((*node.inputs, index), (*letters, choice.output[axis]), strict=True)
+            owner, letter = next((i, x) for i, x in pairs if is_split(x))
             whole = self.known[owner].sizes[atom_of(letter)]
             parts.setdefault(row, (whole, []))[1].append(size)
         share = 1.0
@@ -187,7 +289,7 @@ class _Pricing:
 
     def keep(self, use: Use) -> None:
         if self.saves(use):
-            self.result.memory["activations"] += self.kept_bytes(use)
+            self.hold("activations", use.node, self.kept_bytes(use))
 
     def tensor(self, index: int) -> None:
         """Conversions of a tensor to its consumers, shared first, and what is kept of it."""
@@ -195,18 +297,14 @@ class _Pricing:
         entry, node = operator(self.graph.nodes[index].op), self.graph.nodes[index]
         saves_output = node.gradient and bool({"y", "mask", "noise"} & set(entry.saved))
         saves_output |= node.op in LOSS_TRANSIENTS and node.gradient
-        given = choice.output
         if choice.shared is not None:
-            forward, backward, moved = self.convert(index, choice.output, choice.shared)
-            self.result.ns["conversions"] += self.k * (forward + backward)
-            given = choice.shared
+            moved = self.convert("conversions", index, choice.output, choice.shared, index, Slot.AFTER)
             keeps = any(self.saves(u) and self.graph.nodes[u.node].op not in LOSS_TRANSIENTS for u in uses)
             if keeps and (moved or not saves_output):
-                self.result.memory["activations"] += self.numel(index, given) * self.item(index)
+                self.hold("activations", index, self.numel(index, choice.shared) * self.item(index))
         for use in uses:
             target = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
-            forward, backward, moved = self.convert(index, given, target)
-            self.result.ns["conversions"] += self.k * (forward + backward)
+            moved = self.convert("conversions", index, choice.given, target, use.node)
             copied = moved or self.graph.nodes[use.node].op in LOSS_TRANSIENTS
             if copied or (choice.shared is None and not saves_output):
                 self.keep(use)
@@ -215,53 +313,59 @@ class _Pricing:
             if self.classes.constant[base]:
                 use = Use(index, position, self.classes.atoms[source])
                 target = self.in_base(use, choice.inputs[position])
-                forward, _, moved = self.convert(base, (R,) * len(target), target)
-                self.result.ns["compute"] += self.k * forward
-                if moved:
+                if self.convert("compute", base, (R,) * len(target), target, index):
                     self.keep(use)
 
     def weight(self, index: int) -> None:
         """Storage, conversion a micro-batch, synchronization and update a step."""
-        choice, node, uses = self.plan.choices[index], self.graph.nodes[index], self.classes.uses[index]
-        item, states = ITEMSIZE[self.precision.master], optimizer_states(self.plan.optimizer)
-        stored = self.numel(index, choice.output)
-        at_b = tuple(a for a, x in enumerate(choice.output) if x == B)
-        shards = prod(self.plan.placement.sizes[a] for a in at_b) if choice.sharded_states else 1
-        if node.gradient:
-            self.result.memory["states"] += stored * 2 * item + -(-stored // shards) * states * item
-            if at_b:
-                row = joint(self.plan.placement.matrix[a] for a in at_b)
-                machine = self.plan.machine
-                line = price(machine, "reduce_scatter", row) + price(machine, "all_gather", row)
-                if not choice.sharded_states:
-                    line = price(machine, "all_reduce", row)
-                size = stored * item
-                self.result.ns["gradients"] += math.ceil(
-                    line.latency_ns * size / BUCKET_BYTES + line.ns_per_byte * size - 1e-3
-                )
-            self.result.ns["gradients"] += self.stream(-(-stored // shards) * float(item) * (3 + 2 * states))
-            self.result.ns["gradients"] += self.k * self.stream(stored * float(self.item(index) + 2 * item))
+        choice, uses = self.plan.choices[index], self.classes.uses[index]
+        item, stored = ITEMSIZE[self.precision.master], self.numel(index, choice.output)
+        if self.graph.nodes[index].gradient:
+            self.train(index, stored, item)
         else:
-            self.result.memory["states"] += stored * item
-        shared = choice.shared is not None
-        first = [(choice.shared, any(self.saves(u) for u in uses))] if shared else [
-            (self.in_base(uses[0], self.plan.choices[uses[0].node].inputs[uses[0].operand]), self.saves(uses[0]))
-        ]
-        for target, saved in first:
-            assert target is not None
-            forward, backward, moved = self.convert(index, choice.output, target)
-            cast = self.stream(stored * float(item + self.item(index))) if self.precision.mixed else 0
-            again = forward + cast if choice.regather else 0
-            self.result.ns["weights"] += self.k * (forward + backward + cast + again)
-            if saved and not choice.regather and (moved or self.precision.mixed):
-                self.result.memory["weights"] += self.numel(index, target) * self.item(index)
-        if shared:
-            assert choice.shared is not None
-            for use in uses:
-                target = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
-                forward, backward, moved = self.convert(index, choice.shared, target)
-                self.result.ns["weights"] += self.k * (forward + backward)
-                if moved and self.saves(use):
-                    self.result.memory["weights"] += self.kept_bytes(use)
+            self.hold("states", index, stored * item)
+        first, shared = uses[0], choice.shared
+        target = (
+            shared if shared is not None else self.in_base(first, self.plan.choices[first.node].inputs[first.operand])
+        )
+        saved = any(self.saves(u) for u in uses) if shared is not None else self.saves(first)
+        moved = self.convert("weights", index, choice.output, target, first.node, again=choice.regather)
+        if self.precision.mixed:
+            cast = self.stream(stored * float(item + self.item(index)))
+            self.work("weights", "cast", "forward", index, cast, first.node, Slot.BEFORE)
+            if choice.regather:
+                self.work("weights", "cast", "backward", index, cast, first.node, Slot.AGAIN)
+        if saved and not choice.regather and (moved or self.precision.mixed):
+            self.hold("weights", index, self.numel(index, target) * self.item(index))
+        for use in uses if shared is not None else ():
+            asked = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
+            if self.convert("weights", index, target, asked, use.node) and self.saves(use):
+                self.hold("weights", index, self.kept_bytes(use))
+
+    def train(self, index: int, stored: int, item: int) -> None:
+        """Gradient and optimizer states of a weight of which a rank stores `stored` elements of `item` bytes."""
+        choice, at = self.plan.choices[index], self.classes.uses[index][0].node
+        states = optimizer_states(self.plan.optimizer)
+        axes = tuple(a for a, x in enumerate(choice.output) if x == B)
+        shards = prod(self.plan.placement.sizes[a] for a in axes) if choice.sharded_states else 1
+        updated = -(-stored // shards)
+        self.hold("states", index, stored * 2 * item + updated * states * item)
+        accumulated = self.stream(stored * float(self.item(index) + 2 * item))
+        self.work("gradients", "accumulate", "backward", index, accumulated, at, Slot.ACCUMULATE)
+        sum_ns = gather_ns = 0
+        if axes:
+            machine, row, size = self.plan.machine, joint(self.plan.placement.matrix[a] for a in axes), stored * item
+            gather = price(machine, "all_gather", row) if choice.sharded_states else FREE
+            line = price(machine, "reduce_scatter" if choice.sharded_states else "all_reduce", row)
+            sum_ns, total_ns = bucketed(line, size), bucketed(line + gather, size)
+            gather_ns = total_ns - sum_ns  # rounded up once, over both
+            kind = Action.SCATTER_SUM if choice.sharded_states else Action.SUM
+            self.step("gradients", kind.value, index, at, Slot.BEFORE, sum_ns, axes, size)
+        self.step("gradients", "update", index, at, Slot.KERNEL, self.stream(updated * float(item) * (3 + 2 * states)))
+        if gather_ns:
+            self.step("gradients", Action.GATHER.value, index, at, Slot.AFTER, gather_ns, axes, stored * item)
 
 
+def bucketed(line: CollectivePrice, size_bytes: int) -> int:
+    """Time of a weight's share of flat buckets."""
+    return math.ceil(line.latency_ns * size_bytes / BUCKET_BYTES + line.ns_per_byte * size_bytes - 1e-3)

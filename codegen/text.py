@@ -46,13 +46,13 @@ def tidy(text: str) -> str:
     return result if '"' in result else result.replace("'", '"')
 
 
-_ONE = re.compile(r"\[((?::, )*)(\d*):(\d+)\]\.squeeze\((\d+)\)")
+_ONE = re.compile(r"\[((?::, )*)(\d*):(\d*)\]\.squeeze\((\d+)\)")
 
 
 def _index(match: re.Match[str]) -> str:
     """`x[:, 2:3].squeeze(1)` is `x[:, 2]`."""
     before, start, stop, dim = match.groups()
-    if int(stop) == int(start or 0) + 1 and before.count(":") == int(dim):
+    if int(stop or int(start) + 1) == int(start or 0) + 1 and before.count(":") == int(dim):
         return f"[{before}{start or 0}]"
     return match[0]
 
@@ -74,12 +74,10 @@ def wrap(line: str, indent: int, comment: str = "") -> list[str]:
     head = [f"{pad}# {comment}"] if comment else []
     if len(pad + line) <= WIDTH:
         return [*head, pad + line]
-    opening, closing = _last_brackets(line)
+    opening, closing = _brackets(line, WIDTH - indent)
     inside = line[opening + 1 : closing]
     lines = [*head, pad + line[: opening + 1]]
-    if len(pad) + 4 + len(inside) <= WIDTH and not _splits(inside, ","):
-        lines += [f"{pad}    {inside}"]
-    elif len(pad) + 4 + len(inside) <= WIDTH:
+    if len(pad) + 4 + len(inside) <= WIDTH and not inside.startswith("lambda"):
         lines += [f"{pad}    {inside}"]
     else:
         for part in _splits(inside, ",") or [inside]:
@@ -87,8 +85,8 @@ def wrap(line: str, indent: int, comment: str = "") -> list[str]:
     return [*lines, pad + line[closing:]]
 
 
-def _last_brackets(line: str) -> tuple[int, int]:
-    """Places of the last outermost brackets of a line that are not empty."""
+def _brackets(line: str, width: int) -> tuple[int, int]:
+    """Places of the last outermost brackets, not empty, up to which the line fits."""
     depth, opening, found = 0, 0, (0, 0)
     for place, sign in enumerate(line):
         if sign in "([{":
@@ -97,7 +95,7 @@ def _last_brackets(line: str) -> tuple[int, int]:
             depth += 1
         elif sign in ")]}":
             depth -= 1
-            if depth == 0 and place > opening + 1:
+            if depth == 0 and place > opening + 1 and (opening < width or found == (0, 0)):
                 found = (opening, place)
     assert found != (0, 0), line
     return found

@@ -71,6 +71,7 @@ def run(program: Program, search: Search, decode: _Decode, known_to: int = INFIN
             program.model.add(program.cost <= ceiling - 1 - constant)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1  # the same answer every time, and quickest on counted programs
+        solver.parameters.linearization_level = 2  # (2), (3) and (6) are where the bound comes from
         solver.parameters.random_seed = 1
         solver.parameters.max_time_in_seconds = min(search.left, 1e6)
         solver.best_bound_callback = bound_grew

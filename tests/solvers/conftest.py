@@ -179,3 +179,64 @@ def make_transformer() -> Callable[..., Network]:
 @pytest.fixture(scope="session")
 def truth() -> Callable[[Network], int | None]:
     return brute_force
+
+
+def random_network(seed: int) -> Network:
+    """A small network: up to 5 variables and perhaps a chain, 0 to 2 capacities, ties, forbidden and negative costs."""
+    rng = np.random.default_rng(seed)
+    resources, count = int(rng.integers(0, 3)), int(rng.integers(0, 5))
+    scale = int(rng.choice([3, 20, 10**9]))
+
+    def costs(*shape: int) -> np.ndarray:
+        values = rng.integers(-scale if rng.random() < 0.1 else 0, scale, shape)
+        return np.where(rng.random(shape) < rng.choice([0, 0.1, 0.3]), INFINITE, values).astype(np.int64)
+
+    def uses(*shape: int) -> np.ndarray:
+        return rng.integers(0, rng.choice([2, 10]), (*shape, resources)).astype(np.int64)
+
+    def table(*shape: int) -> tuple[np.ndarray, np.ndarray | None]:
+        return costs(*shape), uses(*shape) if rng.random() < 0.3 else None
+
+    def choice(name: str, n: int) -> Variable:
+        return Variable(name, costs(n), uses(n))
+
+    variables = [choice(f"v{i}", int(rng.integers(1, 5))) for i in range(count)]
+    edges: list[Edge] = []
+
+    def tie(u: int, v: int, tables: tuple[np.ndarray, np.ndarray | None] | None = None) -> None:
+        tables = tables or table(len(variables[u].cost), len(variables[v].cost))
+        edges.append(Edge(u, v, *tables))
+
+    for _ in range(int(rng.integers(0, 2 * count)) if count > 1 else 0):
+        tie(*(int(v) for v in rng.choice(count, 2, replace=False)))
+    chains: tuple[Chain, ...] = ()
+    if rng.random() < 0.6:
+        n, interior = (
+            int(rng.integers(1, 4)),
+            [choice(f"i{k}", int(rng.integers(1, 3))) for k in range(rng.integers(0, 3))],
+        )
+        sizes = [*(len(v.cost) for v in interior), n, n]
+        links = [tuple(int(p) for p in rng.choice(len(sizes), 2, replace=False)) for _ in range(rng.integers(0, 4))]
+        tables = [table(sizes[p], sizes[q]) for p, q in links]
+        free = Variable("b", np.zeros(n, np.int64), np.zeros((n, resources), np.int64))
+        boundaries, copies = [len(variables)], []
+        variables.append(choice("first", n))
+        length = int(rng.integers(1, 4))
+        for i in range(length):
+            copies.append(tuple(range(len(variables), len(variables) + len(interior))))
+            variables += [*interior, free if i < length - 1 else choice("last", n)]
+            places = (*copies[-1], boundaries[-1], len(variables) - 1)
+            for (p, q), shared in zip(links, tables, strict=True):
+                tie(places[p], places[q], shared)
+            boundaries.append(len(variables) - 1)
+        chains = (Chain(tuple(boundaries), tuple(copies)),)
+        for end in (boundaries[0], boundaries[-1]):
+            if count and rng.random() < 0.7:
+                tie(int(rng.integers(0, count)), end)
+    capacities = tuple(int(rng.integers(0, 8 * len(variables) + 1)) for _ in range(resources))
+    return Network(tuple(variables), tuple(edges), capacities, int(rng.integers(-5, 100)), chains)
+
+
+@pytest.fixture(scope="session")
+def make_network() -> Callable[[int], Network]:
+    return random_network

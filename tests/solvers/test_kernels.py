@@ -1,0 +1,44 @@
+"""The compiled loops against plain numpy."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from partita.solvers import kernels
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (7, 3, 9), (40, 33, 21)])
+@pytest.mark.parametrize("distinct", [2, 10**9])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("small", [0, 1 << 24])
+def test_min_plus(shape, distinct: int, share: float, small: int, monkeypatch) -> None:
+    """The product, with repeated rows and infinite entries, whether equal rows are looked for or not."""
+    monkeypatch.setattr(kernels, "_SMALL", small)
+    rng = np.random.default_rng(sum(shape))
+    (m, k, n) = shape
+    a = rng.integers(0, distinct, (m, k)).astype(float)[rng.integers(0, m, m)]
+    b = rng.integers(0, distinct, (k, n)).astype(float)[:, rng.integers(0, n, n)]
+    a[rng.random(a.shape) < share] = np.inf
+    assert np.array_equal(kernels.min_plus(a, b), (a[:, :, None] + b[None]).min(axis=1))
+
+
+@pytest.mark.parametrize("resources", [0, 1, 2])
+def test_frontier(resources: int) -> None:
+    """Of sorted labels, those that no earlier one of the cell is at least as good as."""
+    rng = np.random.default_rng(resources)
+    labels = np.unique(rng.integers(0, 5, (60, 2 + resources)), axis=0)
+    kept = kernels.frontier(labels[:, 0], labels[:, 1], np.ascontiguousarray(labels[:, 2:]))
+    for i, label in enumerate(labels):
+        earlier = labels[:i][labels[:i, 0] == label[0]]
+        assert kept[i] == (not (earlier <= label).all(axis=1).any())
+
+
+def test_pairs_within() -> None:
+    """The pairs of each range that stay within the most."""
+    right = np.array([1.0, 4.0, 9.0, 2.0, 3.0])
+    first, second = kernels.pairs_within(
+        np.array([0, 3, 1]), np.array([3, 5, 1]), np.array([0.0, 6.0, 0.0]), right, 8.0
+    )
+    assert [*zip(first.tolist(), second.tolist(), strict=True)] == [(0, 0), (0, 1), (1, 3)]
+    assert all(a <= b for a, b in pairwise(first))

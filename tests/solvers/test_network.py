@@ -1,0 +1,118 @@
+"""The cost network: its checks, its verdicts, and its JSON."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partita import PartitaError
+from partita.formulation.network import INFINITE, Chain, Edge, Network, Variable, evaluate
+
+
+def table(*rows: object) -> np.ndarray:
+    return np.array(rows, np.int64)
+
+
+def variable(name: str, costs: list[int], uses: list[int]) -> Variable:
+    return Variable(name, table(*costs), table(*uses)[:, None])
+
+
+A, B = variable("a", [1, 5, INFINITE], [4, 0, 0]), variable("b", [2, 3], [3, 1])
+PAIR = Network((A, B), (Edge(0, 1, table([0, INFINITE], [7, 1], [0, 0])),), (5,), 100)
+
+
+@pytest.mark.parametrize(
+    ("picks", "cost", "use", "why"),
+    [
+        ((1, 1), 109, 1, ""),
+        ((1, 0), 114, 3, ""),
+        ((0, 0), 103, 7, "capacity 0 is exceeded: 7 of 5 bytes"),
+        ((0, 1), None, 5, "a with option 0 and b with option 1 exclude each other"),
+        ((2, 1), None, 1, "a may not take option 2"),
+    ],
+)
+def test_evaluate(picks: tuple[int, ...], cost: int | None, use: int, why: str) -> None:
+    verdict = evaluate(PAIR, picks)
+    assert (verdict.feasible, verdict.use, verdict.why) == (not why, (use,), why)
+    assert verdict.cost == cost if cost is not None else verdict.cost >= INFINITE
+
+
+def test_evaluate_refuses_what_is_no_assignment() -> None:
+    with pytest.raises(ValueError, match="1 options for 2 variables"):
+        evaluate(PAIR, (0,))
+    with pytest.raises(ValueError, match="b has options 0 to 1, not 2"):
+        evaluate(PAIR, (0, 2))
+
+
+def chain(costs: list[list[int]]) -> Network:
+    """Three boundaries with an interior each, of the given costs."""
+    zero = variable("b", [0, 0], [0, 0])
+    variables = (zero, variable("i", costs[0], [1, 1]), zero, variable("i", costs[1], [1, 1]), zero)
+    link = table([0, 1], [1, 0])
+    edges = tuple(Edge(i, i + 1, link) for i in range(4))
+    return Network(variables, edges, (9,), 0, (Chain((0, 2, 4), ((1,), (3,))),))
+
+
+def test_check_accepts_equal_copies() -> None:
+    chain([[1, 2], [1, 2]]).check()
+    PAIR.check()
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (chain([[1, 2], [1, 3]]), "copy 1 differs from copy 0 in the tables"),
+        (replace(chain([[1, 2], [1, 2]]), chains=(Chain((0, 2, 4), ((1,), (3, 1))),)), "copies of"),
+        (replace(chain([[1, 2], [1, 2]]), chains=(Chain((0, 2), ((1,), (3,))),)), "2 boundaries for 2 copies"),
+        (replace(chain([[1, 2], [1, 2]]), chains=(Chain((0, 2), ((1,),)), Chain((2, 0), ((1,),)))), "belongs to"),
+        (replace(PAIR, edges=(Edge(0, 0, table([0])),)), "edge"),
+        (replace(PAIR, edges=(Edge(0, 1, table([0, 0])),)), r"cost \(1, 2\), domains \(3, 2\)"),
+        (replace(PAIR, capacities=(5, 5)), "for 2 capacities"),
+        (replace(PAIR, capacities=(-1,)), "capacity 0 is -1"),
+        (replace(PAIR, variables=(A, variable("b", [1, 1], [-2, 0]))), "use -2 bytes"),
+    ],
+)
+def test_check_says_what_is_inconsistent(network: Network, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        network.check()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6))
+def test_json_keeps_everything(make_network, seed: int) -> None:
+    network = make_network(seed)
+    network.check()
+    text = json.dumps(network.to_json())
+    again = Network.from_json(json.loads(text))
+    assert json.dumps(again.to_json()) == text
+    assert again.chains == network.chains and again.capacities == network.capacities
+    for a, b in zip((*network.variables, *network.edges), (*again.variables, *again.edges), strict=True):
+        assert np.array_equal(np.minimum(a.cost, INFINITE), b.cost)
+        assert np.array_equal(a.use, b.use) if a.use is not None else b.use is None
+
+
+def test_json_stores_equal_tables_once(make_transformer) -> None:
+    few, many = (make_transformer(layers, axes=1).to_json() for layers in (2, 5))
+    assert len(few["tables"]) == len(many["tables"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": "x"}, "not a cost network"),
+        ({"version": 2}, "version 2"),
+        ({"variables": None}, "variables is None, expected list"),
+        ({"variables": [{"name": "a"}]}, r"variables\[0\].cost is missing"),
+        ({"variables": [{"name": "a", "cost": 99, "use": 0}]}, r"variables\[0\].cost is table 99 of"),
+        ({"tables": [{"shape": [2], "values": [1]}]}, r"tables\[0\]"),
+        ({"tables": [{"shape": [1], "values": ["x"]}]}, r"tables\[0\].values\[0\] is 'x', expected an integer"),
+        ({"capacities": [-3]}, "inconsistent cost network: capacity 0 is -3"),
+        ({"chains": [{"boundaries": [0], "copies": []}]}, "inconsistent cost network: chain 0"),
+    ],
+)
+def test_malformed_json_is_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(PartitaError, match=words):
+        Network.from_json(PAIR.to_json() | change)
