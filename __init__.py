@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .codegen.plan import Plan
     from .codegen.run import optimize
-    from .formulation.network import evaluate
     from .formulation.encode import strategy_network
+    from .formulation.network import evaluate
     from .model.capture import capture
     from .model.errors import PartitaError
     from .model.machine import Machine

@@ -1,7 +1,7 @@
 """Repeated blocks: layers of the user's model with the same structure and the same choices become one class and a loop.
 
-A unit is what the model computes below one entry of a list (`layers.3`), or below a few entries that repeat together
-(`0` linear, `1` relu). Units form a chain: each hands one value to the next; all else that they read from outside is the
+A unit is what the model computes below one entry of a list (`layers.3`), or below a few that repeat together (`0`
+linear, `1` relu). Units form a chain: each hands one value to the next; all else that they read from outside is the
 same for all.
 """
 
@@ -27,7 +27,7 @@ PERIODS = (1, 2, 3, 4)
 
 @dataclass(frozen=True)
 class Unit:
-    """Nodes of one repetition: `first` is its number in the list, `carried` the value it gets, `out` the one it gives."""
+    """Nodes of one repetition: `first` is its number in the list, `carried` the value it gets, `out` what it gives."""
 
     first: int
     nodes: tuple[int, ...]

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from ..model.atoms import atoms
 from ..model.layout import Layout, is_split
 from ..model.operator import operator
-from ..model.pcg import FLOATS, SOURCES
+from ..model.pcg import SOURCES
 from .expressions import Site, expression, literal
 from .moves import Used, conversion
 from .names import GENERIC, is_literal, wish
+from .routes import route
 from .text import enclosed, tidy, wrap
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 NESTED = 88  # columns of a line into which others are nested
 RESERVED = frozenset(
-    "self mesh torch dist nn math F os data tensor sequence axis step optimizer model gather scatter_sum all_reduce cut pad "
-    "keep_first exchange same dropout projection positions embed_rows precise regathered fill mix random_bits load "
-    "save share main weight whole sys time zlib".split()
+    "self mesh torch dist nn math F os data tensor sequence axis step optimizer model gather scatter_sum all_reduce "  # noqa: SIM905
+    "cut pad keep_first exchange same dropout projection positions embed_rows precise regathered fill mix random_bits "
+    "load save share main weight whole sys zlib".split()
 )
 _CHAIN = ("convert", "view", "unary")
 _ARITHMETIC = ("add", "sub", "mul", "div", "cat", "where")
@@ -54,7 +55,7 @@ class Statement:
 
 @dataclass
 class Body:
-    """Builds a function's statements. `own`: nodes computed here; `weights`: text of the weights; others are arguments."""
+    """Builds a function's statements. `own`: nodes computed here; `weights`: their texts; all others are arguments."""
 
     plan: Plan
     own: frozenset[int]
@@ -124,29 +125,24 @@ class Body:
         return self._memo[key]
 
     def _weight(self, index: int) -> int:
-        node, choice = self.plan.graph.nodes[index], self.plan.choices[index]
+        choice = self.plan.choices[index]
         attribute = self.weights[index]
         statement = self.add(Statement(lambda _: attribute, (), "weight", attribute.removeprefix("self."), index))
-        if self.plan.dtype.startswith("mixed") and node.dtype in FLOATS:
-            statement = self.add(
-                Statement(
-                    lambda t: f"{t[0]}.to(self.dtype)", (statement,), "cast", self.statements[statement].wish, index
-                )
-            )
         return self._converted(statement, index, choice.output, choice.given, True)
 
     def _converted(self, statement: int, index: int, source: Layout, target: Layout, weight: bool = False) -> int:
         plan, node = self.plan, self.plan.graph.nodes[index]
         known = atoms(plan.graph)[index]
-        lines = conversion(known, source, target, plan.placement.sizes, plan.axes, node.gradient, self.used)
+        moves = route(plan, index, source, target)
+        lines = conversion(known, moves, source, plan.placement.sizes, plan.axes, node.gradient, self.used)
         for line in lines:
 
-            def render(t: Sequence[str], text: str = line.text) -> str:
+            def render(t: Sequence[str], text: str = line) -> str:
                 return text.replace("{x}", enclosed(t[0]) if "{x}." in text else t[0])
 
             name = self.statements[statement].wish
             kind = "gather" if weight else "convert"
-            statement = self.add(Statement(render, (statement,), kind, name, index, line.comment))
+            statement = self.add(Statement(render, (statement,), kind, name, index))
         return statement
 
     def _regathered(self, index: int, layout: Layout) -> int:
@@ -155,12 +151,13 @@ class Body:
         self.used.helpers.add("regathered")
         start = self.given(index)
         known = atoms(plan.graph)[index]
-        lines = conversion(known, choice.given, layout, plan.placement.sizes, plan.axes, node.gradient, self.used)
+        moves = route(plan, index, choice.given, layout)
+        lines = conversion(known, moves, choice.given, plan.placement.sizes, plan.axes, node.gradient, self.used)
 
         def render(t: Sequence[str]) -> str:
             text = t[0]
             for line in lines:
-                text = line.text.replace("{x}", text)
+                text = line.replace("{x}", text)
             return f"regathered(lambda: {text})"
 
         return self.add(Statement(render, (start,), "gather", self.statements[start].wish, index))
@@ -269,13 +266,11 @@ class Body:
         this = self.statements[s]
         estimates = [self._estimate(o) for o in this.operands]
         heavy = False
-        order = sorted(range(len(this.operands)), key=lambda p: self.statements[this.operands[p]].kind != "cast")
-        for p in order:
-            o = this.operands[p]
+        for p, o in enumerate(this.operands):
             operand = self.statements[o]
             if this.loop or operand.loop or operand.kind in ("argument", "weight") or len(readers[o]) != 1:
                 continue
-            if operand.kind == "cast" or operand.kind == "gather" and len(this.operands) <= 3:
+            if operand.kind == "gather" and len(this.operands) <= 3:
                 allowed = True
             elif this.kind in _CHAIN:
                 allowed = self._op(o) not in _NEVER_NESTED or this.kind in ("view", "convert")
@@ -291,7 +286,7 @@ class Body:
                 continue
             operand.inline, estimates = True, trial
             this.depth = max(this.depth, operand.depth + (this.kind not in ("view", "gather")))
-            heavy |= operand.kind not in ("cast", "gather")
+            heavy |= operand.kind != "gather"
         this.text = this.render(estimates)
 
     def _product(self, s: int) -> bool:
@@ -376,7 +371,7 @@ class Body:
     ) -> str:
         """A chain of views and conversions goes on under its name, a sum under `x`; all else takes its own."""
         this = self.statements[s]
-        while this.kind == "convert" or this.kind in _CHAIN and this.node not in self.roles:
+        while this.kind == "convert" or (this.kind in _CHAIN and not self._own_name(this)):
             inner = self.statements[this.operands[0]]
             if not inner.inline:
                 break
@@ -392,7 +387,9 @@ class Body:
 
     def _own_name(self, this: Statement) -> bool:
         """Whether a value has a role or a module of its own, by which it should be called."""
-        return this.node in self.roles or this.wish not in GENERIC.values() and this.kind != "unary"
+        if this.kind == "unary" and this.node not in self.roles:
+            return this.wish not in (*GENERIC.values(), self.plan.graph.nodes[this.node].op)
+        return this.node in self.roles or this.wish not in GENERIC.values()
 
     def _free(self, name: str, live: set[str], others: set[str]) -> str:
         taken = live | others | RESERVED | set(self.plan.axes)

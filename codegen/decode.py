@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-
 from ..formulation.encode import Encoding
 from ..formulation.network import evaluate
 from ..model.atoms import atoms
@@ -139,5 +138,3 @@ def least_memory(found: Encoding) -> int:
     """A lower bound on any plan's bytes on a rank: every variable at its least."""
     least = sum(int(v.use.min()) for v in found.network.variables)
     return least + found.machine.device.capacity_bytes - found.network.capacities[0]
-
-

@@ -61,7 +61,8 @@ def _step(plan: Plan) -> str:
     if report.get("status") == "optimal":
         return f"{text}, proven optimal in the stated space (bound {_time(report['bound_ns'])})"
     if report.get("bound_ns") is not None:
-        return f"{text}, at most {100 * (report.get('gap') or 0):.1f}% above the optimum (bound {_time(report['bound_ns'])})"
+        gap = 100 * (report.get("gap") or 0)
+        return f"{text}, at most {gap:.1f}% above the optimum (bound {_time(report['bound_ns'])})"
     return text
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jinja2
 
+from ..formulation.weights import BUCKET_BYTES
 from ..model.atoms import atoms
 from ..model.layout import B, P, is_split
 from ..model.pcg import FLOATS
@@ -73,6 +74,7 @@ def emit(plan: Plan) -> str:
             helpers=used.helpers,
             random_bits=_random_bits(),
             modules=model,
+        mixed=plan.dtype.startswith("mixed"),
             cut=cut,
             sharded=sharded,
             aliases=plan.graph.aliases,
@@ -128,10 +130,10 @@ def _constants(plan: Plan) -> list[str]:
     return [
         f"{mesh}  # the mesh",
         f"RANKS = {' * '.join(names)}",
-        f"BATCH, MICRO_BATCHES = {plan.batch}, {plan.micro_batches}  # samples in a step over all ranks, and its pieces",
+        f"BATCH, MICRO_BATCHES = {plan.batch}, {plan.micro_batches}  # samples in a step, and its pieces",
         f"DTYPE = torch.{_DTYPES.get(plan.dtype, plan.dtype)}",
         f"SEED, STEPS = {defaults.SEED}, {10}",
-        "BUCKET = 2**25  # elements of one gradient message",
+        f"BUCKET = {BUCKET_BYTES:_}  # bytes of one gradient message",
     ]
 
 

@@ -24,7 +24,7 @@ MICRO = "micro"
 
 @dataclass(frozen=True)
 class Site:
-    """One node with all that its line depends on. `inputs` and `layout` are layouts; `micro`: number of micro-batches."""
+    """One node with all that its line depends on; `micro` is the number of micro-batches."""
 
     node: Node
     sources: tuple[Node, ...]

@@ -1,7 +1,7 @@
-"""Micro-batches as one more axis: which values every micro-batch would count again, and whether cutting is right at all.
+"""Micro-batches as one more axis: which values each of them would count again, and whether cutting is right at all.
 
-On this axis tensors with the batch atom are split, all others whole, and what is summed over the batch is an addend. The
-same rows that say what can be split over ranks say what can be split over micro-batches.
+On this axis tensors with the batch atom are split, all others whole, and what is summed over the batch is an addend.
+The same rows that say what can be split over ranks say what can be split over micro-batches.
 """
 
 from __future__ import annotations

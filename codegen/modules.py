@@ -36,7 +36,8 @@ class Modules:
         self.divisors: list[dict[str, Any]] = []
         self.chains = chains(plan, self.micro_divided)
         self.roles = roles(plan.graph) | {chain.units[0].carried: "x" for chain in self.chains}
-        self.taken = {"Model", "Axis", "Mesh", "Move", "Bucket", "Optimizer"}
+        self.base = "Module" if plan.dtype.startswith("mixed") else "nn.Module"
+        self.taken = {"Model", "Axis", "Mesh", "Move", "Module", "Bucket", "Optimizer"}
 
     def text(self) -> str:
         plan = self.plan
@@ -74,7 +75,7 @@ class Modules:
             return f"return {texts[0]}" + (f" / {plan.micro_batches}" if self.loss_divided else "")
 
         forward = body.lines([result], 8, returned)
-        lines = ["class Model(nn.Module):", '    """The whole model, of which every rank computes its part."""', ""]
+        lines = [f"class Model({self.base}):", '    """The whole model, of which every rank computes its part."""', ""]
         lines += self._init(weights, "mesh, dtype=DTYPE", ["self.mesh, self.dtype = mesh, dtype"], lists)
         lines += ["", *self._function("forward", list(body.arguments.values()), self._shapes(body.arguments), forward)]
         for i, name in divisors.items():
@@ -149,7 +150,7 @@ class Modules:
         step = site_step(plan, chain)
         if step is not None:
             first = ["self.mesh, self.dtype, self.i = mesh, dtype, i"]
-            base, slope = step
+            slope = step[1]
             for i in unit.nodes:
                 if graph.nodes[i].op == "dropout":
                     offset = graph.nodes[i]["site"] - slope * unit.first
@@ -157,7 +158,7 @@ class Modules:
                     body.sites[i] = f"{term} + {offset}" if offset > 0 else f"{term} - {-offset}" if offset else term
         forward = body.lines([body.given(unit.out)], 8, lambda t: f"return {t[0]}")
         where = ", ".join(_ranges([u.first for u in units], chain.period))
-        lines = [f"class {name}(nn.Module):", f'    """{entry_name(chain.prefix, where)[:-1]} of the model."""', ""]
+        lines = [f"class {name}({self.base}):", f'    """{entry_name(chain.prefix, where)[:-1]} of the model."""', ""]
         lines += self._init(weights, "mesh, dtype, i", first, originals=originals)
         shapes = self._shapes(body.arguments, body.arguments)
         lines += ["", *self._function("forward", list(body.arguments.values()), shapes, forward)]

@@ -143,7 +143,7 @@ def conversion(
     gradient: bool,
     used: Used,
 ) -> list[str]:
-    """One line for every move from `source` on, with {x} for what comes in; without a gradient only the value's side."""
+    """One line for every move from `source` on, with {x} for what comes in; without a gradient only the value's."""
     lines: list[str] = []
     current = list(source)
     for step in moves:

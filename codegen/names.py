@@ -45,7 +45,7 @@ GENERIC = {
 
 
 def axis_names(plan: Plan) -> tuple[str, ...]:
-    """For every axis what most of the work, by FLOPs, is split by there: samples, weights, or other dims of activations.
+    """For every axis what most of the work, by FLOPs, is split by: samples, weights, or other dims of activations.
 
     An axis that splits no work is named by its number; a second one of the same use gets a number too.
     """
@@ -125,13 +125,10 @@ def is_literal(plan: Plan, index: int) -> bool:
     node = graph.nodes[index]
     if node.op != "full" or node.shape or node.dtype not in FLOATS:
         return False
-    if any(
-        P in x
-        for r in graph.consumers[index]
-        for i, x in zip(graph.nodes[r].inputs, plan.choices[r].inputs, strict=True)
-        if i == index
-    ):
-        return False
+    for reader in graph.consumers[index]:
+        asked = zip(graph.nodes[reader].inputs, plan.choices[reader].inputs, strict=True)
+        if any(i == index and P in x for i, x in asked):
+            return False
     readers = [graph.nodes[i] for i in graph.consumers[index]]
     return bool(readers) and all(
         reader.op in ("where", "add", "sub", "mul", "div")

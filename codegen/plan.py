@@ -1,4 +1,4 @@
-"""A plan: a graph, where its mesh lies, and for every node the layouts that it asks and offers. It can be saved and emitted."""
+"""A plan: a graph, where its mesh lies, and for every node the layouts that it asks and offers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from ..formulation.placement import Placement
 from ..formulation.strategy import rows
 from ..model.atoms import Atoms, atoms
+from ..model.cost import precision
 from ..model.errors import PartitaError
 from ..model.files import read_json, write_atomically, write_directory
 from ..model.layout import B, Layout, P, R, S, atom_of, is_split, splittable
@@ -20,7 +21,6 @@ from ..model.machine import Device, Level, Machine
 from ..model.pcg import PCG, SOURCES
 
 FORMAT = 1
-DTYPES = ("float64", "float32", "float16", "bfloat16", "mixed-float16", "mixed-bfloat16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
@@ -28,10 +28,10 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 class Choice:
     """What a plan does with one node.
 
-    `inputs` are the layouts that the operator asks of its inputs, `output` the one that it offers. A tensor with `shared`
-    is converted once from `output` to `shared`, and from there to what each consumer asks. `regather`: the converted
-    weight is not kept for backward but converted again there. `sharded_states`: gradient and optimizer states of a
-    weight are split over the axes on which it is stored at B (ZeRO-1).
+    `inputs` are the layouts that the operator asks of its inputs, `output` the one that it offers. A tensor with
+    `shared` is converted once from `output` to `shared`, and from there to what each consumer asks. `regather`: the
+    converted weight is not kept for backward but converted again there. `sharded_states`: gradient and optimizer
+    states of a weight are split over the axes on which it is stored at B (ZeRO-1).
     """
 
     inputs: tuple[Layout, ...]
@@ -226,9 +226,8 @@ class Plan:
 
 
 def check(plan: Plan) -> None:
-    """Raise PartitaError unless the plan can be run: the machine has its ranks, every choice is legal, nobody is empty."""
-    if plan.dtype not in DTYPES:
-        raise PartitaError(f"dtype {plan.dtype!r} is none of {', '.join(DTYPES)}")
+    """Raise PartitaError unless the plan can be run: its machine has the ranks, choices are legal, no rank is empty."""
+    precision(plan.dtype)  # known?
     if plan.optimizer not in OPTIMIZERS:
         raise PartitaError(f"optimizer {plan.optimizer!r} is none of {', '.join(OPTIMIZERS)}")
     if plan.micro_batches < 1:
@@ -250,7 +249,7 @@ def check(plan: Plan) -> None:
                 letters = [letter_text(known[i], x) for i, x in zip(node.inputs, row[0], strict=True)]
                 offered = letter_text(known[index], row[1])
                 raise PartitaError(
-                    f"node {node.name!r} ({node.op}): no strategy takes ({', '.join(letters)}) to {offered} on axis {axis}"
+                    f"node {node.name!r} ({node.op}): no strategy from ({', '.join(letters)}) to {offered}, axis {axis}"
                 )
         if node.op != "parameter" and (choice.regather or choice.sharded_states):
             raise PartitaError(f"node {node.name!r} is no parameter: regather and sharded_states do not apply")

@@ -14,12 +14,12 @@ from enum import IntEnum
 from math import prod
 from typing import Literal, TypeAlias
 
+from ..formulation.classes import Classes, Use, classes
 from ..formulation.domain import LOSS_TRANSIENTS
-from ..formulation.encode import Classes, Use, classes
 from ..formulation.transition import Transitions
 from ..formulation.weights import BUCKET_BYTES
 from ..model.atoms import atoms
-from ..model.collectives import FREE, CollectivePrice, joint, price
+from ..model.collectives import FREE, ROUNDING_NS, CollectivePrice, joint, price
 from ..model.cost import ITEMSIZE, backward_factor, optimizer_states, precision
 from ..model.layout import Action, B, Layout, R, S, Step, atom_of, is_split, largest_part
 from ..model.operator import operator
@@ -179,7 +179,7 @@ class _Pricing:
 
     def kernel(self, flops: float, traffic: float) -> int:
         busy = max(flops / self.device.flops(self.precision.compute), traffic / self.device.memory_bandwidth) * 1e9
-        return math.ceil(busy + self.device.launch_ns - 1e-3)
+        return math.ceil(busy + self.device.launch_ns - ROUNDING_NS)
 
     def stream(self, size_bytes: float) -> int:
         return math.ceil(size_bytes / self.device.memory_bandwidth * 1e9)
@@ -368,4 +368,4 @@ class _Pricing:
 
 def bucketed(line: CollectivePrice, size_bytes: int) -> int:
     """Time of a weight's share of flat buckets."""
-    return math.ceil(line.latency_ns * size_bytes / BUCKET_BYTES + line.ns_per_byte * size_bytes - 1e-3)
+    return math.ceil(line.latency_ns * size_bytes / BUCKET_BYTES + line.ns_per_byte * size_bytes - ROUNDING_NS)

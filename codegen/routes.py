@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..formulation.transition import Table, Transitions, space
@@ -37,4 +38,4 @@ def route(plan: Plan, node: int, source: Layout, target: Layout) -> tuple[Step, 
     tensor = space(plan.placement.sizes, atoms(plan.graph)[node].sizes)
     ends = tensor.code(source), tensor.code(target)
     stops = [source, *(tensor.layout(c) for c in known.route(*ends)), target]
-    return tuple(step for a, b in zip(stops, stops[1:], strict=False) for step in steps(a, b))
+    return tuple(step for a, b in pairwise(stops) for step in steps(a, b))

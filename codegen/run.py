@@ -237,7 +237,7 @@ def _fixed(fix: tuple[tuple[str, str], ...], places: tuple[Placement, ...]) -> d
     wishes = {name: tuple(part.strip() for part in text.split(",")) for name, text in fix}
     if wishes and axes != {len(next(iter(wishes.values())))}:
         raise PartitaError(
-            f"--fix gives {len(next(iter(wishes.values())))} strategies, one for each mesh axis: fix the mesh too (--mesh)"
+            f"--fix gives {len(next(iter(wishes.values())))} strategies, one an axis of the mesh: fix that too (--mesh)"
         )
     return wishes
 

@@ -1,7 +1,8 @@
-"""Repetition: equal layers of a model become equal copies of a chain, so that a solver solves one and counts the rest."""
+"""Repetition: equal layers of a model are equal copies of a chain, so that a solver solves one and counts the rest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ def find_chains(network: Network, pieces: Sequence[Piece]) -> tuple[Chain, ...]:
     cuts = [n for n, i in enumerate(order) if pieces[i].cut]
     if len(cuts) < 3:
         return ()
-    segments = [order[a + 1 : b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    segments = [order[a + 1 : b] for a, b in pairwise(cuts)]
     signatures = _signatures(network, order, cuts, segments)
     chains: list[Chain] = []
     _search(network, [order[c] for c in cuts], segments, signatures, 0, len(segments), chains)
@@ -61,7 +62,11 @@ def _search(
     _, first, period, copies = best
     boundaries = tuple(cuts[first + period * c] for c in range(copies + 1))
     inside = tuple(
-        tuple(v for s in range(first + period * c, first + period * (c + 1)) for v in _with_cut(segments, cuts, s, first, period))
+        tuple(
+            v
+            for s in range(first + period * c, first + period * (c + 1))
+            for v in _with_cut(segments, cuts, s, first, period)
+        )
         for c in range(copies)
     )
     chains.append(Chain(boundaries, inside))
@@ -79,7 +84,8 @@ def _same_domain(network: Network, cuts: list[int], first: int, period: int, cop
 
 
 def _signatures(network: Network, order: list[int], cuts: list[int], segments: list[list[int]]) -> list[int]:
-    """Equal numbers for equal segments: same tables in the same places. A segment that a shared variable touches is alone."""
+    """Equal numbers for equal segments: same tables in the same places. One that a shared variable touches is alone."""
+
     def same(table: npt.NDArray[np.int64] | None) -> int:
         return id(table)  # the encoder makes one object of equal tables
 

@@ -17,7 +17,7 @@ from .transition import Codes, Space, space
 Array = npt.NDArray[np.int64]
 
 LOSS_TRANSIENTS = {"cross_entropy": 1}
-"""Operators at the turn from forward to backward, when all activations are alive: copies of their input that come on top."""
+"""Operators at the turn from forward to backward, when all activations live: copies of their input that come on top."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +117,7 @@ def _share(
         if row.index is None:
             continue
         letter, owner = next(
-            (x, s)
-            for x, s in zip((*row.inputs, row.output), (*input_spaces, output_space), strict=True)
-            if is_split(x)
+            (x, s) for x, s in zip((*row.inputs, row.output), (*input_spaces, output_space), strict=True) if is_split(x)
         )
         size = owner.sizes[atom_of(letter)]
         mask = (choice == number) @ (1 << np.arange(len(axes)))

@@ -8,7 +8,7 @@ are read in the layout that is asked, so neither has a variable.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -16,81 +16,20 @@ import numpy.typing as npt
 from ..model.atoms import atoms
 from ..model.cost import Precision, Roofline, optimizer_states, precision
 from ..model.errors import PartitaError
-from ..model.layout import R, S, atom_of, is_split
+from ..model.layout import R, S
 from ..model.machine import Machine
 from ..model.operator import operator
 from ..model.pcg import PCG, Node
 from .chains import Piece, find_chains
+from .classes import Classes, Use, classes
 from .domain import LOSS_TRANSIENTS, Domain, domain
 from .network import Edge, Network, Variable
 from .placement import Placement, placements
-from .strategy import rows
+from .strategy import row_names
 from .transition import Codes, Table, Transitions, space
 from .weights import Storage, accumulate_ns, cast_ns, per_step_ns, storage, stored_bytes
 
 Array = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One consumer's read of a tensor class: node, operand position, and for every atom of what it reads the base's atom."""
-
-    node: int
-    operand: int
-    atoms: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Classes:
-    """Tensors up to views: `base[n]` is the node that computes what node n shows, `atoms[n]` maps its atoms to the base's."""
-
-    base: tuple[int, ...]
-    atoms: tuple[tuple[int, ...], ...]
-    uses: Mapping[int, tuple[Use, ...]]
-    constant: tuple[bool, ...]
-
-
-@lru_cache(maxsize=16)
-def classes(pcg: PCG) -> Classes:
-    """Find which nodes only show another tensor (views, permutations), who reads each tensor, and what is constant."""
-    base: list[int] = []
-    maps: list[tuple[int, ...]] = []
-    constant: list[bool] = []
-    uses: dict[int, list[Use]] = {}
-    known = atoms(pcg)
-    for index, node in enumerate(pcg.nodes):
-        fixed = node.op == "buffer" or (
-            node.op not in ("input", "parameter")
-            and (operator(node.op).creates or all(constant[i] for i in node.inputs))
-        )
-        constant.append(fixed)
-        shown = None if fixed else _shown(pcg, index)
-        if shown is not None:
-            source = node.inputs[0]
-            base.append(base[source])
-            maps.append(tuple(maps[source][a] for a in shown))
-            continue
-        base.append(index)
-        maps.append(tuple(range(len(known[index].sizes))))
-        if not fixed:
-            for position, source in enumerate(node.inputs):
-                uses.setdefault(base[source], []).append(Use(index, position, maps[source]))
-    return Classes(tuple(base), tuple(maps), {k: tuple(v) for k, v in uses.items()}, tuple(constant))
-
-
-def _shown(pcg: PCG, index: int) -> tuple[int, ...] | None:
-    """For a node that is its input under another shape: for every atom of it the input's; otherwise None."""
-    node = pcg.nodes[index]
-    if node.op in ("input", "parameter", "buffer"):
-        return None
-    entry = operator(node.op)
-    if entry.passes or len(node.inputs) != 1 or pcg.nodes[node.inputs[0]].gradient != node.gradient:
-        return None
-    pairs = {atom_of(r.output): atom_of(r.inputs[0]) for r in rows(pcg, index) if is_split(r.output)}
-    mine, its = len(atoms(pcg)[index].sizes), len(atoms(pcg)[node.inputs[0]].sizes)
-    if node.numel != pcg.nodes[node.inputs[0]].numel or mine != its or sorted(pairs) != list(range(mine)):
-        return None
-    return tuple(pairs[a] for a in range(mine))
 
 
 @dataclass(frozen=True)
@@ -132,7 +71,9 @@ def encode(
     `fixed` names strategies (one row a mesh axis, see `row_names`) for nodes. Costs are ns of a whole step; the one
     capacity is a device's memory. PartitaError: unknown names in `fixed`, a node without legal option.
     """
-    return _Encoder(pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes).run()
+    return _Encoder(
+        pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes
+    ).run()
 
 
 def strategy_network(
@@ -151,25 +92,7 @@ def strategy_network(
     """
     if placement is None:
         placement = placements(machine.hierarchy, mesh=mesh or (machine.devices,))[0]
-    return encode(
-        pcg, machine, placement, micro_batches=micro_batches, dtype=dtype, optimizer=optimizer
-    ).network
-
-
-def row_names(pcg: PCG, node: int) -> tuple[str, ...]:
-    """The names of a node's rows as `--fix` takes them: the split index (`o`, `b.0`, `o:1` for its second atom), R, B or P."""
-    found = rows(pcg, node)
-    several = {r.index[0] for r in found if r.index and r.index[1]}
-    counts: dict[str, int] = {}
-    names = []
-    for row in found:
-        if row.index is None:
-            name = "RBP"[row.output]
-        else:
-            name = row.index[0].removeprefix("@") + (f":{row.index[1]}" if row.index[0] in several else "")
-        counts[name] = counts.get(name, 0) + 1
-        names.append(name if counts[name] == 1 else f"{name}'{counts[name]}")
-    return tuple(names)
+    return encode(pcg, machine, placement, micro_batches=micro_batches, dtype=dtype, optimizer=optimizer).network
 
 
 @dataclass
@@ -294,7 +217,8 @@ class _Encoder:
             raise PartitaError(f"{node.name!r} cannot be fixed to {','.join(wish)}: the split leaves a rank empty")
         return Domain(
             found.rows, found.choice[keep], tuple(c[keep] for c in found.inputs), found.output[keep],
-            found.input_spaces, found.output_space, found.time_ns[keep], found.kept_bytes[keep], found.saves, found.items,
+            found.input_spaces, found.output_space, found.time_ns[keep], found.kept_bytes[keep],
+            found.saves, found.items,
         )  # fmt: skip
 
     def _table(self, base: int) -> Table:

@@ -132,7 +132,7 @@ def _x(sizes: Sequence[int]) -> str:
 
 
 def distinct(candidates: Iterable[Placement]) -> tuple[Placement, ...]:
-    """Those placements that are not another one with axes of equal size renamed (the larger outer factor comes first)."""
+    """Those placements that are not another one with axes of equal size renamed (larger outer factors come first)."""
     return tuple(
         p
         for p in candidates

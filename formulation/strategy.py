@@ -1,4 +1,4 @@
-"""Strategies, derived from index notation: one row says, for one mesh axis, what an operator asks and what it offers.
+"""Strategies, derived from index notation: a row says, for one mesh axis, what an operator asks and what it offers.
 
 For one axis (design, section 3):
 
@@ -24,7 +24,7 @@ from ..model.pcg import PCG, SOURCES
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One axis: the letter asked of every input, the letter offered, and the index that is split (None: computed whole).
+    """One axis: the letter asked of every input, the letter offered, the index that is split (None: computed whole).
 
     `index` is (index name, position among its atoms): rows with the same index on several axes split the same work.
     """
@@ -39,6 +39,22 @@ def rows(pcg: PCG, node: int) -> tuple[Row, ...]:
     """All legal rows of a node, in a fixed order; for sources what they can offer."""
     found = dict.fromkeys(_rows(pcg, node))
     return tuple(found)
+
+
+def row_names(pcg: PCG, node: int) -> tuple[str, ...]:
+    """A node's rows as `--fix` names them: the split index (`o`, `b.0`, `o:1` for its second atom), R, B or P."""
+    found = rows(pcg, node)
+    several = {r.index[0] for r in found if r.index and r.index[1]}
+    counts: dict[str, int] = {}
+    names = []
+    for row in found:
+        if row.index is None:
+            name = "RBP"[row.output]
+        else:
+            name = row.index[0].removeprefix("@") + (f":{row.index[1]}" if row.index[0] in several else "")
+        counts[name] = counts.get(name, 0) + 1
+        names.append(name if counts[name] == 1 else f"{name}'{counts[name]}")
+    return tuple(names)
 
 
 def _rows(pcg: PCG, index: int) -> Iterator[Row]:
@@ -173,9 +189,7 @@ def _indices(term: Term) -> set[str]:
     return {i for a in accesses(term) for i in a.indices}
 
 
-def _addends(
-    terms: tuple[Term, ...], position: dict[str, int], whole: tuple[int, ...]
-) -> Iterator[tuple[int, ...]]:
+def _addends(terms: tuple[Term, ...], position: dict[str, int], whole: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """All ways to make every term an addend: of each product one linear factor is at P, the others are whole."""
     ways: list[list[dict[int, int]]] = []
     for term in terms:

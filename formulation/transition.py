@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from ..model.collectives import CollectivePrice, Kind, price
-from ..model.layout import B, P, R, Action, Layout, S, largest_part, move, splittable
+from ..model.collectives import ROUNDING_NS, CollectivePrice, Kind, price
+from ..model.layout import Action, B, Layout, P, R, S, largest_part, move, splittable
 from ..model.machine import Machine
 from .placement import Placement
 
@@ -94,7 +94,8 @@ class Space:
 
     def has(self, codes: Codes, letter: int) -> npt.NDArray[np.bool_]:
         """[codes, axes]: where the letter stands."""
-        return self.letters[codes] == letter
+        found: npt.NDArray[np.bool_] = self.letters[codes] == letter
+        return found
 
 
 @lru_cache(maxsize=4096)
@@ -105,7 +106,7 @@ def space(axes: tuple[int, ...], sizes: tuple[int, ...]) -> Space:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """Moves of one axis for many pairs at once: which pairs, the actions, and the codes that their sizes are read from."""
+    """Moves of one axis for many pairs at once: which, the actions, and the codes that their sizes are read from."""
 
     axis: int
     pairs: npt.NDArray[np.int64]
@@ -158,7 +159,7 @@ def _programs(axes: int, base: int, sources: bytes, targets: bytes) -> tuple[_Ph
 
     def kept(axis: int) -> npt.NDArray[np.bool_]:
         a = source[axis]
-        fine = a == target[axis]
+        fine: npt.NDArray[np.bool_] = a == target[axis]
         for o in range(axis):
             fine &= (a < 3) | ((source[o] == a) == (target[o] == a))
         return fine
@@ -230,7 +231,7 @@ class Table:
         return (*self.route(source, middle), middle, *self.route(middle, target))
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _close(total: Times, forward: Times, moves: npt.NDArray[np.bool_], via: npt.NDArray[np.int16]) -> None:
     """Floyd and Warshall: shortest routes through any layout; what is equally cheap stays direct."""
     n = len(total)
@@ -270,7 +271,9 @@ class Transitions:
         """Time of one action of one axis on `size_bytes` (the larger side of a gather or reduce-scatter)."""
         return self._lines[axis][_NUMBER[action]].ns(size_bytes)
 
-    def direct(self, tensor: Space, codes: Codes, itemsize: int, gradient: bool) -> tuple[Times, Times, npt.NDArray[np.bool_]]:
+    def direct(
+        self, tensor: Space, codes: Codes, itemsize: int, gradient: bool
+    ) -> tuple[Times, Times, npt.NDArray[np.bool_]]:
         """Forward and backward ns of the direct programs between all pairs, and whether the value moves."""
         shape = (len(codes), len(codes))
         forward, backward = np.zeros(prod(shape), dtype=np.int64), np.zeros(prod(shape), dtype=np.int64)
@@ -281,7 +284,9 @@ class Transitions:
             forward[phase.pairs] += _ns(latency[phase.value] + rate[phase.value] * sizes[phase.value_code])
             moves[phase.pairs] |= phase.value != _NUMBER[Action.NOTHING]
             if gradient:
-                backward[phase.pairs] += _ns(latency[phase.gradient] + rate[phase.gradient] * sizes[phase.gradient_code])
+                backward[phase.pairs] += _ns(
+                    latency[phase.gradient] + rate[phase.gradient] * sizes[phase.gradient_code]
+                )
         return forward.reshape(shape), backward.reshape(shape), moves.reshape(shape)
 
     def table(self, tensor: Space, itemsize: int, gradient: bool) -> Table:
@@ -300,5 +305,5 @@ class Transitions:
 
 
 def _ns(times: npt.NDArray[np.float64]) -> Times:
-    rounded: Times = np.ceil(times - 1e-3).astype(np.int64)
+    rounded: Times = np.ceil(times - ROUNDING_NS).astype(np.int64)
     return rounded

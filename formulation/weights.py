@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ..model.collectives import CollectivePrice, joint, price
+from ..model.collectives import ROUNDING_NS, CollectivePrice, joint, price
 from ..model.cost import ITEMSIZE, Precision, Roofline
 from ..model.layout import B, P
 from ..model.machine import Machine
@@ -94,12 +94,12 @@ def per_step_ns(
             total[here] += _bucketed(line, choice.numel[here] * item)
     updated = -(-choice.numel // _shards(choice))
     # Parameter and states are read and written, the gradient is read.
-    return total + roofline.memory_ns(updated * float(item) * (3 + 2 * states))
+    return total + roofline.memory_ns(np.float64(item * (3 + 2 * states)) * updated)
 
 
 def _bucketed(line: CollectivePrice, size_bytes: Array) -> Array:
     shares = line.latency_ns * size_bytes / BUCKET_BYTES
-    times: Array = np.ceil(shares + line.ns_per_byte * size_bytes - 1e-3).astype(np.int64)
+    times: Array = np.ceil(shares + line.ns_per_byte * size_bytes - ROUNDING_NS).astype(np.int64)
     return times
 
 
@@ -107,9 +107,9 @@ def cast_ns(choice: Storage, precision: Precision, roofline: Roofline) -> Array:
     """Casting the stored part to the compute dtype, once a use."""
     if not precision.mixed:
         return np.zeros(len(choice), dtype=np.int64)
-    return roofline.memory_ns(choice.numel * float(ITEMSIZE[precision.master] + ITEMSIZE[precision.compute]))
+    return roofline.memory_ns(np.float64(ITEMSIZE[precision.master] + ITEMSIZE[precision.compute]) * choice.numel)
 
 
 def accumulate_ns(choice: Storage, precision: Precision, roofline: Roofline) -> Array:
     """Adding a micro-batch's gradient to the accumulated one."""
-    return roofline.memory_ns(choice.numel * float(ITEMSIZE[precision.compute] + 2 * ITEMSIZE[precision.master]))
+    return roofline.memory_ns(np.float64(ITEMSIZE[precision.compute] + 2 * ITEMSIZE[precision.master]) * choice.numel)

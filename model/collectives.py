@@ -41,7 +41,7 @@ Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broa
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Row = tuple[int, ...]
 
-ROUNDING_NS = 1e-3  # floating-point noise below this does not start another nanosecond
+ROUNDING_NS = 1e-6  # floating-point noise below this does not start another nanosecond
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .collectives import ROUNDING_NS
 from .errors import PartitaError
 from .machine import Machine
 from .pcg import FLOATS, Node
@@ -78,7 +79,7 @@ class Roofline:
     ) -> npt.NDArray[np.int64]:
         device = self.machine.device
         busy = np.maximum(flops / device.flops(self.dtype), size_bytes / device.memory_bandwidth) * 1e9
-        times: npt.NDArray[np.int64] = np.ceil(busy + kernels * device.launch_ns - 1e-3).astype(np.int64)
+        times: npt.NDArray[np.int64] = np.ceil(busy + kernels * device.launch_ns - ROUNDING_NS).astype(np.int64)
         return times
 
     def memory_ns(self, size_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

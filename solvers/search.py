@@ -2,8 +2,8 @@
 
 Best first over (placement, micro-batches). Every network is solved without its capacity first: that bound also holds
 for every multiple of the number of micro-batches, since no entry of a table falls when micro-batches are cut finer
-(k·⌈x/k⌉ ≥ ⌈x⌉ for sizes, latencies are paid k times, kernels too). What it cannot discard, and what does not fit the
-memory at that optimum, is solved with the capacity under the best objective so far as cutoff.
+(k·⌈x/k⌉ ≥ ⌈x⌉ for sizes and for nanoseconds, latencies are paid k times, kernels too). What it cannot discard, and what
+does not fit the memory at that optimum, is solved with the capacity under the best objective so far as cutoff.
 """
 
 import heapq
@@ -20,12 +20,12 @@ from ..formulation.placement import Placement
 from ..model.errors import PartitaError
 from ..model.machine import Machine
 from ..model.pcg import PCG, with_batch
-from .protocol import Limits, Progress, Solution, Solver, Status, solver
+from .protocol import NO_LIMITS, Limits, Progress, Solution, Solver, Status, solver
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is planned: `pcg` at any batch, `batch` samples a step, over these placements and numbers of micro-batches."""
+    """What is planned: `pcg` for `batch` samples a step, over these placements and numbers of micro-batches."""
 
     pcg: PCG
     machine: Machine
@@ -69,7 +69,7 @@ class Found:
 
 @dataclass(order=True, slots=True)
 class _Candidate:
-    """A network still to be asked; `bound` is below all its solutions. `relaxed`: its optimum without capacity is known."""
+    """A network still to be asked: `bound` is below its solutions, `relaxed`: its optimum without capacity is known."""
 
     bound: int
     relaxed: bool
@@ -85,7 +85,7 @@ def divisors(n: int) -> tuple[int, ...]:
 def search(
     question: Question,
     backend: Solver,
-    limits: Limits = Limits(),
+    limits: Limits = NO_LIMITS,
     keep: Callable[[Encoding, Solution], None] | None = None,
 ) -> Found:
     """Solve the whole question; `keep` sees every better plan at once. Ends early on time or KeyboardInterrupt.
@@ -111,6 +111,7 @@ class _Search:
         self.unproved: list[int] = []  # bounds of networks that were left before they were proved
         self.solved = self.discarded = self.options = 0
         self.formulating = 0.0
+        self.refusal: PartitaError | None = None
 
     @property
     def objective(self) -> int:
@@ -132,6 +133,8 @@ class _Search:
                 self._ask(heapq.heappop(self.queue))
         except KeyboardInterrupt:
             interrupted = True
+        if self.refusal is not None and not self.solved:
+            raise self.refusal
         waiting = [c.bound for c in self.queue if c.bound < self.objective]
         self.discarded += len(self.queue) - len(waiting)
         bound = min([self.objective, *self.unproved, *waiting])
@@ -162,8 +165,13 @@ class _Search:
     def _ask(self, candidate: _Candidate) -> None:
         placement = self.question.placements[candidate.number]
         began = time.monotonic()
-        encoding = self.question.encoding(placement, candidate.k)
-        self.formulating += time.monotonic() - began
+        try:
+            encoding = self.question.encoding(placement, candidate.k)
+        except PartitaError as refusal:  # a fixed strategy, or the batch itself, cannot be cut so finely
+            self.refusal = refusal
+            return
+        finally:
+            self.formulating += time.monotonic() - began
         self.options = max(self.options, encoding.options)
         if candidate.relaxed:
             self._offer(encoding, self._solve(encoding.network, candidate.bound), candidate)
@@ -219,7 +227,8 @@ class _Search:
 
 def _unbounded(network: Network) -> int:
     """A capacity that no assignment reaches."""
-    return sum(int(p.use.max()) for p in (*network.variables, *network.edges) if p.use is not None)
+    uses = [v.use for v in network.variables] + [e.use for e in network.edges if e.use is not None]
+    return sum(int(use.max()) for use in uses)
 
 
 def least_use(network: Network) -> int:

@@ -154,7 +154,7 @@ class Forcing:
             if wish:
                 raise ValueError(f"rows {wish} of {node.name!r} leave a rank empty")
         choice = Choice(inputs, output)
-        if node.op not in ("input", "buffer") and self.rng.random() < 0.3:
+        if node.op not in ("input", "buffer") and index != self.graph.loss and self.rng.random() < 0.3:
             choice = replace(choice, shared=self.layout(index, self.letters(index)))
         if node.op == "parameter":
             choice = replace(choice, regather=self.rng.random() < 0.3)

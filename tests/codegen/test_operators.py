@@ -170,7 +170,7 @@ def detach(b: Builder) -> int:
 CASES: dict[str, tuple[Callable[[Builder], int], ...]] = {
     **{
         op: (unary(op),)
-        for op in "relu silu tanh sigmoid softplus exp sin cos erf abs neg contiguous".split()
+        for op in ["relu", "silu", "tanh", "sigmoid", "softplus", "exp", "sin", "cos", "erf", "abs", "neg", "contiguous"]
     },
     **{op: (unary(op, positive=True),) for op in ("log", "sqrt", "rsqrt", "reciprocal")},
     "gelu": (unary("gelu", approximate="none"), unary("gelu", approximate="tanh")),

@@ -81,7 +81,9 @@ def test_a_broadcast_operand_is_whole_where_it_has_no_dim() -> None:
 def test_attention_splits_batch_heads_queries_and_value_width() -> None:
     b = Builder(4)
     q, k, v = (b.parameter(n, (4, 2, 6, 8)) for n in "qkv")
-    g = b.build(b.add("projection", b.add("attention", q, k, v, shape=(4, 2, 6, 8), causal=False, scale=None), shape=()))
+    g = b.build(
+        b.add("projection", b.add("attention", q, k, v, shape=(4, 2, 6, 8), causal=False, scale=None), shape=())
+    )
     found = pairs(g, "attention")
     assert ((S(1), S(1), S(1)), S(1)) in found  # heads
     assert ((S(2), B, B), S(2)) in found  # queries
@@ -117,7 +119,13 @@ OPERATORS = {
     "relu": lambda x: np.maximum(x, 0),
     "softmax": lambda x: np.exp(x) / np.exp(x).sum(1, keepdims=True),
 }
-SHAPES = {"linear": ((4, 8), (6, 8), (6,)), "mul": ((4, 8), (4, 8)), "add": ((4, 8), (8,)), "relu": ((4, 8),), "softmax": ((4, 8),)}
+SHAPES = {
+    "linear": ((4, 8), (6, 8), (6,)),
+    "mul": ((4, 8), (4, 8)),
+    "add": ((4, 8), (8,)),
+    "relu": ((4, 8),),
+    "softmax": ((4, 8),),
+}
 
 
 @pytest.mark.parametrize("op", OPERATORS)

@@ -1,5 +1,7 @@
 """Tables of transitions: the vectorised program is the scalar one, and routes are never dearer than direct programs."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -55,7 +57,7 @@ def test_routes_are_shortest_and_their_parts_add_up(transitions: Transitions) ->
     for _ in range(300):
         i, j = generator.integers(n, size=2)
         route = (table.codes[i], *table.route(table.codes[i], table.codes[j]), table.codes[j])
-        legs = [(table.position[a], table.position[b]) for a, b in zip(route, route[1:], strict=False)]
+        legs = [(table.position[a], table.position[b]) for a, b in pairwise(route)]
         assert sum(direct[a, b] for a, b in legs) == table.total[i, j]
         assert sum(forward[a, b] for a, b in legs) == table.forward[i, j]
 
@@ -74,7 +76,9 @@ def test_legal_layouts_leave_no_rank_empty() -> None:
     expected = {
         s.code(x)
         for x in layouts(2, 2)
-        if all(splittable(n, tuple(p for p, y in zip((4, 8), x, strict=True) if y == S(a))) for a, n in enumerate((3, 96)))
+        if all(
+            splittable(n, tuple(p for p, y in zip((4, 8), x, strict=True) if y == S(a))) for a, n in enumerate((3, 96))
+        )
     }
     assert set(s.legal().tolist()) == expected
     assert not any(S(0) == x for code in expected for x in s.layout(code))  # 3 into 4 leaves one empty

@@ -1,0 +1,399 @@
+"""The facts that every report of a plan shows: tables of what is split, what it costs, what moves, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...formulation.encode import classes
+from ...model.collectives import joint
+from ...model.errors import PartitaError
+from ...model.layout import COLLECTIVES, B, is_split
+from ...model.operator import operator
+from ...model.pcg import SOURCES
+from ..describe import mesh_sentence
+from ..plan import Plan
+from ..price import MEMORY, PARTS, Item, Priced, priced
+from .words import LOSSES, bytes_text, label, module_of, pattern, percent, shape_text, split_word
+
+LARGEST = 16  # rows of the table of collectives; the others are summed
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`text` says in a sentence what the table shows; the first `words` columns are left aligned, the others right."""
+
+    title: str
+    text: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 1
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A plan's report: `summary` has (label, text) pairs, `priced` the items from which everything is summed."""
+
+    plan: Plan
+    priced: Priced
+    title: str
+    summary: tuple[tuple[str, str], ...]
+    tables: tuple[Table, ...]
+    optimum: tuple[str, ...]
+
+
+def facts(plan: Plan) -> Facts:
+    """Everything there is to say about a plan. PartitaError: its report is malformed."""
+    cost = priced(plan)
+    name = plan.model.get("reference") or "a model"
+    title = f"{name} on {plan.machine.name}, {plan.ranks} x {plan.machine.device.name}"
+    tables = (axes_table(plan), operators_table(plan), weights_table(plan, cost), modules_table(plan, cost))
+    moves = collectives_table(plan, cost)
+    return Facts(
+        plan,
+        cost,
+        title,
+        summary(plan, cost),
+        (*tables, *((moves,) if moves.rows else ()), memory_table(plan, cost)),
+        optimum(plan, cost),
+    )
+
+
+def time_unit(cost: Priced) -> tuple[str, int]:
+    """The unit in which a plan's times are shown, and its ns."""
+    return ("ms", 10**6) if cost.objective_ns >= 10**7 else ("us", 10**3)
+
+
+def number(plan: Plan, *keys: str) -> float | None:
+    """A number of the plan's report; None if it is not there."""
+    value: Any = plan.report
+    for key in keys:
+        if not isinstance(value, dict):
+            raise PartitaError(f"the plan's report: {'.'.join(keys)} cannot be read")
+        value = value.get(key)
+        if value is None:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PartitaError(f"the plan's report: {'.'.join(keys)} is {value!r:.60}, not a number")
+    return value
+
+
+def summary(plan: Plan, cost: Priced) -> tuple[tuple[str, str], ...]:
+    unit, size = time_unit(cost)
+    step = f"{cost.objective_ns / size:,.2f} {unit} predicted"
+    status, bound = plan.report.get("status"), number(plan, "bound_ns")
+    if status == "optimal":
+        step += ", proven optimal"
+    elif bound is not None:
+        gap = (cost.objective_ns - bound) / max(cost.objective_ns, 1)
+        step += f", at most {100 * gap:.2f} % above the optimum (bound {bound / size:,.2f} {unit})"
+    written = number(plan, "objective_ns")
+    if written is not None and written != cost.objective_ns:
+        step += f"; the plan file claims {written / size:,.2f} {unit}, which its layouts do not cost"
+    samples = f"{plan.batch / (cost.objective_ns / 1e9):,.1f} samples/s" if cost.objective_ns else ""
+    batch = f"{plan.batch} samples"
+    if plan.micro_batches > 1:
+        batch += f" in {plan.micro_batches} micro-batches of {plan.graph.batch}"
+    capacity = plan.machine.device.capacity_bytes
+    memory = f"{bytes_text(cost.memory_bytes)} of {bytes_text(capacity)} a device ({percent(cost.memory_bytes, capacity)})"
+    return (
+        ("step", f"{step}; {samples}" if samples else step),
+        ("memory", memory),
+        ("mesh", mesh_sentence(plan)),
+        ("batch", f"{batch}, {plan.dtype}, {plan.optimizer}"),
+    )
+
+
+def place(plan: Plan, axes: Sequence[int]) -> str:
+    """The units that a group over some axes joins: `8 nodes`, `2 nodes x 3 gpus`."""
+    row = joint(plan.placement.matrix[a] for a in axes)
+    names = [f"{m} {level.name}s" for m, level in zip(row, plan.machine.levels, strict=True) if m > 1]
+    return " x ".join(names) or "one device"
+
+
+# What is split
+
+
+def axes_table(plan: Plan) -> Table:
+    """For every axis the shares of the arithmetic that it splits by batch, heads, columns, ..."""
+    graph = plan.graph
+    trained = [i for i in graph.of("parameter") if i in classes(graph).uses]
+    elements = sum(graph.nodes[i].numel for i in trained)
+    rows = []
+    for axis, name in enumerate(plan.axes):
+        work: dict[str, float] = {}
+        for index, node in enumerate(graph.nodes):
+            if node.op in SOURCES or not operator(node.op).matmul:
+                continue
+            flops = operator(node.op).work(node, tuple(graph.nodes[i] for i in node.inputs))
+            word = split_word(plan, index, axis)
+            work[word] = work.get(word, 0) + flops
+        total = sum(work.values())
+        shares = sorted(work.items(), key=lambda pair: (-pair[1], pair[0]))
+        stored = sum(graph.nodes[i].numel for i in trained if is_split(plan.choices[i].output[axis]))
+        states = sum(graph.nodes[i].numel for i in trained if _sharded(plan, i, axis))
+        rows.append(
+            (
+                f"{name}={plan.placement.sizes[axis]}",
+                place(plan, (axis,)),
+                ", ".join(f"{word} {percent(flops, total)}" for word, flops in shares if flops) or "no products",
+                percent(stored, elements),
+                percent(stored + states, elements),
+            )
+        )
+    return Table(
+        "Mesh",
+        "What each axis splits: shares of the arithmetic of matrix products, then of the weights and of optimizer states.",
+        ("axis", "over", "splits", "weights", "states"),
+        tuple(rows),
+        words=3,
+    )
+
+
+def _sharded(plan: Plan, index: int, axis: int) -> bool:
+    choice = plan.choices[index]
+    return choice.sharded_states and choice.output[axis] == B
+
+
+def operators_table(plan: Plan) -> Table:
+    """The split of every product, norm, look-up and loss; equal layers in one row."""
+    graph = plan.graph
+
+    def cells(index: int) -> tuple[str, ...] | None:
+        node = graph.nodes[index]
+        if node.op in SOURCES or operator(node.op).creates or classes(graph).constant[index]:
+            return None
+        weights = [graph.nodes[i] for i in node.inputs if graph.nodes[i].op == "parameter"]
+        if not (weights or operator(node.op).matmul or node.op in (*LOSSES, "softmax")):
+            return None
+        shape = shape_text(weights[0].shape) if weights else ""
+        return (node.op, shape, *(split_word(plan, index, axis) for axis in range(len(plan.axes))))
+
+    return Table(
+        "Operators",
+        "What each mesh axis splits of an operator (rows, columns: of the matrix that multiplies from the right).",
+        ("module", "operator", "weight", *_axis_heads(plan)),
+        _equal_layers(plan, range(len(graph.nodes)), cells),
+        words=3 + len(plan.axes),
+    )
+
+
+def _axis_heads(plan: Plan) -> tuple[str, ...]:
+    return tuple(f"{name}={size}" for name, size in zip(plan.axes, plan.placement.sizes, strict=True))
+
+
+def _equal_layers(
+    plan: Plan, nodes: Sequence[int], cells: Callable[[int], tuple[str, ...] | None]
+) -> tuple[tuple[str, ...], ...]:
+    """A row for every set of nodes with equal cells and names that differ in the number of a layer only."""
+    groups: dict[tuple[Hashable, ...], list[int | None]] = {}
+    for index in nodes:
+        found = cells(index)
+        if found is not None:
+            name, layer = pattern(plan.graph.nodes[index].name)
+            groups.setdefault((name, *found), []).append(layer)
+    return tuple((label(str(name), layers), *map(str, found)) for (name, *found), layers in groups.items())
+
+
+def weights_table(plan: Plan, cost: Priced) -> Table:
+    """How weights are stored: split or copied along each axis, gathered, updated; vectors are left out if matrices are there."""
+    graph = plan.graph
+    states: dict[int, int] = {}
+    for kept in cost.kept:
+        if kept.part == "states":
+            states[kept.node] = states.get(kept.node, 0) + kept.bytes
+    used = [i for i in graph.of("parameter") if i in states]
+    matrices = [i for i in used if len(graph.nodes[i].shape) > 1] or used
+
+    def cells(index: int) -> tuple[str, ...]:
+        choice = plan.choices[index]
+        use = classes(graph).uses[index][0]
+        asked = choice.shared if choice.shared is not None else plan.choices[use.node].inputs[use.operand]
+        axes = (_stored(*letters) for letters in zip(choice.output, asked, strict=True))
+        notes = [
+            text
+            for text, holds in (
+                ("ZeRO-1", choice.sharded_states),
+                ("gathered again in backward", choice.regather),
+                ("frozen", not graph.nodes[index].gradient),
+            )
+            if holds
+        ]
+        return (shape_text(graph.nodes[index].shape), *axes, ", ".join(notes) or "-", bytes_text(states[index]))
+
+    vectors = sum(states.values()) - sum(states[i] for i in matrices)
+    rest = f" {len(used) - len(matrices)} vectors take {bytes_text(vectors)} more." if vectors else ""
+    return Table(
+        "Weights",
+        "How a matrix is stored: FSDP is stored split and gathered for use; ZeRO-1 splits the optimizer's states over "
+        f"the axes with copies. Bytes are those of weight, gradient and states on one device.{rest}",
+        ("weight", "shape", *_axis_heads(plan), "update", "each"),
+        _equal_layers(plan, matrices, cells),
+        words=3 + len(plan.axes),
+    )
+
+
+def _stored(stored: int, asked: int) -> str:
+    if is_split(stored):
+        return "split" if stored == asked else "moved" if is_split(asked) else "FSDP"
+    return "cut for use" if is_split(asked) else "copies"
+
+
+# What it costs
+
+
+def modules_table(plan: Plan, cost: Priced) -> Table:
+    """Time and memory by part of the model."""
+    unit, size = time_unit(cost)
+    graph, total = plan.graph, cost.objective_ns
+    times: dict[str, dict[str, int]] = {}
+    kept: dict[str, int] = {}
+    layers: dict[str, list[int | None]] = {}
+    for item in cost.items:
+        module, layer = module_of(graph, item.at if item.part == "conversions" else item.node)
+        layers.setdefault(module, []).append(layer)
+        row = times.setdefault(module, dict.fromkeys(PARTS, 0))
+        row[item.part] += item.total_ns
+    for held in cost.kept:
+        if held.node >= 0:
+            module, layer = module_of(graph, held.node)
+            layers.setdefault(module, []).append(layer)
+            kept[module] = kept.get(module, 0) + held.bytes
+    rows = []
+    for module, found in layers.items():
+        ns = times.get(module, dict.fromkeys(PARTS, 0))
+        spent = sum(ns.values())
+        cells = (f"{ns[part] / size:,.2f}" for part in PARTS)
+        rows.append(
+            (label(module, found), *cells, f"{spent / size:,.2f}", percent(spent, total), bytes_text(kept.get(module, 0)))
+        )
+    sums = cost.ns
+    cells = (f"{sums[part] / size:,.2f}" for part in PARTS)
+    rows.append(("total", *cells, f"{total / size:,.2f}", percent(total, total), bytes_text(sum(kept.values()))))
+    shares = ", ".join(f"{part} {percent(sums[part], total)}" for part in PARTS)
+    return Table(
+        "Time and memory by module",
+        f"{unit} of a step, forward and backward of all micro-batches: {shares}. Conversions are collectives between "
+        "layouts of activations, weights their gathers and casts, gradients their synchronization and the update.",
+        ("module", *PARTS, unit, "share", "memory"),
+        tuple(rows),
+    )
+
+
+_WHY = {
+    ("conversions", "forward", "all-gather"): "makes the input whole",
+    ("conversions", "forward", "reduce-scatter"): "adds partial results, keeps a part",
+    ("conversions", "forward", "all-reduce"): "adds partial results",
+    ("conversions", "forward", "all-to-all"): "changes what is split",
+    ("conversions", "backward", "all-gather"): "makes the gradient whole",
+    ("conversions", "backward", "reduce-scatter"): "adds partial gradients, keeps a part",
+    ("conversions", "backward", "all-reduce"): "adds partial gradients",
+    ("conversions", "backward", "all-to-all"): "changes what is split, backward",
+    ("weights", "forward", "all-gather"): "gathers weights for use",
+    ("weights", "forward", "all-to-all"): "moves weights for use",
+    ("weights", "backward", "all-gather"): "gathers weights or gradients",
+    ("weights", "backward", "reduce-scatter"): "adds weights' gradients, keeps a part",
+    ("weights", "backward", "all-reduce"): "adds weights' gradients",
+    ("weights", "backward", "all-to-all"): "moves weights' gradients",
+    ("gradients", "update", "all-reduce"): "adds gradients of copies",
+    ("gradients", "update", "reduce-scatter"): "adds gradients of copies (ZeRO-1)",
+    ("gradients", "update", "all-gather"): "spreads updated weights (ZeRO-1)",
+}
+
+
+def why(item: Item) -> str:
+    """What a collective is for."""
+    return _WHY.get((item.part, item.phase, item.kind), item.part)
+
+
+def collectives_table(plan: Plan, cost: Priced) -> Table:
+    """Collectives by tensor, the dearest first; those of weights by module."""
+    unit, size = time_unit(cost)
+    graph = plan.graph
+    names = {action.value for action in COLLECTIVES}
+    groups: dict[tuple[str, ...], list[tuple[int | None, Item]]] = {}
+    for item in cost.items:
+        if item.kind in names and item.ns:
+            node = graph.nodes[item.node]
+            name, layer = pattern(node.name) if item.part == "conversions" else module_of(graph, item.node)
+            axes = "+".join(plan.axes[a] for a in item.axes)
+            groups.setdefault((name, item.kind, why(item), axes, place(plan, item.axes)), []).append((layer, item))
+    ordered = sorted(groups.items(), key=lambda pair: (-_spent(pair[1]), pair[0]))
+    rows = []
+    for (name, kind, purpose, axes, where), found in ordered[:LARGEST]:
+        sizes = sorted({item.bytes for _, item in found})
+        each = bytes_text(sizes[0]) if len(sizes) == 1 else f"to {bytes_text(sizes[-1])}"
+        count = sum(item.count for _, item in found)
+        ns = _spent(found)
+        rows.append(
+            (
+                label(name, (layer for layer, _ in found)), kind, purpose, axes, where,
+                each, f"{count:,}", f"{ns / size:,.2f}", percent(ns, cost.objective_ns),
+            )
+        )  # fmt: skip
+    rest = sum(_spent(found) for _, found in ordered[LARGEST:])
+    if rest:
+        more = f"{len(ordered) - LARGEST} others"
+        rows.append((more, "", "", "", "", "", "", f"{rest / size:,.2f}", percent(rest, cost.objective_ns)))
+    return Table(
+        "Collectives",
+        "Messages on the slowest path of a device; none is hidden behind computing.",
+        ("tensor", "collective", "purpose", "axis", "over", "message", "times", unit, "share"),
+        tuple(rows),
+        words=5,
+    )
+
+
+def _spent(found: Sequence[tuple[int | None, Item]]) -> int:
+    return sum(item.total_ns for _, item in found)
+
+
+_KEPT = {
+    "states": "weights, gradients, optimizer states",
+    "activations": "kept for backward, one micro-batch",
+    "weights": "gathered or cast copies kept for backward",
+    "reserve": "the largest weight and its gradient, gathered",
+}
+
+
+def memory_table(plan: Plan, cost: Priced) -> Table:
+    capacity = plan.machine.device.capacity_bytes
+    parts = [(part, _KEPT[part], bytes_) for part, bytes_ in cost.memory.items() if part in MEMORY]
+    parts.append(("free", f"of {bytes_text(capacity)} that a plan may use", max(0, capacity - cost.memory_bytes)))
+    return Table(
+        "Memory",
+        "On the device that holds most.",
+        ("kind", "what", "size", "share"),
+        tuple((part, what, bytes_text(size), percent(size, capacity)) for part, what, size in parts),
+        words=2,
+    )
+
+
+def optimum(plan: Plan, cost: Priced) -> tuple[str, ...]:
+    """What the optimum is the optimum of."""
+    unit, size = time_unit(cost)
+    status, bound = plan.report.get("status"), number(plan, "bound_ns")
+    if status is None or bound is None:
+        return ("The plan was not searched for: nothing is known about better ones.",)
+    lines = [
+        f"Status {status}: objective {cost.objective_ns / size:,.3f} {unit}, bound {bound / size:,.3f} {unit}, "
+        f"gap {100 * (cost.objective_ns - bound) / max(cost.objective_ns, 1):.3f} %."
+    ]
+    counts = {k: number(plan, "space", k) for k in ("placements", "meshes", "options", "networks_solved")}
+    micro = plan.report["space"].get("micro_batches") if any(v is not None for v in counts.values()) else None
+    if all(v is not None for v in counts.values()):
+        lines.append(
+            f"Space: {counts['placements']:,} placements of {counts['meshes']:,} meshes"
+            + (f", micro-batches {', '.join(map(str, micro))}" if isinstance(micro, list) else "")
+            + f"; up to {counts['options']:,} options in one network (strategies from the operators' index notation, one "
+            f"shared conversion a tensor, storage of weights); {counts['networks_solved']:,} networks solved."
+        )
+    seconds = number(plan, "seconds", "total")
+    if seconds is not None:
+        lines.append(f"Solver {plan.report.get('solver') or 'unknown'}, {seconds:,.1f} s from model to program.")
+    lines.append(
+        "Cost model: roofline and alpha-beta collectives (docs/cost-model.md). Outside the space: pipelines, "
+        "recomputation of activations, communication hidden behind computing, algebraic rewrites."
+    )
+    return tuple(lines)

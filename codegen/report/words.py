@@ -1,0 +1,155 @@
+"""Practitioners' words for strategies: batch, positions, heads, columns, rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+from ...formulation.strategy import rows
+from ...model.atoms import atoms
+from ...model.layout import P, atom_of, is_split
+from ...model.pcg import PCG, SOURCES
+from ..plan import Plan
+
+LOSSES = ("cross_entropy", "mse_loss", "projection")
+_SCORES = ("attention", "softmax")
+_ORDER = ("batch", "positions", "heads", "classes")  # the first that fits names an atom
+
+
+@lru_cache(maxsize=8)
+def roles(graph: PCG) -> tuple[tuple[str, ...], ...]:
+    """For every atom of every node what it counts: batch, positions, heads, classes or features.
+
+    Atoms that some strategy splits together count the same thing; sources and a few operators say what it is.
+    """
+    known = atoms(graph)
+    start = [0]
+    for found in known:
+        start.append(start[-1] + len(found.sizes))
+    parent = list(range(start[-1]))
+
+    def root(x: int) -> int:
+        while parent[x] != x:
+            parent[x] = parent[parent[x]]
+            x = parent[x]
+        return x
+
+    for index, node in enumerate(graph.nodes):
+        if node.op in SOURCES:
+            continue
+        for row in rows(graph, index):
+            pairs = zip((*node.inputs, index), (*row.inputs, row.output), strict=True)
+            same = [root(start[i] + atom_of(x)) for i, x in pairs if is_split(x)]
+            for other in same[1:]:
+                parent[other] = same[0]
+    names: dict[int, str] = {}
+    for index, atom, role in _seeds(graph):
+        place = root(start[index] + atom)
+        names[place] = min(role, names.get(place, role), key=_ORDER.index)
+    return tuple(
+        tuple(names.get(root(start[i] + a), "features") for a in range(len(found.sizes))) for i, found in enumerate(known)
+    )
+
+
+def _seeds(graph: PCG) -> Iterator[tuple[int, int, str]]:
+    """(node, atom, role) where the role is known from the node itself."""
+    known = atoms(graph)
+    for index, node in enumerate(graph.nodes):
+        for atom in range(len(known[index].sizes)):
+            dim = known[index].dim_of(atom)[0]
+            if atom in known[index].batch:
+                yield index, atom, "batch"
+            elif node.op == "input" and (dim + 1 < len(node.shape) or not node.dtype.startswith(("float", "bfloat"))):
+                yield index, atom, "positions"
+            elif node.op in _SCORES and dim + 2 < len(node.shape):
+                yield index, atom, "heads"
+        if node.op == "cross_entropy" and len(graph.nodes[node.inputs[0]].shape) > 1:
+            for atom in known[node.inputs[0]].of_dim(1):
+                yield node.inputs[0], atom, "classes"
+
+
+def split_word(plan: Plan, index: int, axis: int) -> str:
+    """What `axis` splits of one operator: `batch`, `heads`, `columns`, `rows`, ...; `whole` or `addends` if nothing."""
+    node, choice = plan.graph.nodes[index], plan.choices[index]
+    letters = [*(x[axis] for x in choice.inputs), choice.output[axis]]
+    split = [(position, letter) for position, letter in enumerate(letters) if is_split(letter)]
+    if not split:
+        return "addends" if letters[-1] == P else "whole"
+    position, letter = split[0]
+    owner = (*node.inputs, index)[position]
+    role = roles(plan.graph)[owner][atom_of(letter)]
+    if role in ("batch", "positions"):
+        return role
+    for operand, letter in split:
+        source = (*node.inputs, index)[operand]
+        if plan.graph.nodes[source].op == "parameter" and len(plan.graph.nodes[source].shape) == 2:
+            dim = atoms(plan.graph)[source].dim_of(atom_of(letter))[0]
+            side = ("columns", "rows")[dim != (1 if node.op == "embedding" else 0)]
+            return f"{side} by {role}" if role == "heads" else side
+    return role
+
+
+# Equal layers
+
+
+_LAYER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
+
+
+def pattern(name: str) -> tuple[str, int | None]:
+    """A dotted name with its first number as `*`, and that number: `layers.3.mlp` -> `layers.*.mlp`, 3."""
+    match = _LAYER.search(name)
+    return (f"{name[: match.start()]}*{name[match.end() :]}", int(match[0])) if match else (name, None)
+
+
+def label(name: str, numbers: Iterable[int | None]) -> str:
+    """A pattern with the layers for which it holds: `layers.*.mlp`, 0..31 -> `layers.0-31.mlp`."""
+    return name.replace("*", ranges(n for n in numbers if n is not None), 1)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Sorted numbers in short.
+
+    >>> ranges([3, 0, 1, 2, 7]), ranges([0, 2, 4, 6])
+    ('0-3,7', '0,2..6')
+    """
+    left = sorted(set(numbers))
+    steps = {b - a for a, b in zip(left, left[1:], strict=False)}
+    if len(left) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{left[0]},{left[1]}..{left[-1]}"
+    parts: list[list[int]] = []
+    for n in left:
+        if parts and n == parts[-1][-1] + 1:
+            parts[-1].append(n)
+        else:
+            parts.append([n])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def module_of(graph: PCG, index: int) -> tuple[str, int | None]:
+    """The part of the model that a node belongs to: `layers.*.attention`, `token_embedding`, `loss`."""
+    node = graph.nodes[index]
+    if node.op in LOSSES:
+        return "loss", None
+    name, number = pattern(node.path)
+    parts = name.split(".")
+    depth = parts.index("*") + 2 if "*" in parts else 1
+    return ".".join(parts[:depth]) or "(top level)", number
+
+
+# Numbers
+
+
+def bytes_text(count: float) -> str:
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"

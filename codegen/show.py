@@ -1,0 +1,28 @@
+"""What `partita show` prints and writes: a saved plan explained, all from one list of priced items."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..model.files import write_atomically
+from .plan import Plan
+from .report.facts import facts
+from .report.text import text
+
+
+def show(folder: Path | str, html: Path | None = None, trace: Path | None = None) -> str:
+    """Explain the plan in `folder`; also write a page to `html` and a Perfetto timeline to `trace` where given.
+
+    Raises PartitaError if there is no plan, if it is malformed, or if a file cannot be written.
+    """
+    found = facts(Plan.load(folder))
+    if html is not None:
+        from .report.page import page
+
+        write_atomically(html, page(found))
+    if trace is not None:
+        from .report.trace import timeline
+
+        write_atomically(trace, json.dumps(timeline(found), allow_nan=False) + "\n")
+    return text(found)
