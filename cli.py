@@ -193,6 +193,27 @@ def solve(
     _leave(answer.assignment is not None)
 
 
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="plan: from models to proven plans.")],
+    small: Annotated[bool, typer.Option("--small", help="Small twins: does it run?")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Cases with this in their name; repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a benchmark and say on what it ran."""
+    from .bench import bench as run
+    from .bench import text
+
+    with _words_to_stderr(), _progress() as progress:
+        result = run(name, small, tuple(only or ()), progress)
+    if as_json:
+        _print_json(result)
+    else:
+        print(text(result))
+
+
 def _leave(yes: bool) -> None:
     if not yes:
         raise typer.Exit(1)

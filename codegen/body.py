@@ -29,7 +29,7 @@ NESTED = 88  # columns of a line into which others are nested
 RESERVED = frozenset(
     "self mesh torch dist nn math F os data tensor sequence axis step optimizer model gather scatter_sum all_reduce "  # noqa: SIM905
     "cut pad keep_first exchange same dropout projection positions embed_rows precise regathered fill mix random_bits "
-    "load save share main weight whole sys zlib".split()
+    "load save share main weight part partial whole sys zlib".split()
 )
 _CHAIN = ("convert", "view", "unary")
 _ARITHMETIC = ("add", "sub", "mul", "div", "cat", "where")

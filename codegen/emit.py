@@ -115,6 +115,7 @@ def _imports(used: Used) -> list[str]:
     names = ["math", "os", "sys", *(["weakref"] if "regathered" in used.helpers else []), "zlib"]
     return [
         *(f"import {name}" for name in names),
+        "from functools import partial",
         "",
         "import torch",
         "import torch.distributed as dist",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -97,12 +98,15 @@ class Modules:
         attribute = identifier(last) if last else "blocks"
         singular = attribute.removesuffix("s") if len(attribute) > 3 else "block"
         title = "".join(part.capitalize() for part in singular.split("_"))
-        kinds: dict[Any, list[Unit]] = {}
+        written: dict[Any, str] = {}
+        kinds: dict[str, list[Unit]] = {}  # what a class says -> its units
         for unit in chain.units:
-            kinds.setdefault(unit.signature, []).append(unit)
-        names: dict[Any, str] = {}
+            if unit.signature not in written:
+                written[unit.signature] = self._block(chain, unit)
+            kinds.setdefault(written[unit.signature], []).append(unit)
+        names: dict[str, str] = {}
         texts: list[str] = []
-        for signature, units in kinds.items():
+        for content, units in kinds.items():
             name = title
             if len(kinds) > 1 and units == [chain.units[0]]:
                 name = f"First{title}"
@@ -113,12 +117,13 @@ class Modules:
                 count += 1
                 name = f"{wish}{count}"
             self.taken.add(name)
-            names[signature] = name
-            texts.append(self._block(chain, units, name))
+            names[content] = name
+            where = entry_name(chain.prefix, ", ".join(_ranges([u.first for u in units], chain.period)))[:-1]
+            texts.append(f'class {name}({self.base}):\n    """{where} of the model."""\n\n{content}')
         parts = []
-        for signature, group in groupby(chain.units, key=lambda u: u.signature):
+        for content, group in groupby(chain.units, key=lambda u: written[u.signature]):
             firsts = [u.first for u in group]
-            name = names[signature]
+            name = names[content]
             if len(firsts) == 1:
                 parts.append(f"{name}(mesh, dtype, {firsts[0]})")
             else:
@@ -131,8 +136,9 @@ class Modules:
             built = f"self.{attribute} = nn.ModuleList([{', '.join(parts)}])"
         return "\n\n\n".join(texts), wrap(built, 8), attribute, singular if singular not in plan.axes else "block"
 
-    def _block(self, chain: Chain, units: Sequence[Unit], name: str) -> str:
-        plan, unit = self.plan, units[0]
+    def _block(self, chain: Chain, unit: Unit) -> str:
+        """The methods of a unit's class."""
+        plan = self.plan
         graph = plan.graph
         relative = {i: relative_name(chain.prefix, unit.first, graph.nodes[i].name) for i in unit.weights}
         plain = {i: rest if chain.period == 1 else f"{offset}.{rest}" for i, (offset, rest) in relative.items()}
@@ -157,9 +163,7 @@ class Modules:
                     term = "self.i" if slope == 1 else f"{slope} * self.i"
                     body.sites[i] = f"{term} + {offset}" if offset > 0 else f"{term} - {-offset}" if offset else term
         forward = body.lines([body.given(unit.out)], 8, lambda t: f"return {t[0]}")
-        where = ", ".join(_ranges([u.first for u in units], chain.period))
-        lines = [f"class {name}({self.base}):", f'    """{entry_name(chain.prefix, where)[:-1]} of the model."""', ""]
-        lines += self._init(weights, "mesh, dtype, i", first, originals=originals)
+        lines = self._init(weights, "mesh, dtype, i", first, originals=originals)
         shapes = self._shapes(body.arguments, body.arguments)
         lines += ["", *self._function("forward", list(body.arguments.values()), shapes, forward)]
         return "\n".join(lines)
@@ -176,29 +180,45 @@ class Modules:
         originals: dict[int, str] | None = None,
     ) -> list[str]:
         plan = self.plan
+        lists_of = {index: self._options(index) for index in weights}
+        common = _common(list(lists_of.values()))
         lines: list[str] = []
-        mixed = plan.dtype.startswith("mixed")
         for index, attribute in weights.items():
-            node, choice = plan.graph.nodes[index], plan.choices[index]
-            dtype = ("precision" if mixed else "dtype") if node.dtype in FLOATS else f"torch.{node.dtype}"
+            node = plan.graph.nodes[index]
             shape, cuts = self._cuts(index)
-            options = [originals[index] if originals else f'"{node.name}"', shape, dtype]
-            if cuts:
-                options.append(f"cuts={cuts}")
-            summed = [
-                a for a, x, n in zip(plan.axes, choice.output, plan.placement.sizes, strict=True) if x == B and n > 1
+            arguments_of = [
+                originals[index] if originals else f'"{node.name}"',
+                shape,
+                *([f"cuts={cuts}"] if cuts else []),
             ]
-            if summed and node.gradient:
-                options.append(f"summed=({', '.join(summed)}{',' if len(summed) == 1 else ''})")
-                if choice.sharded_states:
-                    options.append("sharded=True")
-            if not node.gradient:
-                options.append("trainable=False")
-            lines += wrap(f"{attribute} = weight({', '.join(options)})", 8)
+            given = lists_of[index]
+            # What all weights have in common is said once; a weight that differs says so.
+            said = {k: v for k, v in given.items() if common.get(k) != v}
+            said |= {k: _DEFAULTS[k] for k in common if k not in given}
+            arguments_of += [f"{k}={v}" for k, v in said.items()]
+            lines += wrap(f"{attribute} = part({', '.join(arguments_of)})", 8)
+        if weights:
+            said_once = ", ".join(["weight", *(f"{k}={v}" for k, v in common.items())])
+            lines.insert(0, f"        part = partial({said_once})")
         head = [f"    def __init__(self, {arguments}):", "        super().__init__()", *(f"        {x}" for x in first)]
-        if mixed and any("precision" in line for line in lines):
+        if any("precision" in line for line in lines):
             head.append("        precision = torch.promote_types(dtype, torch.float32)  # of the weights themselves")
         return head + _axes(lines, plan.axes, "mesh") + lines + list(lists)
+
+    def _options(self, index: int) -> dict[str, str]:
+        """What the program's `weight` must know besides name and shape."""
+        plan = self.plan
+        node, choice = plan.graph.nodes[index], plan.choices[index]
+        float_dtype = "precision" if plan.dtype.startswith("mixed") else "dtype"
+        options = {"dtype": float_dtype if node.dtype in FLOATS else f"torch.{node.dtype}"}
+        summed = [a for a, x, n in zip(plan.axes, choice.output, plan.placement.sizes, strict=True) if x == B and n > 1]
+        if summed and node.gradient:
+            options["summed"] = _tuple(summed)
+            if choice.sharded_states:
+                options["sharded"] = "True"
+        if not node.gradient:
+            options["trainable"] = "False"
+        return options
 
     def _cuts(self, index: int) -> tuple[str, str]:
         """Shape and cuts of a weight as `weight` takes them."""
@@ -273,6 +293,15 @@ def _axes(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:
     if not read:
         return []
     return [f"        {', '.join(read)} = {', '.join(f'{mesh}.{a}' for a in read)}"]
+
+
+_DEFAULTS = {"summed": "()", "sharded": "False", "trainable": "True"}
+
+
+def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The options that most of some weights have."""
+    counts = Counter((k, v) for of_one in options for k, v in of_one.items())
+    return {k: v for (k, v), count in reversed(counts.most_common()) if 2 * count >= len(options)}
 
 
 def _ranges(firsts: Sequence[int], period: int) -> list[str]:

@@ -37,7 +37,7 @@ GENERIC = {
     "cross_entropy": "loss",
     "mse_loss": "loss",
     "projection": "loss",
-    "slice": "part",
+    "slice": "piece",
     "cat": "joined",
     "full": "constant",
     "arange": "index",
@@ -140,6 +140,7 @@ def is_literal(plan: Plan, index: int) -> bool:
 
 
 _SHOWS = ("view", "permute", "slice", "contiguous", "expand", "dropout")
+_GATES = ("silu", "gelu", "sigmoid", "relu", "tanh")
 _SCORES = ("scale", "where", "add", "div", "shift", "softmax", "dropout", "mul")
 
 
@@ -175,6 +176,8 @@ def roles(graph: PCG) -> dict[int, str]:
                 back(graph.nodes[scores].inputs[0], "q", _SHOWS)
                 back(graph.nodes[scores].inputs[1], "k", _SHOWS)
                 back(graph.nodes[reader].inputs[1], "v", _SHOWS)
+        elif node.op == "mul" and any(graph.nodes[i].op in _GATES for i in node.inputs):
+            found.setdefault(index, "gated")
         elif node.op in ("sin", "cos"):
             found[index] = node.op
         elif node.op == "cross_entropy":

@@ -166,7 +166,7 @@ def plan_graph(
             "micro_batches": list(question.micro_batches),
             "options": found.options,
             "networks_solved": found.solved,
-            "limits_hit": [] if found.status is Status.OPTIMAL else ["time"],
+            "limits_hit": [] if found.status is Status.OPTIMAL else ["interrupt" if found.interrupted else "time"],
         },
         "solver": solution.source,
     }

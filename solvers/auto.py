@@ -15,7 +15,7 @@ from .kernels import Floats
 from .labels import Listing, TooManyError, enumerate_labels
 from .price import Price, sweep
 from .program import Columns, build, trail
-from .protocol import NO_LIMITS, Limits, Search, Solution, Status
+from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution, Status
 
 _LABELS = 1 << 12  # in one table, before CP-SAT takes over
 _COLUMNS = 1 << 15  # of one chain in a program
@@ -42,7 +42,7 @@ class Auto:
         try:
             return self._solve(search)
         except KeyboardInterrupt:
-            return search.finish("interrupted")
+            return search.finish(INTERRUPTED)
 
     def _solve(self, search: Search) -> Solution:
         network = search.network

@@ -6,7 +6,7 @@ from typing import Any
 from ..formulation.network import INFINITE, Network
 from .circuit import exact_in_floats, network_factors
 from .program import Program, build, trail
-from .protocol import NO_LIMITS, Limits, Search, Solution
+from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution
 
 _MOST_PAIRS = 3_000_000  # entries of all edges; beyond, the program alone takes minutes
 _Decode = Callable[[dict[int, int], list[list[int]]], tuple[int, ...] | None]
@@ -37,7 +37,7 @@ def solve_whole(search: Search) -> Solution:
         program = build(network_factors(network), size, network.capacities)
         proved = run(program, search, lambda picks, _: tuple(picks[v] for v in range(len(picks))))
     except KeyboardInterrupt:
-        return search.finish("interrupted")
+        return search.finish(INTERRUPTED)
     if not proved:
         return search.finish("stopped by the time limit")
     infeasible = search.objective is None and search.limits.cutoff is None

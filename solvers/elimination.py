@@ -13,7 +13,7 @@ from .circuit import Circuit, TooWideError, compile_network, exact_in_floats, la
 from .kernels import Floats
 from .labels import Listing, TooManyError, enumerate_labels
 from .price import Price, sweep
-from .protocol import NO_LIMITS, Limits, Search, Solution
+from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution
 
 _LABELS = 1 << 16  # in one table
 _SHARE = 40
@@ -40,7 +40,7 @@ class Elimination:
         try:
             return self._solve(search)
         except KeyboardInterrupt:
-            return search.finish("interrupted")
+            return search.finish(INTERRUPTED)
 
     def _solve(self, search: Search) -> Solution:
         if not exact_in_floats(search.network):

@@ -12,6 +12,9 @@ from typing import Protocol, runtime_checkable
 from ..formulation.network import INFINITE, Network, evaluate
 from ..model.errors import PartitaError
 
+INTERRUPTED = "interrupted"
+"""The words of a solution that an interrupt ended."""
+
 
 class Status(Enum):
     """Why a solver stopped."""

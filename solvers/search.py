@@ -17,10 +17,12 @@ import numpy.typing as npt
 from ..formulation.encode import Encoding, encode
 from ..formulation.network import INFINITE, Network
 from ..formulation.placement import Placement
+from ..model.cost import backward_factor, precision
 from ..model.errors import PartitaError
 from ..model.machine import Machine
-from ..model.pcg import PCG, with_batch
-from .protocol import NO_LIMITS, Limits, Progress, Solution, Solver, Status, solver
+from ..model.operator import operator
+from ..model.pcg import PCG, SOURCES, with_batch
+from .protocol import INTERRUPTED, NO_LIMITS, Limits, Progress, Solution, Solver, Status, solver
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,18 @@ class Question:
             fixed=self.fixed,
         )
 
+    def floor_ns(self) -> int:
+        """No plan is faster: all arithmetic at the devices' full rate, evenly spread, and nothing else."""
+        rate = self.machine.device.flops(precision(self.dtype).compute) * self.machine.devices
+        work = 0.0
+        for node in self.pcg.nodes:
+            if node.op in SOURCES or not operator(node.op).passes:
+                continue
+            inputs = tuple(self.pcg.nodes[i] for i in node.inputs)
+            entry = operator(node.op)
+            work += entry.work(node, inputs) * (1 + backward_factor(node, inputs, entry.matmul))
+        return int(work * self.batch / self.pcg.batch / rate * 1e9 * (1 - 1e-9))
+
 
 @dataclass(frozen=True)
 class Found:
@@ -61,6 +75,7 @@ class Found:
     solved: int
     discarded: int
     options: int
+    interrupted: bool = False
 
     @property
     def objective(self) -> int | None:
@@ -112,6 +127,7 @@ class _Search:
         self.solved = self.discarded = self.options = 0
         self.formulating = 0.0
         self.refusal: PartitaError | None = None
+        self.interrupted = False
 
     @property
     def objective(self) -> int:
@@ -124,22 +140,26 @@ class _Search:
         return self.limits.seconds - (time.monotonic() - self.start)
 
     def run(self) -> Found:
-        first = min(self.question.micro_batches)
+        first, floor = min(self.question.micro_batches), self.question.floor_ns()
         for number in range(len(self.question.placements)):
-            self._push(_Candidate(0, False, first, number))
-        interrupted = False
+            self._push(_Candidate(floor, False, first, number))
+        candidate: _Candidate | None = None
         try:
-            while self.queue and self.queue[0].bound < self.objective and self.left() > 0:
-                self._ask(heapq.heappop(self.queue))
+            self._dive()
+            while self.queue and self.queue[0].bound < self.objective and self.left() > 0 and not self.interrupted:
+                candidate = heapq.heappop(self.queue)
+                self._ask(candidate)
         except KeyboardInterrupt:
-            interrupted = True
+            self.interrupted = True
+            if candidate is not None:
+                self.unproved.append(candidate.bound)
         if self.refusal is not None and not self.solved:
             raise self.refusal
         waiting = [c.bound for c in self.queue if c.bound < self.objective]
         self.discarded += len(self.queue) - len(waiting)
         bound = min([self.objective, *self.unproved, *waiting])
         return Found(
-            self._status(bound, interrupted),
+            self._status(bound),
             self.best[0] if self.best else None,
             self.best[1] if self.best else None,
             bound,
@@ -148,11 +168,22 @@ class _Search:
             self.solved,
             self.discarded,
             self.options,
+            self.interrupted,
         )
 
-    def _status(self, bound: int, interrupted: bool) -> Status:
+    def _dive(self) -> None:
+        """A first plan soon: the placement with fewest axes, whose networks are small, with ever more micro-batches."""
+        number = min(range(len(self.question.placements)), key=lambda n: len(self.question.placements[n].sizes))
+        for k in sorted(self.question.micro_batches):
+            before = self.objective
+            if self.left() > 0 and not self.interrupted:
+                self._ask(_Candidate(0, True, k, number))
+            if before < INFINITE and self.objective == before:
+                return
+
+    def _status(self, bound: int) -> Status:
         if self.best is None:
-            done = not interrupted and not self.unproved and not self.queue
+            done = not self.interrupted and not self.unproved and not self.queue
             return Status.INFEASIBLE if done and self.limits.cutoff is None else Status.UNKNOWN
         return Status.OPTIMAL if bound == self.objective else Status.FEASIBLE
 
@@ -213,7 +244,9 @@ class _Search:
 
         self.solved += 1
         cutoff = self.objective if self.objective < INFINITE else None
-        return self.solver.solve(network, Limits(self.left(), cutoff, progress if self.limits.progress else None))
+        answer = self.solver.solve(network, Limits(self.left(), cutoff, progress if self.limits.progress else None))
+        self.interrupted |= answer.words == INTERRUPTED
+        return answer
 
     def _offer(self, encoding: Encoding, solution: Solution, candidate: _Candidate) -> None:
         proved = solution.status in (Status.OPTIMAL, Status.INFEASIBLE) or solution.bound >= self.objective

@@ -7,6 +7,7 @@ import doctest
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import resource
@@ -16,6 +17,7 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from packaging.requirements import Requirement
@@ -85,9 +87,29 @@ def test_the_wheel_holds_exactly_the_repository_s_code_and_data(wheel: Path) -> 
     assert inside == {f"partita/{name}" for name in packaged(repository_files())}
 
 
-def test_the_wheel_works_elsewhere(wheel: Path, tmp_path: Path) -> None:
-    target = tmp_path / "site"
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where the wheel is installed."""
+    target = tmp_path_factory.mktemp("site")
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, wheel)
+    return target
+
+
+def test_the_main_job_runs_from_the_wheel(site: Path, tmp_path: Path) -> None:
+    """Plan a real model and verify the emitted program, far from the checkout."""
+
+    def answer(*arguments: str) -> dict[str, Any]:
+        output = run(sys.executable, "-m", "partita", *arguments, "--json", cwd=tmp_path, PYTHONPATH=str(site))
+        return cast("dict[str, Any]", json.loads(output))
+
+    planned = answer("plan", "gpt2", "--small", "--machine", "cpu", "-o", "plan")
+    assert planned["status"] == "optimal" and planned["gap"] == 0
+    verdict = answer("verify", "plan")
+    assert verdict["ok"] and verdict["checked"] > 50
+
+
+def test_the_wheel_works_elsewhere(site: Path, tmp_path: Path) -> None:
+    target = site
     where = run(sys.executable, "-c", "import partita; print(partita.__file__)", cwd=tmp_path, PYTHONPATH=str(target))
     assert Path(where.strip()) == target / "partita" / "__init__.py"
     for command in ([target / "bin" / "partita"], [sys.executable, "-m", "partita"]):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...formulation.encode import classes
+from ...formulation.classes import classes
 from ...model.collectives import joint
 from ...model.errors import PartitaError
 from ...model.layout import COLLECTIVES, B, is_split
@@ -14,7 +14,7 @@ from ...model.operator import operator
 from ...model.pcg import SOURCES
 from ..describe import mesh_sentence
 from ..plan import Plan
-from ..price import MEMORY, PARTS, Item, Priced, priced
+from ..price import MEMORY, PARTS, Item, Priced, Slot, priced
 from .words import LOSSES, bytes_text, label, module_of, pattern, percent, shape_text, split_word
 
 LARGEST = 16  # rows of the table of collectives; the others are summed
@@ -96,7 +96,9 @@ def summary(plan: Plan, cost: Priced) -> tuple[tuple[str, str], ...]:
     if plan.micro_batches > 1:
         batch += f" in {plan.micro_batches} micro-batches of {plan.graph.batch}"
     capacity = plan.machine.device.capacity_bytes
-    memory = f"{bytes_text(cost.memory_bytes)} of {bytes_text(capacity)} a device ({percent(cost.memory_bytes, capacity)})"
+    memory = (
+        f"{bytes_text(cost.memory_bytes)} of {bytes_text(capacity)} a device ({percent(cost.memory_bytes, capacity)})"
+    )
     return (
         ("step", f"{step}; {samples}" if samples else step),
         ("memory", memory),
@@ -144,7 +146,7 @@ def axes_table(plan: Plan) -> Table:
         )
     return Table(
         "Mesh",
-        "What each axis splits: shares of the arithmetic of matrix products, then of the weights and of optimizer states.",
+        "What each axis splits: shares of the arithmetic of matrix products, of the weights, of optimizer states.",
         ("axis", "over", "splits", "weights", "states"),
         tuple(rows),
         words=3,
@@ -197,7 +199,7 @@ def _equal_layers(
 
 
 def weights_table(plan: Plan, cost: Priced) -> Table:
-    """How weights are stored: split or copied along each axis, gathered, updated; vectors are left out if matrices are there."""
+    """How weights are stored, gathered and updated; vectors are left out where there are matrices."""
     graph = plan.graph
     states: dict[int, int] = {}
     for kept in cost.kept:
@@ -266,7 +268,13 @@ def modules_table(plan: Plan, cost: Priced) -> Table:
         spent = sum(ns.values())
         cells = (f"{ns[part] / size:,.2f}" for part in PARTS)
         rows.append(
-            (label(module, found), *cells, f"{spent / size:,.2f}", percent(spent, total), bytes_text(kept.get(module, 0)))
+            (
+                label(module, found),
+                *cells,
+                f"{spent / size:,.2f}",
+                percent(spent, total),
+                bytes_text(kept.get(module, 0)),
+            )
         )
     sums = cost.ns
     cells = (f"{sums[part] / size:,.2f}" for part in PARTS)
@@ -292,7 +300,7 @@ _WHY = {
     ("conversions", "backward", "all-to-all"): "changes what is split, backward",
     ("weights", "forward", "all-gather"): "gathers weights for use",
     ("weights", "forward", "all-to-all"): "moves weights for use",
-    ("weights", "backward", "all-gather"): "gathers weights or gradients",
+    ("weights", "backward", "all-gather"): "makes weights' gradients whole",
     ("weights", "backward", "reduce-scatter"): "adds weights' gradients, keeps a part",
     ("weights", "backward", "all-reduce"): "adds weights' gradients",
     ("weights", "backward", "all-to-all"): "moves weights' gradients",
@@ -304,6 +312,8 @@ _WHY = {
 
 def why(item: Item) -> str:
     """What a collective is for."""
+    if item.slot is Slot.AGAIN:
+        return "gathers weights again in backward"
     return _WHY.get((item.part, item.phase, item.kind), item.part)
 
 
@@ -386,8 +396,8 @@ def optimum(plan: Plan, cost: Priced) -> tuple[str, ...]:
         lines.append(
             f"Space: {counts['placements']:,} placements of {counts['meshes']:,} meshes"
             + (f", micro-batches {', '.join(map(str, micro))}" if isinstance(micro, list) else "")
-            + f"; up to {counts['options']:,} options in one network (strategies from the operators' index notation, one "
-            f"shared conversion a tensor, storage of weights); {counts['networks_solved']:,} networks solved."
+            + f"; up to {counts['options']:,} options in one network (strategies from the operators' index notation, "
+            f"one shared conversion a tensor, storage of weights); {counts['networks_solved']:,} networks solved."
         )
     seconds = number(plan, "seconds", "total")
     if seconds is not None:

@@ -31,7 +31,9 @@ def _table(table: Table) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.head))]
 
     def line(row: tuple[str, ...]) -> str:
-        cells = (f"{c:<{w}}" if i < table.words else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        cells = (
+            f"{c:<{w}}" if i < table.words else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
         return "    " + "  ".join(cells).rstrip()
 
     return ["", line(table.head), *map(line, table.rows)]

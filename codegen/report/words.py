@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from ...formulation.strategy import rows
 from ...model.atoms import atoms
@@ -48,7 +49,8 @@ def roles(graph: PCG) -> tuple[tuple[str, ...], ...]:
         place = root(start[index] + atom)
         names[place] = min(role, names.get(place, role), key=_ORDER.index)
     return tuple(
-        tuple(names.get(root(start[i] + a), "features") for a in range(len(found.sizes))) for i, found in enumerate(known)
+        tuple(names.get(root(start[i] + a), "features") for a in range(len(found.sizes)))
+        for i, found in enumerate(known)
     )
 
 
@@ -114,7 +116,7 @@ def ranges(numbers: Iterable[int]) -> str:
     ('0-3,7', '0,2..6')
     """
     left = sorted(set(numbers))
-    steps = {b - a for a, b in zip(left, left[1:], strict=False)}
+    steps = {b - a for a, b in pairwise(left)}
     if len(left) > 3 and len(steps) == 1 and steps != {1}:
         return f"{left[0]},{left[1]}..{left[-1]}"
     parts: list[list[int]] = []

@@ -39,15 +39,18 @@ class Whole(nn.Module):
     def __init__(self, graph: PCG) -> None:
         super().__init__()
         self.graph = graph
-        for index in graph.of("parameter"):
-            node = graph.nodes[index]
+        for node in (graph.nodes[i] for op in ("parameter", "buffer") for i in graph.of(op)):
             place: nn.Module = self
             *path, last = node.name.split(".")
             for part in path:
                 if not hasattr(place, part):
                     place.add_module(part, nn.Module())
                 place = getattr(place, part)
-            place.register_parameter(last, nn.Parameter(random_weight(node.name, node.shape), node.gradient))
+            value = random_weight(node.name, node.shape)
+            if node.op == "buffer":
+                place.register_buffer(last, value)
+            else:
+                place.register_parameter(last, nn.Parameter(value, node.gradient))
 
     def forward(self, inputs: Mapping[str, Tensor], step: int) -> Tensor:
         def mask(site: int, shape: tuple[int, ...], p: float) -> Tensor:
@@ -56,7 +59,7 @@ class Whole(nn.Module):
         def noise(site: int, shape: tuple[int, ...]) -> Tensor:
             return projection_weights(_numbers(shape), SEED, site)  # type: ignore[no-any-return, no-untyped-call]
 
-        weights = dict(self.named_parameters())
+        weights = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         return interpret.run(self.graph, inputs, weights, mask=mask, noise=noise)[self.graph.loss]
 
 
@@ -71,7 +74,7 @@ def truth(
     """Initial weights, batches, and what training on whole tensors gives."""
     samples = graph.batch * micro_batches
     module = Whole(with_batch(graph, samples) if micro_batches > 1 else graph)
-    state = {name: p.detach().clone() for name, p in module.named_parameters()}
+    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
     batches = tuple(synthetic(graph, samples, step) for step in range(steps))
     update = Optimizer(optimizer, module)
     losses, gradients = [], dict[str, Tensor]()

@@ -1,0 +1,107 @@
+"""From model to proven plan: capture, formulate and solve, timed apart.
+
+Full-sized models on the machines of the papers, LLaMA on fixed meshes with memory that binds and memory that does not,
+and the same layers more and more often: equal layers are solved once, so that depth should cost little.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..codegen.run import Settings, plan_graph
+from ..model.capture import capture
+from ..model.errors import PartitaError
+from ..model.machine import Machine
+from ..model.zoo import build
+from ..model.zoo.registry import entry
+
+GIB = 2**30
+AMPLE = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row. `memory` is what a plan may use of a device, in bytes; None: the machine's own.
+
+    `layers`: the model at another depth. `batch` None: the model's own. `micro_batches` None: searched.
+    """
+
+    name: str
+    model: str
+    machine: str
+    nodes: int
+    mesh: tuple[int, ...] | None = None
+    batch: int | None = None
+    micro_batches: int | None = None
+    memory: int | None = None
+    layers: int | None = None
+    small: bool = False
+
+
+_LLAMA = ("llama-7b", "dgx-h100", 8)
+CASES = (
+    Case("bert-large 96 V100", "bert-large", "summit", 16),
+    Case("gpt3-15b 32 A100", "gpt3-15b", "dgx-a100", 4),
+    Case("llama-7b 64 H100", *_LLAMA),
+    *(
+        Case(f"llama-7b {'x'.join(map(str, mesh))} {words}", *_LLAMA, mesh, 64, 1, memory)
+        for mesh in ((8, 8), (4, 4, 4))
+        for words, memory in (("1 TiB", AMPLE), ("40 GiB", 40 * GIB), ("28 GiB", 28 * GIB))
+    ),
+    # Memory grows with the layers, so that it binds alike.
+    *(Case(f"llama {n} layers 8x8", *_LLAMA, (8, 8), 64, 1, (n + 8) * GIB, layers=n) for n in (12, 24, 48, 96)),
+)
+SMALL = (
+    Case("mlp small", "mlp", "dgx-a100", 1, (8,), small=True),
+    Case("gpt2 small 4x2", "gpt2", "dgx-a100", 1, (4, 2), micro_batches=1, memory=AMPLE, small=True),
+    Case("llama small 4 layers", "llama-7b", "dgx-a100", 1, (2, 4), 12, 1, layers=4, small=True),
+)
+
+
+def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Plan every case; seconds are wall time, `gap` a fraction."""
+    cases = [c for c in (SMALL if small else CASES) if not only or any(text in c.name for text in only)]
+    if not cases:
+        raise PartitaError(f"no case has {' or '.join(only)} in its name")
+    rows = []
+    for number, case in enumerate(cases, 1):
+        tell(f"{number} of {len(cases)}: {case.name}")
+        rows.append(measure(case))
+    return rows
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Plan one case."""
+    known = entry(case.model)
+    start = time.monotonic()
+    machine = Machine.load(case.machine, nodes=case.nodes)
+    if case.memory is not None:
+        device = replace(machine.device, memory_bytes=case.memory + machine.device.reserved_bytes)
+        machine = replace(machine, device=device)
+    batch = case.batch or known.default_batch(case.small, machine.devices)
+    module, inputs = build(case.model, small=case.small)
+    if case.layers is not None:
+        with torch.device("meta"):
+            module = known.make(**(known.small if case.small else known.full) | {"layers": case.layers}).train()
+    graph = capture(module, inputs, batch=max(batch, 2))
+    settings = Settings(batch, known.dtype, known.optimizer, case.mesh, case.micro_batches)
+    made = plan_graph(graph, machine, settings, {"reference": case.model, "batch": batch}, start=start)
+    report = made.report
+    return {
+        "case": case.name,
+        "nodes": len(made.graph.nodes),
+        "placements": report["space"]["placements"],
+        "options": report["space"]["options"],
+        **{f"{part}_s": float(report["seconds"][part]) for part in ("capture", "formulate", "solve", "total")},
+        "status": report["status"],
+        "gap": report["gap"],
+        "step_ms": report["objective_ns"] / 1e6,
+        "micro_batches": made.micro_batches,
+        "memory_gib": report["memory_bytes"] / GIB,
+        "of_gib": report["capacity_bytes"] / GIB,
+    }

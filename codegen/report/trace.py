@@ -1,0 +1,87 @@
+"""One predicted step as a timeline for Perfetto: the priced items in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...model.layout import COLLECTIVES
+from ..price import Item, Phase, Slot
+from .facts import Facts, why
+
+_COLLECTIVE = frozenset(action.value for action in COLLECTIVES)
+DEVICE = 0  # the track of the device itself; one for each group of axes follows
+
+
+def timeline(facts: Facts) -> dict[str, Any]:
+    """The trace's JSON: `ts` and `dur` in us; all durations together are the objective, since nothing overlaps.
+
+    Of more than two micro-batches the first and the last are shown in full, those between as one block.
+    """
+    plan, items = facts.plan, facts.priced.items
+    groups = sorted({item.axes for item in items if item.kind in _COLLECTIVE})
+    tracks = {axes: DEVICE + 1 + number for number, axes in enumerate(groups)}
+    micro = [*_ordered(items, "forward"), *_ordered(items, "backward")]
+    events: list[dict[str, Any]] = [_name("process_name", DEVICE, f"every rank of {facts.title}")]
+    events.append(_name("thread_name", DEVICE, "device"))
+    for axes, track in tracks.items():
+        events.append(_name("thread_name", track, "+".join(plan.axes[a] for a in axes)))
+    now = 0
+
+    def run(sequence: Sequence[Item], words: str) -> None:
+        nonlocal now
+        for item in sequence:
+            if item.ns:
+                track = tracks[item.axes] if item.kind in _COLLECTIVE else DEVICE
+                events.append(_event(facts, item, track, now, words))
+                now += item.ns
+
+    k = plan.micro_batches
+    run(micro, "micro-batch 1")
+    if k > 2:
+        length = (k - 2) * sum(item.ns for item in micro)
+        words = f"{k - 2} more micro-batches, like the first"
+        events.append({"name": words, "cat": "micro-batches", "ph": "X", "pid": 0, "tid": DEVICE, **_span(now, length)})
+        now += length
+    if k > 1:
+        run(micro, f"micro-batch {k}")
+    run(list(_ordered(items, "update")), "once a step")
+    assert now == facts.priced.objective_ns, (now, facts.priced.objective_ns)
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _ordered(items: Sequence[Item], phase: Phase) -> Iterator[Item]:
+    """The items of one phase as they run: forward through the graph, backward in reverse, then the update."""
+    found = [(number, item) for number, item in enumerate(items) if item.phase == phase]
+    match phase:
+        case "forward":
+            found.sort(key=lambda pair: (pair[1].at, pair[1].slot, pair[0]))
+        case "backward":  # a weight that is gathered again takes the same moves as forward
+            found.sort(key=lambda p: (-p[1].at, -p[1].slot, p[0] if p[1].slot is Slot.AGAIN else -p[0]))
+        case "update":
+            found.sort(key=lambda pair: (pair[1].slot, pair[0]))
+    return (item for _, item in found)
+
+
+def _event(facts: Facts, item: Item, track: int, now: int, words: str) -> dict[str, Any]:
+    node = facts.plan.graph.nodes[item.node]
+    details: dict[str, Any] = {"when": f"{words}, {item.phase}"}
+    if item.kind in _COLLECTIVE:
+        details |= {"purpose": why(item), "bytes": item.bytes}
+    return {
+        "name": f"{node.name} {item.kind}",
+        "cat": item.part,
+        "ph": "X",
+        "pid": 0,
+        "tid": track,
+        **_span(now, item.ns),
+        "args": details,
+    }
+
+
+def _span(start_ns: int, length_ns: int) -> dict[str, float]:
+    return {"ts": start_ns / 1e3, "dur": length_ns / 1e3}
+
+
+def _name(kind: str, track: int, words: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": 0, "tid": track, "args": {"name": words}}

@@ -1,0 +1,109 @@
+"""The zoo's small twins, planned for many meshes and machines: the program trains as the user's module does."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from partita.codegen.plan import Plan
+from partita.codegen.price import priced
+from partita.codegen.run import Settings, plan_graph
+from partita.codegen.verify import verify
+from partita.formulation.placement import placements
+from partita.model.capture import capture
+from partita.model.layout import is_split
+from partita.model.load import load_module
+from partita.model.machine import Level, Machine
+from partita.model.pcg import PCG
+from partita.model.zoo import zoo
+from partita.solvers.elimination import Elimination
+from partita.solvers.search import Question, least_use
+
+BATCH = 12
+MESHES = ((2,), (4,), (6,), (8,), (16,), (2, 2), (3, 2), (3, 4), (4, 4), (2, 2, 2), (2, 2, 3), (2, 2, 4))
+
+
+@cache
+def graph(name: str) -> PCG:
+    module, inputs = load_module(name, small=True)
+    return capture(module, inputs, batch=BATCH)
+
+
+def model(name: str) -> dict[str, Any]:
+    return {"reference": name, "small": True, "sequence": None, "batch": BATCH}
+
+
+def slow(mesh: tuple[int, ...]) -> Machine:
+    """Devices so slow that it pays to split even small models; a level for every axis, the outer ones slower."""
+    device = Machine.adhoc((1,)).device
+    device = replace(device, peak=dict.fromkeys(device.peak, 1e11), memory_bandwidth=1e11, launch_ns=100, reserved_bytes=0)
+    hierarchy = mesh if len(mesh) > 1 else (2, mesh[0] // 2) if mesh[0] > 2 else mesh
+    levels = []
+    for k, size in enumerate(hierarchy):
+        out = len(hierarchy) - 1 - k
+        levels.append(Level(f"level{k}", size, 8e10 / 3**out * math.prod(hierarchy[k + 1 :]), 100 * 2**out))
+    return Machine("slow", tuple(levels), device)
+
+
+def planned(name: str, machine: Machine, mesh: tuple[int, ...]) -> Plan:
+    return plan_graph(graph(name), machine, Settings(BATCH, "float64", "adamw", mesh=mesh), model(name))
+
+
+def tightened(name: str, free: Plan) -> Machine:
+    """The same machine with a quarter of the memory between what `free` takes and the least that any plan takes."""
+    question = Question(
+        graph(name), free.machine, BATCH, (free.placement,), (BATCH,), "float64", "adamw"
+    )
+    network = question.encoding(free.placement, BATCH).network
+    capacity = free.machine.device.capacity_bytes
+    least = least_use(network) + capacity - network.capacities[0]
+    return replace(
+        free.machine,
+        device=replace(free.machine.device, memory_bytes=least + (free.report["memory_bytes"] - least) // 4),
+    )
+
+
+def judged(plan: Plan) -> None:
+    """What is predicted holds together, and the program computes what the module computes."""
+    report = plan.report
+    found = priced(plan)
+    assert (found.objective_ns, found.memory_bytes) == (report["objective_ns"], report["memory_bytes"])
+    assert report["bound_ns"] <= report["objective_ns"]
+    assert report["memory_bytes"] <= plan.machine.device.capacity_bytes
+    same(plan)
+
+
+def same(plan: Plan) -> None:
+    verdict = verify(plan, steps=2)
+    assert verdict["ok"], f"{verdict['failure']}\n{plan}"
+    assert verdict["tolerance"] == 1e-9
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh)))
+@pytest.mark.parametrize("name", zoo())
+def test_the_optimum(name: str, mesh: tuple[int, ...]) -> None:
+    judged(planned(name, slow(mesh), mesh))
+
+
+@pytest.mark.parametrize("mesh", [m for m in MESHES if len(m) < 3], ids=lambda mesh: "x".join(map(str, mesh)))
+@pytest.mark.parametrize("name", zoo())
+def test_the_optimum_in_little_memory(name: str, mesh: tuple[int, ...]) -> None:
+    free = planned(name, slow(mesh), mesh)
+    tight = planned(name, tightened(name, free), mesh)
+    assert tight.report["memory_bytes"] < free.report["memory_bytes"]
+    assert tight.report["objective_ns"] >= free.report["objective_ns"]
+    judged(tight)
+
+
+@pytest.mark.parametrize("mesh", [(2, 3), (5,), (2, 2, 2), (3, 2, 2)], ids=lambda mesh: "x".join(map(str, mesh)))
+@pytest.mark.parametrize("name", zoo())
+def test_a_plan_that_nobody_would_choose(name: str, mesh: tuple[int, ...], force: Callable[..., Plan]) -> None:
+    """Any strategy of every node, at random; axes of 5 and 3 split nothing evenly."""
+    plan = force(graph(name), mesh, random.Random(f"{name} {mesh}"))
+    same(replace(plan, model=model(name)))
