@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..model.atoms import atoms
-from ..model.layout import Layout, is_split
+from ..model.layout import Action, Layout, is_split
 from ..model.operator import operator
 from ..model.pcg import SOURCES
 from .expressions import Site, expression, literal
@@ -116,8 +116,8 @@ class Body:
         if key not in self._memo:
             choice = self.plan.choices[index]
             node = self.plan.graph.nodes[index]
-            if choice.regather and layout != choice.given:
-                self._memo[key] = self._regathered(index, layout)
+            if choice.regather and index in self.weights and self._makes_new(index, choice.given, layout):
+                self._memo[key] = self._regathered(index, [choice.given, layout])
             else:
                 self._memo[key] = self._converted(
                     self.given(index), index, choice.given, layout, node.op == "parameter"
@@ -126,9 +126,17 @@ class Body:
 
     def _weight(self, index: int) -> int:
         choice = self.plan.choices[index]
-        attribute = self.weights[index]
-        statement = self.add(Statement(lambda _: attribute, (), "weight", attribute.removeprefix("self."), index))
-        return self._converted(statement, index, choice.output, choice.given, True)
+        if choice.regather and self._makes_new(index, choice.output, choice.given):
+            return self._regathered(index, [choice.given])
+        return self._converted(self._stored(index), index, choice.output, choice.given, True)
+
+    def _stored(self, index: int) -> int:
+        key = (index, "stored")
+        if key not in self._memo:
+            text = self.weights.get(index) or self._wish(index)
+            name = text.removeprefix("self.")
+            self._memo[key] = self.add(Statement(lambda _: text, (), "weight", name, index))
+        return self._memo[key]
 
     def _converted(self, statement: int, index: int, source: Layout, target: Layout, weight: bool = False) -> int:
         plan, node = self.plan, self.plan.graph.nodes[index]
@@ -145,14 +153,23 @@ class Body:
             statement = self.add(Statement(render, (statement,), kind, name, index))
         return statement
 
-    def _regathered(self, index: int, layout: Layout) -> int:
-        """The whole conversion as one expression, so that backward can do it again."""
-        plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+    def _makes_new(self, index: int, source: Layout, target: Layout) -> bool:
+        """Whether a weight's conversion takes memory; what is only a view of what there is need not be made again."""
+        moves = route(self.plan, index, source, target)
+        sizes = self.plan.placement.sizes
+        return any(sizes[m.axis] > 1 and m.move.value not in (Action.NOTHING, Action.SLICE) for m in moves)
+
+    def _regathered(self, index: int, stops: Sequence[Layout]) -> int:
+        """The conversion of a stored weight over some layouts as one expression, so that backward can do it again."""
+        plan, node = self.plan, self.plan.graph.nodes[index]
         self.used.helpers.add("regathered")
-        start = self.given(index)
-        known = atoms(plan.graph)[index]
-        moves = route(plan, index, choice.given, layout)
-        lines = conversion(known, moves, choice.given, plan.placement.sizes, plan.axes, node.gradient, self.used)
+        lines: list[str] = []
+        source = plan.choices[index].output
+        for target in stops:
+            moves = route(plan, index, source, target)
+            known = atoms(plan.graph)[index]
+            lines += conversion(known, moves, source, plan.placement.sizes, plan.axes, node.gradient, self.used)
+            source = target
 
         def render(t: Sequence[str]) -> str:
             text = t[0]
@@ -160,6 +177,7 @@ class Body:
                 text = line.replace("{x}", text)
             return f"regathered(lambda: {text})"
 
+        start = self._stored(index)
         return self.add(Statement(render, (start,), "gather", self.statements[start].wish, index))
 
     def _computed(self, index: int) -> int:

@@ -68,14 +68,11 @@ def _numbers(shape: tuple[int, ...]) -> Tensor:
 
 
 @cache
-def truth(
-    graph: PCG, micro_batches: int, optimizer: str, steps: int
-) -> tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...], Outcome]:
+def truth(graph: PCG, optimizer: str, steps: int) -> tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...], Outcome]:
     """Initial weights, batches, and what training on whole tensors gives."""
-    samples = graph.batch * micro_batches
-    module = Whole(with_batch(graph, samples) if micro_batches > 1 else graph)
+    module = Whole(graph)
     state = {name: value.detach().clone() for name, value in module.state_dict().items()}
-    batches = tuple(synthetic(graph, samples, step) for step in range(steps))
+    batches = tuple(synthetic(graph, graph.batch, step) for step in range(steps))
     update = Optimizer(optimizer, module)
     losses, gradients = [], dict[str, Tensor]()
     for step, batch in enumerate(batches):
@@ -92,14 +89,17 @@ def truth(
 
 @pytest.fixture(scope="session")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    """Emit a plan, train its program on threads beside the whole graph; the verdict is asserted and returned."""
+    """Emit a plan, train its program on threads beside the whole graph; the verdict is asserted and returned.
+
+    The graph of the whole batch is needed where a micro-batch is one sample: a graph does not grow out of that.
+    """
     folder = tmp_path_factory.mktemp("programs")
     count = 0
 
-    def check(plan: Plan, steps: int = 2) -> dict[str, Any]:
+    def check(plan: Plan, graph: PCG | None = None, steps: int = 2) -> dict[str, Any]:
         nonlocal count
         count += 1
-        state, batches, outcome = truth(plan.graph, plan.micro_batches, plan.optimizer, steps)
+        state, batches, outcome = truth(graph or with_batch(plan.graph, plan.batch), plan.optimizer, steps)
         path = folder / f"program{count}.py"
         plan.emit(path)
         trial = Trial(path, plan.graph, plan.ranks, state, batches, outcome, TOLERANCE)

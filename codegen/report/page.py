@@ -1,0 +1,148 @@
+"""A report as one self-contained page: inline style, inline drawings, nothing from the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from ...formulation.placement import ranks
+from ..price import PARTS
+from .facts import Facts, time_unit
+from .words import bytes_text, label, module_of, percent
+
+_TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+MOST_UNITS, MOST_DEVICES = 16, 32  # drawn of a machine: units of its outermost level, devices in each
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a bar: `start` and `length` in percent of the drawing, `color` the name of a style."""
+
+    name: str
+    color: str
+    start: float
+    length: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    name: str
+    segments: tuple[Segment, ...]
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Devices of a machine, a row a unit of the outermost level: (rank, coordinate on the axis, its strength 0 to 1)."""
+
+    name: str
+    rows: tuple[tuple[tuple[int, int, float], ...], ...]
+
+
+def page(facts: Facts) -> str:
+    """The HTML of a report."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("show.html").render(
+        facts=facts,
+        parts=PARTS,
+        step=_step(facts),
+        modules=_modules(facts),
+        memory=_memory(facts),
+        grids=_grids(facts),
+        hidden=_hidden(facts),
+        level=facts.plan.machine.levels[0].name if len(facts.plan.machine.levels) > 1 else "machine",
+    )
+
+
+def _segments(sizes: Iterable[tuple[str, str, float, str]], whole: float) -> tuple[Segment, ...]:
+    """(name, color, size, words) laid end to end; `whole` is the full width."""
+    found, start = [], 0.0
+    for name, color, size, words in sizes:
+        length = 100 * size / whole if whole else 0.0
+        if length:
+            found.append(Segment(name, color, start, length, words))
+        start += length
+    return tuple(found)
+
+
+def _times(ns: dict[str, int], whole: int, facts: Facts) -> tuple[Segment, ...]:
+    unit, size = time_unit(facts.priced)
+    objective = facts.priced.objective_ns
+    words = {
+        part: f"{part}: {ns[part] / size:,.2f} {unit}, {percent(ns[part], objective)} of the step" for part in PARTS
+    }
+    return _segments(((part, part, ns[part], words[part]) for part in PARTS), whole)
+
+
+def _step(facts: Facts) -> Bar:
+    ns = facts.priced.ns
+    shares = ", ".join(f"{part} {percent(ns[part], facts.priced.objective_ns)}" for part in PARTS)
+    return Bar("step", _times(ns, facts.priced.objective_ns, facts), shares)
+
+
+def _modules(facts: Facts, most: int = 12) -> tuple[Bar, ...]:
+    """The dearest modules, on one scale."""
+    unit, size = time_unit(facts.priced)
+    times: dict[str, dict[str, int]] = {}
+    layers: dict[str, list[int | None]] = {}
+    for item in facts.priced.items:
+        module, layer = module_of(facts.plan.graph, item.at if item.part == "conversions" else item.node)
+        layers.setdefault(module, []).append(layer)
+        times.setdefault(module, dict.fromkeys(PARTS, 0))[item.part] += item.total_ns
+    ordered = sorted(times, key=lambda m: -sum(times[m].values()))[:most]
+    longest = sum(times[ordered[0]].values()) if ordered else 0
+    return tuple(
+        Bar(label(m, layers[m]), _times(times[m], longest, facts), f"{sum(times[m].values()) / size:,.2f} {unit}")
+        for m in ordered
+    )
+
+
+def _memory(facts: Facts) -> Bar:
+    """Kinds of memory against the capacity of a device, which is the full width unless the plan needs more."""
+    used, capacity = facts.priced.memory, facts.plan.machine.device.capacity_bytes
+    sizes = [
+        (kind, kind, size, f"{kind}: {bytes_text(size)}, {percent(size, capacity)}") for kind, size in used.items()
+    ]
+    words = f"{bytes_text(sum(used.values()))} of {bytes_text(capacity)}"
+    return Bar("memory", _segments(sizes, max(capacity, sum(used.values()))), words)
+
+
+def _grids(facts: Facts) -> tuple[Grid, ...]:
+    """One grid an axis: devices of equal coordinate hold the same part along it."""
+    placement, levels = facts.plan.placement, facts.plan.machine.levels
+    numbers = ranks(placement)
+    width = placement.devices // levels[0].size if len(levels) > 1 else placement.devices
+    grids = []
+    for axis, (name, size) in enumerate(zip(facts.plan.axes, placement.sizes, strict=True)):
+        coordinate = [0] * placement.devices
+        for part in range(size):
+            for rank in numbers.take(part, axis=axis).ravel().tolist():
+                coordinate[rank] = part
+        rows = tuple(
+            tuple((r, coordinate[r], coordinate[r] / max(1, size - 1)) for r in unit[:MOST_DEVICES])
+            for unit in _units(placement.devices, width)
+        )
+        grids.append(Grid(f"{name}={size}", rows))
+    return tuple(grids)
+
+
+def _units(devices: int, width: int) -> Sequence[range]:
+    return [range(start, start + width) for start in range(0, devices, width)][:MOST_UNITS]
+
+
+def _hidden(facts: Facts) -> int:
+    """Devices that the grids leave out."""
+    devices, levels = facts.plan.placement.devices, facts.plan.machine.levels
+    width = devices // levels[0].size if len(levels) > 1 else devices
+    return devices - min(width, MOST_DEVICES) * min(devices // width, MOST_UNITS)

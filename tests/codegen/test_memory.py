@@ -1,0 +1,83 @@
+"""The predicted memory against what autograd really keeps: every saved tensor of a rank's forward, counted by storage."""
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from partita.codegen import reference
+from partita.codegen.plan import Plan
+from partita.codegen.price import priced
+from partita.codegen.run import Settings, plan_graph
+from partita.codegen.synthetic import synthetic
+from partita.codegen.threads import run_threads
+from partita.codegen.worker import load_program
+from partita.model.capture import capture
+from partita.model.layout import is_split
+from partita.model.load import load_module
+from partita.model.machine import Machine
+
+BATCH = 16
+
+
+def slow_machine(hierarchy: tuple[int, ...], share: float | None = None) -> Machine:
+    """Devices so slow that splitting a small twin pays; `share` of the twin's replicated memory is all that there is."""
+    machine = Machine.adhoc(hierarchy)
+    device = replace(
+        machine.device,
+        peak={dtype: rate / 1e5 for dtype, rate in machine.device.peak.items()},
+        memory_bandwidth=machine.device.memory_bandwidth / 1e5,
+        launch_ns=0.0,
+    )
+    if share is not None:
+        device = replace(device, memory_bytes=device.reserved_bytes + int(share))
+    return replace(machine, device=device, levels=tuple(replace(x, latency_ns=0.0) for x in machine.levels))
+
+
+def saved_bytes(plan: Plan, module: Any, folder: Path) -> int:
+    """Bytes that the forward of one micro-batch keeps for backward, beyond the weights: of the rank with most."""
+    path = folder / "program.py"
+    plan.emit(path)
+    program = load_program(path)
+    state = {
+        name: t.float() if t.is_floating_point() else t
+        for name, t in reference.state_of(reference.materialize(module)).items()
+    }
+    batch = {name: t.float() if t.is_floating_point() else t for name, t in synthetic(plan.graph, BATCH, 0).items()}
+
+    def forward(_: int) -> int:
+        mesh = program.Mesh()
+        mesh.step = 0
+        model = program.Model(mesh, dtype=torch.float32)
+        program.load(model, state, mesh)
+        weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        kept: dict[int, torch.Tensor] = {}
+
+        def pack(t: torch.Tensor) -> torch.Tensor:
+            if t.untyped_storage().data_ptr() not in weights:
+                kept[t.untyped_storage().data_ptr()] = t
+            return t
+
+        more = {"divisor": torch.tensor(7.0)} if "divisor" in inspect.signature(model.forward).parameters else {}
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            own = {name: part.clone() for name, part in program.share(batch, mesh).items()}  # as on another device
+            model(**own, **more)
+        return sum(t.untyped_storage().nbytes() for t in kept.values())
+
+    return max(n for n in run_threads(forward, plan.ranks) if n is not None)
+
+
+@pytest.mark.parametrize("name", ["mlp", "bert-large", "gpt2", "gpt3-15b", "llama-7b"])
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+def test_predicted_activations_are_what_autograd_keeps(name: str, mesh: tuple[int, ...], tmp_path: Path) -> None:
+    module, inputs = load_module(name, small=True, device="cpu")
+    graph = capture(module, inputs, batch=BATCH)
+    machine = slow_machine(mesh if len(mesh) > 1 else (1, *mesh))
+    plan = plan_graph(graph, machine, Settings(BATCH, "float32", "adamw", mesh=mesh, micro_batches=1), {})
+    assert any(is_split(x) for choice in plan.choices for x in choice.output)
+    predicted = priced(plan).memory
+    measured = saved_bytes(plan, module, tmp_path)
+    assert measured <= predicted["activations"] + predicted["weights"] <= 1.2 * measured
