@@ -133,7 +133,7 @@ class Body:
     def _stored(self, index: int) -> int:
         key = (index, "stored")
         if key not in self._memo:
-            text = self.weights.get(index) or self._wish(index)
+            text = self.weights[index]
             name = text.removeprefix("self.")
             self._memo[key] = self.add(Statement(lambda _: text, (), "weight", name, index))
         return self._memo[key]

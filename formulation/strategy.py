@@ -19,7 +19,7 @@ from ..model.atoms import Atoms, atoms, semantics
 from ..model.layout import B, P, R, S
 from ..model.notation import WHOLE, Access, Call, Notation, Term, accesses
 from ..model.operator import operator
-from ..model.pcg import PCG, SOURCES
+from ..model.pcg import PCG, SOURCES, grown
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Row:
 @lru_cache(maxsize=65536)
 def rows(pcg: PCG, node: int) -> tuple[Row, ...]:
     """All legal rows of a node, in a fixed order; for sources what they can offer."""
-    found = dict.fromkeys(_rows(pcg, node))
+    found = dict.fromkeys(_rows(grown(pcg), node))  # the same for any number of samples
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from .notation import WHOLE, Access, Notation, accesses
 from .operator import operator
-from .pcg import PCG, SOURCES
+from .pcg import PCG, SOURCES, grown, one_of_many
 
 
 class _Atom:
@@ -123,7 +123,9 @@ def _indexed(pcg: PCG, index: int) -> dict[str, list[tuple[int, int]]]:
 
 @lru_cache(maxsize=64)
 def atoms(pcg: PCG) -> tuple[Atoms, ...]:
-    """The atoms of every node's tensor."""
+    """The atoms of every node's tensor. In a graph of one sample, the batch is an atom of size 1."""
+    if pcg.samples:
+        return tuple(map(_of_one_sample, atoms(grown(pcg))))
     dims = [[[_Atom(size)] if size > 1 else [] for size in node.shape] for node in pcg.nodes]
     for node, lists in zip(pcg.nodes, dims, strict=True):
         batch_dim = node.get("batch_dim") if node.op == "input" else None
@@ -154,6 +156,15 @@ def atoms(pcg: PCG) -> tuple[Atoms, ...]:
             )
         )
     return tuple(result)
+
+
+def _of_one_sample(many: Atoms) -> Atoms:
+    """The atoms of a tensor at one sample, from those at many."""
+    numbers = iter(range(len(many.sizes)))
+    dims = tuple(
+        tuple(one_of_many(size) if next(numbers) in many.batch else size for size in sizes) for sizes in many.dims
+    )
+    return Atoms(dims, many.batch)
 
 
 def _matching(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[range, range]]:

@@ -53,13 +53,15 @@ class PCG:
     """A captured graph. `loss` indexes the scalar that is minimized; `batch` is the micro-batch of the shapes.
 
     `aliases` maps further names of a tied parameter to the node's name. `reduction` is `mean` or `sum`: how the loss
-    joins micro-batches (both add up, since divisors are global). Two graphs are equal iff their nodes are.
+    joins micro-batches (both add up, since divisors are global). Two graphs are equal iff their nodes are. `samples`
+    are for a batch of one, where sizes do not tell, the dims of every node that count samples (see `with_batch`).
     """
 
     nodes: tuple[Node, ...]
     loss: int
     batch: int
     aliases: tuple[tuple[str, str], ...] = ()
+    samples: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def _hash(self) -> int:
@@ -88,6 +90,7 @@ class PCG:
             "batch": self.batch,
             "loss": self.loss,
             "aliases": [list(a) for a in self.aliases],
+            **({"samples": [list(dims) for dims in self.samples]} if self.samples else {}),
             "nodes": [
                 {
                     "op": n.op,
@@ -124,10 +127,13 @@ class PCG:
                     )
                 )
             aliases = tuple((str(a), str(b)) for a, b in data["aliases"])
-            graph = cls(tuple(nodes), _integer(data["loss"]), _integer(data["batch"]), aliases)
+            samples = tuple(tuple(map(_integer, dims)) for dims in data.get("samples", ()))
+            graph = cls(tuple(nodes), _integer(data["loss"]), _integer(data["batch"]), aliases, samples)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PartitaError(f"graph file: node {len(nodes)} is malformed ({error})") from error
         verify(graph)
+        if graph.samples:
+            _verify_samples(graph)
         return graph
 
 
@@ -244,6 +250,30 @@ class Builder:
 _FIXED = ("arange", "constant", "opaque", "parameter", "buffer")  # their shapes follow from more than the batch
 
 
+_MANY = 1009  # samples: a prime, so that their dims are taken for no others
+
+
+def grown(pcg: PCG) -> PCG:
+    """A graph of one sample at a batch of many, where sizes say which dims count samples; any other as it is."""
+    return with_batch(pcg, _MANY) if pcg.samples else pcg
+
+
+def one_of_many(size: int) -> int:
+    """What a size of a `grown` graph is for one sample."""
+    return size // _MANY
+
+
+def _verify_samples(pcg: PCG) -> None:
+    """Raise PartitaError unless `samples` are the dims that the graph's inputs count samples in, and what follows."""
+    from .atoms import batch_dims
+
+    fits = len(pcg.samples) == len(pcg.nodes) and all(
+        0 <= d < len(node.shape) for node, dims in zip(pcg.nodes, pcg.samples, strict=False) for d in dims
+    )
+    if pcg.batch != 1 or not fits or batch_dims(grown(pcg)) != pcg.samples:
+        raise PartitaError("graph file: samples do not belong to the nodes")
+
+
 @lru_cache(maxsize=64)  # one object a batch: analyses are cached by graph
 def with_batch(pcg: PCG, batch: int) -> PCG:
     """The same graph for micro-batches of `batch` samples: every dim that holds the batch atom is scaled.
@@ -254,8 +284,10 @@ def with_batch(pcg: PCG, batch: int) -> PCG:
 
     if batch == pcg.batch:
         return pcg
+    if pcg.batch == 1 and not pcg.samples:
+        raise PartitaError("a graph made for one sample does not say which dims count samples; make it for two")
     nodes: list[Node] = []
-    found = batch_dims(pcg)
+    found = pcg.samples or batch_dims(pcg)
     for node, dims in zip(pcg.nodes, found, strict=True):
         shape = list(node.shape)
         cut = node.op in ("slice", "cat") and node["dim"] in found[node.inputs[0]]
@@ -268,6 +300,6 @@ def with_batch(pcg: PCG, batch: int) -> PCG:
             count = nodes[node.inputs[0]].numel // changed.numel
             changed = replace(changed, attributes=tuple((k, count if k == "count" else v) for k, v in node.attributes))
         nodes.append(changed)
-    graph = PCG(tuple(nodes), pcg.loss, batch, pcg.aliases)
+    graph = PCG(tuple(nodes), pcg.loss, batch, pcg.aliases, found if batch == 1 else ())
     verify(graph)
     return graph

@@ -37,7 +37,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Devices of a machine, a row a unit of the outermost level: (rank, coordinate on the axis, its strength 0 to 1)."""
+    """Devices, a row a unit of the outermost level: (rank, coordinate on the axis, its strength 0 to 1)."""
 
     name: str
     rows: tuple[tuple[tuple[int, int, float], ...], ...]
