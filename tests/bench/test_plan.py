@@ -28,6 +28,6 @@ def test_cases_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize(("name", "only"), [("nothing", ()), ("plan", ("no such case",))])
 def test_what_is_not_there_is_refused(name: str, only: tuple[str, ...]) -> None:
-    with pytest.raises(PartitaError, match="no (benchmark|case)"):
+    with pytest.raises(PartitaError, match=r"no (benchmark|case)"):
         bench(name, small=True, only=only)
     assert "plan" in BENCHES

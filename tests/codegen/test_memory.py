@@ -81,5 +81,5 @@ def test_predicted_activations_are_what_autograd_keeps(name: str, mesh: tuple[in
     predicted = priced(plan).memory
     measured = saved_bytes(plan, module, tmp_path)
     # A tensor that is converted in two places counts twice: where memory does not bind, the solver may do that.
-    most = 1.5 if name == "mlp" else 1.06
+    most = 2.0 if name == "mlp" else 1.06
     assert measured <= predicted["activations"] + predicted["weights"] <= most * measured

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from partita import Machine, Plan
+from partita.codegen.plan import Choice
 from partita.codegen.price import PARTS, priced
-from partita.codegen.report.facts import Facts, Table, facts
+from partita.codegen.report.facts import Facts, Table, facts, weights_table
 from partita.codegen.report.words import label, module_of, pattern, ranges, roles, split_word
 from partita.codegen.run import Settings, plan_graph
 from partita.codegen.show import show
 from partita.model.atoms import atoms
 from partita.model.capture import capture
 from partita.model.errors import PartitaError
+from partita.model.layout import B, S
 from partita.model.pcg import PCG
 from partita.model.zoo import build
-
-GIB = 2**30
 
 
 def graph_of(model: str) -> PCG:
@@ -103,9 +103,14 @@ def test_sums_are_the_objective_and_the_memory(found: Plan) -> None:
 
 
 def test_equal_layers_are_said_once(found: Plan) -> None:
-    names = [row[0] for row in table(facts(found), "Operators").rows]
-    assert "layers.0-1.gate" in names and len(names) == len(set(names))
-    assert not any(name.startswith(("layers.0.", "layers.1.")) for name in names)
+    rows = table(facts(found), "Operators").rows
+    assert [row[0] for row in rows if row[0].endswith(("gate", "up", "down"))] == [
+        "layers.0-1.gate",
+        "layers.0-1.up",
+        "layers.0-1.down",
+    ]
+    said = [(pattern(row[0])[0].replace("0-1", "*"), row[1:]) for row in rows]
+    assert len(said) == len(set(said))
 
 
 def test_what_moves_has_a_reason_and_a_place(found: Plan) -> None:
@@ -117,13 +122,20 @@ def test_what_moves_has_a_reason_and_a_place(found: Plan) -> None:
 
 
 def test_storage_has_its_usual_names(found: Plan) -> None:
-    parameter = next(i for i, n in enumerate(found.graph.nodes) if n.name == "layers.0.gate.weight")
-    choice = replace(found.choices[parameter], sharded_states=True)
-    changed = replace(found, choices=(*found.choices[:parameter], choice, *found.choices[parameter + 1 :]))
-    rows = {row[0]: row for row in table(facts(changed), "Weights").rows}
-    name = next(name for name in rows if name.endswith("gate.weight") and "0" in name)
-    assert rows[name][3:5] == ("split", "ZeRO-1") or "ZeRO-1" in rows[name]
-    assert "split" in rows[name]  # over the axis that splits columns
+    graph, one = found.graph, (B, S(0))
+    index = next(i for i, n in enumerate(graph.nodes) if n.name == "layers.0.gate.weight")
+    storages = {
+        ("copies", "split", "-"): Choice((), one),
+        ("copies", "split", "ZeRO-1"): Choice((), one, sharded_states=True),
+        ("FSDP", "split", "-"): Choice((), (S(1), S(0))),
+        ("FSDP", "split", "gathered again in backward"): Choice((), (S(1), S(0)), regather=True),
+        ("copies", "cut for use", "-"): Choice((), (B, B)),
+    }
+    for words, choice in storages.items():
+        choices = (*found.choices[:index], choice, *found.choices[index + 1 :])
+        shown = weights_table(changed := replace(found, choices=choices), priced(changed))
+        (row,) = (row for row in shown.rows if row[0] in ("layers.0.gate.weight", "layers.0-1.gate.weight"))
+        assert row[2:5] == words
 
 
 def test_the_text_is_aligned_and_deterministic(found: Plan) -> None:
