@@ -1,79 +1,46 @@
-"""The lines of one function: values of nodes under layouts become statements, which are nested, named and written.
-
-First every value that is needed becomes a statement of its own; then one that is read once moves into its reader where
-the line stays readable; last, names are given so that a value that is read no more passes its name on.
-"""
+"""The statements of one function: values of nodes under layouts, each with the text that computes it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..model.atoms import atoms
 from ..model.layout import Action, Layout, is_split
 from ..model.operator import operator
-from ..model.pcg import SOURCES
 from .expressions import Site, expression, literal
+from .lines import Statement, Writer
 from .moves import Used, conversion
-from .names import GENERIC, is_literal, wish
+from .names import is_literal, wish
 from .routes import route
-from .text import enclosed, tidy, wrap
+from .text import enclosed
 
 if TYPE_CHECKING:
     from .blocks import Chain
     from .plan import Plan
 
-NESTED = 88  # columns of a line into which others are nested
-RESERVED = frozenset(
-    "self mesh torch dist nn math F os data tensor sequence axis step optimizer model gather scatter_sum all_reduce "  # noqa: SIM905
-    "cut pad keep_first exchange same dropout projection positions embed_rows precise regathered fill mix random_bits "
-    "load save share main weight part partial whole sys zlib".split()
-)
-_CHAIN = ("convert", "view", "unary")
-_ARITHMETIC = ("add", "sub", "mul", "div", "cat", "where")
-_PRODUCTS = ("linear", "matmul", "attention")
-_NEVER_NESTED = ("attention", "cross_entropy", "mse_loss")
 
+class Body(Writer):
+    """Builds a function's statements. `own`: nodes computed here; `weights`: their texts; all others are arguments.
 
-@dataclass
-class Statement:
-    """One value: how its text follows from its operands' texts, and what it would like to be called."""
+    `divided`: operands to divide by the number of micro-batches; `divisors`: of losses; `sites`: of dropouts in loops.
+    """
 
-    render: Callable[[Sequence[str]], str]
-    operands: tuple[int, ...]
-    kind: str
-    wish: str
-    node: int
-    comment: str = ""
-    inline: bool = False
-    depth: int = 1
-    text: str = ""
-    loop: str = ""  # of a loop over blocks: the list
-
-
-@dataclass
-class Body:
-    """Builds a function's statements. `own`: nodes computed here; `weights`: their texts; all others are arguments."""
-
-    plan: Plan
-    own: frozenset[int]
-    weights: Mapping[int, str]
-    used: Used
-    micro_divided: frozenset[tuple[int, int]] = frozenset()
-    divisors: Mapping[int, str] = field(default_factory=dict)
-    roles: Mapping[int, str] = field(default_factory=dict)
-    sites: dict[int, str] = field(default_factory=dict)  # of dropouts in a loop
-    statements: list[Statement] = field(default_factory=list)
-    arguments: dict[int, str] = field(default_factory=dict)  # node (or -1 - loss) -> name, in order of first use
-    _memo: dict[object, int] = field(default_factory=dict)
-
-    # Statements
-
-    def add(self, statement: Statement) -> int:
-        self.statements.append(statement)
-        return len(self.statements) - 1
+    def __init__(
+        self,
+        plan: Plan,
+        own: frozenset[int],
+        weights: Mapping[int, str],
+        used: Used,
+        divided: frozenset[tuple[int, int]],
+        divisors: Mapping[int, str],
+        roles: Mapping[int, str],
+    ) -> None:
+        super().__init__(plan, roles)
+        self.own, self.weights, self.used, self.divided, self.divisors = own, weights, used, divided, divisors
+        self.sites: dict[int, str] = {}
+        self.arguments: dict[int, str] = {}  # node (or -1 - loss) -> name, in order of first use
+        self._memo: dict[object, int] = {}
 
     def argument(self, node: int, name: str) -> int:
         """A value that the function is given, in the layout that `node` gives to all its readers."""
@@ -103,7 +70,7 @@ class Body:
             number = literal("value", node["value"])
             self._memo[key] = self.add(Statement(lambda _: number, (), "weight", number, index))
         elif index not in self.own:
-            return self.argument(index, self._free(self._wish(index), set(self.arguments.values()), set()))
+            return self.argument(index, self.free(self._wish(index), set(self.arguments.values()), set()))
         else:
             self._memo[key] = self._converted(self._computed(index), index, choice.output, choice.given)
         return self._memo[key]
@@ -185,7 +152,7 @@ class Body:
         operands = []
         for place, (i, layout) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
             operand = self.value(i, layout)
-            if (index, place) in self.micro_divided:  # every micro-batch would count it
+            if (index, place) in self.divided:  # every micro-batch would count it
                 text = str(plan.micro_batches)
                 operand = self.add(
                     Statement(lambda t, k=text: f"{enclosed(t[0])} / {k}", (operand,), "unary", "x", i)  # type: ignore[misc]
@@ -242,207 +209,3 @@ class Body:
             self.used,
             self.sites.get(index, str(node.get("site", 0))),
         )
-
-    # Lines
-
-    def lines(self, results: Sequence[int], indent: int, returned: Callable[[Sequence[str]], str]) -> list[str]:
-        """The function's lines up to `return`, which says `returned` of the results' texts."""
-        needed = self._needed(results)
-        readers: dict[int, list[int]] = {s: [] for s in needed}
-        for s in needed:
-            for o in self.statements[s].operands:
-                readers[o].append(s)
-        for r in results:
-            readers[r].append(-1)
-        for s in needed:
-            self._nest(s, readers)
-        roots = [s for s in needed if not self._hidden(s)]
-        self._final_nest(results, roots, readers)
-        roots = [s for s in roots if not self.statements[s].inline]
-        return self._written(roots, results, indent, returned)
-
-    def _needed(self, results: Iterable[int]) -> list[int]:
-        found: set[int] = set()
-        stack = list(results)
-        while stack:
-            s = stack.pop()
-            if s not in found:
-                found.add(s)
-                stack.extend(self.statements[s].operands)
-        return sorted(found)
-
-    def read_arguments(self, results: Iterable[int]) -> list[str]:
-        """Names of the arguments that the results depend on."""
-        return [self.statements[s].wish for s in self._needed(results) if self.statements[s].kind == "argument"]
-
-    def _hidden(self, s: int) -> bool:
-        """Not a line of its own: an argument, a weight as it is, or nested in its reader."""
-        return self.statements[s].inline or self.statements[s].kind in ("argument", "weight")
-
-    def _nest(self, s: int, readers: Mapping[int, list[int]]) -> None:
-        """Decide which operands of statement `s` are nested in it."""
-        this = self.statements[s]
-        estimates = [self._estimate(o) for o in this.operands]
-        heavy = False
-        for p, o in enumerate(this.operands):
-            operand = self.statements[o]
-            if this.loop or operand.loop or operand.kind in ("argument", "weight") or len(readers[o]) != 1:
-                continue
-            if operand.kind == "gather" and len(this.operands) <= 3:
-                allowed = True
-            elif this.kind in _CHAIN:
-                allowed = self._op(o) not in _NEVER_NESTED or this.kind in ("view", "convert")
-            elif self._op(s) in _ARITHMETIC:
-                allowed = operand.kind in _CHAIN or self._op(o) in _ARITHMETIC
-            else:
-                allowed = operand.kind in _CHAIN and not heavy and not self._product(o)
-            if not allowed or operand.depth + (this.kind != "view") > 5:
-                continue
-            trial = list(estimates)
-            trial[p] = operand.text or operand.wish
-            if len(this.render(trial)) > NESTED:
-                continue
-            operand.inline, estimates = True, trial
-            this.depth = max(this.depth, operand.depth + (this.kind not in ("view", "gather")))
-            heavy |= operand.kind != "gather"
-        this.text = this.render(estimates)
-
-    def _product(self, s: int) -> bool:
-        """Whether a matrix product is nested in a statement."""
-        this = self.statements[s]
-        return self._op(s) in _PRODUCTS or any(self._product(o) for o in this.operands if self.statements[o].inline)
-
-    def _final_nest(self, results: Sequence[int], roots: Sequence[int], readers: Mapping[int, list[int]]) -> None:
-        """The last line becomes the return statement's expression."""
-        if len(results) == 1 and roots and roots[-1] == results[0] and readers[results[0]] == [-1]:
-            last = self.statements[results[0]]
-            if not last.loop and not last.comment:
-                last.inline = True
-
-    def _op(self, s: int) -> str:
-        node = self.statements[s].node
-        return self.plan.graph.nodes[node].op if node >= 0 and self.statements[s].kind != "convert" else ""
-
-    def _estimate(self, s: int) -> str:
-        this = self.statements[s]
-        return this.render(()) if this.kind in ("argument", "weight") else this.wish
-
-    def _leaves(self, s: int) -> list[int]:
-        """The statements whose names appear in the text of `s`."""
-        result: list[int] = []
-        for o in self.statements[s].operands:
-            if self.statements[o].inline:
-                result += self._leaves(o)
-            elif self.statements[o].kind != "weight":
-                result.append(o)
-        return result
-
-    def _text(self, s: int, names: Mapping[int, str]) -> str:
-        this = self.statements[s]
-        return this.render(
-            [
-                self._text(o, names) if self.statements[o].inline or self.statements[o].kind == "weight" else names[o]
-                for o in this.operands
-            ]
-        )
-
-    def _written(
-        self, roots: Sequence[int], results: Sequence[int], indent: int, returned: Callable[[Sequence[str]], str]
-    ) -> list[str]:
-        names = {s: this.wish for s, this in enumerate(self.statements) if this.kind == "argument"}
-        uses: dict[int, int] = {}
-        for place, s in enumerate(roots):
-            for leaf in self._leaves(s):
-                uses[leaf] = place
-        for r in results:
-            for leaf in self._leaves(r) if self.statements[r].inline else [r]:
-                uses[leaf] = len(roots)
-        lines: list[str] = []
-        for place, s in enumerate(roots):
-            this = self.statements[s]
-            leaves = self._leaves(s)
-            live = {names[o] for o, last in uses.items() if o in names and last > place}
-            dying = [names[o] for o in leaves if uses[o] <= place]
-            if this.loop:
-                carried = names[leaves[0]]
-                name = carried if carried not in live else self._free(this.wish, live, set(names.values()))
-                lines += [f"{' ' * indent}{name} = {carried}"] if name != carried else []
-                others = (
-                    self._text(o, names) if self.statements[o].kind == "weight" else names[o] for o in this.operands[1:]
-                )
-                arguments = ", ".join([name, *others])
-                lines += [f"{' ' * indent}for {this.text} in {this.loop}:"]
-                lines += wrap(f"{name} = {this.text}({arguments})", indent + 4)
-                names[s] = name
-                continue
-            name = self._name(s, leaves, dying, live, names)
-            names[s] = name
-            lines += wrap(f"{name} = {tidy(self._text(s, names))}", indent, self._comment(s))
-        texts = [
-            tidy(self._text(r, names)) if self.statements[r].inline or self.statements[r].kind == "weight" else names[r]
-            for r in results
-        ]
-        return [*lines, *wrap(returned(texts), indent)]
-
-    def _name(
-        self, s: int, leaves: Sequence[int], dying: Sequence[str], live: set[str], names: Mapping[int, str]
-    ) -> str:
-        """A chain of views and conversions goes on under its name, a sum under `x`; all else takes its own."""
-        this = self.statements[s]
-        while this.kind == "convert" or (this.kind in _CHAIN and not self._own_name(this)):
-            inner = self.statements[this.operands[0]]
-            if not inner.inline:
-                break
-            this = inner
-        first = names.get(leaves[0]) if leaves else None
-        plain = this.wish in GENERIC.values()
-        if first in dying and first not in live and first is not None:
-            if this.kind == "convert" and self.statements[leaves[0]].kind != "argument":
-                return first
-            if (this.kind in _CHAIN and (plain or first != "x")) and not self._own_name(this):
-                return first
-        return self._free(this.wish, live, set())
-
-    def _own_name(self, this: Statement) -> bool:
-        """Whether a value has a role or a module of its own, by which it should be called."""
-        if this.kind == "unary" and this.node not in self.roles:
-            return this.wish not in (*GENERIC.values(), self.plan.graph.nodes[this.node].op)
-        return this.node in self.roles or this.wish not in GENERIC.values()
-
-    def _free(self, name: str, live: set[str], others: set[str]) -> str:
-        taken = live | others | RESERVED | set(self.plan.axes)
-        result, count = name, 1
-        while result in taken:
-            count += 1
-            result = f"{name}{count}" if not name[-1].isdigit() else f"{name}_{count}"
-        return result
-
-    def _comment(self, s: int) -> str:
-        this = self.statements[s]
-        if this.comment:
-            return this.comment
-        for o in this.operands:
-            if self.statements[o].inline:
-                found = self._comment(o)
-                if found:
-                    return found
-        return ""
-
-
-def axes_read(lines: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:
-    """The axes that lines speak of by their bare names."""
-    text = "\n".join(lines)
-    return tuple(a for a in axes if re.search(rf"(?<![\w.]){a}(?!\w)", text))
-
-
-def reads_mesh(lines: Sequence[str]) -> bool:
-    return any(re.search(r"(?<![\w.])mesh\b", line) for line in lines)
-
-
-def sources_first(plan: Plan, nodes: Iterable[int]) -> list[int]:
-    """Nodes that compute, in order."""
-    return [i for i in nodes if plan.graph.nodes[i].op not in SOURCES]
-
-
-def is_whole(layout: Layout) -> bool:
-    return not any(map(is_split, layout))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from ..model.atoms import atoms
 from ..model.layout import is_split
-from ..model.pcg import PCG
 from .plan import Plan
 from .text import WIDTH
 
@@ -115,7 +113,3 @@ def _bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count} B"
-
-
-def has_batch(graph: PCG, index: int) -> bool:
-    return bool(atoms(graph)[index].batch)

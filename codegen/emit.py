@@ -74,7 +74,7 @@ def emit(plan: Plan) -> str:
             helpers=used.helpers,
             random_bits=_random_bits(),
             modules=model,
-        mixed=plan.dtype.startswith("mixed"),
+            mixed=plan.dtype.startswith("mixed"),
             cut=cut,
             sharded=sharded,
             aliases=plan.graph.aliases,
@@ -177,7 +177,6 @@ def _shares(plan: Plan, used: Used) -> list[str]:
         inner = any(axes and known.dim_of(a)[1] > 0 for a, axes in split.items())
         uneven = any(isinstance(local.atom(a), str) for a in split)
         if (inner or uneven) and any(len(dim) > 1 for dim in known.dims):
-            used.helpers.add("share_atoms")
             scale = {a: plan.micro_batches if a in known.batch else 1 for a in split}
             text += f".reshape{shape_text(known.sizes[a] * scale[a] for a in split)}"
             for a, axes in split.items():

@@ -13,11 +13,11 @@ from math import prod
 from typing import Any, TypeAlias
 
 from ..model.atoms import Atoms
-from ..model.layout import Layout, atom_of, is_split
+from ..model.layout import Layout
 from ..model.operator import operator
 from ..model.pcg import FLOATS, Node
 from .moves import Local, Used
-from .text import Size, enclosed, product, shape_text
+from .text import Size, enclosed, shape_text
 
 MICRO = "micro"
 
@@ -311,14 +311,6 @@ def local_shape_text(local: Local) -> str:
         axes = [local.axes[i] for a in local.known.of_dim(dim) for i in local.splits(a)]
         parts.append("/".join([text, *axes]))
     return f"[{', '.join(parts)}]"
-
-
-def split_atoms(layout: Layout) -> tuple[int, ...]:
-    return tuple(sorted({atom_of(x) for x in layout if is_split(x)}))
-
-
-def local_numel(local: Local) -> Size:
-    return product(local.shape())
 
 
 def _scale(site: Site, names: Sequence[str]) -> str:

@@ -11,8 +11,9 @@ from ..model.atoms import atoms
 from ..model.layout import B, R
 from ..model.pcg import FLOATS, SOURCES
 from .blocks import Chain, Unit, chains, entry_name, relative_name, site_step
-from .body import RESERVED, Body, axes_read, reads_mesh
+from .body import Body
 from .expressions import label_count, local_shape_text
+from .lines import RESERVED, axes_read, reads_mesh
 from .micro import divided
 from .moves import Local, Used
 from .names import identifier, roles, short_names

@@ -212,7 +212,7 @@ class Plan:
                 str(data["dtype"]),
                 str(data["optimizer"]),
                 dict(model),
-                dict(report),
+                _report(report),
             )
         except PartitaError:
             raise
@@ -337,15 +337,36 @@ def _list(value: Any) -> list[Any]:
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r:.60} is not an integer")
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
+        raise ValueError(f"{value!r:.60} is not an integer of 64 bits")
     return value
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
         raise ValueError(f"{value!r:.60} is not a number of 0 or more")
     return value
+
+
+def _rate(value: Any) -> float:
+    if not _number(value):
+        raise ValueError(f"{value!r:.60} is not a rate above 0")
+    return float(value)
+
+
+_NUMBERS = ("objective_ns", "bound_ns", "memory_bytes", "capacity_bytes")
+
+
+def _report(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a search found, its numbers checked: they are told in words."""
+    for name in _NUMBERS:
+        if data.get(name) is not None:
+            _number(data[name])
+    if data.get("objective_ns") is not None and data.get("bound_ns") is None:
+        raise ValueError("the report has an objective without a bound")
+    if not isinstance(data.get("gap") or 0, int | float):
+        raise ValueError(f"gap {data['gap']!r:.60} is not a number")
+    return dict(data)
 
 
 def machine_json(machine: Machine) -> dict[str, Any]:
@@ -370,7 +391,7 @@ def machine_json(machine: Machine) -> dict[str, Any]:
 
 def machine_from_json(data: Any) -> Machine:
     levels = tuple(
-        Level(_name(x["name"]), _whole(x["size"]), _number(x["bandwidth"]), _number(x["latency_ns"]))
+        Level(_name(x["name"]), _whole(x["size"]), _rate(x["bandwidth"]), _number(x["latency_ns"]))
         for x in _list(data["levels"])
     )
     d = data["device"]
@@ -378,9 +399,9 @@ def machine_from_json(data: Any) -> Machine:
         _name(d["name"]),
         _whole(d["memory_bytes"]),
         _whole(d["reserved_bytes"]),
-        _number(d["memory_bandwidth"]),
-        {_name(k): _number(v) for k, v in d["peak"].items()},
-        _number(d["matmul_efficiency"]),
+        _rate(d["memory_bandwidth"]),
+        {_name(k): _rate(v) for k, v in d["peak"].items()},
+        _rate(d["matmul_efficiency"]),
         _number(d["launch_ns"]),
     )
     return Machine(_name(data["name"]), levels, device)

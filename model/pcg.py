@@ -131,6 +131,7 @@ class PCG:
             graph = cls(tuple(nodes), _integer(data["loss"]), _integer(data["batch"]), aliases, samples)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PartitaError(f"graph file: node {len(nodes)} is malformed ({error})") from error
+        _verify_file(graph)
         verify(graph)
         if graph.samples:
             _verify_samples(graph)
@@ -173,6 +174,8 @@ def verify(pcg: PCG) -> None:
         if node.name in names:
             raise PartitaError(f"{where}: the name is taken")
         names.add(node.name)
+        if not (_is_name(node.name) and (not node.path or _is_name(node.path))):
+            raise PartitaError(f"{where}: a name is printable, without quotes, braces and backslashes")
         if not all(0 <= i < index for i in node.inputs):
             raise PartitaError(f"{where}: inputs {node.inputs} are not earlier nodes")
         if not all(size > 0 for size in node.shape):
@@ -183,7 +186,7 @@ def verify(pcg: PCG) -> None:
             continue
         try:
             operator(node.op).check(node, tuple(pcg.nodes[i] for i in node.inputs))
-        except ValueError as error:
+        except (ValueError, IndexError) as error:
             raise PartitaError(f"{where}: {error}") from error
     if pcg.batch < 1:
         raise PartitaError(f"batch {pcg.batch} is not positive")
@@ -261,6 +264,34 @@ def grown(pcg: PCG) -> PCG:
 def one_of_many(size: int) -> int:
     """What a size of a `grown` graph is for one sample."""
     return size // _MANY
+
+
+def _is_name(text: str) -> bool:
+    """Whether text may stand within the quotes of a program."""
+    return 0 < len(text) <= 1000 and text.isprintable() and not set(text) & set("\"'\\{}")
+
+
+def _verify_file(pcg: PCG) -> None:
+    """What a graph from a file must fulfil before `verify`: kinds of attributes and dtypes, sizes that can be counted."""
+    from .attributes import check_attributes
+    from .cost import ITEMSIZE
+
+    for index, node in enumerate(pcg.nodes):
+        try:
+            check_attributes(node)
+        except ValueError as error:
+            raise PartitaError(f"node {index} ({node.op} {node.name!r}): {error}") from error
+        if node.dtype not in ITEMSIZE:
+            raise PartitaError(f"node {index} ({node.op} {node.name!r}): no dtype {node.dtype!r}")
+        if node.numel > _LARGEST or pcg.batch > _LARGEST:
+            raise PartitaError(f"node {index} ({node.op} {node.name!r}): shape {node.shape} is too large")
+    known = {pcg.nodes[i].name for i in pcg.of("parameter")}
+    for alias, name in pcg.aliases:
+        if not _is_name(alias) or name not in known:
+            raise PartitaError(f"graph file: {alias!r} is no further name of a parameter")
+
+
+_LARGEST = 2**48
 
 
 def _verify_samples(pcg: PCG) -> None:

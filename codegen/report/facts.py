@@ -245,41 +245,40 @@ def _stored(stored: int, asked: int) -> str:
 # What it costs
 
 
-def modules_table(plan: Plan, cost: Priced) -> Table:
-    """Time and memory by part of the model."""
-    unit, size = time_unit(cost)
-    graph, total = plan.graph, cost.objective_ns
+def by_module(plan: Plan, cost: Priced) -> dict[str, tuple[dict[str, int], int]]:
+    """For every part of the model, equal layers together: ns of a step by part, and bytes."""
     times: dict[str, dict[str, int]] = {}
     kept: dict[str, int] = {}
     layers: dict[str, list[int | None]] = {}
+
+    def module(node: int) -> str:
+        name, layer = module_of(plan.graph, node)
+        layers.setdefault(name, []).append(layer)
+        times.setdefault(name, dict.fromkeys(PARTS, 0))
+        return name
+
     for item in cost.items:
-        module, layer = module_of(graph, item.at if item.part == "conversions" else item.node)
-        layers.setdefault(module, []).append(layer)
-        row = times.setdefault(module, dict.fromkeys(PARTS, 0))
-        row[item.part] += item.total_ns
+        times[module(item.at if item.part == "conversions" else item.node)][item.part] += item.total_ns
     for held in cost.kept:
         if held.node >= 0:
-            module, layer = module_of(graph, held.node)
-            layers.setdefault(module, []).append(layer)
-            kept[module] = kept.get(module, 0) + held.bytes
-    rows = []
-    for module, found in layers.items():
-        ns = times.get(module, dict.fromkeys(PARTS, 0))
+            name = module(held.node)
+            kept[name] = kept.get(name, 0) + held.bytes
+    return {label(name, found): (times[name], kept.get(name, 0)) for name, found in layers.items()}
+
+
+def modules_table(plan: Plan, cost: Priced) -> Table:
+    """Time and memory by part of the model."""
+    unit, size = time_unit(cost)
+    total, modules = cost.objective_ns, by_module(plan, cost)
+
+    def row(name: str, ns: dict[str, int], kept: int) -> tuple[str, ...]:
         spent = sum(ns.values())
-        cells = (f"{ns[part] / size:,.2f}" for part in PARTS)
-        rows.append(
-            (
-                label(module, found),
-                *cells,
-                f"{spent / size:,.2f}",
-                percent(spent, total),
-                bytes_text(kept.get(module, 0)),
-            )
-        )
-    sums = cost.ns
-    cells = (f"{sums[part] / size:,.2f}" for part in PARTS)
-    rows.append(("total", *cells, f"{total / size:,.2f}", percent(total, total), bytes_text(sum(kept.values()))))
-    shares = ", ".join(f"{part} {percent(sums[part], total)}" for part in PARTS)
+        cells = (f"{x / size:,.2f}" for x in (*(ns[part] for part in PARTS), spent))
+        return name, *cells, percent(spent, total), bytes_text(kept)
+
+    rows = [row(name, ns, kept) for name, (ns, kept) in modules.items()]
+    rows.append(row("total", cost.ns, sum(kept for _, kept in modules.values())))
+    shares = ", ".join(f"{part} {percent(cost.ns[part], total)}" for part in PARTS)
     return Table(
         "Time and memory by module",
         f"{unit} of a step, forward and backward of all micro-batches: {shares}. Conversions are collectives between "

@@ -10,8 +10,8 @@ import jinja2
 
 from ...formulation.placement import ranks
 from ..price import PARTS
-from .facts import Facts, time_unit
-from .words import bytes_text, label, module_of, percent
+from .facts import Facts, by_module, time_unit
+from .words import bytes_text, percent
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 MOST_UNITS, MOST_DEVICES = 16, 32  # drawn of a machine: units of its outermost level, devices in each
@@ -94,17 +94,12 @@ def _step(facts: Facts) -> Bar:
 def _modules(facts: Facts, most: int = 12) -> tuple[Bar, ...]:
     """The dearest modules, on one scale."""
     unit, size = time_unit(facts.priced)
-    times: dict[str, dict[str, int]] = {}
-    layers: dict[str, list[int | None]] = {}
-    for item in facts.priced.items:
-        module, layer = module_of(facts.plan.graph, item.at if item.part == "conversions" else item.node)
-        layers.setdefault(module, []).append(layer)
-        times.setdefault(module, dict.fromkeys(PARTS, 0))[item.part] += item.total_ns
-    ordered = sorted(times, key=lambda m: -sum(times[m].values()))[:most]
-    longest = sum(times[ordered[0]].values()) if ordered else 0
+    spent = {name: (ns, sum(ns.values())) for name, (ns, _) in by_module(facts.plan, facts.priced).items()}
+    ordered = sorted(spent, key=lambda name: -spent[name][1])[:most]
+    longest = max((total for _, total in spent.values()), default=0)
     return tuple(
-        Bar(label(m, layers[m]), _times(times[m], longest, facts), f"{sum(times[m].values()) / size:,.2f} {unit}")
-        for m in ordered
+        Bar(name, _times(ns, longest, facts), f"{total / size:,.2f} {unit}")
+        for name, (ns, total) in ((name, spent[name]) for name in ordered)
     )
 
 
