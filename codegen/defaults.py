@@ -10,7 +10,6 @@ WEIGHT_DECAY = {"sgd": 0.0, "adam": 0.0, "adamw": 0.1}
 """Not for biases and other weights of one dim."""
 BETAS = (0.9, 0.95)
 EPS = 1e-8
-MOMENTUM = 0.9
 CLIP_NORM = 1.0
 WARMUP_STEPS = 10
 TOTAL_STEPS = 1000

@@ -14,14 +14,14 @@ from ..model.layout import B, P, is_split
 from ..model.pcg import FLOATS
 from . import defaults
 from .describe import docstring, mesh_sentence
-from .modules import Modules, argument_name
+from .modules import Modules, argument_name, summed_over
 from .moves import Local, Used
 from .plan import Plan
 from .text import shape_text, wrap
 
 _DTYPES = {"mixed-float16": "float16", "mixed-bfloat16": "bfloat16"}
 _OPTIMIZERS = {
-    "sgd": ("SGD", f"torch.optim.SGD(groups, lr, momentum={defaults.MOMENTUM})"),
+    "sgd": ("SGD", "torch.optim.SGD(groups, lr)"),
     "adam": ("Adam", f"torch.optim.Adam(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
     "adamw": ("AdamW", f"torch.optim.AdamW(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
 }
@@ -47,12 +47,13 @@ def emit(plan: Plan) -> str:
     shares = _shares(plan, used)
     weights = [(n, c) for n, c in zip(plan.graph.nodes, plan.choices, strict=True) if n.op in ("parameter", "buffer")]
     sharded = any(c.sharded_states and B in c.output for _, c in weights)
+    several = any(len(summed_over(plan, i)) > 1 and not plan.choices[i].sharded_states for i in _trained(plan))
     cut = any(is_split(x) for _, c in weights for x in c.output)
     if cut or sharded or "positions" in used.helpers or "pad" in used.primitives or any("cut(" in x for x in shares):
         used.primitives |= {"cut"}
-    if cut or sharded:
+    if cut or sharded or several:
         used.primitives |= {"gather"}
-    if sharded:
+    if sharded or several:
         used.primitives |= {"scatter_sum"}
     loss = plan.choices[plan.graph.loss].output
     sizes = plan.placement.sizes
@@ -77,6 +78,7 @@ def emit(plan: Plan) -> str:
             mixed=plan.dtype.startswith("mixed"),
             cut=cut,
             sharded=sharded,
+            several=several,
             aliases=plan.graph.aliases,
             optimizer_doc=f"{_OPTIMIZERS[plan.optimizer][0]} over this rank's part of the weights.",
             optimizer_call=_OPTIMIZERS[plan.optimizer][1],
@@ -96,6 +98,11 @@ def emit(plan: Plan) -> str:
         )
     )
     return _spaced(program)
+
+
+def _trained(plan: Plan) -> list[int]:
+    """The weights that have a gradient."""
+    return [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient]
 
 
 def _spaced(program: str) -> str:

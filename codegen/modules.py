@@ -212,7 +212,7 @@ class Modules:
         node, choice = plan.graph.nodes[index], plan.choices[index]
         float_dtype = "precision" if plan.dtype.startswith("mixed") else "dtype"
         options = {"dtype": float_dtype if node.dtype in FLOATS else f"torch.{node.dtype}"}
-        summed = [a for a, x, n in zip(plan.axes, choice.output, plan.placement.sizes, strict=True) if x == B and n > 1]
+        summed = [plan.axes[a] for a in summed_over(plan, index)]
         if summed and node.gradient:
             options["summed"] = _tuple(summed)
             if choice.sharded_states:
@@ -318,3 +318,10 @@ def _ranges(firsts: Sequence[int], period: int) -> list[str]:
 
 def _tuple(parts: Sequence[str]) -> str:
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def summed_over(plan: Plan, index: int) -> list[int]:
+    """The axes over which the gradient of a weight is added up, those that reach furthest out first."""
+    sizes, matrix = plan.placement.sizes, plan.placement.matrix
+    axes = [a for a, letter in enumerate(plan.choices[index].output) if letter == B and sizes[a] > 1]
+    return sorted(axes, key=lambda a: matrix[a], reverse=True)

@@ -351,7 +351,7 @@ def _number(value: Any) -> float:
 def _rate(value: Any) -> float:
     if not _number(value):
         raise ValueError(f"{value!r:.60} is not a rate above 0")
-    return float(value)
+    return value  # type: ignore[no-any-return]
 
 
 _NUMBERS = ("objective_ns", "bound_ns", "memory_bytes", "capacity_bytes")

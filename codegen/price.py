@@ -349,7 +349,7 @@ class _Pricing:
         axes = tuple(a for a, x in enumerate(choice.output) if x == B)
         shards = prod(self.plan.placement.sizes[a] for a in axes) if choice.sharded_states else 1
         updated = -(-stored // shards)
-        self.hold("states", index, stored * 2 * item + updated * states * item)
+        self.hold("states", index, stored * 2 * item + updated * (states + choice.sharded_states) * item)
         accumulated = self.stream(stored * float(self.item(index) + 2 * item))
         self.work("gradients", "accumulate", "backward", index, accumulated, at, Slot.ACCUMULATE)
         sum_ns = gather_ns = 0

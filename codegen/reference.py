@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..model.capture import Inputs, outputs
 from ..model.errors import PartitaError
 from ..model.pcg import PCG
-from .defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, schedule
+from .defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, WEIGHT_DECAY, schedule
 from .synthetic import generator
 from .templates.counters import dropout_mask, projection_weights
 from .worker import Outcome
@@ -133,7 +133,7 @@ class Optimizer:
 
 
 _OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda groups: torch.optim.SGD(groups, LEARNING_RATE, momentum=MOMENTUM),
+    "sgd": lambda groups: torch.optim.SGD(groups, LEARNING_RATE),
     "adam": lambda groups: torch.optim.Adam(groups, LEARNING_RATE, betas=BETAS, eps=EPS),
     "adamw": lambda groups: torch.optim.AdamW(groups, LEARNING_RATE, betas=BETAS, eps=EPS),
 }

@@ -70,7 +70,8 @@ def stored_bytes(choice: Storage, trainable: bool, precision: Precision, states:
     if not trainable:
         return choice.numel * item
     ranks = _shards(choice)
-    return choice.numel * 2 * item + -(-choice.numel // ranks) * states * item
+    # Shards are updated in copies of their own.
+    return choice.numel * 2 * item + -(-choice.numel // ranks) * (states + choice.sharded) * item
 
 
 def _shards(choice: Storage) -> Array:
