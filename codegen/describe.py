@@ -22,7 +22,7 @@ def docstring(plan: Plan) -> str:
         rows.append(("memory", f"{_bytes(report['memory_bytes'])} of {_bytes(capacity)} on every rank"))
     rows.append(("batch", _batch(plan)))
     rows.append(("weights", _weights(plan)))
-    lines = [f'"""Training program for {name}, planned for {machine.name}: {where}.', ""]
+    lines = [f"Training program for {name}, planned for {machine.name}: {where}.", ""]
     for label, text in rows:
         words, start = text.split(" "), f"    {label:<12}"
         line = start
@@ -36,7 +36,13 @@ def docstring(plan: Plan) -> str:
     nodes = plan.ranks // plan.placement.hierarchy[-1]
     if nodes > 1:
         run = run.replace("torchrun", f"torchrun --nnodes {nodes}")
-    return "\n".join([*lines, "", f"Run: {run}", '"""'])
+    text = _plain("\n".join([*lines, "", f"Run: {run}"]))
+    return f'"""{text}\n"""'
+
+
+def _plain(text: str) -> str:
+    """Text that can stand in a docstring, whatever names are in it."""
+    return text.replace("\\", "/").replace('"', "'")
 
 
 def mesh_sentence(plan: Plan) -> str:
@@ -50,7 +56,7 @@ def mesh_sentence(plan: Plan) -> str:
         for factor in row:
             size *= factor
         parts.append(f"{name}={size} ({', '.join(places) or 'one rank'})")
-    return " x ".join(parts)
+    return _plain(" x ".join(parts))
 
 
 def _step(plan: Plan) -> str:

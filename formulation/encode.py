@@ -190,8 +190,10 @@ class _Encoder:
     def _number(self, index: int) -> int:
         node, known = self.pcg.nodes[index], atoms(self.pcg)
         wish = self.fixed.get(node.name)
+        # The call site of a dropout tells it from others, but costs nothing: equal layers stay equal.
+        attributes = tuple(a for a in node.attributes if a[0] != "site")
         key = (
-            node.op, node.attributes, node.shape, node.dtype, node.gradient, known[index].dims, wish,
+            node.op, attributes, node.shape, node.dtype, node.gradient, known[index].dims, wish,
             tuple((known[i].dims, self.pcg.nodes[i].dtype, self.pcg.nodes[i].gradient) for i in node.inputs),
         )  # fmt: skip
         if key not in self.kinds:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from .cost import ITEMSIZE
 from .pcg import Node
 
 Check: TypeAlias = Callable[[Any], bool]
@@ -15,6 +16,11 @@ def _whole(value: Any) -> bool:
 
 def _place(value: Any) -> bool:
     return _whole(value) and value >= 0
+
+
+def _few(value: Any) -> bool:
+    """A number of dims."""
+    return _place(value) and value <= 64
 
 
 def _number(value: Any) -> bool:
@@ -55,13 +61,19 @@ def _target(value: Any) -> bool:
 
 def _argument(value: Any) -> bool:
     """As `translate` encodes it: numbers and words, or tagged tuples of inputs, dtypes and lists."""
+    if isinstance(value, tuple) and value[:1] == ("@",):
+        return len(value) == 2 and _place(value[1])
+    if isinstance(value, tuple) and value[:1] == ("dtype",):
+        return len(value) == 2 and value[1] in ITEMSIZE
     if isinstance(value, tuple):
-        return bool(value) and value[0] in ("@", "dtype", "list") and all(map(_argument, value[1:]))
+        return value[:1] == ("list",) and all(map(_argument, value[1:]))
     return value is None or _constant(value) or (isinstance(value, str) and value.isidentifier())
 
 
 def _arguments(value: Any) -> bool:
-    return _tuple(lambda pair: isinstance(pair, tuple) and len(pair) == 2 and _key(pair[0]) and _argument(pair[1]))(value)
+    """(keyword or nothing, argument) pairs, those without a keyword first."""
+    pairs = _tuple(lambda pair: isinstance(pair, tuple) and len(pair) == 2 and _key(pair[0]) and _argument(pair[1]))
+    return pairs(value) and [bool(key) for key, _ in value] == sorted(bool(key) for key, _ in value)
 
 
 def _key(value: Any) -> bool:
@@ -71,7 +83,7 @@ def _key(value: Any) -> bool:
 _RELATION = _word("eq", "ne", "lt", "le", "gt", "ge")
 _REDUCTION = _word("mean", "sum")
 _OPERANDS = _tuple(_word("x", "w", "bias"))
-_NORM = {"normalized": _place, "eps": _number}
+_NORM = {"normalized": _few, "eps": _number}
 _REDUCED = {"dims": _tuple(_place), "keepdim": _flag}
 
 REQUIRED: dict[str, dict[str, Check]] = {

@@ -11,9 +11,19 @@ from ..pcg import Node
 def _whole(node: Node, inputs: tuple[Node, ...]) -> str:
     if not re.fullmatch(r"[a-z_]\w*(\.\w+)+", node["target"], re.ASCII | re.IGNORECASE):
         raise ValueError(f"{node['target']!r} names no operator")
+    if any(i >= len(inputs) for _, value in node["arguments"] for i in _numbers(value)):
+        raise ValueError(f"the call reads more than its {len(inputs)} inputs")
     arguments = ", ".join(f"x{i}[{', '.join(':' * len(source.shape))}]" for i, source in enumerate(inputs))
     names = ", ".join(f"d{d}" for d in range(len(node.shape)))
     return f"y[{names}] = f({arguments})[{names}]"
+
+
+def _numbers(value: Any) -> list[int]:
+    """The inputs that an argument speaks of."""
+    if not isinstance(value, tuple):
+        return []
+    tag, *rest = value
+    return list(rest) if tag == "@" else [i for v in rest for i in _numbers(v)]
 
 
 def _source(value: Any, names: Sequence[str]) -> str:

@@ -1,0 +1,114 @@
+"""The network of a graph: what is a variable, what is shared, what is counted, and what a fixed strategy leaves."""
+
+import numpy as np
+import pytest
+
+from partita.formulation.encode import Encoding, encode, strategy_network
+from partita.formulation.network import INFINITE
+from partita.formulation.placement import of_rows
+from partita.model.capture import capture
+from partita.model.errors import PartitaError
+from partita.model.load import load_module
+from partita.model.machine import Machine
+from partita.model.pcg import PCG, Builder, with_batch
+from partita.model.zoo import zoo
+
+MACHINE = Machine.load("dgx-a100")
+PLACEMENT = of_rows(((1, 4), (1, 2)))
+
+
+def blocks(layers: int, batch: int = 8) -> PCG:
+    """Equal residual blocks: norm, up, relu, down, add; one table of weights at both ends."""
+    b = Builder(batch)
+    table = b.parameter("table.weight", (32, 16))
+    x = b.add("embedding", table, b.input("ids", (batch, 4), "int64"), shape=(batch, 4, 16))
+    for i in range(layers):
+        h = b.add("rms_norm", x, b.parameter(f"{i}.norm", (16,)), shape=(batch, 4, 16), normalized=1, eps=1e-5)
+        h = b.add("linear", h, b.parameter(f"{i}.up", (64, 16)), shape=(batch, 4, 64), name=f"up{i}")
+        h = b.add("dropout", b.add("relu", h, shape=(batch, 4, 64)), shape=(batch, 4, 64), p=0.1, site=i)
+        h = b.add("linear", h, b.parameter(f"{i}.down", (16, 64)), shape=(batch, 4, 16), name=f"down{i}")
+        x = b.add("add", x, h, shape=(batch, 4, 16))
+    y = b.add("view", b.add("linear", x, table, shape=(batch, 4, 32)), shape=(batch * 4, 32))
+    t = b.add("view", b.input("t", (batch, 4), "int64"), shape=(batch * 4,))
+    return b.build(b.add("cross_entropy", y, t, shape=(), reduction="mean", ignore_index=-100))
+
+
+def encoded(pcg: PCG, **options: object) -> Encoding:
+    return encode(pcg, MACHINE.with_nodes(1), PLACEMENT, **options)  # type: ignore[arg-type]
+
+
+def test_views_and_inputs_are_no_variables() -> None:
+    names = {v.name for v in encoded(blocks(1)).network.variables}
+    assert "view" not in names and "ids" not in names
+    assert {"table.weight", "up0", "0.up"} <= names
+
+
+def test_a_tensor_with_several_consumers_is_converted_once() -> None:
+    found = encoded(blocks(1))
+    names = [v.name for v in found.network.variables]
+    assert "embedding shared" in names  # read by the norm and the residual
+    assert "table.weight shared" in names  # read at both ends
+
+
+def test_the_network_is_consistent() -> None:
+    encoded(blocks(3)).network.check()
+
+
+@pytest.mark.parametrize("layers", [2, 3, 7])
+def test_equal_layers_become_one_chain(layers: int) -> None:
+    """Also where layers hold dropout, whose call sites differ, and where a tied weight links both ends."""
+    (chain,) = encoded(blocks(layers)).network.chains
+    assert len(chain) == layers
+
+
+@pytest.mark.parametrize("name", zoo())
+def test_every_model_of_the_zoo_is_a_chain_of_its_layers(name: str) -> None:
+    module, inputs = load_module(name, small=True)
+    (chain,) = encoded(capture(module, inputs, batch=12)).network.chains
+    layers = len({n for n, _ in module.named_modules() if n.startswith("layers.") and n.count(".") == 1})
+    # The first layer may differ (its input needs no gradient), as may the last.
+    assert layers - 2 <= len(chain) <= layers
+
+
+def test_equal_tables_are_one_object() -> None:
+    network = encoded(blocks(3)).network
+    assert len({id(e.cost) for e in network.edges}) < len(network.edges) / 2
+
+
+def test_a_fixed_strategy_leaves_only_that() -> None:
+    found = encoded(blocks(1), fixed={"up0": ("o", "b.1")})
+    variable, options = found.operators[next(i for i, n in enumerate(found.pcg.nodes) if n.name == "up0")]
+    assert len(found.network.variables[variable].cost) == len(options) == 1
+
+
+@pytest.mark.parametrize(
+    ("fixed", "words"),
+    [
+        ({"nothing": ("o", "o")}, "no node is named 'nothing'"),
+        ({"up0": ("o",)}, "give 2 of R, B, P"),
+        ({"up0": ("o", "columns")}, "cannot be fixed to o,columns"),
+        ({"down0": ("b.1", "b.1"), "up0": ("b.0", "b.0")}, "leaves a rank empty"),
+    ],
+)
+def test_what_cannot_be_fixed_is_refused(fixed: dict[str, tuple[str, ...]], words: str) -> None:
+    with pytest.raises(PartitaError, match=words):
+        encoded(blocks(1), fixed=fixed)
+
+
+def test_costs_grow_with_micro_batches_and_memory_falls() -> None:
+    """The bound that a search inherits: no entry falls when the same batch is cut into more micro-batches."""
+    whole = encoded(blocks(2, batch=16), micro_batches=1).network
+    halves = encoded(with_batch(blocks(2, batch=16), 8), micro_batches=2).network
+    same = [(a, b) for a, b in zip(whole.variables, halves.variables, strict=True) if a.cost.shape == b.cost.shape]
+    assert len(same) == len(whole.variables)  # 8 samples still split over all 8 ranks
+    for a, b in same:
+        assert (b.cost >= a.cost).all() and (b.use <= a.use).all()
+    for a, b in zip(whole.edges, halves.edges, strict=True):
+        assert (b.cost >= a.cost).all()
+
+
+def test_a_network_to_try_solvers_on() -> None:
+    network = strategy_network(blocks(1), MACHINE, mesh=(8,))
+    assert network.variables and network.capacities[0] < MACHINE.device.memory_bytes
+    assert all((v.cost < INFINITE).any() for v in network.variables)
+    assert np.issubdtype(network.variables[0].cost.dtype, np.int64)

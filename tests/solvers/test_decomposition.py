@@ -1,0 +1,63 @@
+"""Solving equal layers once and joining them gives what solving the whole network gives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from partita.formulation.encode import encode
+from partita.formulation.network import evaluate
+from partita.formulation.placement import placements
+from partita.model.capture import capture
+from partita.model.load import load_module
+from partita.model.machine import Machine
+from partita.model.pcg import PCG, Builder
+from partita.solvers.elimination import Elimination
+from partita.solvers.protocol import Status
+from partita.solvers.search import least_use
+
+
+def perceptron() -> PCG:
+    """Three equal layers with a residual."""
+    b = Builder(12)
+    x = b.add("linear", b.input("x", (12, 64)), b.parameter("first", (64, 64)), shape=(12, 64))
+    for i in range(3):
+        h = b.add("linear", x, b.parameter(f"layers.{i}.up", (256, 64)), shape=(12, 256), path=f"layers.{i}")
+        h = b.add("relu", h, shape=(12, 256), path=f"layers.{i}")
+        h = b.add("linear", h, b.parameter(f"layers.{i}.down", (64, 256)), shape=(12, 64), path=f"layers.{i}")
+        x = b.add("add", x, h, shape=(12, 64), path=f"layers.{i}")
+    return b.build(b.add("mse_loss", x, b.input("t", (12, 64)), shape=(), reduction="mean"))
+
+
+def captured(name: str) -> PCG:
+    module, inputs = load_module(name, small=True)
+    return capture(module, inputs, batch=12)
+
+
+GRAPHS = {"perceptron": perceptron, "mlp": lambda: captured("mlp"), "gpt2": lambda: captured("gpt2")}
+
+
+@pytest.mark.parametrize("room", [1.0, 0.4, 0.1, 0.0])
+@pytest.mark.parametrize("mesh", [(2,), (6,), (2, 2)], ids=str)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_layers_solved_once_are_layers_solved_together(name: str, mesh: tuple[int, ...], room: float) -> None:
+    """`room`: memory between the least that any plan takes (0) and what the fastest takes (1)."""
+    machine = Machine.adhoc((math.prod(mesh),))
+    device = replace(machine.device, peak=dict.fromkeys(machine.device.peak, 1e11), memory_bandwidth=1e11, launch_ns=100)
+    machine = replace(machine, device=device)
+    placement = placements(machine.hierarchy, mesh=mesh)[0]
+    network = encode(GRAPHS[name](), machine, placement, micro_batches=1, dtype="float32", optimizer="adam").network
+    assert network.chains, "no repetition was found"
+    fastest = Elimination().solve(network)
+    assert fastest.assignment is not None
+    least, most = least_use(network), evaluate(network, fastest.assignment).use[0]
+    tight = replace(network, capacities=(least + int(room * (most - least)),))
+    decomposed, whole = Elimination().solve(tight), Elimination().solve(replace(tight, chains=()))
+    assert decomposed.status is whole.status is Status.OPTIMAL
+    assert decomposed.objective == whole.objective == whole.bound
+    for solution in (decomposed, whole):
+        assert solution.assignment is not None
+        found = evaluate(tight, solution.assignment)
+        assert found.cost == solution.objective and found.use[0] <= tight.capacities[0]
