@@ -83,8 +83,8 @@ def _key(value: Any) -> bool:
 _RELATION = _word("eq", "ne", "lt", "le", "gt", "ge")
 _REDUCTION = _word("mean", "sum")
 _OPERANDS = _tuple(_word("x", "w", "bias"))
-_NORM = {"normalized": _few, "eps": _number}
-_REDUCED = {"dims": _tuple(_place), "keepdim": _flag}
+_NORM: dict[str, Check] = {"normalized": _few, "eps": _number}
+_REDUCED: dict[str, Check] = {"dims": _tuple(_place), "keepdim": _flag}
 
 REQUIRED: dict[str, dict[str, Check]] = {
     "gelu": {"approximate": _word("none", "tanh")},

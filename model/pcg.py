@@ -272,7 +272,7 @@ def _is_name(text: str) -> bool:
 
 
 def _verify_file(pcg: PCG) -> None:
-    """What a graph from a file must fulfil before `verify`: kinds of attributes and dtypes, sizes that can be counted."""
+    """What a graph from a file must fulfil before `verify`: attributes and dtypes of their kinds, sizes in 64 bits."""
     from .attributes import check_attributes
     from .cost import ITEMSIZE
 

@@ -42,7 +42,9 @@ def model(name: str) -> dict[str, Any]:
 def slow(mesh: tuple[int, ...]) -> Machine:
     """Devices so slow that it pays to split even small models; a level for every axis, the outer ones slower."""
     device = Machine.adhoc((1,)).device
-    device = replace(device, peak=dict.fromkeys(device.peak, 1e11), memory_bandwidth=1e11, launch_ns=100, reserved_bytes=0)
+    device = replace(
+        device, peak=dict.fromkeys(device.peak, 1e11), memory_bandwidth=1e11, launch_ns=100, reserved_bytes=0
+    )
     hierarchy = mesh if len(mesh) > 1 else (2, mesh[0] // 2) if mesh[0] > 2 else mesh
     levels = []
     for k, size in enumerate(hierarchy):
@@ -58,9 +60,7 @@ def planned(name: str, machine: Machine, mesh: tuple[int, ...]) -> Plan:
 
 def tightened(name: str, free: Plan) -> Machine:
     """The same machine with a quarter of the memory between what `free` takes and the least that any plan takes."""
-    question = Question(
-        graph(name), free.machine, BATCH, (free.placement,), (BATCH,), "float64", "adamw"
-    )
+    question = Question(graph(name), free.machine, BATCH, (free.placement,), (BATCH,), "float64", "adamw")
     network = question.encoding(free.placement, BATCH).network
     capacity = free.machine.device.capacity_bytes
     least = least_use(network) + capacity - network.capacities[0]

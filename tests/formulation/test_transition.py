@@ -7,7 +7,7 @@ import pytest
 
 from partita.formulation.placement import of_rows
 from partita.formulation.transition import Space, Transitions, space
-from partita.model.layout import Action, B, P, R, S, layouts, splittable, steps
+from partita.model.layout import Action, B, P, R, S, chunk, layouts, splittable, steps
 from partita.model.machine import Machine
 
 MACHINE = Machine.load("dgx-a100", nodes=4)
@@ -89,3 +89,18 @@ def test_local_sizes_are_those_of_the_largest_part() -> None:
     assert s.numel[s.code((S(0), R))] == 3 * 6
     assert s.numel[s.code((S(0), S(0)))] == 2 * 6
     assert s.numel[s.code((S(0), S(1)))] == 3 * 3
+
+
+def test_a_split_is_legal_where_every_part_has_items() -> None:
+    """By brute force: cut, and cut every part again."""
+
+    def empty(size: int, parts: tuple[int, ...]) -> bool:
+        if not parts:
+            return size < 1
+        cuts = [chunk(size, parts[0], i) for i in range(parts[0])]
+        return any(empty(stop - start, parts[1:]) for start, stop in cuts)
+
+    for size in range(1, 30):
+        for parts in ((2,), (5,), (2, 4), (4, 2), (3, 3), (2, 2, 3), (3, 2, 4)):
+            assert splittable(size, parts) is not empty(size, parts), (size, parts)
+    assert not splittable(9, (2, 4))

@@ -45,7 +45,9 @@ GRAPHS = {"perceptron": perceptron, "mlp": lambda: captured("mlp"), "gpt2": lamb
 def test_layers_solved_once_are_layers_solved_together(name: str, mesh: tuple[int, ...], room: float) -> None:
     """`room`: memory between the least that any plan takes (0) and what the fastest takes (1)."""
     machine = Machine.adhoc((math.prod(mesh),))
-    device = replace(machine.device, peak=dict.fromkeys(machine.device.peak, 1e11), memory_bandwidth=1e11, launch_ns=100)
+    device = replace(
+        machine.device, peak=dict.fromkeys(machine.device.peak, 1e11), memory_bandwidth=1e11, launch_ns=100
+    )
     machine = replace(machine, device=device)
     placement = placements(machine.hierarchy, mesh=mesh)[0]
     network = encode(GRAPHS[name](), machine, placement, micro_batches=1, dtype="float32", optimizer="adam").network

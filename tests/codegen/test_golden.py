@@ -1,0 +1,40 @@
+"""Programs of planned models, as files that were read: what they look like is part of what is promised.
+
+`python tests/codegen/test_golden.py` writes them again, where a change is meant.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from partita.codegen.plan import Plan
+from partita.codegen.run import Settings, plan_graph
+from partita.model.capture import capture
+from partita.model.load import load_module
+from partita.model.machine import Machine
+from partita.model.zoo.registry import entry
+
+GOLDEN = Path(__file__).parent / "golden"
+PLANS = {
+    "llama-7b": ("dgx-h100", 8, (8, 8)),  # batch over both axes, weights sharded inside a node
+    "gpt3-15b": ("dgx-a100", 4, (4, 8)),  # memory binds: kinds of layers that differ in what is sharded how far
+}
+
+
+def planned(name: str) -> Plan:
+    preset, nodes, mesh = PLANS[name]
+    known, machine = entry(name), Machine.load(preset, nodes=nodes)
+    module, inputs = load_module(name)
+    batch = known.default_batch(False, machine.devices)
+    settings = Settings(batch, known.dtype, known.optimizer, mesh=mesh)
+    return plan_graph(capture(module, inputs, batch=batch), machine, settings, {"reference": name, "batch": batch})
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_golden(name: str) -> None:
+    assert planned(name).emit() == (GOLDEN / f"{name}.txt").read_text()
+
+
+if __name__ == "__main__":
+    for each in PLANS:
+        (GOLDEN / f"{each}.txt").write_text(planned(each).emit())
