@@ -22,7 +22,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Classes:
-    """Tensors up to views: `base[n]` is the node that computes what n shows, `atoms[n]` takes its atoms to the base's."""
+    """Tensors up to views: `base[n]` is the node that computes what n shows, `atoms[n]` takes atoms to the base's."""
 
     base: tuple[int, ...]
     atoms: tuple[tuple[int, ...], ...]

@@ -71,7 +71,8 @@ def stored_bytes(choice: Storage, trainable: bool, precision: Precision, states:
         return choice.numel * item
     ranks = _shards(choice)
     # Shards are updated in copies of their own.
-    return choice.numel * 2 * item + -(-choice.numel // ranks) * (states + choice.sharded) * item
+    updated: Array = -(-choice.numel // ranks) * (states + choice.sharded.astype(np.int64))
+    return (2 * choice.numel + updated) * item
 
 
 def _shards(choice: Storage) -> Array:

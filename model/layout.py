@@ -189,7 +189,7 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 def splittable(size: int, parts: tuple[int, ...]) -> bool:
     """Whether splitting `size` items successively by `parts`, outermost first, leaves no rank empty.
 
-    Parts have one of two sizes, and the larger may be the one that does not split: 9 by 2 is 5 and 4, of which 5 by 4 is
+    Parts have one of two sizes, and the larger may be the one that does not split: 9 by 2 is 5 and 4, but 5 by 4 is
     2, 2, 1 and nothing.
     """
     sizes = {size}

@@ -1,4 +1,4 @@
-"""The predicted memory against what autograd really keeps: every saved tensor of a rank's forward, counted by storage."""
+"""Predicted memory against what autograd really keeps: every saved tensor of a rank's forward, counted by storage."""
 
 import inspect
 from dataclasses import replace
@@ -24,7 +24,7 @@ BATCH = 16
 
 
 def slow_machine(hierarchy: tuple[int, ...], share: float | None = None) -> Machine:
-    """Devices so slow that splitting a small twin pays; `share` of the twin's replicated memory is all that there is."""
+    """Devices so slow that splitting a small twin pays, with `share` bytes of memory where that is given."""
     machine = Machine.adhoc(hierarchy)
     device = replace(
         machine.device,
