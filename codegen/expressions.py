@@ -289,7 +289,8 @@ def label_count(site: Site, t: str, weight: str | None) -> str:
     ignore = site.node.get("ignore_index", -100)
     if weight is None:
         return f"({enclosed(t)} != {ignore}).sum()"
-    return f"{enclosed(weight)}[{t}.clamp(min=0)].masked_fill({enclosed(t)} == {ignore}, 0).sum()"
+    ignored = f"{enclosed(t)} == {ignore}"  # may be no class at all
+    return f"{enclosed(weight)}[{enclosed(t)}.masked_fill({ignored}, 0)].masked_fill({ignored}, 0).sum()"
 
 
 def _mse(site: Site, names: Sequence[str]) -> str:

@@ -130,7 +130,9 @@ class _Pricing:
                     self.weight(index)
             elif self.classes.constant[index]:
                 if node.op != "buffer" and operator(node.op).passes:
-                    self.work("compute", node.op, "forward", index, self.kernel(0, 2.0 * node.numel * self.item(index)))
+                    work = operator(node.op).work(node, tuple(self.graph.nodes[i] for i in node.inputs))
+                    time = self.kernel(work, 2.0 * node.numel * self.item(index))
+                    self.work("compute", node.op, "forward", index, time)
             elif node.op != "input" and self.classes.base[index] == index:
                 self.compute(index)
                 self.tensor(index)

@@ -35,6 +35,8 @@ def synthetic(graph: PCG, samples: int, step: int) -> dict[str, Tensor]:
             share = torch.linspace(0, 0.9, values.shape[0], dtype=torch.float64).view(-1, *[1] * (values.dim() - 1))
             drawn = torch.rand(shape, generator=source, dtype=torch.float64)
             values = torch.where(drawn < share, ignored[index], values)
+            if values[0].eq(ignored[index]).any():  # the first sample's labels count: a loss of none is no number
+                values[0] = (ignored[index] + 1) % node.get("high", 2)
         batch[node.name] = values.to(dtype)
     return batch
 

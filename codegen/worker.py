@@ -41,7 +41,7 @@ def load_program(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PartitaError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module
 

@@ -178,7 +178,8 @@ class _Encoder:
     def _constant(self, node: Node) -> None:
         if node.op != "buffer" and operator(node.op).passes:
             size = np.array([2.0 * node.numel * self.precision.itemsize(node.dtype)])
-            self.constant += self.k * int(self.roofline.ns(np.zeros(1), size)[0])
+            work = operator(node.op).work(node, tuple(self.pcg.nodes[i] for i in node.inputs))
+            self.constant += self.k * int(self.roofline.ns(np.array([float(work)]), size)[0])
 
     def _domain(self, index: int) -> tuple[Domain, int]:
         """A node's options, and a number that equal nodes share."""

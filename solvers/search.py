@@ -52,14 +52,14 @@ class Question:
     def floor_ns(self) -> int:
         """No plan is faster: all arithmetic at the devices' full rate, evenly spread, and nothing else."""
         rate = self.machine.device.flops(precision(self.dtype).compute) * self.machine.devices
-        work = 0.0
-        for node in self.pcg.nodes:
+        whole, work = with_batch(self.pcg, self.batch), 0.0
+        for node in whole.nodes:
             if node.op in SOURCES or not operator(node.op).passes:
                 continue
-            inputs = tuple(self.pcg.nodes[i] for i in node.inputs)
+            inputs = tuple(whole.nodes[i] for i in node.inputs)
             entry = operator(node.op)
             work += entry.work(node, inputs) * (1 + backward_factor(node, inputs, entry.matmul))
-        return int(work * self.batch / self.pcg.batch / rate * 1e9 * (1 - 1e-9))
+        return int(work / rate * 1e9 * (1 - 1e-9))
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class _Search:
             self.discarded += 1
         elif not (fits and relaxed.status is Status.OPTIMAL):
             self._push(_Candidate(bound, True, candidate.k, candidate.number))
-        if not fits:  # finer micro-batches need less memory, and cost no less than this bound
+        if not (fits and relaxed.status is Status.OPTIMAL):  # finer ones need less memory, and cost no less than this
             for k in self.question.micro_batches:
                 if k > candidate.k and k % candidate.k == 0 and not self._between(candidate.k, k):
                     self._push(_Candidate(bound, False, k, candidate.number))
