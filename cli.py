@@ -130,7 +130,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Run the program beside the unsharded model: the same loss, gradients and weights?"""
-    from .codegen.verify import verify as check
+    from .codegen.verification.verify import verify as check
 
     with _words_to_stderr():
         verdict = check(folder, ranks=ranks, level=level.value)

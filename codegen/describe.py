@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..model.layout import is_split
 from .plan import Plan
-from .text import WIDTH
+from .program.text import WIDTH
 
 _WORDS = {"data": "the batch", "tensor": "weights", "sequence": "positions"}
 

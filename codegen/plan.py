@@ -79,7 +79,7 @@ class Plan:
     @cached_property
     def axes(self) -> tuple[str, ...]:
         """A name for every mesh axis, by what it mostly splits: data, tensor, sequence."""
-        from .names import axis_names
+        from .program.names import axis_names
 
         return axis_names(self)
 
@@ -128,7 +128,7 @@ class Plan:
 
     def emit(self, path: Path | str | None = None) -> str:
         """The program as text; also written to `path` where one is given."""
-        from .emit import emit
+        from .program.emit import emit
 
         text = emit(self)
         if path is not None:
@@ -137,7 +137,7 @@ class Plan:
 
     def verify(self, ranks: int | None = None, level: str = "threads") -> dict[str, Any]:
         """Run the program on local ranks beside the unsharded module: the same loss, gradients and weights?"""
-        from .verify import verify
+        from .verification.verify import verify
 
         return verify(self, ranks=ranks, level=level)
 

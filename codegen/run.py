@@ -18,9 +18,9 @@ from ..solvers.protocol import Limits, Progress, Status
 from ..solvers.protocol import solver as find_solver
 from ..solvers.search import Found, Question, check_batch, least_use, search
 from .decode import choices, report
-from .micro import divided
 from .plan import Plan
 from .price import priced
+from .program.micro import divided
 from .request import PlanRequest
 
 if TYPE_CHECKING:

@@ -171,7 +171,7 @@ def test_verify(partita: Run, play: Callable[..., None], ok: bool) -> None:
     def verify(folder: Path, ranks: int | None, level: str) -> dict[str, Any]:
         return {"ok": ok, "ranks": ranks, "folder": str(folder), "level": level}
 
-    play("partita.codegen.verify", verify=verify)
+    play("partita.codegen.verification.verify", verify=verify)
     code, out, _ = partita("verify", "plan", "--ranks", "4", "--level", "pool", "--json")
     assert (code, json.loads(out)) == (1 - ok, {"ok": ok, "ranks": 4, "folder": "plan", "level": "pool"})
     code, out, _ = partita("verify", "plan")

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from partita.codegen.defaults import SEED
 from partita.codegen.plan import Choice, Plan
-from partita.codegen.reference import Optimizer, random_weight
-from partita.codegen.synthetic import synthetic
 from partita.codegen.templates.counters import dropout_mask, projection_weights
-from partita.codegen.verify import TOLERANCE, Trial, run
-from partita.codegen.worker import Outcome
+from partita.codegen.verification.reference import Optimizer, random_weight
+from partita.codegen.verification.synthetic import synthetic
+from partita.codegen.verification.verify import TOLERANCE, Trial, run
+from partita.codegen.verification.worker import Outcome
 from partita.formulation.placement import Placement
 from partita.formulation.strategy import rows
 from partita.model import interpret

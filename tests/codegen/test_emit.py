@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.launch import LaunchError, torchrun
 from partita.codegen.plan import Choice, Plan
+from partita.codegen.verification.launch import LaunchError, torchrun
 from partita.formulation.placement import of_rows
 from partita.formulation.strategy import rows
 from partita.model.layout import B, P, R, S

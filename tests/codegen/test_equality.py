@@ -14,7 +14,7 @@ import pytest
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
 from partita.codegen.run import Settings, plan_graph
-from partita.codegen.verify import verify
+from partita.codegen.verification.verify import verify
 from partita.model.atoms import atoms
 from partita.model.capture import capture
 from partita.model.layout import P, atom_of, is_split

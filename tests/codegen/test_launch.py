@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from partita import PartitaError
-from partita.codegen.launch import LaunchError, torchrun
+from partita.codegen.verification.launch import LaunchError, torchrun
 
 PROGRAM = """
 import os, sys, time

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from partita.codegen import reference
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
 from partita.codegen.run import Settings, plan_graph
-from partita.codegen.synthetic import synthetic
-from partita.codegen.threads import run_threads
-from partita.codegen.worker import load_program
+from partita.codegen.verification import reference
+from partita.codegen.verification.synthetic import synthetic
+from partita.codegen.verification.threads import run_threads
+from partita.codegen.verification.worker import load_program
 from partita.model.capture import capture
 from partita.model.layout import is_split
 from partita.model.load import load_module

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from partita import PartitaError
-from partita.codegen.micro import divided
+from partita.codegen.program.micro import divided
 from partita.formulation.strategy import Row, rows
 from partita.model.operator import operators
 from partita.model.pcg import FLOATS, PCG, Builder, with_batch

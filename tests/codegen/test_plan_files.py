@@ -20,7 +20,7 @@ import pytest
 from partita import PartitaError
 from partita.codegen.plan import FORMAT, Plan
 from partita.codegen.run import Settings, plan_graph
-from partita.codegen.verify import verify
+from partita.codegen.verification.verify import verify
 from partita.model.capture import capture
 from partita.model.load import load_module
 from partita.model.machine import Machine

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partita import PartitaError
-from partita.codegen.micro import divided
 from partita.codegen.price import priced
+from partita.codegen.program.micro import divided
 from partita.codegen.run import Settings, plan_graph
 from partita.formulation.placement import placements
 from partita.model.machine import Level, Machine

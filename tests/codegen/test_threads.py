@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from partita.codegen.threads import Deadlock, RankError, run_threads
+from partita.codegen.verification.threads import Deadlock, RankError, run_threads
 
 
 def group_of(rank: int, *groups: list[int]) -> Any:

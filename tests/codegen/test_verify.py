@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partita import PartitaError
-from partita.codegen import reference
 from partita.codegen.plan import Choice, Plan
-from partita.codegen.synthetic import synthetic
-from partita.codegen.verify import Trial, memory_bytes, run, trial, verify
+from partita.codegen.verification import reference
+from partita.codegen.verification.synthetic import synthetic
+from partita.codegen.verification.verify import Trial, memory_bytes, run, trial, verify
 from partita.formulation.placement import Placement
 from partita.formulation.strategy import rows
 from partita.model.capture import capture
@@ -34,7 +34,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from partita.codegen.reference import Optimizer
+from partita.codegen.verification.reference import Optimizer
 from partita.codegen.templates.counters import dropout_mask
 
 RANKS, BATCH, MICRO_BATCHES, SEED = 2, 12, 1, 7
@@ -345,7 +345,7 @@ def test_a_plan_without_its_module_is_refused() -> None:
 
 def test_a_plan_too_large_for_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of_mlp()
-    monkeypatch.setattr("partita.codegen.verify.available_bytes", lambda: memory_bytes(plan))
+    monkeypatch.setattr("partita.codegen.verification.verify.available_bytes", lambda: memory_bytes(plan))
     with pytest.raises(PartitaError, match="small twin"):
         verify(plan)
 

@@ -7,7 +7,7 @@ import zlib
 import torch
 from torch import Tensor
 
-from ..model.pcg import FLOATS, PCG
+from ...model.pcg import FLOATS, PCG
 
 
 def generator(*key: object) -> torch.Generator:

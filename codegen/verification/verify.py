@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..model.capture import Inputs
-from ..model.errors import PartitaError
-from ..model.layout import is_split
-from ..model.load import load_module
-from ..model.pcg import PCG
+from ...model.capture import Inputs
+from ...model.errors import PartitaError
+from ...model.layout import is_split
+from ...model.load import load_module
+from ...model.pcg import PCG
+from ..plan import Plan
 from . import reference, worker
 from .launch import LaunchError, torchrun
-from .plan import Plan
 from .synthetic import synthetic
 from .threads import Deadlock, RankError, run_threads
 from .worker import Outcome, load_program, read_result, write_job

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import jinja2
 
-from ..formulation.weights import BUCKET_BYTES
-from ..model.atoms import atoms
-from ..model.layout import B, P, is_split
-from ..model.pcg import FLOATS
-from . import defaults
-from .describe import docstring, mesh_sentence
+from ...formulation.weights import BUCKET_BYTES
+from ...model.atoms import atoms
+from ...model.layout import B, P, is_split
+from ...model.pcg import FLOATS
+from .. import defaults
+from ..describe import docstring, mesh_sentence
+from ..plan import Plan
 from .modules import Modules, argument_name, summed_over
 from .moves import Local, Used
-from .plan import Plan
 from .text import shape_text, wrap
 
 _DTYPES = {"mixed-float16": "float16", "mixed-bfloat16": "bfloat16"}
@@ -25,7 +25,7 @@ _OPTIMIZERS = {
     "adam": ("Adam", f"torch.optim.Adam(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
     "adamw": ("AdamW", f"torch.optim.AdamW(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
 }
-_TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 
 
 @cache

@@ -14,7 +14,7 @@ from .names import GENERIC
 from .text import tidy, wrap
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from ..plan import Plan
 
 NESTED = 88  # columns of a line into which others are nested
 RESERVED = frozenset(

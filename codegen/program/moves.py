@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from ..model.atoms import Atoms
-from ..model.layout import Action, Layout, R, Step, atom_of, is_split, kind
+from ...model.atoms import Atoms
+from ...model.layout import Action, Layout, R, Step, atom_of, is_split, kind
 from .text import Size, product
 
 WORDS = {"R": "equal", "B": "broadcast", "P": "addends", "S": "split"}

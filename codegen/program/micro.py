@@ -6,12 +6,12 @@ The same rows that say what can be split over ranks say what can be split over m
 
 from __future__ import annotations
 
-from ..formulation.strategy import Row, rows
-from ..model.atoms import atoms
-from ..model.errors import PartitaError
-from ..model.layout import B, P, R, S, atom_of, is_split
-from ..model.operator import operator
-from ..model.pcg import PCG, SOURCES
+from ...formulation.strategy import Row, rows
+from ...model.atoms import atoms
+from ...model.errors import PartitaError
+from ...model.layout import B, P, R, S, atom_of, is_split
+from ...model.operator import operator
+from ...model.pcg import PCG, SOURCES
 
 
 def divided(graph: PCG, micro_batches: int) -> tuple[frozenset[tuple[int, int]], bool]:

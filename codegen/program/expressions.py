@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
-from ..model.atoms import Atoms
-from ..model.layout import Layout
-from ..model.operator import operator
-from ..model.pcg import FLOATS, Node
+from ...model.atoms import Atoms
+from ...model.layout import Layout
+from ...model.operator import operator
+from ...model.pcg import FLOATS, Node
 from .moves import Local, Used
 from .text import Size, enclosed, shape_text
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ..model.layout import Layout
-from ..model.pcg import SOURCES
+from ...model.layout import Layout
+from ...model.pcg import SOURCES
 from .names import is_literal
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from ..plan import Plan
 
 _ENTRY = re.compile(r"^(?:(.*?)\.)?(\d+)(?=\.|$)")
 _UNIQUE = ("cross_entropy", "mse_loss", "projection")

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..model.atoms import atoms
-from ..model.layout import P, atom_of, is_split
-from ..model.operator import operator
-from ..model.pcg import FLOATS, PCG, SOURCES
+from ...model.atoms import atoms
+from ...model.layout import P, atom_of, is_split
+from ...model.operator import operator
+from ...model.pcg import FLOATS, PCG, SOURCES
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from ..plan import Plan
 
 USES = ("data", "tensor", "sequence")
 

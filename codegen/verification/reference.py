@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..model.capture import Inputs, outputs
-from ..model.errors import PartitaError
-from ..model.pcg import PCG
-from .defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, WEIGHT_DECAY, schedule
+from ...model.capture import Inputs, outputs
+from ...model.errors import PartitaError
+from ...model.pcg import PCG
+from ..defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, WEIGHT_DECAY, schedule
+from ..templates.counters import dropout_mask, projection_weights
 from .synthetic import generator
-from .templates.counters import dropout_mask, projection_weights
 from .worker import Outcome
 
 _SCALES = ("weight", "scale", "gain", "gamma", "g")  # what multiplies, where it has one dim

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ..model.atoms import atoms
-from ..model.layout import B, R
-from ..model.pcg import FLOATS, SOURCES
+from ...model.atoms import atoms
+from ...model.layout import B, R
+from ...model.pcg import FLOATS, SOURCES
 from .blocks import Chain, Unit, chains, entry_name, relative_name, site_step
 from .body import Body
 from .expressions import label_count, local_shape_text
@@ -20,7 +20,7 @@ from .names import identifier, roles, short_names
 from .text import wrap
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from ..plan import Plan
 
 
 def argument_name(plan: Plan, index: int) -> str:

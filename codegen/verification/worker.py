@@ -1,6 +1,7 @@
 """One rank of a verification: load an emitted program, train it for a few steps, hand back what rank 0 knows.
 
-The same function runs in a thread and, as `torchrun -m partita.codegen.worker JOB...`, in a process of its own.
+The same function runs in a thread and, as `torchrun -m partita.codegen.verification.worker JOB...`, in a process of
+its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..model.errors import PartitaError
+from ...model.errors import PartitaError
 
 JOB, RESULT = "job.pt", "result.pt"
 _numbers = itertools.count()

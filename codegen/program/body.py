@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..model.atoms import atoms
-from ..model.layout import Action, Layout, is_split
-from ..model.operator import operator
+from ...model.atoms import atoms
+from ...model.layout import Action, Layout, is_split
+from ...model.operator import operator
+from ..routes import route
 from .expressions import Site, expression, literal
 from .lines import Statement, Writer
 from .moves import Used, conversion
 from .names import is_literal, wish
-from .routes import route
 from .text import enclosed
 
 if TYPE_CHECKING:
+    from ..plan import Plan
     from .blocks import Chain
-    from .plan import Plan
 
 
 class Body(Writer):

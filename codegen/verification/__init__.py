@@ -1,0 +1,1 @@
+"""Running an emitted program on local ranks beside the unsharded module, and comparing."""
