@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..formulation.encode import Encoding
-from ..formulation.placement import Placement, distinct, placements
+from ..formulation.placement import Placement, distinct, placements, reordered
 from ..model.errors import PartitaError
 from ..model.files import write_atomically
 from ..model.machine import Level, Machine
 from ..model.pcg import PCG, with_batch
 from ..solvers.protocol import Limits, Progress, Status
 from ..solvers.protocol import solver as find_solver
-from ..solvers.search import Found, Question, check_batch, least_use, search
+from ..solvers.search import Found, Question, atom_sizes, check_batch, least_use, search
 from .decode import choices, report
 from .plan import Plan
 from .price import priced
@@ -132,9 +132,12 @@ def plan_graph(
     """Plan a captured graph; `model` is kept in the plan. An interrupt keeps the best plan so far."""
     start = time.monotonic() if start is None else start
     captured = time.monotonic()
+    counts = _micro_batches(graph, settings)
     places = _placements(machine, settings)
+    if settings.mesh is None and not settings.fix:
+        places = reordered(places, atom_sizes(graph, settings.batch, counts))
     question = Question(
-        graph, machine, settings.batch, places, _micro_batches(graph, settings),
+        graph, machine, settings.batch, places, counts,
         settings.dtype, settings.optimizer, _fixed(settings.fix, places),
     )  # fmt: skip
     if settings.save_network:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..model.errors import PartitaError
+from ..model.layout import splittable
 from ..model.machine import MAX_DEVICES
 
 Row = tuple[int, ...]
@@ -143,6 +144,31 @@ def distinct(candidates: Iterable[Placement]) -> tuple[Placement, ...]:
             if p.sizes[i] == p.sizes[j]
         )
     )
+
+
+def reordered(candidates: Iterable[Placement], sizes: Iterable[int]) -> tuple[Placement, ...]:
+    """The candidates, and those orders of their axes that allow a split which none before allows.
+
+    Several axes split one atom in mesh order, the first outermost, the last parts shorter. For sizes that they do not
+    divide, the order decides whether a part is empty: 9 items are split by 3 and then 2, but not by 2 and then 3.
+    `sizes` are those of the atoms to be split.
+    """
+    items = sorted(set(sizes))
+    result: list[Placement] = []
+    for candidate in candidates:
+        allowed: set[tuple[int, frozenset[int]]] = set()
+        for order in permutations(range(len(candidate.sizes))):
+            mine = {
+                (size, frozenset(subset))
+                for count in range(2, len(order) + 1)
+                for subset in combinations(order, count)
+                for size in items
+                if splittable(size, tuple(candidate.sizes[axis] for axis in subset))
+            }
+            if order == tuple(range(len(order))) or not mine <= allowed:
+                result.append(of_rows(candidate.matrix[axis] for axis in order))
+                allowed |= mine
+    return tuple(dict.fromkeys(result))
 
 
 def refines(fine: Placement, coarse: Placement) -> bool:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..formulation.encode import Encoding, encode
 from ..formulation.network import INFINITE, Network
 from ..formulation.placement import Placement
+from ..model.atoms import atoms
 from ..model.cost import backward_factor, precision
 from ..model.errors import PartitaError
 from ..model.machine import Machine
@@ -128,6 +129,7 @@ class _Search:
         self.formulating = 0.0
         self.refusal: PartitaError | None = None
         self.interrupted = False
+        self.floor = question.floor_ns()
 
     @property
     def objective(self) -> int:
@@ -140,9 +142,9 @@ class _Search:
         return self.limits.seconds - (time.monotonic() - self.start)
 
     def run(self) -> Found:
-        first, floor = min(self.question.micro_batches), self.question.floor_ns()
+        first = min(self.question.micro_batches)
         for number in range(len(self.question.placements)):
-            self._push(_Candidate(floor, False, first, number))
+            self._push(_Candidate(self.floor, False, first, number))
         candidate: _Candidate | None = None
         try:
             self._dive()
@@ -253,9 +255,19 @@ class _Search:
         if not proved:
             self.unproved.append(max(solution.bound, candidate.bound))
         if solution.objective is not None and solution.objective < self.objective:
+            assert self.floor <= solution.objective, (self.floor, solution.objective)
             self.best = encoding, solution
             if self.keep is not None:
                 self.keep(encoding, solution)
+
+
+def atom_sizes(pcg: PCG, batch: int, micro_batches: Sequence[int]) -> set[int]:
+    """The sizes that can be split, of every tensor at every number of micro-batches."""
+    sizes: set[int] = set()
+    for found in set(atoms(with_batch(pcg, batch))):
+        for atom, size in enumerate(found.sizes):
+            sizes |= {size // k for k in micro_batches if size % k == 0} if atom in found.batch else {size}
+    return sizes
 
 
 def _unbounded(network: Network) -> int:

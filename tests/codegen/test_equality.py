@@ -81,7 +81,7 @@ def judged(plan: Plan) -> None:
 
 
 def same(plan: Plan) -> None:
-    verdict = verify(plan, steps=2)
+    verdict = verify(plan)
     assert verdict["ok"], f"{verdict['failure']}\n{plan}"
     assert verdict["tolerance"] == 1e-9
 

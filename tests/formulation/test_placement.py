@@ -16,6 +16,7 @@ from partita.formulation.placement import (
     rank,
     ranks,
     refines,
+    reordered,
 )
 from partita.model.errors import PartitaError
 
@@ -249,3 +250,17 @@ def test_ranks_outside_the_mesh() -> None:
         rank(placement, (4, 0))
     with pytest.raises(ValueError, match="coordinates"):
         rank(placement, (0,))
+
+
+def test_orders_are_added_where_they_allow_a_split() -> None:
+    """9 items are split by 3 and then 2 (2, 1, 2, 1, 2, 1), but by 2 and then 3 a part is empty."""
+    (found,) = [p for p in placements((2, 3)) if len(p.sizes) == 2]
+    assert found.sizes == (2, 3)
+    assert [p.sizes for p in reordered([found], [9])] == [(2, 3), (3, 2)]
+    assert [p.sizes for p in reordered([found], [6, 12, 30, 1, 5])] == [(2, 3)]
+
+
+@pytest.mark.parametrize("hierarchy", [(4, 8), (8, 8), (2, 4)])
+def test_no_order_is_added_where_sizes_divide(hierarchy: tuple[int, ...]) -> None:
+    found = placements(hierarchy)
+    assert reordered(found, [2**n for n in range(16)]) == found

@@ -49,12 +49,11 @@ def test_a_wide_perceptron_becomes_columns_then_rows() -> None:
     assert made["up.weight"].output == (S(0),) and made["up"].output == (S(1),)
     assert made["relu"].output == (S(1),)
     assert made["down.weight"].output == (S(1),) and made["down"].output == (P,)
-    (up_asks,) = {made["up"].inputs[0]}
-    assert up_asks == (B,)  # one sum of the gradient's addends backward
+    assert made["up"].inputs[0] == (B,)  # one sum of the gradient's addends backward, in the gradient of the scale
     assert found.solution and found.encoding
-    # Of activations, only what leaves `down` and what enters `up` is converted.
-    between = [c for c in report(found.encoding, found.solution.assignment or ())["conversions"] if c["from"] == "up"]
-    assert not between
+    # Of activations only what leaves `down` is converted: once forward, and back.
+    (conversion,) = report(found.encoding, found.solution.assignment or ())["conversions"]
+    assert conversion["from"] == "down"
 
 
 def test_a_small_model_with_a_large_batch_is_data_parallel() -> None:
@@ -138,3 +137,36 @@ def test_the_search_equals_solving_every_network() -> None:
             assert answer.status in (Status.OPTIMAL, Status.INFEASIBLE)
             every.append(answer.objective)
     assert found.objective == min(x for x in every if x is not None)
+
+
+def test_no_plan_is_faster_than_the_floor() -> None:
+    """Also where much arithmetic is on constants, which every rank does whole."""
+    b = Builder(8)
+    x = b.input("x", (8, 64))
+    table = b.add("full", shape=(64, 64), value=0.1, gradient=False)
+    for _ in range(6):
+        table = b.add("matmul", table, table, shape=(64, 64))
+    h = b.add("linear", b.add("matmul", x, table, shape=(8, 64)), b.parameter("w", (64, 64)), shape=(8, 64))
+    pcg = b.build(b.add("mse_loss", h, b.input("t", (8, 64)), shape=(), reduction="mean"))
+    machine = Machine.adhoc((2, 4))
+    slow = replace(machine, device=replace(machine.device, peak={k: v / 1e6 for k, v in machine.device.peak.items()}))
+    question = Question(pcg, slow, 8, placements((2, 4)), divisors(8), "float32", "adam")
+    found = search(question, Elimination())
+    assert found.status is Status.OPTIMAL and found.objective
+    assert question.floor_ns() <= found.objective
+    every = [
+        Elimination().solve(question.encoding(p, k).network).objective
+        for p in question.placements
+        for k in question.micro_batches
+    ]
+    assert found.objective == min(x for x in every if x is not None)
+
+
+def test_a_tiny_model_with_a_small_batch_is_not_split_by_weights() -> None:
+    """Where messages cost more than the work, nothing but gradients is sent: data parallel, or not parallel at all."""
+    found = solve(perceptron(16, 32, 64), NODE, mesh=(8,))
+    made = chosen(found)
+    for name in ("up", "relu", "down"):
+        assert made[name].output[0] in (S(0), B, 0)
+    assert found.encoding and found.solution and found.solution.assignment
+    assert not report(found.encoding, found.solution.assignment)["conversions"]
