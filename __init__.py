@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .formulation.encode import strategy_network
     from .formulation.network import evaluate
     from .model.capture import capture
-    from .model.errors import PartitaError
+    from .model.errors import NoPlanError, PartitaError
     from .model.machine import Machine
     from .solvers.protocol import Limits, solvers
 
@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Limits": ".solvers.protocol",
     "Machine": ".model.machine",
+    "NoPlanError": ".model.errors",
     "PartitaError": ".model.errors",
     "Plan": ".codegen.plan",
     "capture": ".model.capture",
@@ -32,6 +33,7 @@ _HOME = {
 __all__ = [
     "Limits",
     "Machine",
+    "NoPlanError",
     "PartitaError",
     "Plan",
     "__version__",

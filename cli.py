@@ -1,7 +1,7 @@
 """What a user types: thin commands around the library, which they import only when they run.
 
 Results go to standard output, words and progress to standard error. Exit code 0 is done, 1 done but the answer is no,
-2 bad input, 130 interrupted.
+2 bad input, 130 interrupted (what was found until then is kept).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
-from .model.errors import PartitaError
+from .codegen.request import DTYPES, OPTIMIZERS
+from .model.errors import NoPlanError, PartitaError
 
 app = typer.Typer(
     add_completion=False,
@@ -36,8 +37,17 @@ class Level(StrEnum):
     TORCHRUN = "torchrun"
 
 
+def _path(text: str) -> Path:
+    """A path that a user names; `""` would mean the folder in which one happens to be."""
+    if not text:
+        raise typer.BadParameter("the path is empty")
+    return Path(text)
+
+
+INTERRUPTED = 130
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `partita plan -o` wrote.")]
+Folder = Annotated[Path, typer.Argument(parser=_path, metavar="DIR", help="The folder that `partita plan -o` wrote.")]
 Solver = Annotated[str, typer.Option(help="auto, elimination, cpsat, or any other that is installed.")]
 TimeLimit = Annotated[float | None, typer.Option(help="Seconds; the best answer so far and its bound are kept.")]
 
@@ -63,13 +73,20 @@ def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model family, such as gpt2.")],
     small: Annotated[bool, typer.Option("--small", help="The model's small twin.")] = False,
     machine: Annotated[str | None, typer.Option(help="A machine's name, or its YAML file.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="How many of the machine's nodes.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="How many of the machine's nodes; of `cpu`, how many ranks.")
+    ] = None,
     hierarchy: Annotated[str | None, typer.Option(help="Levels of an ad hoc machine, outermost first: 2x4.")] = None,
     mesh: Annotated[str | None, typer.Option(help="Fixes the axes' sizes, not their placement: 8x8.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples in a step, over all ranks.")] = None,
     sequence: Annotated[int | None, typer.Option(help="Tokens in a sample.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float64, float32, float16 or bfloat16.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{', '.join(DTYPES)}. float16 and bfloat16 mean the mixed ones: products in them, weights in float32."
+        ),
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS) + ".")] = None,
     solver: Solver = "auto",
     time_limit: TimeLimit = None,
     fix: Annotated[list[str] | None, typer.Option(metavar="NAME=STRATEGY", help="Fix a node; repeatable.")] = None,
@@ -77,8 +94,14 @@ def plan(
         bool, typer.Option("--allow-unknown", help="Run operators without rules unsplit instead of refusing them.")
     ] = False,
     micro_batches: Annotated[int | None, typer.Option(help="Pieces of the batch, one after another.")] = None,
-    save_network: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the cost network (JSON).")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Keep plan and program.")] = None,
+    save_network: Annotated[
+        Path | None,
+        typer.Option(parser=_path, metavar="FILE", help="Keep the first placement's cost network: .json, .json.gz."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", parser=_path, metavar="DIR", help="Keep plan and program in this folder."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find the fastest plan of a model on a machine, and how far from the optimum it can be."""
@@ -106,20 +129,32 @@ def plan(
     if output is not None:
         check_writable(output)
 
+    from .codegen.run import INTERRUPTED_EARLY
     from .codegen.run import plan as find_plan
 
-    with _words_to_stderr(), _progress() as progress:
-        found = find_plan(request, progress)
-        summary = found.summary()
-        done = summary["status"] in ("optimal", "feasible")
-        if done and output is not None:
-            found.save(output)
-            summary["program"] = str(output / "program.py")
+    try:
+        with _words_to_stderr(), _progress() as progress:
+            found = find_plan(request, progress)
+            summary = found.summary()
+            if output is not None:
+                if (output / "plan.json").exists():
+                    print(f"partita: replacing the plan in {output}", file=sys.stderr)
+                found.save(output)
+                summary["program"] = str(output / "program.py")
+    except NoPlanError as none:
+        if as_json:
+            _print_json(none.summary)
+        print(f"partita: {none}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED if none.interrupted else 1) from None
+    except KeyboardInterrupt:
+        print(f"partita: {INTERRUPTED_EARLY}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         _print_json(summary)
     else:
         print(found)
-    _leave(done)
+    if "interrupt" in summary["space"]["limits_hit"]:
+        raise typer.Exit(INTERRUPTED)
 
 
 @app.command()
@@ -141,8 +176,10 @@ def verify(
 @app.command()
 def show(
     folder: Folder,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page.")] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a timeline for Perfetto.")] = None,
+    html: Annotated[Path | None, typer.Option(parser=_path, metavar="FILE", help="Write a page.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(parser=_path, metavar="FILE", help="Write a timeline for Perfetto.")
+    ] = None,
 ) -> None:
     """Print a plan: what is split how, what it costs, what moves."""
     from .codegen.show import show as describe
@@ -154,7 +191,9 @@ def show(
 
 @app.command()
 def solve(
-    instance: Annotated[Path, typer.Argument(metavar="INSTANCE", help="A cost network: .json or .json.gz.")],
+    instance: Annotated[
+        Path, typer.Argument(parser=_path, metavar="INSTANCE", help="A cost network: .json or .json.gz.")
+    ],
     solver: Solver = "auto",
     time_limit: TimeLimit = None,
     as_json: Json = False,
@@ -169,6 +208,7 @@ def solve(
         raise PartitaError(f"{instance} is an IOPDDL instance; only Partita's own cost networks can be read so far")
 
     from .formulation.network import Network
+    from .solvers.protocol import INTERRUPTED as INTERRUPT
     from .solvers.protocol import Limits, Status
     from .solvers.protocol import solver as solver_named
 
@@ -190,6 +230,8 @@ def solve(
         },
         as_json,
     )
+    if answer.words == INTERRUPT:
+        raise typer.Exit(INTERRUPTED)
     _leave(answer.assignment is not None)
 
 

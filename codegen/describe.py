@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ..formulation.classes import classes
 from ..model.layout import is_split
 from .plan import Plan
 from .program.text import WIDTH
+from .report.words import equal_layers
 
 _WORDS = {"data": "the batch", "tensor": "weights", "sequence": "positions"}
 
@@ -96,15 +98,25 @@ def _weights(plan: Plan) -> str:
 
 
 def describe(plan: Plan) -> str:
-    """The docstring's words, then one line for every operator that is split."""
+    """The docstring's words, then a line for every tensor that is planned; equal layers share one.
+
+    Constants, and tensors that show another one (views), follow from those and are left out.
+    """
+    graph = plan.graph
+    found = classes(graph)
+
+    def cells(index: int) -> tuple[str, ...] | None:
+        if found.constant[index] or found.base[index] != index:
+            return None
+        node, choice = graph.nodes[index], plan.choices[index]
+        asked = ", ".join(plan.layout_text(i, x) for i, x in zip(node.inputs, choice.inputs, strict=True))
+        return (f"{f'({asked}) -> ' if asked else ''}{plan.layout_text(index, choice.output)}",)
+
     head = docstring(plan).strip('"').replace("Training program for", "Plan of")
     lines = [head.partition("\n\nRun:")[0], ""]
-    width = max((len(n.name) for n in plan.graph.nodes), default=0)
-    for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
-        asked = ", ".join(plan.layout_text(i, x) for i, x in zip(node.inputs, choice.inputs, strict=True))
-        offered = plan.layout_text(index, choice.output)
-        lines.append(f"    {node.name:<{width}}  {f'({asked}) -> ' if asked else ''}{offered}")
-    return "\n".join(lines)
+    rows = equal_layers(plan, range(len(graph.nodes)), cells)
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join([*lines, *(f"    {name:<{width}}  {layouts}" for name, layouts in rows)])
 
 
 def _time(ns: int) -> str:

@@ -8,17 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..formulation.placement import Placement
 from ..formulation.strategy import rows
 from ..model.atoms import Atoms, atoms
 from ..model.cost import precision
 from ..model.errors import PartitaError
-from ..model.files import read_json, write_atomically, write_directory
+from ..model.files import make_folder, read_json, write_atomically, write_directory
 from ..model.layout import B, Layout, P, R, S, atom_of, is_split, splittable
-from ..model.machine import Device, Level, Machine
+from ..model.machine import Machine, number, whole
 from ..model.pcg import PCG, SOURCES
+
+if TYPE_CHECKING:
+    from torch import nn
 
 FORMAT = 1
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -51,7 +54,8 @@ class Plan:
     """One choice per node of `graph` (shapes at one micro-batch, global over ranks), checked: it can be run as it is.
 
     `model` says how to build the module again: reference, small, sequence, batch. `report` holds what the search found:
-    status, objective_ns, bound_ns, gap, seconds, memory_bytes, capacity_bytes, space, unsplit_flops.
+    status, objective_ns, bound_ns, gap, seconds, memory_bytes, capacity_bytes, space, unsplit_flops. `module` is the
+    module that was planned, with its example inputs, where the plan was made from one; it is not saved.
     """
 
     graph: PCG
@@ -63,6 +67,7 @@ class Plan:
     optimizer: str = "adamw"
     model: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
+    module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check(self)
@@ -90,7 +95,7 @@ class Plan:
         return " ".join(parts) or "R"
 
     def summary(self) -> dict[str, Any]:
-        """What `partita plan --json` prints."""
+        """What `partita plan --json` prints; `program` is known where the plan is saved."""
         report = self.report
         return {
             "model": self.model.get("reference"),
@@ -119,6 +124,7 @@ class Plan:
             ],
             "unsplit_flops": report.get("unsplit_flops"),
             "space": report.get("space"),
+            "program": None,
         }
 
     def __str__(self) -> str:
@@ -136,7 +142,10 @@ class Plan:
         return text
 
     def verify(self, ranks: int | None = None, level: str = "threads") -> dict[str, Any]:
-        """Run the program on local ranks beside the unsharded module: the same loss, gradients and weights?"""
+        """Run the program on local ranks beside the unsharded module: the same loss, gradients and weights?
+
+        The module is the one that was planned, or is built as `model` says. Raises PartitaError where neither is known.
+        """
         from .verification.verify import verify
 
         return verify(self, ranks=ranks, level=level)
@@ -145,6 +154,7 @@ class Plan:
         """Write the plan to a `.json` file, or plan.json and program.py into a folder."""
         text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
         if Path(path).suffix == ".json":
+            make_folder(Path(path).parent)
             write_atomically(path, text)
         else:
             write_directory(path, {"plan.json": text, "program.py": self.emit()})
@@ -169,7 +179,7 @@ class Plan:
             "dtype": self.dtype,
             "optimizer": self.optimizer,
             "micro_batches": self.micro_batches,
-            "machine": machine_json(self.machine),
+            "machine": self.machine.to_json(),
             "placement": [list(row) for row in self.placement.matrix],
             "choices": {node.name: _choice_json(self, index, known) for index, node in enumerate(self.graph.nodes)},
             "report": self.report,
@@ -186,9 +196,9 @@ class Plan:
         graph = PCG.from_json(data["graph"])
         where = "the plan"
         try:
-            matrix = tuple(tuple(_whole(x) for x in row) for row in _list(data["placement"]))
+            matrix = tuple(tuple(whole(x) for x in row) for row in _list(data["placement"]))
             placement = Placement(tuple(math.prod(row) for row in matrix), matrix)
-            machine = machine_from_json(data["machine"])
+            machine = Machine.from_json(data["machine"])
             chosen = data["choices"]
             if not isinstance(chosen, Mapping):
                 raise ValueError("choices are not an object")
@@ -207,7 +217,7 @@ class Plan:
                 graph,
                 machine,
                 placement,
-                _whole(data["micro_batches"]),
+                whole(data["micro_batches"]),
                 tuple(choices),
                 str(data["dtype"]),
                 str(data["optimizer"]),
@@ -237,11 +247,15 @@ def check(plan: Plan) -> None:
     if len(plan.choices) != len(plan.graph.nodes):
         raise PartitaError(f"{len(plan.choices)} choices for {len(plan.graph.nodes)} nodes")
     known = atoms(plan.graph)
+    sizes = [found.sizes for found in known]
+    fitting: set[tuple[tuple[int, ...], Layout]] = set()  # equal layers ask the same again and again
     for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
         if len(choice.inputs) != (0 if node.op in SOURCES else len(node.inputs)):
             raise PartitaError(f"node {node.name!r}: {len(choice.inputs)} input layouts for {len(node.inputs)} inputs")
         for i, layout in zip((index, index, *node.inputs), (choice.output, choice.given, *choice.inputs), strict=True):
-            _check_layout(plan, node.name, known[i], layout)
+            if (sizes[i], layout) not in fitting:
+                _check_layout(plan, node.name, sizes[i], layout)
+                fitting.add((sizes[i], layout))
         legal = {(row.inputs, row.output) for row in rows(plan.graph, index)}
         for axis, size in enumerate(plan.placement.sizes):
             row = tuple(x[axis] for x in choice.inputs), choice.output[axis]
@@ -255,7 +269,8 @@ def check(plan: Plan) -> None:
             raise PartitaError(f"node {node.name!r} is no parameter: regather and sharded_states do not apply")
 
 
-def _check_layout(plan: Plan, name: str, known: Atoms, layout: Layout) -> None:
+def _check_layout(plan: Plan, name: str, items: tuple[int, ...], layout: Layout) -> None:
+    """`items`: how many of each atom the tensor has."""
     sizes = plan.placement.sizes
     if len(layout) != len(sizes):
         raise PartitaError(f"node {name!r}: a layout of {len(layout)} letters on a mesh of {len(sizes)} axes")
@@ -263,12 +278,12 @@ def _check_layout(plan: Plan, name: str, known: Atoms, layout: Layout) -> None:
     for letter, size in zip(layout, sizes, strict=True):
         if is_split(letter):
             a = atom_of(letter)
-            if a >= len(known.sizes):
-                raise PartitaError(f"node {name!r}: atom {a} of a tensor with {len(known.sizes)} atoms")
+            if a >= len(items):
+                raise PartitaError(f"node {name!r}: atom {a} of a tensor with {len(items)} atoms")
             splits[a] = (*splits.get(a, ()), size)
     for a, parts in splits.items():
-        if not splittable(known.sizes[a], parts):
-            raise PartitaError(f"node {name!r}: {known.sizes[a]} items split by {parts} leave a rank empty")
+        if not splittable(items[a], parts):
+            raise PartitaError(f"node {name!r}: {items[a]} items split by {parts} leave a rank empty")
 
 
 # JSON
@@ -336,24 +351,6 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
-        raise ValueError(f"{value!r:.60} is not an integer of 64 bits")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
-        raise ValueError(f"{value!r:.60} is not a number of 0 or more")
-    return value
-
-
-def _rate(value: Any) -> float:
-    if not _number(value):
-        raise ValueError(f"{value!r:.60} is not a rate above 0")
-    return value  # type: ignore[no-any-return]
-
-
 _NUMBERS = ("objective_ns", "bound_ns", "memory_bytes", "capacity_bytes")
 
 
@@ -361,53 +358,9 @@ def _report(data: Mapping[str, Any]) -> dict[str, Any]:
     """What a search found, its numbers checked: they are told in words."""
     for name in _NUMBERS:
         if data.get(name) is not None:
-            _number(data[name])
+            number(data[name])
     if data.get("objective_ns") is not None and data.get("bound_ns") is None:
         raise ValueError("the report has an objective without a bound")
     if not isinstance(data.get("gap") or 0, int | float):
         raise ValueError(f"gap {data['gap']!r:.60} is not a number")
     return dict(data)
-
-
-def machine_json(machine: Machine) -> dict[str, Any]:
-    device = machine.device
-    return {
-        "name": machine.name,
-        "levels": [
-            {"name": x.name, "size": x.size, "bandwidth": x.bandwidth, "latency_ns": x.latency_ns}
-            for x in machine.levels
-        ],
-        "device": {
-            "name": device.name,
-            "memory_bytes": device.memory_bytes,
-            "reserved_bytes": device.reserved_bytes,
-            "memory_bandwidth": device.memory_bandwidth,
-            "peak": dict(device.peak),
-            "matmul_efficiency": device.matmul_efficiency,
-            "launch_ns": device.launch_ns,
-        },
-    }
-
-
-def machine_from_json(data: Any) -> Machine:
-    levels = tuple(
-        Level(_name(x["name"]), _whole(x["size"]), _rate(x["bandwidth"]), _number(x["latency_ns"]))
-        for x in _list(data["levels"])
-    )
-    d = data["device"]
-    device = Device(
-        _name(d["name"]),
-        _whole(d["memory_bytes"]),
-        _whole(d["reserved_bytes"]),
-        _rate(d["memory_bandwidth"]),
-        {_name(k): _rate(v) for k, v in d["peak"].items()},
-        _rate(d["matmul_efficiency"]),
-        _number(d["launch_ns"]),
-    )
-    return Machine(_name(data["name"]), levels, device)
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not value.isprintable() or len(value) > 200:
-        raise ValueError(f"{value!r:.60} is not a name")
-    return value

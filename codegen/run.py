@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..formulation.encode import Encoding
+from ..formulation.network import INFINITE
 from ..formulation.placement import Placement, distinct, placements, reordered
-from ..model.errors import PartitaError
+from ..model.errors import NoPlanError, PartitaError
 from ..model.files import write_atomically
 from ..model.machine import Level, Machine
 from ..model.pcg import PCG, with_batch
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 Tell: TypeAlias = Callable[[str | Progress], None]
+
+INTERRUPTED_EARLY = "interrupted before any plan was found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,10 @@ class Settings:
 
 
 def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
-    """Plan what the command line asked for. PartitaError: unknown names, or a model that fits no placement."""
+    """Plan what the command line asked for.
+
+    PartitaError: unknown names, or a model that fits no placement. NoPlanError: none was found in time.
+    """
     from ..model.capture import capture
     from ..model.load import load_module
     from ..model.zoo import zoo
@@ -73,7 +80,10 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
     _tell(progress, f"capturing {request.model}")
     module, inputs = load_module(request.model, small=request.small, sequence=request.sequence)
     graph = capture(module, inputs, batch=max(batch, 2), allow_unknown=request.allow_unknown)
-    model = {"reference": request.model, "small": request.small, "sequence": request.sequence, "batch": batch}
+    sequence = request.sequence
+    if sequence is None and known is not None:
+        sequence = known.small_sequence if request.small else known.sequence
+    model = {"reference": request.model, "small": request.small, "sequence": sequence, "batch": batch}
     return plan_graph(graph, machine, settings, model, progress, start)
 
 
@@ -98,13 +108,14 @@ def optimize(
     `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch
     of a step (default: the example's). `dtype`: float32, float64, mixed-float16 or mixed-bfloat16. `mesh` fixes the
     axes' sizes. `progress`: True prints to standard error, or a function that takes words and `Progress`.
-    Raises PartitaError for what cannot be captured or fits no placement.
+    Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt
+    ended the search before any plan was found.
     """
     from ..model.capture import capture
 
     start = time.monotonic()
     tell = _printer if progress is True else progress or None
-    machine = Machine.load(machine) if isinstance(machine, str) else machine
+    machine = machine if isinstance(machine, Machine) else Machine.load(machine)
     graph = capture(module, inputs, batch=None if batch is None else max(batch, 2), allow_unknown=allow_unknown)
     settings = Settings(
         batch or graph.batch,
@@ -116,9 +127,8 @@ def optimize(
         time_limit,
         tuple((fix or {}).items()),
     )
-    made = plan_graph(graph, machine, settings, {"reference": None, "batch": settings.batch}, tell, start)
-    object.__setattr__(made, "module", (module, inputs))
-    return made
+    model = {"reference": None, "batch": settings.batch}
+    return plan_graph(graph, machine, settings, model, tell, start, (module, inputs))
 
 
 def plan_graph(
@@ -128,8 +138,9 @@ def plan_graph(
     model: dict[str, Any],
     progress: Tell | None = None,
     start: float | None = None,
+    module: tuple[nn.Module, Any] | None = None,
 ) -> Plan:
-    """Plan a captured graph; `model` is kept in the plan. An interrupt keeps the best plan so far."""
+    """Plan a captured graph; `model` and `module` are kept in the plan. An interrupt keeps the best plan so far."""
     start = time.monotonic() if start is None else start
     captured = time.monotonic()
     counts = _micro_batches(graph, settings)
@@ -144,44 +155,54 @@ def plan_graph(
         _save_network(question, settings.save_network)
     _tell(progress, f"searching {len(places)} placements of {len({p.sizes for p in places})} meshes")
     limits = Limits(settings.time_limit or float("inf"), progress=progress)
+    began = time.monotonic()
     found = search(question, find_solver(settings.solver), limits)
-    if found.encoding is None or found.solution is None:
-        raise PartitaError(_why_not(question, found))
-    best, solution = found.encoding, found.solution
-    assert solution.assignment is not None and solution.objective is not None
+    ended = time.monotonic()
     seconds = {
         "capture": round(captured - start, 3),
-        "formulate": round(found.formulating, 3),
+        "formulate": round(began - captured + found.formulating, 3),
         "solve": round(found.seconds - found.formulating, 3),
     }
+    searched = {
+        "status": found.status.value,
+        "bound_ns": found.bound if found.bound < INFINITE else None,
+        "space": _space(question, found),
+        "seconds": seconds,
+    }
+    if found.encoding is None or found.solution is None:
+        seconds["total"] = round(ended - start, 3)
+        raise _without_plan(question, found, model, searched)
+    best, solution = found.encoding, found.solution
+    assert solution.assignment is not None and solution.objective is not None
+    gap = (solution.objective - found.bound) / solution.objective
+    told = {**searched, "objective_ns": solution.objective, "gap": gap, "solver": solution.source}
     made = Plan(
         best.pcg, machine, best.placement, best.micro_batches, choices(best, solution.assignment), settings.dtype,
-        settings.optimizer, model, report(best, solution.assignment),
+        settings.optimizer, model, report(best, solution.assignment) | told, module,
     )  # fmt: skip
-    facts = {
-        "status": found.status.value,
-        "objective_ns": solution.objective,
-        "bound_ns": found.bound,
-        "gap": (solution.objective - found.bound) / solution.objective,
-        "space": {
-            "meshes": len({p.sizes for p in places}),
-            "placements": len(places),
-            "micro_batches": list(question.micro_batches),
-            "options": found.options,
-            "networks_solved": found.solved,
-            "limits_hit": [] if found.status is Status.OPTIMAL else ["interrupt" if found.interrupted else "time"],
-        },
-        "solver": solution.source,
-    }
-    made = replace(made, report={**made.report, **facts, "seconds": seconds})
     confirmed = priced(made)  # shares nothing of the encoding
     assert confirmed.objective_ns == solution.objective, (confirmed.ns, solution.objective)
     assert confirmed.memory_bytes == made.report["memory_bytes"], (confirmed.memory, made.report["memory_bytes"])
     emitting = time.monotonic()
+    seconds["confirm"] = round(emitting - ended, 3)
     made.emit()  # what cannot be emitted is no plan
     seconds["emit"] = round(time.monotonic() - emitting, 3)
     seconds["total"] = round(time.monotonic() - start, 3)
-    return replace(made, report={**made.report, "seconds": seconds})
+    return made
+
+
+def _space(question: Question, found: Found) -> dict[str, Any]:
+    """What was searched. Machine levels, and the rows of a placement over them, are named outermost first."""
+    done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    return {
+        "meshes": len({p.sizes for p in question.placements}),
+        "placements": len(question.placements),
+        "axis_order": "outermost level first",
+        "micro_batches": list(question.micro_batches),
+        "options": found.options,
+        "networks_solved": found.solved,
+        "limits_hit": [] if done else ["interrupt" if found.interrupted else "time"],
+    }
 
 
 def machine_of(request: PlanRequest) -> Machine:
@@ -221,17 +242,23 @@ def _placements(machine: Machine, settings: Settings) -> tuple[Placement, ...]:
 
 
 def _micro_batches(graph: PCG, settings: Settings) -> tuple[int, ...]:
-    """The numbers of micro-batches that the model allows; PartitaError if the one asked for is none of them."""
-    counts = check_batch(settings.batch, settings.micro_batches)
-    several = [k for k in counts if k > 1]
-    if several:
+    """The numbers of micro-batches that the model allows; PartitaError if it allows none, or not the one asked for."""
+    admitted: list[int] = []
+    refusal: PartitaError | None = None
+    for k in check_batch(settings.batch, settings.micro_batches):
         try:
-            divided(with_batch(graph, settings.batch // several[0]), several[0])
-        except PartitaError:
-            if settings.micro_batches is not None:
-                raise
-            return (1,)
-    return counts
+            # Whether the model can be cut does not depend on k, but for single samples, whose graph is a special one.
+            if admitted in ([], [1]) or settings.batch == k:
+                part = with_batch(graph, settings.batch // k)
+                divided(part, k)
+        except PartitaError as error:
+            refusal = error
+        else:
+            admitted.append(k)
+    if not admitted:
+        assert refusal is not None
+        raise refusal
+    return tuple(admitted)
 
 
 def _fixed(fix: tuple[tuple[str, str], ...], places: tuple[Placement, ...]) -> dict[str, tuple[str, ...]]:
@@ -245,17 +272,39 @@ def _fixed(fix: tuple[tuple[str, str], ...], places: tuple[Placement, ...]) -> d
     return wishes
 
 
-def _why_not(question: Question, found: Found) -> str:
-    if found.status is not Status.INFEASIBLE:
-        return f"no plan was found in {found.seconds:.1f} s; give it more time"
-    least = min(_least_memory(question, p) for p in question.placements)
-    capacity = question.machine.device.capacity_bytes
-    gib = 2**30
-    return (
-        f"the model fits no placement on {question.machine.devices} x {question.machine.device.name}: "
-        f"it needs at least {least / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
-        f"{max(0, least - capacity) / gib:.2f} GiB are missing"
-    )
+def _without_plan(question: Question, found: Found, model: dict[str, Any], searched: dict[str, Any]) -> PartitaError:
+    """The error for a search that found nothing: no placement fits, or it ended too soon."""
+    machine, gib = question.machine, 2**30
+    capacity = machine.device.capacity_bytes
+    if found.status is Status.INFEASIBLE:
+        least = min(_least_memory(question, p) for p in question.placements)
+        return PartitaError(
+            f"the model fits no placement on {machine.devices} x {machine.device.name}: "
+            f"it needs at least {least / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
+            f"{max(0, least - capacity) / gib:.2f} GiB are missing"
+        )
+    summary = {
+        "model": model.get("reference"),
+        "machine": machine.name,
+        "devices": machine.devices,
+        "batch": question.batch,
+        "sequence": model.get("sequence"),
+        "dtype": question.dtype,
+        "optimizer": question.optimizer,
+        "micro_batches": None,
+        **{key: searched.get(key) for key in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
+        "memory_bytes": None,
+        "capacity_bytes": capacity,
+        "mesh": None,
+        "placement": None,
+        "strategies": [],
+        "unsplit_flops": None,
+        "space": searched["space"],
+        "program": None,
+    }
+    if found.interrupted:
+        return NoPlanError(INTERRUPTED_EARLY, summary, interrupted=True)
+    return NoPlanError(f"no plan was found in {found.seconds:.1f} s; give it more time", summary)
 
 
 def _least_memory(question: Question, placement: Placement) -> int:
@@ -265,8 +314,10 @@ def _least_memory(question: Question, placement: Placement) -> int:
 
 
 def _save_network(question: Question, path: str) -> None:
+    """Keep the network of the first placement, with the fewest micro-batches; gzipped if the name ends in `.gz`."""
     first: Encoding = question.encoding(question.placements[0], min(question.micro_batches))
-    write_atomically(path, json.dumps(first.network.to_json()))
+    raw = json.dumps(first.network.to_json()).encode()
+    write_atomically(path, gzip.compress(raw, mtime=0) if path.endswith(".gz") else raw)
 
 
 def _tell(progress: Tell | None, words: str) -> None:

@@ -3,9 +3,11 @@
 import copy
 import dataclasses
 import inspect
+import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,6 +149,24 @@ def _without_memory(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
         raise PartitaError(f"cannot copy the module {type(module).__name__} to capture it: {error}") from error
 
 
+_LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export._trace")
+"""Loggers that print the traceback of what a forward raises, which is then told in one line."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence those loggers meanwhile."""
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    before = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
 def _export(module: nn.Module, inputs: Inputs, batch: int) -> tuple[torch.export.ExportedProgram, bool]:
     """The program at `batch` samples, and whether it returns a loss."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -156,7 +176,7 @@ def _export(module: nn.Module, inputs: Inputs, batch: int) -> tuple[torch.export
             torch.empty(shape, dtype=t.dtype) for shape, t in zip(inputs.shapes(batch), inputs.tensors, strict=True)
         )
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             program = torch.export.export(wrapped, examples, strict=False)
             if any(_mutates(node) for node in program.graph.nodes):
@@ -187,6 +207,8 @@ def capture(module: nn.Module, inputs: Any, *, batch: int | None = None, allow_u
     operator, the module and the line for what has no translation; with `allow_unknown` such operators are computed
     whole on every rank.
     """
+    if not isinstance(module, nn.Module):
+        raise PartitaError(f"a module is captured, a torch.nn.Module, not {type(module).__name__}")
     found = Inputs.of(module, inputs)
     samples = max(2, found.batch) if batch is None else batch
     if samples < 1:

@@ -65,6 +65,14 @@ def write_directory(path: Path | str, files: Mapping[str, str | bytes]) -> None:
         raise PartitaError(f"cannot write {path}: {_reason(error)}") from error
 
 
+def make_folder(path: Path | str) -> None:
+    """Make the folder `path` and those above it, unless they are there. Raises PartitaError where that fails."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PartitaError(f"cannot write {path}: {_reason(error)}") from error
+
+
 def check_writable(path: Path | str) -> None:
     """Raise PartitaError now where `write_directory(path)` could only fail after a long search."""
     target = Path(path).resolve()

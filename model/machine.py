@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from .errors import PartitaError
 
@@ -137,6 +138,33 @@ class Machine:
             levels.append(Level(name, size, share * math.prod(hierarchy[index + 1 :]), latency))
         return cls("adhoc-" + "x".join(map(str, hierarchy)), tuple(levels), base.device)
 
+    def to_json(self) -> dict[str, Any]:
+        """Name, levels and device in full."""
+        levels = [{f.name: getattr(level, f.name) for f in fields(Level)} for level in self.levels]
+        device = {f.name: getattr(self.device, f.name) for f in fields(Device)}
+        return {"name": self.name, "levels": levels, "device": device | {"peak": dict(self.device.peak)}}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Machine:
+        """Read what `to_json` gave. KeyError, TypeError or ValueError (PartitaError is one) where it is not that."""
+        if not isinstance(data["levels"], list):
+            raise ValueError(f"{data['levels']!r:.60} is not a list")
+        levels = tuple(
+            Level(_name(x["name"]), whole(x["size"]), _rate(x["bandwidth"]), number(x["latency_ns"]))
+            for x in data["levels"]
+        )
+        d = data["device"]
+        device = Device(
+            _name(d["name"]),
+            whole(d["memory_bytes"]),
+            whole(d["reserved_bytes"]),
+            _rate(d["memory_bandwidth"]),
+            {_name(dtype): _rate(rate) for dtype, rate in d["peak"].items()},
+            _rate(d["matmul_efficiency"]),
+            number(d["launch_ns"]),
+        )
+        return cls(_name(data["name"]), levels, device)
+
 
 ADHOC_NAMES = {1: ("gpu",), 2: ("node", "gpu"), 3: ("rack", "node", "gpu")}
 
@@ -159,3 +187,32 @@ def _find(name_or_path: str | Path) -> Path:
     raise PartitaError(
         f"unknown machine {text[:60]!r}{hint} (known: {', '.join(machines())}; or a path to a .yaml file)"
     )
+
+
+# What a machine in JSON may hold
+
+
+def whole(value: Any) -> int:
+    """`value` itself, if it is an integer of 64 bits; else ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
+        raise ValueError(f"{value!r:.60} is not an integer of 64 bits")
+    return value
+
+
+def number(value: Any) -> float:
+    """`value` itself, if it is a finite number of 0 or more; else ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
+        raise ValueError(f"{value!r:.60} is not a number of 0 or more")
+    return value
+
+
+def _rate(value: Any) -> float:
+    if not number(value):
+        raise ValueError(f"{value!r:.60} is not a rate above 0")
+    return value  # type: ignore[no-any-return]
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or len(value) > 200:
+        raise ValueError(f"{value!r:.60} is not a name")
+    return value

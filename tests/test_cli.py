@@ -1,7 +1,11 @@
-"""The command line around the library: arguments in, one JSON object out, exit codes. The library is played here."""
+"""The command line around the library: arguments in, one JSON object out, exit codes.
+
+The library is played where only arguments and exit codes matter; what depends on a search is really searched.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
@@ -12,8 +16,13 @@ from typing import Any
 
 import pytest
 
-from partita import PartitaError
+from partita import PartitaError, Plan
 from partita.cli import main
+from partita.codegen.request import DTYPES
+from partita.formulation.encode import Encoding
+from partita.formulation.network import Network
+from partita.formulation.placement import Placement
+from partita.solvers.search import Question
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -29,13 +38,16 @@ def partita(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     return run
 
 
+EARLY = "interrupted early"
+
+
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Put functions in a module's place."""
 
     def put(module: str, **functions: Any) -> None:
         played = ModuleType(module)
-        played.__dict__.update(functions)
+        played.__dict__.update({"INTERRUPTED_EARLY": EARLY} | functions)
         monkeypatch.setitem(sys.modules, module, played)
 
     return put
@@ -44,19 +56,16 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 class Planned:
     """A plan that talks too much."""
 
-    def __init__(self, status: str = "optimal") -> None:
-        self.status = status
-
     def __str__(self) -> str:
         return "the plan"
 
     def summary(self) -> dict[str, Any]:
         print("loud Python")
         os.write(1, b"loud C\n")
-        return {"model": "gpt2", "status": self.status, "program": None}
+        return {"model": "gpt2", "space": {"limits_hit": []}, "program": None}
 
     def save(self, folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "program.py").touch()
 
 
@@ -97,18 +106,116 @@ def test_plan_json_is_alone_on_standard_output(partita: Run, play: Callable[...,
     play("partita.codegen.run", plan=lambda request, progress: Planned())
     code, out, err = partita("plan", "gpt2", "--machine", "cpu", "-o", tmp_path / "plan", "--json")
     assert code == 0
-    assert json.loads(out) == {"model": "gpt2", "status": "optimal", "program": str(tmp_path / "plan" / "program.py")}
+    program = str(tmp_path / "plan" / "program.py")
+    assert json.loads(out) == {"model": "gpt2", "space": {"limits_hit": []}, "program": program}
     assert "loud Python" in err and "loud C" in err
     assert (tmp_path / "plan" / "program.py").exists()
 
 
-@pytest.mark.parametrize(("status", "expected"), [("optimal", 0), ("feasible", 0), ("infeasible", 1), ("unknown", 1)])
-def test_plan_exit_code(partita: Run, play: Callable[..., None], tmp_path: Path, status: str, expected: int) -> None:
-    play("partita.codegen.run", plan=lambda request, progress: Planned(status))
-    code, out, _ = partita("plan", "gpt2", "--machine", "cpu", "-o", tmp_path / "plan", "--json")
-    assert code == expected
-    assert json.loads(out)["status"] == status
-    assert (tmp_path / "plan").exists() == (expected == 0)
+SMALL = ("plan", "mlp", "--small", "--machine", "cpu")
+
+
+def summary(partita: Run, *arguments: str | Path, code: int = 0) -> dict[str, Any]:
+    found, out, err = partita(*arguments, "--json")
+    assert found == code, err
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def test_a_plan_and_what_is_said_of_it(partita: Run, tmp_path: Path) -> None:
+    plain = summary(partita, *SMALL)
+    assert (plain["status"], plain["gap"], plain["program"], plain["sequence"]) == ("optimal", 0, None, None)
+    assert set(plain["seconds"]) == {"capture", "formulate", "solve", "confirm", "emit", "total"}
+    parts = sum(spent for part, spent in plain["seconds"].items() if part != "total")
+    assert parts == pytest.approx(plain["seconds"]["total"], rel=0.1)
+    assert plain["space"]["axis_order"] == "outermost level first"
+    kept = summary(partita, *SMALL, "-o", tmp_path / "plan")
+    assert kept["program"] == str(tmp_path / "plan" / "program.py") and Path(kept["program"]).is_file()
+    assert kept | {"seconds": 0, "program": 0} == plain | {"seconds": 0, "program": 0}
+
+
+def test_the_sequence_is_the_model_s_own_unless_given(partita: Run) -> None:
+    arguments = ("plan", "llama-7b", "--small", "--hierarchy", "1")
+    assert summary(partita, *arguments)["sequence"] == 8
+    assert summary(partita, *arguments, "--sequence", "6")["sequence"] == 6
+
+
+def test_no_plan_in_time_is_an_answer(partita: Run, tmp_path: Path) -> None:
+    found = summary(partita, *SMALL, "--time-limit", "0.000001", "-o", tmp_path / "plan", code=1)
+    assert (found["status"], found["objective_ns"], found["gap"], found["program"]) == ("unknown", None, None, None)
+    assert found["bound_ns"] > 0 and found["space"]["limits_hit"] == ["time"]
+    assert set(found) == set(summary(partita, *SMALL))
+    assert not (tmp_path / "plan").exists()
+    code, out, err = partita(*SMALL, "--time-limit", "0.000001")
+    assert (code, out) == (1, "") and "no plan was found" in err
+
+
+def test_a_model_that_fits_no_placement_is_refused_with_what_is_missing(partita: Run) -> None:
+    code, out, err = partita("plan", "mlp", "--machine", "cpu", "--nodes", "1", "--json")
+    assert (code, out) == (2, "") and "GiB are missing" in err
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Interrupt the search when it asks for another network than the first ones."""
+    whole, asked = Question.encoding, 0
+
+    def encoding(self: Question, placement: Placement, k: int) -> Encoding:
+        nonlocal asked
+        asked += 1
+        if asked > after:
+            raise KeyboardInterrupt
+        return whole(self, placement, k)
+
+    monkeypatch.setattr(Question, "encoding", encoding)
+
+
+def test_interrupted_before_any_plan(partita: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(monkeypatch, after=0)
+    code, out, err = partita(*SMALL, "--json")
+    assert code == 130 and "interrupted before any plan was found" in err
+    found = json.loads(out)
+    assert found["status"] == "unknown" and found["space"]["limits_hit"] == ["interrupt"]
+
+
+def test_interrupted_with_a_plan(partita: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    interrupt(monkeypatch, after=1)
+    found = summary(partita, *SMALL, "--mesh", "4", "-o", tmp_path / "plan", code=130)
+    assert found["status"] == "feasible" and found["space"]["limits_hit"] == ["interrupt"]
+    assert Plan.load(tmp_path / "plan").report["objective_ns"] == found["objective_ns"] >= found["bound_ns"]
+
+
+def test_the_words_of_a_plan_are_few(partita: Run) -> None:
+    code, out, _ = partita("plan", "llama-7b", "--small", "--machine", "cpu")
+    assert code == 0 and "layers.0-1.up " in out and "layers.1." not in out
+    assert len(out.splitlines()) < 70
+
+
+@pytest.mark.parametrize("option", ["-o", "--save-network"])
+def test_an_empty_path_is_refused(partita: Run, option: str) -> None:
+    code, out, err = partita(*SMALL, option, "")
+    assert (code, out) == (2, "") and "empty" in err
+
+
+def test_replacing_a_plan_is_told(partita: Run, play: Callable[..., None], tmp_path: Path) -> None:
+    play("partita.codegen.run", plan=lambda request, progress: Planned())
+    assert "replacing" not in partita(*SMALL, "-o", tmp_path / "plan")[2]
+    (tmp_path / "plan" / "plan.json").touch()
+    (tmp_path / "plan" / "program.py").unlink()
+    assert f"replacing the plan in {tmp_path / 'plan'}" in partita(*SMALL, "-o", tmp_path / "plan")[2]
+
+
+def test_a_saved_network_is_what_its_name_says(partita: Run, tmp_path: Path) -> None:
+    for name, opened in (("n.json", open), ("n.json.gz", gzip.open)):
+        summary(partita, *SMALL, "--mesh", "4", "--micro-batches", "1", "--save-network", tmp_path / name)
+        with opened(tmp_path / name, "rt") as text:
+            assert Network.from_json(json.load(text)).variables
+    assert partita("solve", tmp_path / "n.json.gz")[0] == 0
+
+
+def test_help_names_every_dtype(partita: Run) -> None:
+    words = partita("plan", "--help")[1].replace("│", " ").split()
+    assert {dtype for dtype in DTYPES if any(word.strip(".,;") == dtype for word in words)} == set(DTYPES)
+    assert "ranks." in words
 
 
 def raise_(error: BaseException) -> Any:
@@ -129,8 +236,8 @@ def test_bugs_are_not_hidden(partita: Run, play: Callable[..., None], monkeypatc
 
 def test_interrupted(partita: Run, play: Callable[..., None]) -> None:
     play("partita.codegen.run", plan=lambda request, progress: raise_(KeyboardInterrupt()))
-    code, out, _ = partita("plan", "gpt2", "--machine", "cpu", "--json")
-    assert (code, out) == (130, "")
+    code, out, err = partita("plan", "gpt2", "--machine", "cpu", "--json")
+    assert (code, out, err) == (130, "", f"partita: {EARLY}\n")
 
 
 def test_an_unwritable_output_is_refused_before_the_search(

@@ -109,7 +109,7 @@ class Body(Writer):
         plan, node = self.plan, self.plan.graph.nodes[index]
         known = atoms(plan.graph)[index]
         moves = route(plan, index, source, target)
-        lines = conversion(known, moves, source, plan.placement.sizes, plan.axes, node.gradient, self.used)
+        lines = conversion(known, moves, source, plan.placement.sizes, plan.axes, node.gradient, self.used, weight)
         for line in lines:
 
             def render(t: Sequence[str], text: str = line) -> str:
@@ -135,7 +135,7 @@ class Body(Writer):
         for target in stops:
             moves = route(plan, index, source, target)
             known = atoms(plan.graph)[index]
-            lines += conversion(known, moves, source, plan.placement.sizes, plan.axes, node.gradient, self.used)
+            lines += conversion(known, moves, source, plan.placement.sizes, plan.axes, node.gradient, self.used, True)
             source = target
 
         def render(t: Sequence[str]) -> str:

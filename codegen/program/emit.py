@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from ...formulation.weights import BUCKET_BYTES
 from ...model.atoms import atoms
-from ...model.layout import B, P, is_split
+from ...model.layout import P, is_split
 from ...model.pcg import FLOATS
 from .. import defaults
 from ..describe import docstring, mesh_sentence
@@ -46,8 +48,12 @@ def emit(plan: Plan) -> str:
     model = modules.text()
     shares = _shares(plan, used)
     weights = [(n, c) for n, c in zip(plan.graph.nodes, plan.choices, strict=True) if n.op in ("parameter", "buffer")]
-    sharded = any(c.sharded_states and B in c.output for _, c in weights)
-    several = any(len(summed_over(plan, i)) > 1 and not plan.choices[i].sharded_states for i in _trained(plan))
+    synchronized = [_synchronized(plan, i) for i in _trained(plan)]
+    sharded, alone, reduced = (kind in synchronized for kind in ("sharded", "alone", "reduced"))
+    several = any(
+        kind == "reduced" and len(summed_over(plan, i)) > 1
+        for i, kind in zip(_trained(plan), synchronized, strict=True)
+    )
     cut = any(is_split(x) for _, c in weights for x in c.output)
     if cut or sharded or "positions" in used.helpers or "pad" in used.primitives or any("cut(" in x for x in shares):
         used.primitives |= {"cut"}
@@ -73,11 +79,17 @@ def emit(plan: Plan) -> str:
             primitives=used.primitives,
             moves=[move.code(used.uneven or _uneven_weights(plan)) for _, move in sorted(used.moves.items())],
             helpers=used.helpers,
-            random_bits=_random_bits(),
+            random_bits=_counters("mix", "mix_", "random_bits"),
+            dropped=_counters("dropped"),
             modules=model,
             mixed=plan.dtype.startswith("mixed"),
             cut=cut,
             sharded=sharded,
+            all_sharded=modules.all_sharded and sharded,
+            alone=alone,
+            reduced=reduced,
+            frozen=any(n.op in ("parameter", "buffer") and not n.gradient for n, _ in weights),
+            factors=modules.factors,
             several=several,
             aliases=plan.graph.aliases,
             optimizer_doc=f"{_OPTIMIZERS[plan.optimizer][0]} over this rank's part of the weights.",
@@ -95,6 +107,7 @@ def emit(plan: Plan) -> str:
             divisors=modules.divisors,
             loss_axes=[a for a, x, n in zip(plan.axes, loss, sizes, strict=True) if x == P and n > 1],
             synthetic=_synthetic(plan),
+            samples=_samples(plan),
         )
     )
     return _spaced(program)
@@ -103,6 +116,13 @@ def emit(plan: Plan) -> str:
 def _trained(plan: Plan) -> list[int]:
     """The weights that have a gradient."""
     return [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient]
+
+
+def _synchronized(plan: Plan, index: int) -> str:
+    """What becomes of a weight's gradient: `sharded` (reduce-scatter), `reduced` (all-reduce), or `alone` (nothing)."""
+    if not summed_over(plan, index):
+        return "alone"
+    return "sharded" if plan.choices[index].sharded_states else "reduced"
 
 
 def _spaced(program: str) -> str:
@@ -141,6 +161,7 @@ def _constants(plan: Plan) -> list[str]:
         f"BATCH, MICRO_BATCHES = {plan.batch}, {plan.micro_batches}  # samples in a step, and its pieces",
         f"DTYPE = torch.{_DTYPES.get(plan.dtype, plan.dtype)}",
         f"SEED, STEPS = {defaults.SEED}, {10}",
+        'OUTPUT = os.path.splitext(__file__)[0] + ".trained.pt"  # the weights, unless the command line says where',
         f"BUCKET = {BUCKET_BYTES:_}  # bytes of one gradient message",
     ]
 
@@ -160,12 +181,14 @@ def _mesh_lines(plan: Plan) -> list[str]:
     return [numbers, *(f"self.{name} = make_axis(numbers, {i})" for i, name in enumerate(axes))]
 
 
-def _random_bits() -> str:
-    """The counter-based generator, as text: the reference runs the same."""
+def _counters(*names: str) -> str:
+    """Functions of the counter-based generator, as text: the reference runs the same."""
     text = (_TEMPLATES / "counters.py").read_text()
     body = text.partition("# --- copied from here ---")[2]
     return "\n\n\n".join(
-        part.strip() for part in re.split(r"\n(?=def )", body) if part.startswith(("def mix", "def random"))
+        part.strip()
+        for part in re.split(r"\n(?=def )", body)
+        if part.startswith(tuple(f"def {name}(" for name in names))
     )
 
 
@@ -216,6 +239,26 @@ def _synthetic(plan: Plan) -> list[str]:
                 value += f".to(torch.{node.dtype})"
         lines.append(f'"{node.name}": {value},')
     return lines
+
+
+def _samples(plan: Plan) -> dict[str, Any] | None:
+    """How one batch is taken from a data set: by which input and dim it is counted, and a line per input."""
+    known, first, lines = atoms(plan.graph), dict[str, Any](), []
+    for index in plan.graph.of("input"):
+        node = plan.graph.nodes[index]
+        text = f'data["{node.name}"]'
+        for a in sorted(known[index].batch)[:1]:
+            dim, position = known[index].dim_of(a)
+            numbers = known[index].dims[dim]
+            outer, size = prod(numbers[:position]), prod(numbers[position:]) // plan.graph.batch * plan.batch
+            if position:  # samples are not the outermost of what the dim counts
+                text += f".unflatten({dim}, ({outer}, -1)).narrow({dim + 1}, step * {size}, {size})"
+                text += f".flatten({dim}, {dim + 1})"
+            else:
+                text += f".narrow({dim}, step * {size}, {size})"
+            first = first or {"name": node.name, "dim": dim, "size": outer * size}
+        lines += wrap(f'"{node.name}": {text},', 8)
+    return first | {"lines": [line.removeprefix(" " * 8) for line in lines]} if first else None
 
 
 def _uneven_weights(plan: Plan) -> bool:

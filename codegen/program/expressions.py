@@ -315,12 +315,18 @@ def local_shape_text(local: Local) -> str:
 
 
 def _scale(site: Site, names: Sequence[str]) -> str:
-    """Powers of a half as roots: `x / math.sqrt(64)`."""
+    """Numbers as what they come from: `x / math.sqrt(64)`, `x / 128`, `x * math.log(10000)`."""
     value, x = site.node["value"], enclosed(names[0])
     if isinstance(value, float) and 0 < value < 1:
         square = round(value**-2)
         if square < 2**20 and math.isclose(value, square**-0.5, rel_tol=1e-15) and value != 1 / round(1 / value):
             return f"{x} / math.sqrt({square})"
+        if value == 1 / round(1 / value):
+            return f"{x} / {round(1 / value)}"
+    if isinstance(value, float) and 0 < abs(value) < 15:
+        number = round(math.exp(abs(value)))
+        if number > 1 and math.log(number) == abs(value):
+            return f"{x} * {'-' if value < 0 else ''}math.log({number})"
     return f"{x} * {literal('value', value)}"
 
 

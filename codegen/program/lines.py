@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 NESTED = 88  # columns of a line into which others are nested
 RESERVED = frozenset(
     "self mesh torch dist nn math F os data tensor sequence axis step optimizer model gather scatter_sum all_reduce "  # noqa: SIM905
-    "cut pad keep_first exchange same dropout projection positions embed_rows precise regathered fill mix random_bits "
-    "load save share main weight part partial whole sys zlib".split()
+    "cut pad keep_first exchange same dropout projection positions embed_rows precise regathered fill mix mix_ "
+    "random_bits dropped forget remember all_gather reduce_scatter gathered load save share main weight part partial "
+    "whole whole_of own_part sys zlib weakref refuse make_axis learning_rate buckets make_optimizer initialize "
+    "whole_weights whole_gradients train_step synthetic samples micro shard".split()
 )
 _CHAIN = ("convert", "view", "unary")
 _ARITHMETIC = ("add", "sub", "mul", "div", "cat", "where")

@@ -39,6 +39,10 @@ class Modules:
         self.chains = chains(plan, self.micro_divided)
         self.roles = roles(plan.graph) | {chain.units[0].carried: "x" for chain in self.chains}
         self.base = "Module" if plan.dtype.startswith("mixed") else "nn.Module"
+        # Whether ranks update shares of every trained weight: then no weight need say so.
+        trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient]
+        self.all_sharded = all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
+        self.factors = False  # whether a dim of some weight is given by its factors
         self.taken = {"Model", "Axis", "Mesh", "Move", "Module", "Bucket", "Optimizer"}
 
     def text(self) -> str:
@@ -215,7 +219,7 @@ class Modules:
         summed = [plan.axes[a] for a in summed_over(plan, index)]
         if summed and node.gradient:
             options["summed"] = _tuple(summed)
-            if choice.sharded_states:
+            if choice.sharded_states and not self.all_sharded:
                 options["sharded"] = "True"
         if not node.gradient:
             options["trainable"] = "False"
@@ -238,6 +242,7 @@ class Modules:
                     cuts.append(f"{entry}: {_tuple([plan.axes[i] for i in axes])}")
                 entry += 1
                 continue
+            self.factors = True
             shape.append(f"({', '.join(map(str, numbers))})")
             for offset, a in enumerate(of_dim):
                 if local.splits(a):

@@ -32,13 +32,18 @@ class MoveText:
     target: str
     value: Action
     gradient: Action
+    stored: bool = False  # of a weight
 
     @property
     def name(self) -> str:
+        if self.stored:
+            return "gathered"
         return f"{WORDS[self.source]}_to_{WORDS[self.target]}"
 
     @property
     def doc(self) -> str:
+        if self.stored:
+            return "A fully sharded weight, gathered for use in every forward; its gradient is reduce-scattered."
         if self.value == self.gradient == Action.EXCHANGE:
             return "S(i) -> S(j): all-to-all, both ways."
         value, gradient = _VALUE[self.value], _GRADIENT[self.gradient]
@@ -142,6 +147,7 @@ def conversion(
     axes: tuple[str, ...],
     gradient: bool,
     used: Used,
+    stored: bool = False,
 ) -> list[str]:
     """One line for every move from `source` on, with {x} for what comes in; without a gradient only the value's."""
     lines: list[str] = []
@@ -149,17 +155,17 @@ def conversion(
     for step in moves:
         if sizes[step.axis] > 1 and (gradient or step.move.value is not Action.NOTHING):
             before = Local(known, tuple(current), sizes, axes)
-            lines.append(_text(before, step, gradient, used))
+            lines.append(_text(before, step, gradient, used, stored))
         current[step.axis] = step.target
     return lines
 
 
-def _text(before: Local, step: Step, gradient: bool, used: Used) -> str:
+def _text(before: Local, step: Step, gradient: bool, used: Used, stored: bool) -> str:
     """One move: unflatten the dims of which it moves an inner atom, move, flatten them again."""
     source, target = kind(step.source), kind(step.target)
     value, back = step.move.value, step.move.gradient
     if gradient:
-        entry = MoveText(source, target, value, back)
+        entry = MoveText(source, target, value, back, stored and (source, target) == ("S", "B"))
         used.moves[entry.name] = entry
         used.primitives |= {PRIMITIVES[value], PRIMITIVES[back]}
         function = entry.name

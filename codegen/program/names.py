@@ -47,7 +47,9 @@ GENERIC = {
 def axis_names(plan: Plan) -> tuple[str, ...]:
     """For every axis what most of the work, by FLOPs, is split by: samples, weights, or other dims of activations.
 
-    An axis that splits no work is named by its number; a second one of the same use gets a number too.
+    Where weights are stored in parts over an axis that splits samples, as another does, or no work, it is `shard`
+    (fully sharded data parallelism). What else splits no work is named by its number; a second one of the same use
+    gets a number too.
     """
     graph, known = plan.graph, atoms(plan.graph)
     work = [dict.fromkeys(USES, 0.0) for _ in plan.placement.sizes]
@@ -68,12 +70,23 @@ def axis_names(plan: Plan) -> tuple[str, ...]:
                 shares["tensor"] += amount
             else:
                 shares["sequence"] += amount
+    uses = [max(USES, key=shares.__getitem__) if any(shares.values()) else "" for shares in work]
+    stored = [_stores_parts(plan, axis) for axis in range(len(uses))]
+    if uses.count("data") > 1 or "" in uses:
+        data = [a for a, use in enumerate(uses) if use == "data"]
+        first = next((a for a in data if not stored[a]), data[0] if data else None)
+        uses = ["shard" if stored[a] and a != first and use in ("data", "") else use for a, use in enumerate(uses)]
     result: list[str] = []
-    for axis, shares in enumerate(work):
-        best = max(USES, key=lambda use: shares[use])
-        wish = best if shares[best] > 0 else f"axis{axis}"
+    for axis, use in enumerate(uses):
+        wish = use or f"axis{axis}"
         result.append(wish if wish not in result else f"{wish}{sum(r.startswith(wish) for r in result) + 1}")
     return tuple(result)
+
+
+def _stores_parts(plan: Plan, axis: int) -> bool:
+    """Whether most of the trained weights, by elements, are stored in parts over an axis."""
+    trained = [(plan.graph.nodes[i].numel, plan.choices[i].output[axis]) for i in plan.graph.of("parameter")]
+    return 2 * sum(n for n, letter in trained if is_split(letter)) > sum(n for n, _ in trained)
 
 
 def _reaches_weight(plan: Plan, index: int) -> bool:
@@ -139,6 +152,20 @@ def is_literal(plan: Plan, index: int) -> bool:
     )
 
 
+def _rotation(graph: PCG, index: int, found: dict[int, str]) -> None:
+    """Name what a sine is taken of: angles, products of positions and frequencies."""
+    while graph.nodes[index].op in ("cat", *_SHOWS, "to"):
+        found[index] = "angles"
+        index = graph.nodes[index].inputs[0]
+    found[index] = "angles"
+    for i in graph.nodes[index].inputs if graph.nodes[index].op == "mul" else ():
+        while graph.nodes[i].op in (*_SHOWS, "to"):
+            i = graph.nodes[i].inputs[0]
+        if graph.nodes[i].op in ("exp", "reciprocal", "pow", "power", "div"):
+            found[i] = "frequencies"
+            found.update(dict.fromkeys((k for k in graph.nodes[i].inputs if graph.nodes[k].op == "scale"), "exponents"))
+
+
 _SHOWS = ("view", "permute", "slice", "contiguous", "expand", "dropout")
 _GATES = ("silu", "gelu", "sigmoid", "relu", "tanh")
 _SCORES = ("scale", "where", "add", "div", "shift", "softmax", "dropout", "mul")
@@ -180,6 +207,7 @@ def roles(graph: PCG) -> dict[int, str]:
             found.setdefault(index, "gated")
         elif node.op in ("sin", "cos"):
             found[index] = node.op
+            _rotation(graph, node.inputs[0], found)
         elif node.op == "cross_entropy":
             source = back(node.inputs[0], "logits", _SHOWS)
             found.setdefault(source, "logits")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from ...model.pcg import SOURCES
 from ..describe import mesh_sentence
 from ..plan import Plan
 from ..price import MEMORY, PARTS, Item, Priced, Slot, priced
-from .words import LOSSES, bytes_text, label, module_of, pattern, percent, shape_text, split_word
+from .words import LOSSES, bytes_text, equal_layers, label, module_of, pattern, percent, shape_text, split_word
 
 LARGEST = 16  # rows of the table of collectives; the others are summed
 
@@ -176,26 +176,13 @@ def operators_table(plan: Plan) -> Table:
         "Operators",
         "What each mesh axis splits of an operator (rows, columns: of the matrix that multiplies from the right).",
         ("module", "operator", "weight", *_axis_heads(plan)),
-        _equal_layers(plan, range(len(graph.nodes)), cells),
+        equal_layers(plan, range(len(graph.nodes)), cells),
         words=3 + len(plan.axes),
     )
 
 
 def _axis_heads(plan: Plan) -> tuple[str, ...]:
     return tuple(f"{name}={size}" for name, size in zip(plan.axes, plan.placement.sizes, strict=True))
-
-
-def _equal_layers(
-    plan: Plan, nodes: Sequence[int], cells: Callable[[int], tuple[str, ...] | None]
-) -> tuple[tuple[str, ...], ...]:
-    """A row for every set of nodes with equal cells and names that differ in the number of a layer only."""
-    groups: dict[tuple[Hashable, ...], list[int | None]] = {}
-    for index in nodes:
-        found = cells(index)
-        if found is not None:
-            name, layer = pattern(plan.graph.nodes[index].name)
-            groups.setdefault((name, *found), []).append(layer)
-    return tuple((label(str(name), layers), *map(str, found)) for (name, *found), layers in groups.items())
 
 
 def weights_table(plan: Plan, cost: Priced) -> Table:
@@ -231,7 +218,7 @@ def weights_table(plan: Plan, cost: Priced) -> Table:
         "How a matrix is stored: FSDP is stored split and gathered for use; ZeRO-1 splits the optimizer's states over "
         f"the axes with copies. Bytes are those of weight, gradient and states on one device.{rest}",
         ("weight", "shape", *_axis_heads(plan), "update", "each"),
-        _equal_layers(plan, matrices, cells),
+        equal_layers(plan, matrices, cells),
         words=3 + len(plan.axes),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -126,6 +126,19 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             parts.append([n])
     return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def equal_layers(
+    plan: Plan, nodes: Iterable[int], cells: Callable[[int], tuple[str, ...] | None]
+) -> tuple[tuple[str, ...], ...]:
+    """A row for every set of nodes with equal cells and names that differ in the number of a layer only."""
+    groups: dict[tuple[str, ...], list[int | None]] = {}
+    for index in nodes:
+        found = cells(index)
+        if found is not None:
+            name, layer = pattern(plan.graph.nodes[index].name)
+            groups.setdefault((name, *found), []).append(layer)
+    return tuple((label(name, layers), *found) for (name, *found), layers in groups.items())
 
 
 def module_of(graph: PCG, index: int) -> tuple[str, int | None]:

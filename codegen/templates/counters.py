@@ -6,29 +6,52 @@ batch), whichever rank has them.
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return"
 
+import math
+
+import torch
+
 # --- copied from here ---
 
 
 def mix(x):
-    """Murmur3's finalizer on 32 bits, for an integer or an int64 tensor."""
+    """Murmur3's finalizer on 32 bits of an integer."""
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
     return x ^ (x >> 16)
 
 
+def mix_(x):
+    """The same for every element of an int32 tensor, in place; products wrap, and shifts lose their sign."""
+    x ^= (x >> 16) & 0xFFFF
+    x *= 0x85EBCA6B - 2**32
+    x ^= (x >> 13) & 0x7FFFF
+    x *= 0xC2B2AE35 - 2**32
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
 def random_bits(index, *keys):
-    """32 random bits for every global index, a function of it and of the keys (seed, step, call site) alone."""
+    """32 random bits (int32) for every global index, a function of it and of the keys (seed, step, call site) alone."""
     key = 0
     for k in keys:
         key = mix(key ^ mix(k + 0x9E3779B9))
-    return mix(mix((index & 0xFFFFFFFF) ^ key) ^ (index >> 32) ^ key)
+    key -= (key >> 31) << 32  # as int32
+    bits = mix_(index.to(torch.int32) ^ key)
+    bits ^= (index >> 32).to(torch.int32)
+    bits ^= key
+    return mix_(bits)
+
+
+def dropped(index, p, *keys):
+    """Which elements dropout sets to 0: each with probability p."""
+    return random_bits(index, *keys) < min(math.ceil(p * 2**32), 2**32 - 1) - 2**31
 
 
 def dropout_mask(index, p, *keys):
     """What dropout multiplies by: 0 with probability p, else 1 / (1 - p), in float64."""
-    return (random_bits(index, *keys) >= p * 2**32).double() / (1 - p)
+    return (~dropped(index, p, *keys)).double() / (1 - p)
 
 
 def projection_weights(index, *keys):
     """Fixed weights in [-0.5, 0.5), in float64."""
-    return random_bits(index, *keys).double() / 2**32 - 0.5
+    return random_bits(index, *keys).double() / 2**32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,15 @@ def verify(
     inputs: Any = None,
     timeout: float = 600.0,
 ) -> dict[str, Any]:
-    """Train the program of a plan (or of the folder or file where it was saved) and the module, and compare.
+    """Train a plan's program and the module, and compare; of a folder (or its plan.json) the program.py there is run.
 
     Everything is in float64, from the same random weights, on the same random data: every step's loss, the first
     step's gradients, the weights at the end, each error max|a - b| / (1 + max|b|) over the elements of a tensor and
     then over tensors. `ok`: all are at most `tolerance`, and nothing is missing; `failure` says what went wrong where
-    it is not. `level`: ranks are threads here, or processes that torchrun starts. `module` and `inputs` are needed
-    where the plan does not say how to build its module. Raises PartitaError for what cannot be verified: a wrong number
-    of ranks, a plan too large for this machine's memory.
+    it is not; `program` is the file that was checked, None for the program that a `Plan` emits now. `level`: ranks are
+    threads here, or processes that torchrun starts. `module` and `inputs` are needed where the plan neither has its
+    module nor says how to build it. Raises PartitaError for what cannot be verified: a folder without program, a wrong
+    number of ranks, a plan too large for this machine's memory.
     """
     with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
         trial = _trial(target, Path(folder), ranks, steps, module, inputs)
@@ -79,23 +80,34 @@ class Trial:
     batches: Sequence[Mapping[str, Tensor]] = field(repr=False)
     truth: Outcome = field(repr=False)
     tolerance: float
+    emitted: bool = False  # only for this trial: the file is gone afterwards
 
 
 def _trial(
     target: Plan | Path | str, folder: Path, ranks: int | None, steps: int, module: nn.Module | None, inputs: Any
 ) -> Trial:
-    """What `verify` runs; the program goes into `folder` unless it lies beside its plan."""
+    """What `verify` runs: the program beside a saved plan, or what a plan emits into `folder`."""
     plan = target if isinstance(target, Plan) else Plan.load(target)
     if ranks is not None and ranks != plan.ranks:
         raise PartitaError(f"this plan is for {plan.ranks} ranks, not {ranks}: plan again for that many devices")
     check_memory(plan)
     if module is None:
-        module, inputs = _module_of(plan)
-    path = folder / "program.py" if isinstance(target, Plan) else Path(target) / "program.py"
-    if not path.is_file():
+        module, inputs = plan.module or _module_of(plan)
+    if isinstance(target, Plan):
         path = folder / "program.py"
         plan.emit(path)
-    return trial(path, plan.graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps)
+    else:
+        path = _program_beside(Path(target))
+    made = trial(path, plan.graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps)
+    return replace(made, emitted=isinstance(target, Plan))
+
+
+def _program_beside(saved: Path) -> Path:
+    """The program of a saved plan: in its folder. What was never written, or was removed, is not emitted anew."""
+    folder = saved if saved.is_dir() else saved.parent
+    if not (folder / "program.py").is_file():
+        raise PartitaError(f"there is no program.py in {folder}: `partita plan -o DIR` writes one beside its plan")
+    return folder / "program.py"
 
 
 def trial(
@@ -186,6 +198,7 @@ class MissingTensorsError(RuntimeError):
 def _verdict(each: Trial, outcome: Outcome | Exception, level: str) -> dict[str, Any]:
     verdict: dict[str, Any] = {
         "ok": False,
+        "program": None if each.emitted else str(each.path),
         "ranks": each.ranks,
         "level": level,
         "dtype": "float64",

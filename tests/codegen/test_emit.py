@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from partita.codegen.plan import Choice, Plan
+from partita.codegen.templates.counters import dropped, mix, random_bits
 from partita.codegen.verification.launch import LaunchError, torchrun
+from partita.codegen.verification.worker import load_program
 from partita.formulation.placement import of_rows
 from partita.formulation.strategy import rows
 from partita.model.layout import B, P, R, S
@@ -120,7 +123,7 @@ def test_what_is_not_used_is_not_emitted() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_precisions_and_optimizers(judge: Judge, dtype: str, optimizer: str) -> None:
     plan = megatron(layers(2), {"states": "sharded"}, dtype=dtype, optimizer=optimizer, micro=2)
-    assert "sharded=True" in plan.emit()
+    assert "self.part = nn.Parameter" in plan.emit()
     assert judge(plan)["ok"]
 
 
@@ -143,6 +146,45 @@ def test_the_program_runs_by_itself(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     megatron(layers(2)).emit(path)
     assert "step 9: loss" in torchrun(path, 4, timeout=120)
+
+
+def test_training_on_a_data_set_is_saved(tmp_path: Path) -> None:
+    path, data, out = tmp_path / "program.py", tmp_path / "data.pt", tmp_path / "out.pt"
+    plan = megatron(layers(2))
+    plan.emit(path)
+    generator = torch.Generator().manual_seed(1)
+    whole = {name: torch.randn(plan.batch * 3 + 1, 6, generator=generator) for name in ("x", "target")}
+    torch.save(whole, data)
+    program = load_program(path)
+    for step, start in enumerate((0, 4, 8, 0)):
+        batch = program.samples(whole, step)
+        assert all(torch.equal(batch[name], whole[name][start : start + 4]) for name in whole)
+    with pytest.raises(SystemExit):
+        program.samples({name: x[:3] for name, x in whole.items()}, 0)
+    torchrun(path, 4, ["", str(data), str(out)], timeout=120)
+    parameters = {plan.graph.nodes[i].name: plan.graph.nodes[i].shape for i in plan.graph.of("parameter")}
+    assert {name: tuple(x.shape) for name, x in torch.load(out).items()} == parameters
+
+
+@pytest.mark.parametrize("text", [pytest.param(path.read_text(), id=path.stem) for path in GOLDEN.glob("*.txt")])
+def test_no_local_name_shadows_a_function_or_class(text: str) -> None:
+    tree = ast.parse(text)
+    top = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    inside = [n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)]
+    local = {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    local |= {n.arg for n in inside if isinstance(n, ast.arg)}
+    assert sorted(local & top) == []
+
+
+def test_random_bits_are_those_of_murmur() -> None:
+    index = torch.tensor([0, 1, 77, 2**31, 2**32 - 1, 2**32, 5 * 2**40 + 3])
+    key = 0
+    for k in (3, 1, 4):
+        key = mix(key ^ mix(k + 0x9E3779B9))
+    plain = [mix(mix((i & 0xFFFFFFFF) ^ key) ^ (i >> 32) ^ key) for i in index.tolist()]
+    assert [b & 0xFFFFFFFF for b in random_bits(index, 3, 1, 4).tolist()] == plain
+    share = dropped(torch.arange(100_000), 0.3, 0, 1, 2).double().mean()
+    assert abs(share - 0.3) < 0.01
 
 
 def test_a_wrong_number_of_ranks_is_refused(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from partita import PartitaError
+from partita import Machine, NoPlanError, PartitaError, optimize
 from partita.codegen.plan import Plan
 from partita.model.pcg import PCG, Builder
 
@@ -33,9 +35,9 @@ def plan(force: Force) -> Plan:
 
 
 def test_round_trip(plan: Plan, tmp_path: Path) -> None:
-    plan.save(tmp_path / "plan.json")
+    plan.save(tmp_path / "new" / "plan.json")
     plan.save(tmp_path / "folder")
-    assert Plan.load(tmp_path / "plan.json") == plan == Plan.load(tmp_path / "folder")
+    assert Plan.load(tmp_path / "new" / "plan.json") == plan == Plan.load(tmp_path / "folder")
     assert (tmp_path / "folder" / "program.py").read_text() == plan.emit()
 
 
@@ -109,3 +111,42 @@ def test_a_number_that_is_none_is_refused(plan: Plan, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"micro_batches": 1', '"micro_batches": NaN'))
     with pytest.raises(PartitaError, match="NaN"):
         Plan.load(path)
+
+
+def test_a_plan_keeps_the_module_that_it_was_made_from() -> None:
+    module, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)), torch.zeros(4, 6)
+    made = optimize(module, (x,), Machine.adhoc((2,)), batch=8)
+    assert made.module is not None and made.module[0] is module
+    assert made.verify()["ok"]  # nothing but the plan says how to build it
+    again = Plan.from_json(made.to_json())
+    assert again == made and again.module is None
+    with pytest.raises(PartitaError, match="give verify the module"):
+        again.verify()
+
+
+@pytest.mark.parametrize("module", ["x", None, nn.Linear])
+def test_what_is_no_module_is_refused(module: Any) -> None:
+    with pytest.raises(PartitaError, match=r"torch\.nn\.Module"):
+        optimize(module, (), Machine.adhoc((2,)))
+
+
+def test_no_plan_in_time_raises_with_its_summary() -> None:
+    module, x = nn.Linear(6, 8), torch.zeros(4, 6)
+    with pytest.raises(NoPlanError) as found:
+        optimize(module, (x,), Machine.adhoc((2,)), time_limit=1e-9)
+    assert found.value.summary["status"] == "unknown" and not found.value.interrupted
+    assert found.value.summary.keys() == optimize(module, (x,), Machine.adhoc((2,))).summary().keys()
+
+
+def test_the_space_lists_the_micro_batches_that_are_admitted() -> None:
+    def counts(module: nn.Module) -> list[int]:
+        found: list[int] = optimize(module, (torch.zeros(4, 6),), Machine.adhoc((2,))).report["space"]["micro_batches"]
+        return found
+
+    assert counts(nn.Linear(6, 8)) == [1, 2, 4]
+    assert counts(nn.Sequential(nn.Linear(6, 8), nn.Softmax(dim=0))) == [1]
+
+
+def test_a_machine_survives_json() -> None:
+    machine = Machine.load("summit", nodes=2)
+    assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine

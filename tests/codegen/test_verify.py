@@ -322,8 +322,27 @@ def test_a_plan_is_verified_as_it_was_saved(tmp_path: Path) -> None:
     assert verify(tmp_path)["ok"]
     program = tmp_path / "program.py"
     program.write_text(program.read_text().replace("return total.item()", "return total.item() + 1e-8"))
-    verdict = verify(tmp_path)
-    assert not verdict["ok"]  # the file in the folder is what is run, not what the plan would emit now
+    for target in (tmp_path, tmp_path / "plan.json"):  # the file in the folder is run, not what would be emitted now
+        verdict = verify(target)
+        assert not verdict["ok"] and verdict["program"] == str(program)
+    program.unlink()
+    for target in (tmp_path, tmp_path / "plan.json"):
+        with pytest.raises(PartitaError, match=r"no program\.py"):
+            verify(target)
+    assert plan.verify()["program"] is None
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_a_program_that_exits_is_no_program(tmp_path: Path, code: int) -> None:
+    with pytest.raises(PartitaError, match=f"SystemExit: {code}"):
+        check(tmp_path, f"{PROGRAM}\nraise SystemExit({code})\n")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_exits_in_a_step_is_a_failure(tmp_path: Path, rank: int) -> None:
+    early = f"    if mesh.rank == {rank}:\n        raise SystemExit(0)\n    labels = inputs"
+    verdict = check(tmp_path, PROGRAM.replace("    labels = inputs", early))
+    assert not verdict["ok"] and "SystemExit: 0" in verdict["failure"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -388,3 +389,23 @@ def test_unknown_operators(agrees: Any) -> None:
         "aten.roll.default",
     }
     assert PCG.from_json(graph.to_json()) == graph
+
+
+def test_a_forward_that_fails_is_told_in_one_line_alone(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wrong(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.up(x) @ torch.zeros(7, 7)
+
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    with pytest.raises(PartitaError, match=r"cannot export Wrong.*reduction dim"):
+        capture(Wrong(), (torch.zeros(2, 4),))
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+    assert capfd.readouterr().err == ""
+    log.error("still heard")
+    assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == ["still heard"]
