@@ -11,6 +11,8 @@ from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution
 _MOST_PAIRS = 3_000_000  # entries of all edges; beyond, the program alone takes minutes
 _Decode = Callable[[dict[int, int], list[list[int]]], tuple[int, ...] | None]
 
+_EARLY = 1.0  # seconds before its time at which a stop is an interrupt
+
 
 class CpSat:
     """Exact for any network of moderate size; chains are ignored."""
@@ -76,6 +78,8 @@ def run(program: Program, search: Search, decode: _Decode, known_to: int = INFIN
         solver.parameters.max_time_in_seconds = min(search.left, 1e6)
         solver.best_bound_callback = bound_grew
         status = solver.solve(program.model, Watch())
+        if status in (cp_model.FEASIBLE, cp_model.UNKNOWN) and search.left > _EARLY:
+            raise KeyboardInterrupt  # CP-SAT keeps the signal to itself; nothing else ends it before its time
         if status == cp_model.INFEASIBLE:
             return True
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -1,5 +1,8 @@
 """Every solver on one battery: the truth by brute force, the statuses, and what limits mean."""
 
+import os
+import signal
+import threading
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -12,7 +15,8 @@ from hypothesis import strategies as st
 from partita import PartitaError
 from partita.formulation.network import INFINITE, Edge, Network, Variable, evaluate
 from partita.solvers import auto
-from partita.solvers.protocol import Limits, Progress, Solver, Status, solver, solvers
+from partita.solvers.cpsat import CpSat
+from partita.solvers.protocol import INTERRUPTED, Limits, Progress, Solver, Status, solver, solvers
 
 EVERY = ("auto", "elimination", "cpsat")
 
@@ -168,3 +172,17 @@ def test_unknown_solvers_are_named() -> None:
     assert {s.name for s in solvers()} >= {*EVERY}
     with pytest.raises(PartitaError, match="no solver is called 'magic'; there are auto"):
         solver("magic")
+
+
+def test_an_interrupt_while_cp_sat_runs_ends_the_solve() -> None:
+    """CP-SAT handles the signal itself, and stops without an exception."""
+    generator = np.random.default_rng(5)
+    uses = [generator.integers(1, 1 << 40, (6, 1)) for _ in range(40)]  # as full as possible: a subset sum
+    variables = tuple(Variable(f"v{i}", (1 << 40) - use[:, 0], use) for i, use in enumerate(uses))
+    capacities = (sum(int(np.median(use)) for use in uses),)
+    alarm = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    alarm.start()
+    solution = CpSat().solve(Network(variables, (), capacities), Limits(seconds=60))
+    alarm.cancel()
+    assert solution.words == INTERRUPTED and solution.seconds < 30
+    assert solution.status in (Status.FEASIBLE, Status.UNKNOWN)
