@@ -8,7 +8,7 @@ grow as in elimination, so the program only ever holds what can be part of a sol
 from collections.abc import Sequence
 
 from ..formulation.network import Network
-from .circuit import Circuit, TooWideError, compile_network, exact_in_floats, largest_total
+from .circuit import Circuit, TooWideError, compile_network, exact_in_floats
 from .cpsat import CpSat, run, solve_whole
 from .elimination import close_by_labels, first_slack
 from .kernels import Floats
@@ -17,7 +17,7 @@ from .price import Price, sweep
 from .program import Columns, build, trail
 from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution, Status
 
-_LABELS = 1 << 12  # in one table, before CP-SAT takes over
+_LABELS = 1 << 16  # in one table, before CP-SAT takes over
 _COLUMNS = 1 << 15  # of one chain in a program
 
 
@@ -67,7 +67,7 @@ class Auto:
 
 def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution:
     """Solve programs within a growing slack until the incumbent is proved best."""
-    most_cost = largest_total(search.network)
+    most_cost = circuit.most_cost
     slack = max(first_slack(best, search.network), search.bound - best.bound)
     through = circuit.backward(best.slots)
     while not search.done:
@@ -91,9 +91,9 @@ def _count_within(circuit: Circuit, best: Price, through: list[Floats], reach: i
     if small is None:
         return True
     slots = small.forward(small.tables(1, best.price))
-    tops = [one for one, _ in small.copies]
+    tops = small.copies
     listing = enumerate_labels(
-        small, best.price, slots, small.backward(slots), most, _COLUMNS, search.left, tops or [0]
+        small, best.price, slots, small.backward(slots), most, _COLUMNS, search.left, tops or (0,)
     )
     chains = [
         Columns(
@@ -127,10 +127,8 @@ def _count_within(circuit: Circuit, best: Price, through: list[Floats], reach: i
 def _assemble(listing: Listing, picks: dict[int, int], walks: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The assignment of the rest's options and of each chain's labels in their order."""
     circuit = listing.circuit
-    for chain, (one, _), walk in zip(circuit.network.chains, circuit.copies, walks, strict=True):
+    for chain, one, walk in zip(circuit.network.chains, circuit.copies, walks, strict=True):
         for i, label in enumerate(walk):
             picks = picks | {chain.boundaries[i + 1]: int(listing.slots[one].at[1, label])}
-    starts = [
-        (one, label, i) for (one, _), walk in zip(circuit.copies, walks, strict=True) for i, label in enumerate(walk)
-    ]
+    starts = [(one, label, i) for one, walk in zip(circuit.copies, walks, strict=True) for i, label in enumerate(walk)]
     return circuit.assemble(starts, listing.choose, picks)

@@ -18,6 +18,7 @@ class Bucket:
 
     `inputs` are slots with the axes of their tables, `dims` the sizes. `variable` is v, or None for a mere join.
     In a power of a chain's copies (`half` > 0) v is the boundary after the first `half`, those of the first input.
+    The only input of a bucket with `start` > 0 is a power that begins with the copy of that index.
     """
 
     inputs: tuple[tuple[int, tuple[int, ...]], ...]
@@ -25,6 +26,7 @@ class Bucket:
     variable: int | None
     chain: int = 0
     half: int = 0
+    start: int = 0
 
 
 class Join:

@@ -2,10 +2,13 @@
 
 A bucket joins its inputs over one eliminated variable v and the kept ones x:  out(x) = min_v Σ_j in_j(v, x).
 Equal copies of a chain are compiled once, to a table F over its two boundaries; the chain is a min-plus power of F
-by repeated squaring, again buckets, so L layers cost log L products. `forward` gives the optimum, `backward` (the
-reverse mode of the same circuit) the best cost of any solution through every option and every pair of an edge.
+by repeated squaring, again buckets, so L layers cost log L products. A restricted circuit ends in the middle of its
+longest chain instead, so that two lists of half the chain meet there and none of the whole is made. `forward` gives
+the optimum, `backward` (the reverse mode of the same circuit) the best cost of any solution through every option and
+every pair of an edge.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,7 +63,7 @@ class Circuit:
     """Slots 0..len(factors)-1 hold the factors, the next the buckets in order; the last bucket is the optimum.
 
     `kept[d]` are the options left in domain d, as the network numbers them; variable v has domain `domain[v]`
-    (equal copies and the boundaries of a chain share). `copies` holds per chain the slots of F and of F^L.
+    (equal copies and the boundaries of a chain share). `copies` holds the slot of each chain's F.
     """
 
     network: Network
@@ -68,7 +71,7 @@ class Circuit:
     buckets: tuple[Bucket, ...]
     domain: tuple[int, ...]
     kept: Mapping[int, Ints]
-    copies: tuple[tuple[int, int], ...]
+    copies: tuple[int, ...]
 
     @property
     def root(self) -> int:
@@ -104,6 +107,16 @@ class Circuit:
         least = [f.time[f.time < np.inf].min(initial=0.0) for f in self.factors]
         return -float(sum(least)) * many
 
+    @cached_property
+    def most_cost(self) -> int:
+        """The sum of the largest permitted costs: no feasible assignment of the network costs more."""
+        most = [int(f.time[f.time < np.inf].max(initial=-INFINITE)) for f in self.factors]
+        again = (
+            (len(chain) - 1) * sum(most[slot] for slot in self.below([one]) if slot < len(most))
+            for chain, one in zip(self.network.chains, self.copies, strict=True)
+        )
+        return self.network.constant + sum(most) + sum(again)
+
     def tables(self, time: int, price: Sequence[float]) -> list[Floats]:
         return [f.priced(time, price) for f in self.factors]
 
@@ -129,13 +142,35 @@ class Circuit:
     def decode(self, slots: list[Floats]) -> tuple[int, ...]:
         """A best assignment in the network's options; ties go to the lower option, bucket by bucket."""
 
-        def choose(slot: int, values: tuple[int, ...]) -> tuple[int, list[tuple[int, ...]]]:
-            bucket = self.buckets[slot - len(self.factors)]
-            here = (Join(bucket, slots).best(values), *values)
-            return here[0], [tuple(here[a] for a in axes) for _, axes in bucket.inputs]
-
         start: list[tuple[int, tuple[int, ...], int]] = [(self.root, (), 0)]
-        return self.assemble(start, choose)
+        return self.assemble(start, lambda slot, values: self._best(slots, slot, values))
+
+    def totals(self, slots: list[Floats]) -> tuple[int, tuple[int, ...]]:
+        """Cost, without the constant, and use of the assignment that `decode` gives, in time that grows with log L.
+
+        Equal entries are counted, from the root down to the factors, instead of visited.
+        """
+        cost, use = 0, [0] * len(self.network.capacities)
+        many = [Counter[tuple[int, ...]]() for _ in slots]
+        many[self.root][()] = 1
+        for slot in range(self.root, -1, -1):
+            for values, n in many[slot].items():
+                if slot < len(self.factors):
+                    factor = self.factors[slot]
+                    cost += n * int(factor.time[values])
+                    for r, u in enumerate([] if factor.use is None else factor.use[values]):
+                        use[r] += n * int(u)
+                    continue
+                states = self._best(slots, slot, values)[1]
+                for (child, _), state in zip(self.buckets[slot - len(self.factors)].inputs, states, strict=True):
+                    many[child][state] += n
+        return cost, tuple(use)
+
+    def _best(self, slots: list[Floats], slot: int, values: tuple[int, ...]) -> tuple[int, list[tuple[int, ...]]]:
+        """The best option of a bucket's variable at an entry of its table, and the entries of its inputs."""
+        bucket = self.buckets[slot - len(self.factors)]
+        here = (Join(bucket, slots).best(values), *values)
+        return here[0], [tuple(here[a] for a in axes) for _, axes in bucket.inputs]
 
     def assemble(
         self,
@@ -149,8 +184,9 @@ class Circuit:
         are the options of variables that are known.
         """
         picks = [0] * len(self.network.variables)
-        copy_of = {one: c for c, (one, _) in enumerate(self.copies)}
+        copy_of = {one: c for c, one in enumerate(self.copies)}
         inside: dict[tuple[int, _State], dict[int, int]] = {}  # the interior of a copy, by its state
+        chosen: dict[tuple[int, _State], tuple[int, list[_State]]] = {}
         rest = dict(given or {})
         placed: list[tuple[int, int, dict[int, int]]] = []
         stack = [(slot, state, at, rest) for slot, state, at in starts]
@@ -165,20 +201,23 @@ class Circuit:
             if slot < len(self.factors):
                 continue
             bucket = self.buckets[slot - len(self.factors)]
-            option, states = choose(slot, state)
+            if (slot, state) not in chosen:
+                chosen[slot, state] = choose(slot, state)
+            option, states = chosen[slot, state]
             if bucket.half:
                 picks[self.network.chains[bucket.chain].boundaries[at + bucket.half]] = option
             elif bucket.variable is not None:
                 found[bucket.variable] = option
             for k, (child, _) in enumerate(bucket.inputs):
-                stack.append((child, states[k], at + bucket.half * (k > 0), found))
+                stack.append((child, states[k], at + bucket.start + bucket.half * (k > 0), found))
         for c, i, found in placed:
-            chain = self.network.chains[c]
-            for v, first in zip(chain.copies[i], chain.copies[0], strict=True):
+            copies = self.network.chains[c].copies
+            for v, first in zip(copies[i], copies[0], strict=True):
                 picks[v] = found[first]
         for v, x in rest.items():
             picks[v] = x
-        return tuple(int(self.kept[self.domain[v]][x]) for v, x in enumerate(picks))
+        kept = {d: options.tolist() for d, options in self.kept.items()}
+        return tuple([kept[d][x] for d, x in zip(self.domain, picks, strict=True)])
 
     def restrict(self, through: Sequence[Floats], most: float) -> "Circuit | None":
         """The circuit without the options and pairs through which no solution totals at most `most`.
@@ -189,7 +228,7 @@ class Circuit:
         for f, marginal in zip(self.factors, through[: len(self.factors)], strict=True):
             if len(f.scope) == 1:
                 alive[self.domain[f.scope[0]]] |= marginal <= most
-        for chain, (one, _) in zip(self.network.chains, self.copies, strict=True):
+        for chain, one in zip(self.network.chains, self.copies, strict=True):
             d = self.domain[chain.boundaries[0]]  # an inner boundary has no factor of its own
             alive[d] |= (through[one] <= most).any(0) | (through[one] <= most).any(1)
         left = {d: np.flatnonzero(a) for d, a in alive.items()}
@@ -200,7 +239,10 @@ class Circuit:
             fine = Factor(f.scope, np.where(marginal <= most, f.time, np.inf), f.use)
             factors.append(fine.take([left[self.domain[v]] for v in f.scope]))
         kept = {d: k[left[d]] for d, k in self.kept.items()}
-        return arrange(self.network, factors, self.domain, kept)
+        try:
+            return arrange(self.network, factors, self.domain, kept, meeting=True)
+        except TooWideError:
+            return arrange(self.network, factors, self.domain, kept)
 
 
 def outside_of(through: Floats, inside: Floats) -> Floats:
@@ -213,29 +255,18 @@ def outside_of(through: Floats, inside: Floats) -> Floats:
 # Totals
 
 
-def largest_total(network: Network) -> int:
-    """The sum of the largest permitted costs: no feasible assignment costs more."""
-    parts: list[Variable | Edge] = [*network.variables, *network.edges]
-    return network.constant + _sum_of((p.cost for p in parts), lambda t: np.where(t >= INFINITE, -INFINITE, t).max())
-
-
 def exact_in_floats(network: Network) -> bool:
     """Whether all costs, and all uses, sum to less than 2^52 in absolute value."""
     parts: list[Variable | Edge] = [*network.variables, *network.edges]
-    cost = _sum_of((p.cost for p in parts), lambda t: np.abs(np.where(t >= INFINITE, 0, t)).max())
-    use = _sum_of((p.use for p in parts if p.use is not None), lambda t: t.max(initial=0))
+    cost = _sum_of([p.cost for p in parts], lambda t: np.abs(np.where(t >= INFINITE, 0, t)).max())
+    use = _sum_of([p.use for p in parts if p.use is not None], lambda t: t.max(initial=0))
     return max(cost, use, *network.capacities) < 1 << 52
 
 
-def _sum_of(tables: Iterable[Table], measure: Callable[[Table], np.int64]) -> int:
+def _sum_of(tables: Sequence[Table], measure: Callable[[Table], np.int64]) -> int:
     """The sum of a measure over tables, which is taken once of each."""
-    known: dict[int, int] = {}
-    total = 0
-    for table in tables:
-        if id(table) not in known:
-            known[id(table)] = int(measure(table))
-        total += known[id(table)]
-    return total
+    known = dict(zip(map(id, tables), tables, strict=True))
+    return sum(many * int(measure(known[table])) for table, many in Counter(map(id, tables)).items())
 
 
 # Compiling
@@ -253,18 +284,20 @@ def compile_network(network: Network) -> Circuit:
 
     inner: set[int] = set()  # variables that another stands for, or that have no table
     for chain in network.chains:
-        inner.update(chain.boundaries[1:-1])
+        inner.update(chain.boundaries[1:-1], *chain.copies[1:])
         for b in chain.boundaries[1:]:
             parent[find(b)] = find(chain.boundaries[0])
+    domain = list(parent)
+    for chain in network.chains:
+        for b in chain.boundaries:
+            domain[b] = find(b)
         for copy in chain.copies[1:]:
-            inner.update(copy)
             for v, first in zip(copy, chain.copies[0], strict=True):
-                parent[v] = first
-    domain = tuple(find(v) for v in range(len(network.variables)))
+                domain[v] = first
     variables = [v for v in range(len(network.variables)) if v not in inner]
     factors = network_factors(network, variables, [*(k for chain in copy_edges for k in chain[0]), *rest_edges])
     kept = {d: np.arange(len(network.variables[d].cost)) for d in sorted(set(domain))}
-    return arrange(network, factors, domain, kept)
+    return arrange(network, factors, tuple(domain), kept)
 
 
 def network_factors(
@@ -292,22 +325,43 @@ def _uses(use: Ints) -> Floats | None:
     return use.astype(np.float64) if use.any() else None
 
 
-def arrange(network: Network, factors: Sequence[Factor], domain: tuple[int, ...], kept: Mapping[int, Ints]) -> Circuit:
-    """Order the eliminations: the interiors of each chain's first copy, the powers, then the rest."""
+def arrange(
+    network: Network,
+    factors: Sequence[Factor],
+    domain: tuple[int, ...],
+    kept: Mapping[int, Ints],
+    meeting: bool = False,
+) -> Circuit:
+    """Order the eliminations: the interiors of each chain's first copy, the powers, then the rest.
+
+    When `meeting`, the boundary in the middle of the longest chain is the last variable, between two powers.
+    """
     size = [len(kept[d]) for d in domain]
     buckets: list[Bucket] = []
-    copies: list[tuple[int, int]] = []
+    copies: list[int] = []
     rest = {i: f.scope for i, f in enumerate(factors)}
+    longest = max(map(len, network.chains), default=0) if meeting else 0
+    middle: set[int] = set()
     for c, chain in enumerate(network.chains):
         first, last = chain.boundaries[:2]
         inside = {i for i, scope in rest.items() if _in_copy(scope, chain.copies[0], first, last)}
         mine = {i: rest.pop(i) for i in sorted(inside)}
         mine = _eliminate(mine, set(chain.copies[0]), size, buckets, len(factors))
         one = _join(mine, (first, last), size, buckets, len(factors))
-        whole = _power(one, len(chain), c, size[first], buckets, len(factors))
-        copies.append((one, whole))
-        rest[whole] = (chain.boundaries[0], chain.boundaries[-1])
-    rest = _eliminate(rest, {v for scope in rest.values() for v in scope}, size, buckets, len(factors))
+        copies.append(one)
+        half = len(chain) // 2 if len(chain) == longest and not middle else 0
+        power = _power(one, half or len(chain), c, size[first], buckets, len(factors))
+        meet = chain.boundaries[len(chain) - half]  # the last, when there is no second half
+        if half:
+            middle.add(meet)
+            buckets.append(Bucket(((power, (1, 2)),), (1, size[first], size[first]), None, c, start=len(chain) - half))
+            rest[len(factors) + len(buckets) - 1] = (meet, chain.boundaries[-1])
+            if len(chain) % 2:
+                power = _times(power, one, half, c, size[first], buckets, len(factors))
+        rest[power] = (chain.boundaries[0], meet)
+    variables = {v for scope in rest.values() for v in scope}
+    rest = _eliminate(rest, variables - middle, size, buckets, len(factors))
+    rest = _eliminate(rest, middle, size, buckets, len(factors))
     _join(rest, (), size, buckets, len(factors))
     return Circuit(network, tuple(factors), tuple(buckets), domain, kept, tuple(copies))
 

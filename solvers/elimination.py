@@ -8,8 +8,8 @@
 
 import numpy as np
 
-from ..formulation.network import Network
-from .circuit import Circuit, TooWideError, compile_network, exact_in_floats, largest_total
+from ..formulation.network import INFINITE, Network
+from .circuit import Circuit, TooWideError, compile_network, exact_in_floats
 from .kernels import Floats
 from .labels import Listing, TooManyError, enumerate_labels
 from .price import Price, sweep
@@ -17,6 +17,7 @@ from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution
 
 _LABELS = 1 << 16  # in one table
 _SHARE = 40
+_RETREAT = 8  # after lists too long
 
 
 class Elimination:
@@ -56,24 +57,31 @@ class Elimination:
 
 
 def close_by_labels(circuit: Circuit, best: Price, search: Search, limit: int = _LABELS) -> Solution:
-    """Enumerate within a growing slack until the incumbent is proved best, or the lists grow too long."""
-    network = search.network
-    most_cost = largest_total(network)
-    slack = first_slack(best, network)
+    """Enumerate within a growing slack until the incumbent is proved best, or the lists grow too long.
+
+    Lists that are too long are tried again within a smaller slack: a better incumbent may make the rest short.
+    """
+    most_cost = circuit.most_cost
+    slack = first_slack(best, search.network)
     through = [] if search.done else circuit.backward(best.slots)
+    too_long, why = INFINITE, ""
     while not search.done:
         reach = min(best.bound + slack, search.ceiling - 1, most_cost)
         try:
             listing = list_within(circuit, best, through, reach, limit, search.left)
         except TooManyError as error:
-            return search.finish(f"the label lists grew too long within {slack} ns of the bound: {error}")
-        if listing is not None:
-            offer_best(listing, search)
-        if reach == most_cost and search.objective is None:
-            return search.finish("no solution, by enumeration", infeasible=True)
-        search.raise_bound(reach + 1)
-        slack *= 3
-    return search.finish()
+            too_long, why = slack, f"the label lists grew too long within {slack} ns of the bound: {error}"
+            slack //= _RETREAT
+        else:
+            if listing is not None:
+                offer_best(listing, search)
+            if reach == most_cost and search.objective is None:
+                return search.finish("no solution, by enumeration", infeasible=True)
+            search.raise_bound(reach + 1)
+            slack *= 3
+        if 2 * slack > too_long or best.bound + slack <= search.bound:
+            break
+    return search.finish("" if search.bound >= search.ceiling else why)
 
 
 def first_slack(best: Price, network: Network) -> int:
@@ -98,4 +106,6 @@ def offer_best(listing: Listing, search: Search) -> None:
     root = listing.slots[listing.circuit.root]
     fits = np.flatnonzero((root.use <= np.array(search.network.capacities)).all(axis=1))
     if len(fits):
-        search.offer(listing.decode(int(fits[np.argmin(root.time[fits])])))
+        label = int(fits[np.argmin(root.time[fits])])
+        if search.better(search.network.constant + int(root.time[label])):
+            search.offer(listing.decode(label))

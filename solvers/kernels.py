@@ -198,3 +198,36 @@ def pairs_within(starts: Ints, ends: Ints, left: Floats, right: Floats, most: fl
             first[at], second[at] = i, j
             at += 1
     return first, second
+
+
+@compiled
+def fastest_pair(
+    left_key: Ints, left_use: Ints, left_time: Ints, right_key: Ints, right_use: Ints, right_time: Ints, capacity: int
+) -> tuple[int, int]:
+    """The pair (i, j) of equal keys and least time whose uses sum to at most the capacity, or (-1, -1).
+
+    Both sides are sorted by (key, use): as i uses more, j must use less, so one pass finds each j's prefix.
+    """
+    n, m = left_key.shape[0], right_key.shape[0]
+    best, first, second = np.int64(0), -1, -1
+    fastest = np.empty(m, np.int64)  # the fastest so far of each key
+    for j in range(m):
+        same = j > 0 and right_key[j] == right_key[j - 1] and right_time[fastest[j - 1]] <= right_time[j]
+        fastest[j] = fastest[j - 1] if same else j
+    start, i = 0, 0
+    while i < n:
+        while start < m and right_key[start] < left_key[i]:
+            start += 1
+        last = start
+        while last < m and right_key[last] == left_key[i]:
+            last += 1
+        key = left_key[i]
+        while i < n and left_key[i] == key:
+            while last > start and left_use[i] + right_use[last - 1] > capacity:
+                last -= 1
+            if last > start:
+                j = fastest[last - 1]
+                if first < 0 or left_time[i] + right_time[j] < best:
+                    best, first, second = left_time[i] + right_time[j], i, j
+            i += 1
+    return first, second

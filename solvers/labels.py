@@ -3,6 +3,8 @@
 A label is one way to realise an entry of a slot's table. Buckets join the labels of their inputs; what cannot be
 part of a solution of reduced total <= most is dropped, by the best total through its entry, and so is what another
 label of the entry is at least as good as. Labels are exact integers and point to the labels that they are made of.
+
+Under one capacity the last join is never formed: its two lists meet, sorted by use, at the fastest pair that fits.
 """
 
 import time
@@ -15,7 +17,7 @@ import numpy as np
 
 from .bucket import Bucket
 from .circuit import Circuit, Factor, outside_of
-from .kernels import Floats, Ints, frontier, pairs_within
+from .kernels import Floats, Ints, fastest_pair, frontier, pairs_within
 
 _CHUNK = 1 << 19  # pairs joined at once
 _PAIRS = 64  # joined for each label that a table may hold
@@ -46,7 +48,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """The labels of slots of a circuit; those of the root hold every solution of reduced total at most `most`."""
+    """The labels of slots of a circuit; those of the root hold the best solution of reduced total at most `most`."""
 
     circuit: Circuit
     slots: dict[int, Labels]
@@ -76,8 +78,11 @@ def enumerate_labels(
 ) -> Listing:
     """All labels within `most` of what the slots `top` (the root) need, given the circuit's tables at that price.
 
-    Raises TooManyError beyond `limit` labels in a slot, and after `seconds`.
+    For the root under one capacity only the best that fits. Raises TooManyError beyond `limit` labels in a slot, and
+    after `seconds`.
     """
+    one = len(price) == 1 and not top
+    stem, capacity = (_stem(circuit), circuit.network.capacities[0]) if one else (-1, 0)
     ends = time.perf_counter() + seconds
     wanted = circuit.below(top or (circuit.root,))
     lists = dict[int, Labels]()
@@ -87,10 +92,19 @@ def enumerate_labels(
             lists[slot] = _leaf(circuit.factors[slot], through[slot], most, len(price))
             continue
         bucket, outside = circuit.buckets[slot - len(circuit.factors)], outside_of(through[slot], slots[slot])
-        lists[slot] = _bucket(bucket, lists, slots, outside, prices, most, limit)
+        fit = capacity if slot == stem else None
+        lists[slot] = _bucket(bucket, lists, slots, outside, prices, most, limit, fit)
         if time.perf_counter() > ends:
             raise TooManyError(f"out of time after {slot} of {circuit.root} tables")
     return Listing(circuit, lists)
+
+
+def _stem(circuit: Circuit) -> int:
+    """The bucket with several inputs from which one way leads to the root: its list is only asked for its best."""
+    slot = circuit.root
+    while slot >= len(circuit.factors) and len(circuit.buckets[slot - len(circuit.factors)].inputs) == 1:
+        slot = circuit.buckets[slot - len(circuit.factors)].inputs[0][0]
+    return slot
 
 
 def _leaf(factor: Factor, through: Floats, most: float, count: int) -> Labels:
@@ -108,8 +122,12 @@ def _bucket(
     price: Floats,
     most: float,
     limit: int,
+    fit: int | None,
 ) -> Labels:
-    """Join the inputs, the most connected next, dropping what cannot be completed within `most`."""
+    """Join the inputs, the most connected next, dropping what cannot be completed within `most`.
+
+    With a capacity `fit` at most one label: of the last pair of lists the fastest that fits.
+    """
     kept = tuple(range(1, len(bucket.dims)))
     left = list(range(len(bucket.inputs)))
     made = np.zeros((1 + len(left), 1), np.int64)
@@ -120,7 +138,10 @@ def _bucket(
         left.remove(k)
         slot, more = bucket.inputs[k]
         rest = [(slots[bucket.inputs[j][0]], bucket.inputs[j][1]) for j in left] + [(outside, kept)]
-        state, axes = _join(state, axes, lists[slot], more, k, rest, bucket.dims, price, most, limit)
+        if left or fit is None or not axes:
+            state, axes = _join(state, axes, lists[slot], more, k, rest, bucket.dims, price, most, limit)
+        else:
+            state, axes = _meet(state, axes, lists[slot], more, k, bucket.dims, fit)
     option = state.at[axes.index(0)] if 0 in axes else np.zeros(len(state), np.int64)
     made = np.concatenate([option[None], state.made[1:]])
     missing = [a for a in kept if a not in axes]
@@ -148,10 +169,8 @@ def _join(
     limit: int,
 ) -> tuple[Labels, tuple[int, ...]]:
     """The pairs that agree on the shared axes, less those that the least of the rest takes beyond `most`."""
-    shared = tuple(a for a in axes if a in more)
     new = tuple(a for a in more if a not in axes)
-    key = _key(other.at[[more.index(a) for a in shared]], [dims[a] for a in shared], len(other))
-    mine = _key(state.at[[axes.index(a) for a in shared]], [dims[a] for a in shared], len(state))
+    mine, key = _keys(state, axes, other, more, dims)
     weight = other.reduced(price) + _least(rest, more, other.at)
     order = np.lexsort((weight, key))
     key, weight = key[order], weight[order]
@@ -165,17 +184,52 @@ def _join(
         total += len(i)
         if total > _PAIRS * limit:
             raise TooManyError(f"more than {_PAIRS * limit} pairs of labels")
-        at = np.concatenate([state.at[:, i], other.at[[more.index(a) for a in new]][:, j]])
-        made = state.made[:, i]
-        made[1 + place] = j
-        pairs = Labels(at, state.time[i] + other.time[j], state.use[i] + other.use[j], made)
-        pairs = pairs.take(np.flatnonzero(pairs.reduced(price) + _least(rest, after, at) <= most))
+        pairs = _pair(state, i, other, [more.index(a) for a in new], j, place)
+        pairs = pairs.take(np.flatnonzero(pairs.reduced(price) + _least(rest, after, pairs.at) <= most))
         pairs = _nondominated(pairs, [dims[a] for a in after])
         found.append(pairs)
     joined = found[0] if len(found) == 1 else _nondominated(_concatenate(found), [dims[a] for a in after])
     if len(joined) > limit:
         raise TooManyError(f"{len(joined)} labels in one table, the limit is {limit}")
     return joined, after
+
+
+def _meet(
+    state: Labels,
+    axes: tuple[int, ...],
+    other: Labels,
+    more: tuple[int, ...],
+    place: int,
+    dims: tuple[int, ...],
+    capacity: int,
+) -> tuple[Labels, tuple[int, ...]]:
+    """The fastest pair that agrees on the shared axes and uses at most the capacity, if there is one."""
+    new = tuple(a for a in more if a not in axes)
+    mine, key = _keys(state, axes, other, more, dims)
+    left, right = np.lexsort((state.use[:, 0], mine)), np.lexsort((other.use[:, 0], key))
+    i, j = fastest_pair(
+        mine[left], state.use[left, 0], state.time[left], key[right], other.use[right, 0], other.time[right], capacity
+    )
+    found = slice(0, int(i >= 0))
+    return _pair(state, left[[i]][found], other, [more.index(a) for a in new], right[[j]][found], place), (*axes, *new)
+
+
+def _keys(
+    state: Labels, axes: tuple[int, ...], other: Labels, more: tuple[int, ...], dims: tuple[int, ...]
+) -> tuple[Ints, Ints]:
+    """A number for each label on either side, equal where the shared axes agree."""
+    shared = tuple(a for a in axes if a in more)
+    sizes = [dims[a] for a in shared]
+    mine = _key(state.at[[axes.index(a) for a in shared]], sizes, len(state))
+    return mine, _key(other.at[[more.index(a) for a in shared]], sizes, len(other))
+
+
+def _pair(state: Labels, i: Ints, other: Labels, new: list[int], j: Ints, place: int) -> Labels:
+    """The labels i and j as one, with the rows `new` of the other's axes."""
+    made = state.made[:, i]
+    made[1 + place] = j
+    at = np.concatenate([state.at[:, i], other.at[new][:, j]])
+    return Labels(at, state.time[i] + other.time[j], state.use[i] + other.use[j], made)
 
 
 def _least(rest: list[tuple[Floats, tuple[int, ...]]], known: tuple[int, ...], at: Ints) -> Floats:

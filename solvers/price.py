@@ -13,8 +13,7 @@ from math import ceil, fsum
 
 import numpy as np
 
-from ..formulation.network import evaluate
-from .circuit import Circuit, largest_total
+from .circuit import Circuit
 from .kernels import Floats
 from .protocol import Search
 
@@ -64,35 +63,39 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
     if best.total == np.inf:
         return None
     search.raise_bound(best.bound)
-    assignment = circuit.decode(best.slots)
-    search.offer(assignment)
-    first = evaluate(network, assignment)
-    cuts = [(first.cost - network.constant, *first.use)]
-    box = _FIRST * max(1.0, abs(best.total)) / np.maximum(1.0, first.use)
-    most_cost = largest_total(network)
+    cost, use = _offer(circuit, best, search)
+    cuts = [(cost, *use)]
+    box = _FIRST * max(1.0, abs(best.total)) / np.maximum(1.0, use)
     # One elimination of the use alone tells the infeasible from the tight before prices are raised in vain.
-    if any(_least_use(circuit, r) > c for r, c in enumerate(network.capacities) if first.use[r] > c):
+    if any(_least_use(circuit, r) > c for r, c in enumerate(network.capacities) if use[r] > c):
         return None
     for _ in range(_ROUNDS if len(capacities) else 0):
         if search.done:
             break
         price, hoped = _highest(np.array(cuts, np.float64), capacities, box)
         now = at_price(circuit, price)
-        assignment = circuit.decode(now.slots)
-        search.offer(assignment)
+        cost, use = _offer(circuit, now, search)
         search.raise_bound(now.bound)
         best = now if now.value > best.value else best
-        if now.bound > most_cost:
+        if now.bound > circuit.most_cost:
             return None
-        found = evaluate(network, assignment)
-        cut = (found.cost - network.constant, *found.use)
-        wanting = (np.array(price) >= box) & (np.array(found.use) > capacities)
+        cut = (cost, *use)
+        wanting = (np.array(price) >= box) & (np.array(use) > capacities)
         if wanting.any():
             box[wanting] *= _GROWTH
         elif cut in cuts or hoped - now.value <= 1e-12 * abs(hoped) + now.rounding:
             break
         cuts.append(cut)
     return best
+
+
+def _offer(circuit: Circuit, now: Price, search: Search) -> tuple[int, tuple[int, ...]]:
+    """Cost, without the constant, and use of the best assignment at a price; offered if it is a better one."""
+    cost, use = circuit.totals(now.slots)
+    fits = all(u <= c for u, c in zip(use, search.network.capacities, strict=True))
+    if fits and search.better(cost + search.network.constant):
+        search.offer(circuit.decode(now.slots))
+    return cost, use
 
 
 def _least_use(circuit: Circuit, r: int) -> int:

@@ -148,10 +148,14 @@ class Search:
         """Whether the bound reached what is known or wanted, or the time is up."""
         return self.bound >= self.ceiling or self.left <= 0
 
+    def better(self, cost: int) -> bool:
+        """Whether a feasible assignment of this cost would be the best so far."""
+        return self.objective is None or cost < self.objective
+
     def offer(self, assignment: tuple[int, ...]) -> bool:
-        """Keep an assignment if it is feasible and the best so far; says whether it is feasible."""
+        """Keep an assignment if `evaluate` finds it feasible and the best so far; says whether it is feasible."""
         verdict = evaluate(self.network, assignment)
-        if verdict.feasible and (self.objective is None or verdict.cost < self.objective):
+        if verdict.feasible and self.better(verdict.cost):
             self.assignment, self.objective = assignment, verdict.cost
             self.report()
         return verdict.feasible
@@ -169,10 +173,7 @@ class Search:
 
     def finish(self, words: str = "", infeasible: bool = False) -> Solution:
         """The solution of this state; `infeasible` only when that is proved."""
-        if self.assignment is not None:
-            verdict = evaluate(self.network, self.assignment)
-            assert verdict.feasible and verdict.cost == self.objective, verdict.why
-            assert self.bound <= verdict.cost, (self.bound, verdict.cost)
+        assert self.objective is None or self.bound <= self.objective, (self.bound, self.objective)
         if infeasible:
             assert self.assignment is None
             self.bound = INFINITE

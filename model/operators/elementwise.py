@@ -48,8 +48,8 @@ register(Operator("relate", ("a", "b"), _BINARY, "torch.{relation}({a}, {b})"))
 register(
     Operator("where", ("c", "a", "b"), "y[i..] = f(c[i..], a[i..], b[i..])", "torch.where({c}, {a}, {b})", saved=("c",))
 )
-# The mask is a function of the global element index (codegen draws it from counters): the same on all ranks, so linear.
+# The mask is a function of the global element index (drawn from counters by codegen): the same on all ranks, so linear.
 # Drawing it is most of the work, in 32-bit lanes. Bytes an element: its number 8 (written), as int32 12, twice a mix of
-# 100 and a key of 8, its upper half 40, compared 5, copied 2: 283. Applying it 9, and 9 backward, in 16 bits: 301 in all,
-# where one pass forward and two backward count as 3 times 4 bytes. In 32 bits half of that would do.
+# 100 and a key of 8, its upper half 40, compared 5, copied 2: 283. Applying it 9, and 9 backward, in 16 bits: 301 in
+# all, where one pass forward and two backward count as 3 times 4 bytes. In 32 bits half of that would do.
 register(Operator("dropout", ("x",), _LINEAR, "dropout({x}, {p})", saved=("mask",), passes=25))
