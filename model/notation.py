@@ -13,7 +13,7 @@ A term whose operand the node lacks (a linear without bias) is dropped.
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 WHOLE = ":"
 
@@ -184,6 +184,16 @@ def _check_bound(text: str, factors: tuple[Access | Call, ...], bound: set[str])
 
 
 def instantiate(text: str, operands: dict[str, tuple[int, ...]], output: tuple[int, ...]) -> Notation:
+    """`_instantiate`, remembered: equal layers ask for the same line at the same sizes again and again."""
+    return _remembered(text, tuple(operands.items()), output)
+
+
+@lru_cache(maxsize=1 << 14)
+def _remembered(text: str, operands: tuple[tuple[str, tuple[int, ...]], ...], output: tuple[int, ...]) -> Notation:
+    return _instantiate(text, dict(operands), output)
+
+
+def _instantiate(text: str, operands: dict[str, tuple[int, ...]], output: tuple[int, ...]) -> Notation:
     """The notation of one node: `b..` expanded by the ranks, terms without operand dropped, broadcast dims unnamed.
 
     `operands` maps the operands that the node has to their shapes. A dim of size 1 whose index is longer elsewhere is

@@ -381,8 +381,9 @@ def _eliminate(
                 near[v].add(slot)
     scopes = dict(scopes)
 
-    def work(v: int) -> int:
-        return prod(size[u] for u in {v}.union(*(scopes[s] for s in near[v])))
+    def work(v: int) -> tuple[int, int]:
+        around = {v}.union(*(scopes[s] for s in near[v]))
+        return prod(size[u] for u in around), len(around)  # options may be few: then leaves go first
 
     cost = {v: work(v) for v in sorted(variables)}
     while cost:

@@ -179,9 +179,9 @@ def frontier(cell: Ints, time: Ints, use: Ints) -> Bools:
 
 
 @compiled
-def pairs_within(starts: Ints, ends: Ints, left: Floats, right: Floats, most: float) -> tuple[Ints, Ints]:
-    """The pairs (i, j), starts[i] <= j < ends[i], with left[i] + right[j] <= most; `right` ascends in each range."""
-    counts = np.zeros(left.shape[0], np.int64)
+def ends_within(starts: Ints, ends: Ints, left: Floats, right: Floats, most: float) -> Ints:
+    """Where each range starts[i]..ends[i] of the ascending `right` exceeds most - left[i]."""
+    last = np.empty(left.shape[0], np.int64)
     for i in range(left.shape[0]):
         low, high = starts[i], ends[i]
         while low < high:
@@ -190,14 +190,64 @@ def pairs_within(starts: Ints, ends: Ints, left: Floats, right: Floats, most: fl
                 low = middle + 1
             else:
                 high = middle
-        counts[i] = low - starts[i]
-    first, second = np.empty(counts.sum(), np.int64), np.empty(counts.sum(), np.int64)
+        last[i] = low
+    return last
+
+
+@compiled
+def pairs_between(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """The pairs (i, j) with starts[i] <= j < ends[i]."""
+    count = (ends - starts).sum()
+    first, second = np.empty(count, np.int64), np.empty(count, np.int64)
     at = 0
-    for i in range(left.shape[0]):
-        for j in range(starts[i], starts[i] + counts[i]):
+    for i in range(starts.shape[0]):
+        for j in range(starts[i], ends[i]):
             first[at], second[at] = i, j
             at += 1
     return first, second
+
+
+@compiled
+def best_pairs(starts: Ints, ends: Ints, left: Ints, right: Ints, cells: int, bins: int) -> tuple[Ints, Ints]:
+    """The pairs of `pairs_between` without most of those that another of their cell is at least as good as.
+
+    `left` and `right` hold rows of (cell, time, use), which add up in a pair. The first pass notes the fastest of each
+    bin of uses, and its use; the second keeps that, and what is faster than all lower bins and uses less.
+    """
+    low, high = left[:, 2].min() + right[:, 2].min(), left[:, 2].max() + right[:, 2].max()
+    shift = 0
+    while (high - low) >> shift >= bins:
+        shift += 1
+    none = np.iinfo(np.int64).max
+    least, its = np.full((cells, bins), none), np.full((cells, bins), none)
+    for i in range(left.shape[0]):
+        for j in range(starts[i], ends[i]):
+            cell, time = left[i, 0] + right[j, 0], left[i, 1] + right[j, 1]
+            use = left[i, 2] + right[j, 2]
+            bin_ = (use - low) >> shift
+            if time < least[cell, bin_] or (time == least[cell, bin_] and use < its[cell, bin_]):
+                least[cell, bin_], its[cell, bin_] = time, use
+    below = np.full((cells, bins), none)
+    for cell in range(cells):
+        for bin_ in range(1, bins):
+            below[cell, bin_] = min(below[cell, bin_ - 1], least[cell, bin_ - 1])
+    size = 1024
+    first, second = np.empty(size, np.int64), np.empty(size, np.int64)
+    at = 0
+    for i in range(left.shape[0]):
+        for j in range(starts[i], ends[i]):
+            cell, time, use = left[i, 0] + right[j, 0], left[i, 1] + right[j, 1], left[i, 2] + right[j, 2]
+            bin_ = (use - low) >> shift
+            first_of_bin = time == least[cell, bin_] and use == its[cell, bin_]
+            if time < below[cell, bin_] and (first_of_bin or use < its[cell, bin_]):
+                if first_of_bin:
+                    least[cell, bin_] = none  # its equals are not needed
+                if at == size:
+                    first, second = np.concatenate((first, first)), np.concatenate((second, second))
+                    size *= 2
+                first[at], second[at] = i, j
+                at += 1
+    return first[:at], second[:at]
 
 
 @compiled

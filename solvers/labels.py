@@ -8,19 +8,22 @@ Under one capacity the last join is never formed: its two lists meet, sorted by 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
+from math import inf, prod
 
 import numpy as np
 
 from .bucket import Bucket
 from .circuit import Circuit, Factor, outside_of
-from .kernels import Floats, Ints, fastest_pair, frontier, pairs_within
+from .kernels import Floats, Ints, best_pairs, ends_within, fastest_pair, frontier, pairs_between
 
-_CHUNK = 1 << 19  # pairs joined at once
-_PAIRS = 64  # joined for each label that a table may hold
+_CHUNK = 1 << 19  # pairs stored at once
+_PAIRS = 64  # stored for each label that a table may hold
+_LOOKED = 4096  # looked at for each of those
+_MANY = 1 << 14  # pairs from which looking twice is better than storing
+_BINS = 1 << 20
 
 
 class TooManyError(Exception):
@@ -153,7 +156,7 @@ def _bucket(
     labels = Labels(at, state.time, state.use, made)
     if missing:
         labels = labels.take(np.flatnonzero(labels.reduced(price) + outside[tuple(at)] <= most))
-    return _nondominated(labels, bucket.dims[1:])
+    return _nondominated(labels, [a - 1 for a in kept], bucket.dims[1:])
 
 
 def _join(
@@ -175,20 +178,29 @@ def _join(
     order = np.lexsort((weight, key))
     key, weight = key[order], weight[order]
     starts, ends = np.searchsorted(key, mine, "left"), np.searchsorted(key, mine, "right")
-    base, after = state.reduced(price), (*axes, *new)
-    found: list[Labels] = []
-    total = 0
-    for part in _chunks(ends - starts):
-        i, j = pairs_within(starts[part], ends[part], base[part], weight, most)
-        i, j = i + part.start, order[j]
-        total += len(i)
-        if total > _PAIRS * limit:
-            raise TooManyError(f"more than {_PAIRS * limit} pairs of labels")
-        pairs = _pair(state, i, other, [more.index(a) for a in new], j, place)
+    ends, after = ends_within(starts, ends, state.reduced(price), weight, most), (*axes, *new)
+    total, found = int((ends - starts).sum()), list[Labels]()
+    told = tuple(a for a in after if a or len(rest) > 1)  # after the last join v is no longer told apart
+    rows, sizes = [after.index(a) for a in told], [dims[a] for a in told]
+    cells = prod(sizes)
+    binned = len(price) == 1 and total > _MANY and _BINS // cells >= 16
+    if total > (_LOOKED if binned else _PAIRS) * limit:
+        raise TooManyError(f"{total} pairs of labels, the limit is {limit} in a table")
+    if binned:
+        stride = {a: prod(dims[b] for b in told[k + 1 :]) for k, a in enumerate(told)}
+        left = _rows(state, axes, stride)
+        right = _rows(other, more, {a: stride[a] for a in new if a in stride})[order]
+        stored = [best_pairs(starts, ends, left, right, cells, _BINS // cells)]
+    else:
+        stored = ((i + p.start, j) for p in _chunks(ends - starts) for i, j in [pairs_between(starts[p], ends[p])])
+    for i, j in stored:
+        if len(i) > _PAIRS * limit:
+            raise TooManyError(f"{len(i)} pairs of labels, the limit is {limit} in a table")
+        pairs = _pair(state, i, other, [more.index(a) for a in new], order[j], place)
         pairs = pairs.take(np.flatnonzero(pairs.reduced(price) + _least(rest, after, pairs.at) <= most))
-        pairs = _nondominated(pairs, [dims[a] for a in after])
+        pairs = _nondominated(pairs, rows, sizes)
         found.append(pairs)
-    joined = found[0] if len(found) == 1 else _nondominated(_concatenate(found), [dims[a] for a in after])
+    joined = found[0] if len(found) == 1 else _nondominated(_concatenate(found), rows, sizes)
     if len(joined) > limit:
         raise TooManyError(f"{len(joined)} labels in one table, the limit is {limit}")
     return joined, after
@@ -222,6 +234,14 @@ def _keys(
     sizes = [dims[a] for a in shared]
     mine = _key(state.at[[axes.index(a) for a in shared]], sizes, len(state))
     return mine, _key(other.at[[more.index(a) for a in shared]], sizes, len(other))
+
+
+def _rows(labels: Labels, axes: tuple[int, ...], stride: Mapping[int, int]) -> Ints:
+    """What labels add to the (cell, time, use) of a pair: the cell is numbered by the strides of the axes."""
+    cell = np.zeros(len(labels), np.int64)
+    for row, a in zip(labels.at, axes, strict=True):
+        cell += row * stride.get(a, 0)
+    return np.stack([cell, labels.time, labels.use[:, 0]], axis=1)
 
 
 def _pair(state: Labels, i: Ints, other: Labels, new: list[int], j: Ints, place: int) -> Labels:
@@ -261,8 +281,9 @@ def _concatenate(parts: list[Labels]) -> Labels:
     )
 
 
-def _nondominated(labels: Labels, dims: Sequence[int]) -> Labels:
-    cell = _key(labels.at, dims, len(labels))
+def _nondominated(labels: Labels, rows: list[int], dims: Sequence[int]) -> Labels:
+    """The labels that no other is as good as, of those that agree on some rows of `at`."""
+    cell = _key(labels.at[rows], dims, len(labels))
     order = np.lexsort((*labels.use.T[::-1], labels.time, cell))
     kept = frontier(cell[order], labels.time[order], labels.use[order])
     return labels.take(order[kept])

@@ -37,8 +37,8 @@ def test_frontier(resources: int) -> None:
 def test_pairs_within() -> None:
     """The pairs of each range that stay within the most."""
     right = np.array([1.0, 4.0, 9.0, 2.0, 3.0])
-    first, second = kernels.pairs_within(
-        np.array([0, 3, 1]), np.array([3, 5, 1]), np.array([0.0, 6.0, 0.0]), right, 8.0
-    )
+    starts = np.array([0, 3, 1])
+    ends = kernels.ends_within(starts, np.array([3, 5, 1]), np.array([0.0, 6.0, 0.0]), right, 8.0)
+    first, second = kernels.pairs_between(starts, ends)
     assert [*zip(first.tolist(), second.tolist(), strict=True)] == [(0, 0), (0, 1), (1, 3)]
     assert all(a <= b for a, b in pairwise(first))
