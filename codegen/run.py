@@ -160,8 +160,8 @@ def plan_graph(
     ended = time.monotonic()
     seconds = {
         "capture": round(captured - start, 3),
-        "formulate": round(began - captured + found.formulating, 3),
-        "solve": round(found.seconds - found.formulating, 3),
+        "formulate": round(began - captured + found.seconds - found.solving, 3),
+        "solve": round(found.solving, 3),
     }
     searched = {
         "status": found.status.value,

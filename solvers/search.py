@@ -72,7 +72,7 @@ class Found:
     solution: Solution | None
     bound: int
     seconds: float
-    formulating: float
+    solving: float  # of the seconds, those inside solvers
     solved: int
     discarded: int
     options: int
@@ -126,7 +126,7 @@ class _Search:
         self.asked: set[tuple[int, int]] = set()
         self.unproved: list[int] = []  # bounds of networks that were left before they were proved
         self.solved = self.discarded = self.options = 0
-        self.formulating = 0.0
+        self.solving = 0.0
         self.refusal: PartitaError | None = None
         self.interrupted = False
         self.floor = question.floor_ns()
@@ -166,7 +166,7 @@ class _Search:
             self.best[1] if self.best else None,
             bound,
             time.monotonic() - self.start,
-            self.formulating,
+            self.solving,
             self.solved,
             self.discarded,
             self.options,
@@ -197,14 +197,11 @@ class _Search:
 
     def _ask(self, candidate: _Candidate) -> None:
         placement = self.question.placements[candidate.number]
-        began = time.monotonic()
         try:
             encoding = self.question.encoding(placement, candidate.k)
         except PartitaError as refusal:  # a fixed strategy, or the batch itself, cannot be cut so finely
             self.refusal = refusal
             return
-        finally:
-            self.formulating += time.monotonic() - began
         self.options = max(self.options, encoding.options)
         if candidate.relaxed:
             self._offer(encoding, self._solve(encoding.network, candidate.bound), candidate)
@@ -222,7 +219,10 @@ class _Search:
         if bound >= self.objective:
             self.discarded += 1
             return
-        if not fits and least_use(encoding.network) > encoding.network.capacities[0]:
+        began = time.monotonic()
+        impossible = not fits and least_use(encoding.network) > encoding.network.capacities[0]
+        self.solving += time.monotonic() - began
+        if impossible:
             self.discarded += 1
         elif not (fits and relaxed.status is Status.OPTIMAL):
             self._push(_Candidate(bound, True, candidate.k, candidate.number))
@@ -246,7 +246,9 @@ class _Search:
 
         self.solved += 1
         cutoff = self.objective if self.objective < INFINITE else None
+        began = time.monotonic()
         answer = self.solver.solve(network, Limits(self.left(), cutoff, progress if self.limits.progress else None))
+        self.solving += time.monotonic() - began
         self.interrupted |= answer.words == INTERRUPTED
         return answer
 
