@@ -8,16 +8,17 @@ grow as in elimination, so the program only ever holds what can be part of a sol
 from collections.abc import Sequence
 
 from ..formulation.network import Network
-from .circuit import Circuit, TooWideError, compile_network, exact_in_floats
+from .circuit import Circuit
 from .cpsat import CpSat, run, solve_whole
 from .elimination import close_by_labels, first_slack
 from .kernels import Floats
 from .labels import Listing, TooManyError, enumerate_labels
+from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
 from .program import Columns, build, trail
 from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution, Status
 
-_LABELS = 1 << 16  # in one table, before CP-SAT takes over
+_LABELS = 1 << 15  # in one table, before CP-SAT takes over
 _COLUMNS = 1 << 15  # of one chain in a program
 
 
@@ -28,13 +29,10 @@ class Auto:
 
     def accepts(self, network: Network) -> bool:
         """Whether the totals are exact in floats; what is too wide for elimination must suit CP-SAT."""
-        if not exact_in_floats(network):
-            return False
         try:
-            compile_network(network)
+            return compile_network(network).exact
         except TooWideError:
             return CpSat().accepts(network)
-        return True
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment, or the best found within the limits and a proved bound."""
@@ -46,14 +44,14 @@ class Auto:
 
     def _solve(self, search: Search) -> Solution:
         network = search.network
-        if not exact_in_floats(network):
-            return search.finish("totals beyond 2^52 are not exact in floats")
         try:
             circuit = compile_network(network)
         except TooWideError as error:
             if not CpSat().accepts(network):
                 return search.finish(f"too wide for elimination: {error}; too large for one program")
             return solve_whole(search)
+        if not circuit.exact:
+            return search.finish("totals beyond 2^52 are not exact in floats")
         best = sweep(circuit, search)
         if best is None:
             return search.finish("no solution, at any price of memory", infeasible=True)
@@ -87,7 +85,7 @@ def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution
 def _count_within(circuit: Circuit, best: Price, through: list[Floats], reach: int, search: Search) -> bool:
     """Offer the best solution within `reach` and below the ceiling, if any; whether the search for it was complete."""
     most = best.most(circuit, reach)
-    small = circuit.restrict(through, most)
+    small = restrict(circuit, through, most)
     if small is None:
         return True
     slots = small.forward(small.tables(1, best.price))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..formulation.network import INFINITE, Network
-from .circuit import exact_in_floats, network_factors
+from .factors import exact_in_floats, network_factors
 from .program import Program, build, trail
 from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution
 

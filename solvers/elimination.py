@@ -9,9 +9,10 @@
 import numpy as np
 
 from ..formulation.network import INFINITE, Network
-from .circuit import Circuit, TooWideError, compile_network, exact_in_floats
+from .circuit import Circuit
 from .kernels import Floats
 from .labels import Listing, TooManyError, enumerate_labels
+from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
 from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution
 
@@ -27,13 +28,10 @@ class Elimination:
 
     def accepts(self, network: Network) -> bool:
         """Whether every total stays below 2^52, so that floats hold it exactly, and no table is too large."""
-        if not exact_in_floats(network):
-            return False
         try:
-            compile_network(network)
+            return compile_network(network).exact
         except TooWideError:
             return False
-        return True
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment; FEASIBLE with a proved bound when the time or the label limit ends it."""
@@ -44,12 +42,12 @@ class Elimination:
             return search.finish(INTERRUPTED)
 
     def _solve(self, search: Search) -> Solution:
-        if not exact_in_floats(search.network):
-            return search.finish("totals beyond 2^52 are not exact in floats")
         try:
             circuit = compile_network(search.network)
         except TooWideError as error:
             return search.finish(f"too wide for elimination: {error}")
+        if not circuit.exact:
+            return search.finish("totals beyond 2^52 are not exact in floats")
         best = sweep(circuit, search)
         if best is None:
             return search.finish("no solution, at any price of memory", infeasible=True)
@@ -94,7 +92,7 @@ def list_within(
 ) -> Listing | None:
     """The labels of every solution of at most the cost `reach`; None when there is none, whatever it uses."""
     most = best.most(circuit, reach)
-    small = circuit.restrict(through, most)
+    small = restrict(circuit, through, most)
     if small is None:
         return None
     slots = small.forward(small.tables(1, best.price))

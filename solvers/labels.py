@@ -8,7 +8,7 @@ Under one capacity the last join is never formed: its two lists meet, sorted by 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, prod
@@ -16,7 +16,8 @@ from math import inf, prod
 import numpy as np
 
 from .bucket import Bucket
-from .circuit import Circuit, Factor, outside_of
+from .circuit import Circuit, outside_of
+from .factors import Factor
 from .kernels import Floats, Ints, best_pairs, ends_within, fastest_pair, frontier, pairs_between
 
 _CHUNK = 1 << 19  # pairs stored at once
@@ -183,14 +184,16 @@ def _join(
     told = tuple(a for a in after if a or len(rest) > 1)  # after the last join v is no longer told apart
     rows, sizes = [after.index(a) for a in told], [dims[a] for a in told]
     cells = prod(sizes)
-    binned = len(price) == 1 and total > _MANY and _BINS // cells >= 16
+    bins = min(_BINS, 4 * total) // cells
+    binned = len(price) == 1 and total > _MANY and bins >= 16
     if total > (_LOOKED if binned else _PAIRS) * limit:
         raise TooManyError(f"{total} pairs of labels, the limit is {limit} in a table")
+    stored: Iterable[tuple[Ints, Ints]]
     if binned:
         stride = {a: prod(dims[b] for b in told[k + 1 :]) for k, a in enumerate(told)}
         left = _rows(state, axes, stride)
         right = _rows(other, more, {a: stride[a] for a in new if a in stride})[order]
-        stored = [best_pairs(starts, ends, left, right, cells, _BINS // cells)]
+        stored = [best_pairs(starts, ends, left, right, cells, bins)]
     else:
         stored = ((i + p.start, j) for p in _chunks(ends - starts) for i, j in [pairs_between(starts[p], ends[p])])
     for i, j in stored:

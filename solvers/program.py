@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .circuit import Factor
+from .factors import Factor
 from .kernels import Ints
 
 if TYPE_CHECKING:

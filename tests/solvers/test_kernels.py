@@ -42,3 +42,40 @@ def test_pairs_within() -> None:
     first, second = kernels.pairs_between(starts, ends)
     assert [*zip(first.tolist(), second.tolist(), strict=True)] == [(0, 0), (0, 1), (1, 3)]
     assert all(a <= b for a, b in pairwise(first))
+
+
+def _labels(rng: np.random.Generator, count: int, scale: int) -> np.ndarray:
+    """Rows of (cell, time, use)."""
+    return np.stack([rng.integers(0, 3, count), *rng.integers(0, scale, (2, count))], axis=1)
+
+
+@pytest.mark.parametrize("scale", [3, 1000, 1 << 50])
+@pytest.mark.parametrize("bins", [1, 7, 256])
+def test_best_pairs(scale: int, bins: int) -> None:
+    """Every nondominated (time, use) of each cell is among the pairs, and none is repeated for its bin's best."""
+    rng = np.random.default_rng(bins)
+    left, right = _labels(rng, 40, scale), _labels(rng, 30, scale)
+    left[:, 0] *= 3
+    starts, ends = np.zeros(40, np.int64), rng.integers(0, 31, 40)
+
+    def nondominated(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        rows = np.unique(left[first] + right[second], axis=0)
+        return rows[kernels.frontier(rows[:, 0], rows[:, 1], rows[:, 2:])]
+
+    every, some = kernels.pairs_between(starts, ends), kernels.best_pairs(starts, ends, left, right, 9, bins)
+    assert np.array_equal(nondominated(*every), nondominated(*some))
+    assert len(some[0]) < len(every[0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fastest_pair(seed: int) -> None:
+    """The least time over all pairs of one cell that fit, for capacities from none to all."""
+    rng = np.random.default_rng(seed)
+    left, right = (_labels(rng, int(rng.integers(0, 12)), 20) for _ in range(2))
+    left, right = (rows[np.lexsort((rows[:, 2], rows[:, 0]))] for rows in (left, right))
+    for capacity in (-1, 0, 5, 15, 40):
+        both = left[:, None] + right[None]
+        fits = (left[:, None, 0] == right[None, :, 0]) & (both[..., 2] <= capacity)
+        i, j = kernels.fastest_pair(*left[:, [0, 2, 1]].T, *right[:, [0, 2, 1]].T, capacity)
+        assert (i >= 0) == (j >= 0) == fits.any()
+        assert i < 0 or (fits[i, j] and both[i, j, 1] == both[..., 1][fits].min())

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from partita.formulation.network import Chain, Network
-from partita.solvers import auto, circuit
-from partita.solvers.protocol import Limits, Status, solver
+from partita.formulation.network import Chain, Evaluation, Network, evaluate
+from partita.solvers import auto, protocol
+from partita.solvers.order import compile_network
+from partita.solvers.protocol import Limits, Progress, Status, solver
 
 
 @pytest.mark.parametrize(("layers", "memory", "jitter"), [(1, 0.2, 0.0), (3, 0.1, 0.2), (5, 0.5, 0.05), (4, 0.02, 0.3)])
@@ -53,7 +54,7 @@ def test_depth_costs_almost_nothing(make_transformer) -> None:
     """One elimination of 96 layers works only log 96 products more than one of 12."""
     seconds, buckets = [], []
     for layers in (12, 96):
-        compiled = circuit.compile_network(make_transformer(layers, axes=2))
+        compiled = compile_network(make_transformer(layers, axes=2))
         buckets.append(len(compiled.buckets))
         runs = []
         for _ in range(5):
@@ -65,10 +66,34 @@ def test_depth_costs_almost_nothing(make_transformer) -> None:
     assert seconds[1] < 3 * seconds[0] + 0.05
 
 
+def test_depth_costs_a_whole_solve_little(make_transformer, monkeypatch) -> None:
+    """96 layers take about as long as 12 under a binding capacity; only incumbents are evaluated, each once."""
+    evaluated: list[int] = []
+
+    def counted(network: Network, assignment: tuple[int, ...]) -> Evaluation:
+        evaluated.append(len(assignment))
+        return evaluate(network, assignment)
+
+    monkeypatch.setattr(protocol, "evaluate", counted)
+    seconds = []
+    for layers in (12, 96):
+        problem, runs = make_transformer(layers, axes=2, memory=0.2), []
+        for _ in range(4):
+            seen: list[Progress] = []
+            evaluated.clear()
+            started = time.process_time()
+            solution = solver("auto").solve(problem, Limits(progress=seen.append))
+            runs.append(time.process_time() - started)
+            assert solution.status is Status.OPTIMAL
+            assert len(evaluated) == len({p.incumbent for p in seen} - {None})
+        seconds.append(min(runs))
+    assert seconds[1] < 2 * seconds[0] + 0.03
+
+
 def test_marginals_are_the_best_through_each_option(make_transformer) -> None:
     """Each option's marginal equals the optimum when the option is forced."""
     problem = make_transformer(2, axes=1, chain=False)
-    compiled = circuit.compile_network(problem)
+    compiled = compile_network(problem)
     slots = compiled.forward(compiled.tables(1, (0.0,)))
     through = compiled.backward(slots)
     for f, marginal in zip(compiled.factors[:12:3], through[:12:3], strict=True):

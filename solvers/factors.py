@@ -1,0 +1,75 @@
+"""The tables of a cost network as floats, exact below 2^53."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..formulation.network import INFINITE, Edge, Network, Table, Variable
+from .kernels import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factor:
+    """A table of the network over one or two variables: `time` +inf where forbidden, `use` [..., R] or None.
+
+    Of equal copies only the first has factors. The floats hold integers below 2^53, exactly.
+    """
+
+    scope: tuple[int, ...]
+    time: Floats
+    use: Floats | None
+
+    def priced(self, time: int, price: Sequence[float]) -> Floats:
+        """time * cost + Σ_r price_r * use_r, +inf where forbidden; `time` is 0 or 1."""
+        table = self.time if time == 1 else np.where(self.time < np.inf, 0.0, np.inf)
+        if self.use is not None:
+            for r, p in enumerate(price):
+                if p:
+                    table = table + self.use[..., r] * p
+        return table
+
+    def take(self, options: Sequence[Ints]) -> "Factor":
+        """The same over some of the options."""
+        at = np.ix_(*options)
+        return Factor(self.scope, self.time[at], None if self.use is None else self.use[at])
+
+
+def network_factors(
+    network: Network, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None
+) -> list[Factor]:
+    """The factors of some variables and edges (all)."""
+    known: dict[int, Floats] = {}
+    factors = []
+    for v in range(len(network.variables)) if variables is None else variables:
+        variable = network.variables[v]
+        factors.append(Factor((v,), _floats(variable.cost, known), _uses(variable.use)))
+    for k in range(len(network.edges)) if edges is None else edges:
+        e = network.edges[k]
+        factors.append(Factor((e.u, e.v), _floats(e.cost, known), None if e.use is None else _uses(e.use)))
+    return factors
+
+
+def _floats(cost: Ints, known: dict[int, Floats]) -> Floats:
+    if id(cost) not in known:
+        known[id(cost)] = np.where(cost >= INFINITE, np.inf, cost.astype(np.float64))
+    return known[id(cost)]
+
+
+def _uses(use: Ints) -> Floats | None:
+    return use.astype(np.float64) if use.any() else None
+
+
+def exact_in_floats(network: Network) -> bool:
+    """Whether all costs, and all uses, sum to less than 2^52 in absolute value."""
+    parts: list[Variable | Edge] = [*network.variables, *network.edges]
+    cost = _sum_of([p.cost for p in parts], lambda t: np.abs(np.where(t >= INFINITE, 0, t)).max())
+    use = _sum_of([p.use for p in parts if p.use is not None], lambda t: t.max(initial=0))
+    return max(cost, use, *network.capacities) < 1 << 52
+
+
+def _sum_of(tables: Sequence[Table], measure: Callable[[Table], np.int64]) -> int:
+    """The sum of a measure over tables, which is taken once of each."""
+    known = dict(zip(map(id, tables), tables, strict=True))
+    return sum(many * int(measure(known[table])) for table, many in Counter(map(id, tables)).items())

@@ -1,0 +1,79 @@
+"""Label lists: the half-way meeting and the sifting of pairs against plain joins."""
+
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from partita.formulation.network import Network, evaluate
+from partita.solvers import labels
+from partita.solvers.elimination import list_within
+from partita.solvers.labels import Listing
+from partita.solvers.order import compile_network
+from partita.solvers.price import at_price, sweep
+from partita.solvers.protocol import NO_LIMITS, Search
+
+
+def listed(network: Network, price: float, slack: int) -> Listing | None:
+    """The ways of a feasible `network` within a slack of the bound at one price."""
+    circuit = compile_network(network)
+    at = at_price(circuit, (price,))
+    return list_within(circuit, at, circuit.backward(at.slots), at.bound + slack, 1 << 20, 60.0)
+
+
+def fastest(network: Network, listing: Listing | None) -> int | None:
+    """The cost of the fastest label of the root that fits, checked by what it decodes to."""
+    if listing is None:
+        return None
+    root = listing.slots[listing.circuit.root]
+    fits = np.flatnonzero(root.use[:, 0] <= network.capacities[0])
+    if len(fits) == 0:
+        return None
+    label = fits[np.argmin(root.time[fits])]
+    verdict = evaluate(network, listing.decode(int(label)))
+    assert (verdict.cost, verdict.use) == (network.constant + root.time[label], tuple(root.use[label]))
+    return verdict.cost
+
+
+def plainly(network: Network, price: float, slack: int) -> Listing | None:
+    """The same with every join formed: neither meeting nor sifting."""
+    with mock.patch.object(labels, "_stem", lambda circuit: -1), mock.patch.object(labels, "_MANY", 1 << 60):
+        return listed(network, price, slack)
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.7]), st.sampled_from([3, 10**12]))
+def test_meeting_finds_what_the_plain_join_finds(make_network, seed: int, price: float, slack: int) -> None:
+    network = make_network(seed)
+    assume(len(network.capacities) == 1)
+    assume(at_price(compile_network(network), (price,)).total < np.inf)
+    full = fastest(network, plainly(network, price, slack))
+    with mock.patch.object(labels, "_MANY", 0):
+        half = fastest(network, listed(network, price, slack))
+    if half != full:  # beyond the slack either may miss a solution
+        reach = at_price(compile_network(network), (price,)).bound + slack
+        assert min(cost for cost in (half, full) if cost is not None) > reach
+
+
+@pytest.mark.parametrize("layers", [7, 8])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_lists_of_two_halves_meet(make_transformer, layers: int, tied: bool) -> None:
+    """The last join of a chain is not formed, and its best pair is the best of the join that is."""
+    network = make_transformer(layers, axes=1, memory=0.2, jitter=0.1)
+    if not tied:  # the head shares the embedding's weight: else both halves also meet there
+        edges = tuple(e for e in network.edges if e.v != 0 or e.u < network.chains[0].boundaries[-1])
+        assert len(edges) == len(network.edges) - 1
+        network = replace(network, edges=edges)
+    best = sweep(compile_network(network), Search(network, NO_LIMITS, "test"))
+    assert best is not None
+    (price,), slack = best.price, int(best.total) // 300
+    met, plain = listed(network, price, slack), plainly(network, price, slack)
+    assert met is not None and plain is not None
+    assert fastest(network, met) == fastest(network, plain) is not None
+    last = labels._stem(met.circuit)
+    assert len(met.slots[last]) == 1 < len(plain.slots[last])
+    middle = network.chains[0].boundaries[layers - layers // 2]
+    assert tied or met.circuit.buckets[last - len(met.circuit.factors)].variable == middle
