@@ -132,9 +132,3 @@ def unsplit_flops(found: Encoding, assignment: Sequence[int]) -> float:
         if all(options.rows[r].index is None for r in options.choice[assignment[variable]]):
             unsplit += work
     return unsplit / total if total and found.placement.devices > 1 else 0.0
-
-
-def least_memory(found: Encoding) -> int:
-    """A lower bound on any plan's bytes on a rank: every variable at its least."""
-    least = sum(int(v.use.min()) for v in found.network.variables)
-    return least + found.machine.device.capacity_bytes - found.network.capacities[0]

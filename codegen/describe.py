@@ -8,8 +8,6 @@ from .plan import Plan
 from .program.text import WIDTH
 from .report.words import equal_layers
 
-_WORDS = {"data": "the batch", "tensor": "weights", "sequence": "positions"}
-
 
 def docstring(plan: Plan) -> str:
     """What stands on top of the emitted program."""

@@ -64,10 +64,6 @@ class Move:
     value: Action
     gradient: Action
 
-    @property
-    def communicates(self) -> bool:
-        return self.value in COLLECTIVES or self.gradient in COLLECTIVES
-
 
 COLLECTIVES = frozenset({Action.GATHER, Action.SCATTER_SUM, Action.SUM, Action.EXCHANGE})
 

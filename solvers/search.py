@@ -8,7 +8,7 @@ does not fit the memory at that optimum, is solved with the capacity under the b
 
 import heapq
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -102,13 +102,12 @@ def search(
     question: Question,
     backend: Solver,
     limits: Limits = NO_LIMITS,
-    keep: Callable[[Encoding, Solution], None] | None = None,
 ) -> Found:
-    """Solve the whole question; `keep` sees every better plan at once. Ends early on time or KeyboardInterrupt.
+    """Solve the whole question. Ends early on time or KeyboardInterrupt, with the best plan so far and its bound.
 
     The answer is optimal over all placements and numbers of micro-batches that are named, or says its bound.
     """
-    return _Search(question, backend, limits, keep).run()
+    return _Search(question, backend, limits).run()
 
 
 class _Search:
@@ -117,9 +116,8 @@ class _Search:
         question: Question,
         backend: Solver,
         limits: Limits,
-        keep: Callable[[Encoding, Solution], None] | None,
     ) -> None:
-        self.question, self.solver, self.limits, self.keep = question, backend, limits, keep
+        self.question, self.solver, self.limits = question, backend, limits
         self.start = time.monotonic()
         self.best: tuple[Encoding, Solution] | None = None
         self.queue: list[_Candidate] = []
@@ -259,8 +257,6 @@ class _Search:
         if solution.objective is not None and solution.objective < self.objective:
             assert self.floor <= solution.objective, (self.floor, solution.objective)
             self.best = encoding, solution
-            if self.keep is not None:
-                self.keep(encoding, solution)
 
 
 def atom_sizes(pcg: PCG, batch: int, micro_batches: Sequence[int]) -> set[int]:
