@@ -11,12 +11,12 @@ from ..formulation.network import Network
 from .circuit import Circuit
 from .cpsat import CpSat, run, solve_whole
 from .elimination import close_by_labels, first_slack
-from .kernels import Floats
 from .labels import Listing, TooManyError, enumerate_labels
 from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
 from .program import Columns, build, trail
 from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution, Status
+from .tables import Tables
 
 _LABELS = 1 << 15  # in one table, before CP-SAT takes over
 _COLUMNS = 1 << 15  # of one chain in a program
@@ -82,7 +82,7 @@ def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution
     return search.finish("" if search.bound >= search.ceiling else "stopped by the time limit")
 
 
-def _count_within(circuit: Circuit, best: Price, through: list[Floats], reach: int, search: Search) -> bool:
+def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, search: Search) -> bool:
     """Offer the best solution within `reach` and below the ceiling, if any; whether the search for it was complete."""
     most = best.most(circuit, reach)
     small = restrict(circuit, through, most)

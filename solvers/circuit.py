@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil, floor, log2
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..formulation.network import INFINITE, Network
 from .bucket import Bucket, Join
 from .factors import Factor
 from .kernels import Floats, Ints
+from .tables import Tables, backward, forward
 
 _State = TypeVar("_State", bound=Hashable)
 
@@ -85,6 +87,17 @@ class Circuit:
         use = self._sum(lambda f: 0.0 if f.use is None else f.use.max(initial=0))
         return max(cost, use, *self.network.capacities) < 1 << 52
 
+    @cached_property
+    def most_use(self) -> float:
+        """The sum of the largest uses, of whatever capacity."""
+        return self._sum(lambda f: 0.0 if f.use is None else f.use.max(initial=0))
+
+    def exact_price(self, price: Sequence[float]) -> tuple[float, ...]:
+        """The price rounded so that totals of cost and priced use are exact in floats: then equal tables are equal."""
+        most = 1.0 + abs(self.most_cost) + self.debt + sum(price) * self.most_use
+        grain = 2.0 ** min(1000, floor(51 - log2(most)))
+        return tuple(ceil(p * grain) / grain for p in price)
+
     def _sum(self, measure: Callable[[Factor], float]) -> int:
         """The sum of a measure over the factors, those of a chain's copy as often as there are copies."""
         of = [int(measure(f)) for f in self.factors]
@@ -95,34 +108,27 @@ class Circuit:
         return sum(of) + sum(again)
 
     def tables(self, time: int, price: Sequence[float]) -> list[Floats]:
-        return [f.priced(time, price) for f in self.factors]
+        found: dict[tuple[int, int], Floats] = {}  # equal factors give one table
+        for f in self.factors:
+            if (id(f.time), id(f.use)) not in found:
+                found[id(f.time), id(f.use)] = f.priced(time, price)
+        return [found[id(f.time), id(f.use)] for f in self.factors]
 
-    def forward(self, tables: Iterable[Floats]) -> list[Floats]:
+    def forward(self, tables: Iterable[Floats]) -> Tables:
         """The table of every slot; the root's only entry is the optimum, +inf when there is none."""
-        slots = list(tables)
-        for bucket in self.buckets:
-            slots.append(Join(bucket, slots).forward())
-        return slots
+        return forward(tables, self.buckets)
 
-    def backward(self, slots: list[Floats]) -> list[Floats]:
+    def backward(self, slots: Tables) -> Tables:
         """The best total through every entry of every slot, least over all the places of a shared one."""
-        through = [np.full(s.shape, np.inf) for s in slots]
-        through[-1] = slots[-1]
-        for index in range(self.root, len(self.factors) - 1, -1):
-            bucket = self.buckets[index - len(self.factors)]
-            outside = outside_of(through[index], slots[index])
-            marginals = Join(bucket, slots).backward(outside, through[index])
-            for (slot, _), marginal in zip(bucket.inputs, marginals, strict=True):
-                np.minimum(through[slot], marginal, out=through[slot])
-        return through
+        return backward(slots, self.buckets)
 
-    def decode(self, slots: list[Floats]) -> tuple[int, ...]:
+    def decode(self, slots: Tables) -> tuple[int, ...]:
         """A best assignment in the network's options; ties go to the lower option, bucket by bucket."""
 
         start: list[tuple[int, tuple[int, ...], int]] = [(self.root, (), 0)]
         return self.assemble(start, lambda slot, values: self._best(slots, slot, values))
 
-    def totals(self, slots: list[Floats]) -> tuple[int, tuple[int, ...]]:
+    def totals(self, slots: Tables) -> tuple[int, tuple[int, ...]]:
         """Cost, without the constant, and use of the assignment that `decode` gives, in time that grows with log L.
 
         Equal entries are counted, from the root down to the factors, instead of visited.
@@ -143,10 +149,10 @@ class Circuit:
                     many[child][state] += n
         return cost, tuple(use)
 
-    def _best(self, slots: list[Floats], slot: int, values: tuple[int, ...]) -> tuple[int, list[tuple[int, ...]]]:
+    def _best(self, slots: Tables, slot: int, values: tuple[int, ...]) -> tuple[int, list[tuple[int, ...]]]:
         """The best option of a bucket's variable at an entry of its table, and the entries of its inputs."""
         bucket = self.buckets[slot - len(self.factors)]
-        here = (Join(bucket, slots).best(values), *values)
+        here = (Join(bucket, slots.arrays).best(values), *values)
         return here[0], [tuple(here[a] for a in axes) for _, axes in bucket.inputs]
 
     def assemble(
@@ -195,10 +201,3 @@ class Circuit:
             picks[v] = x
         kept = {d: options.tolist() for d, options in self.kept.items()}
         return tuple([kept[d][x] for d, x in zip(self.domain, picks, strict=True)])
-
-
-def outside_of(through: Floats, inside: Floats) -> Floats:
-    """What the rest of the network adds to each entry, +inf where there is no entry."""
-    out = np.full(inside.shape, np.inf)
-    np.subtract(through, inside, out=out, where=through < np.inf)
-    return out

@@ -10,11 +10,11 @@ import numpy as np
 
 from ..formulation.network import INFINITE, Network
 from .circuit import Circuit
-from .kernels import Floats
 from .labels import Listing, TooManyError, enumerate_labels
 from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
 from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution
+from .tables import Tables
 
 _LABELS = 1 << 16  # in one table
 _SHARE = 40
@@ -61,7 +61,7 @@ def close_by_labels(circuit: Circuit, best: Price, search: Search, limit: int = 
     """
     most_cost = circuit.most_cost
     slack = first_slack(best, search.network)
-    through = [] if search.done else circuit.backward(best.slots)
+    through = Tables() if search.done else circuit.backward(best.slots)
     too_long, why = INFINITE, ""
     while not search.done:
         reach = min(best.bound + slack, search.ceiling - 1, most_cost)
@@ -88,7 +88,7 @@ def first_slack(best: Price, network: Network) -> int:
 
 
 def list_within(
-    circuit: Circuit, best: Price, through: list[Floats], reach: int, limit: int, seconds: float
+    circuit: Circuit, best: Price, through: Tables, reach: int, limit: int, seconds: float
 ) -> Listing | None:
     """The labels of every solution of at most the cost `reach`; None when there is none, whatever it uses."""
     most = best.most(circuit, reach)

@@ -41,13 +41,14 @@ def network_factors(
 ) -> list[Factor]:
     """The factors of some variables and edges (all)."""
     known: dict[int, Floats] = {}
+    used: dict[int, Floats | None] = {}
     factors = []
     for v in range(len(network.variables)) if variables is None else variables:
         variable = network.variables[v]
-        factors.append(Factor((v,), _floats(variable.cost, known), _uses(variable.use)))
+        factors.append(Factor((v,), _floats(variable.cost, known), _uses(variable.use, used)))
     for k in range(len(network.edges)) if edges is None else edges:
         e = network.edges[k]
-        factors.append(Factor((e.u, e.v), _floats(e.cost, known), None if e.use is None else _uses(e.use)))
+        factors.append(Factor((e.u, e.v), _floats(e.cost, known), None if e.use is None else _uses(e.use, used)))
     return factors
 
 
@@ -57,8 +58,10 @@ def _floats(cost: Ints, known: dict[int, Floats]) -> Floats:
     return known[id(cost)]
 
 
-def _uses(use: Ints) -> Floats | None:
-    return use.astype(np.float64) if use.any() else None
+def _uses(use: Ints, known: dict[int, Floats | None]) -> Floats | None:
+    if id(use) not in known:
+        known[id(use)] = use.astype(np.float64) if use.any() else None
+    return known[id(use)]
 
 
 def exact_in_floats(network: Network) -> bool:

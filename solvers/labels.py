@@ -16,9 +16,10 @@ from math import inf, prod
 import numpy as np
 
 from .bucket import Bucket
-from .circuit import Circuit, outside_of
+from .circuit import Circuit
 from .factors import Factor
 from .kernels import Floats, Ints, best_pairs, ends_within, fastest_pair, frontier, pairs_between
+from .tables import Tables, outside_of
 
 _CHUNK = 1 << 19  # pairs stored at once
 _PAIRS = 64  # stored for each label that a table may hold
@@ -73,8 +74,8 @@ class Listing:
 def enumerate_labels(
     circuit: Circuit,
     price: Sequence[float],
-    slots: list[Floats],
-    through: list[Floats],
+    slots: Tables,
+    through: Tables,
     most: float,
     limit: int,
     seconds: float = inf,
@@ -121,7 +122,7 @@ def _leaf(factor: Factor, through: Floats, most: float, count: int) -> Labels:
 def _bucket(
     bucket: Bucket,
     lists: dict[int, Labels],
-    slots: list[Floats],
+    slots: Tables,
     outside: Floats,
     price: Floats,
     most: float,

@@ -16,6 +16,7 @@ import numpy as np
 from .circuit import Circuit
 from .kernels import Floats
 from .protocol import Search
+from .tables import Tables
 
 _ROUNDS = 80
 _FIRST, _GROWTH = 0.1, 8.0  # the first price at most spends a tenth of the time again
@@ -29,7 +30,7 @@ class Price:
     """
 
     price: tuple[float, ...]
-    slots: list[Floats]
+    slots: Tables
     total: float
     rounding: float
     value: float
@@ -42,7 +43,8 @@ class Price:
 
 
 def at_price(circuit: Circuit, price: Sequence[float]) -> Price:
-    """Eliminate at one price; the total is +inf when the costs alone forbid everything."""
+    """Eliminate at one price, rounded; the total is +inf when the costs alone forbid everything."""
+    price = circuit.exact_price(price)
     slots = circuit.forward(circuit.tables(1, price))
     total = float(slots[-1])
     paid = fsum(p * c for p, c in zip(price, circuit.network.capacities, strict=True))
