@@ -7,6 +7,7 @@ Results go to standard output, words and progress to standard error. Exit code 0
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ import typer
 from . import __version__
 from .codegen.request import DTYPES, OPTIMIZERS
 from .model.errors import NoPlanError, PartitaError
+from .model.updates import STATISTICS
 
 app = typer.Typer(
     add_completion=False,
@@ -50,6 +52,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 Folder = Annotated[Path, typer.Argument(parser=_path, metavar="DIR", help="The folder that `partita plan -o` wrote.")]
 Solver = Annotated[str, typer.Option(help="auto, elimination, cpsat, or any other that is installed.")]
 TimeLimit = Annotated[float | None, typer.Option(help="Seconds; the best answer so far and its bound are kept.")]
+Gap = Annotated[float, typer.Option(help="End when the answer is proved within this share of the optimum: 0.01.")]
 
 
 def main() -> None:
@@ -89,11 +92,15 @@ def plan(
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS) + ".")] = None,
     solver: Solver = "auto",
     time_limit: TimeLimit = None,
+    gap: Gap = 0.0,
     fix: Annotated[list[str] | None, typer.Option(metavar="NAME=STRATEGY", help="Fix a node; repeatable.")] = None,
     allow_unknown: Annotated[
         bool, typer.Option("--allow-unknown", help="Run operators without rules unsplit instead of refusing them.")
     ] = False,
     micro_batches: Annotated[int | None, typer.Option(help="Pieces of the batch, one after another.")] = None,
+    statistics: Annotated[
+        str, typer.Option(help=f"Over what a batch norm normalizes: {', '.join(STATISTICS)} (a rank's part).")
+    ] = "batch",
     save_network: Annotated[
         Path | None,
         typer.Option(parser=_path, metavar="FILE", help="Keep the first placement's cost network: .json, .json.gz."),
@@ -121,9 +128,11 @@ def plan(
         optimizer=optimizer,
         solver=solver,
         time_limit=time_limit,
+        gap=gap,
         fix=parse_fix(fix or ()),
         allow_unknown=allow_unknown,
         micro_batches=micro_batches,
+        statistics=statistics,
         save_network=None if save_network is None else str(save_network),
     )
     if output is not None:
@@ -196,10 +205,11 @@ def solve(
     ],
     solver: Solver = "auto",
     time_limit: TimeLimit = None,
+    gap: Gap = 0.0,
     as_json: Json = False,
 ) -> None:
     """Solve a cost network, such as `partita plan --save-network` keeps."""
-    from .codegen.request import check_seconds
+    from .codegen.request import check_gap, check_seconds
     from .model.files import read_json
 
     seconds = check_seconds(time_limit)
@@ -217,7 +227,7 @@ def solve(
         backend = solver_named(solver)
         if not backend.accepts(network):
             raise PartitaError(f"{solver} cannot solve {instance}; `--solver auto` can")
-        limits = Limits(progress=progress) if seconds is None else Limits(seconds=seconds, progress=progress)
+        limits = Limits(math.inf if seconds is None else seconds, progress=progress, gap=check_gap(gap))
         answer = backend.solve(network, limits)
     _print_result(
         {

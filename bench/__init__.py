@@ -8,7 +8,10 @@ from typing import Any
 
 from ..model.errors import PartitaError
 
-BENCHES = {"plan": "From model to proven plan: capture, formulate and solve, timed apart."}
+BENCHES = {
+    "plan": "From model to proven plan: capture, formulate and solve, timed apart.",
+    "zoo": "Every model of the zoo on the machine of its paper, within two minutes.",
+}
 """Every benchmark is a module of this package with `run(small, only, tell) -> rows`."""
 
 

@@ -3,43 +3,40 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..formulation.classes import handover, without_addends
 from ..formulation.encode import Encoding
 from ..formulation.network import evaluate
 from ..model.atoms import atoms
 from ..model.layout import Layout, R, S, atom_of, is_split
 from ..model.operator import operator
+from ..model.updates import updated
 from .plan import Choice
 
 
 def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
     """The choice of every node: its strategy, what tensors are converted to, how weights are stored."""
-    known, axes = atoms(found.pcg), len(found.placement.sizes)
+    axes = len(found.placement.sizes)
     whole: Layout = (R,) * axes
     given: dict[int, Layout] = {}  # of a tensor class, in the base's atoms: what consumers convert from
     result: list[Choice] = []
-    asked = _asked_of_inputs(found, assignment)
+    asked, changed = _asked_of_inputs(found, assignment), updated(found.pcg)
     for index, node in enumerate(found.pcg.nodes):
         base = found.classes.base[index]
-        shared = None
-        if base in found.hubs:
-            hub, table = found.hubs[base]
-            option = assignment[hub]
-            shared = tuple(int(x) for x in _letters(axes, len(known[base].sizes), int(table.codes[option])))
         if index in found.operators:
-            variable, options = found.operators[index]
-            o = assignment[variable]
-            choice = Choice(
-                tuple(s.layout(int(c[o])) for s, c in zip(options.input_spaces, options.inputs, strict=True)),
-                options.output_space.layout(int(options.output[o])),
-                shared,
-            )
+            choice = _strategy(found, assignment, index)
+        elif index in found.classes.twin and base == index:
+            choice = _repeated(found, assignment, index)
         elif index in found.weights:
             variable, stored = found.weights[index]
             o = assignment[variable]
             layout = stored.space.layout(int(stored.codes[o]))
+            shared = _shared(found, assignment, index)
             choice = Choice((), layout, shared, bool(stored.regather[o]), bool(stored.sharded[o]))
         elif node.op == "input":
             choice = Choice((), _common(asked.get(index, []), axes))
+        elif index in changed and changed[index][0] in found.operators:  # stored as it is asked
+            reader, operand = changed[index]
+            choice = Choice((), _strategy(found, assignment, reader).inputs[operand])
         elif base != index:  # shows another tensor: passes on what that one gives
             source = node.inputs[0]
             choice = Choice(
@@ -51,6 +48,34 @@ def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
             given[index] = choice.given
         result.append(choice)
     return tuple(result)
+
+
+def _strategy(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
+    """The choice of an operator that has a variable of its own."""
+    variable, options = found.operators[index]
+    o = assignment[variable]
+    inputs = (s.layout(int(c[o])) for s, c in zip(options.input_spaces, options.inputs, strict=True))
+    output = options.output_space.layout(int(options.output[o]))
+    return Choice(tuple(inputs), output, _shared(found, assignment, index))
+
+
+def _repeated(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
+    """The choice of a node without gradient that repeats another: the same, with R for B; see `classes.handover`."""
+    model = _strategy(found, assignment, found.classes.twin[index])
+    shared = None if model.shared is None else without_addends(model.shared)
+    if index in found.classes.handed:
+        shared = handover(found.pcg, index, found.placement.sizes)
+    return Choice(tuple(map(without_addends, model.inputs)), without_addends(model.output), shared)
+
+
+def _shared(found: Encoding, assignment: Sequence[int], index: int) -> Layout | None:
+    """The layout to which a tensor is converted once for all its consumers, if there is one."""
+    if index not in found.hubs:
+        return None
+    hub, table = found.hubs[index]
+    count = len(atoms(found.pcg)[index].sizes)
+    letters = _letters(len(found.placement.sizes), count, int(table.codes[assignment[hub]]))
+    return tuple(int(x) for x in letters)
 
 
 def _letters(axes: int, count: int, code: int) -> Iterator[int]:

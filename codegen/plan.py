@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..formulation.domain import least_values
 from ..formulation.placement import Placement
 from ..formulation.strategy import rows
 from ..model.atoms import Atoms, atoms
@@ -19,6 +20,8 @@ from ..model.files import make_folder, read_json, write_atomically, write_direct
 from ..model.layout import B, Layout, P, R, S, atom_of, is_split, splittable
 from ..model.machine import Machine, number, whole
 from ..model.pcg import PCG, SOURCES
+from ..model.sparse import check_optimizer, sparse_tables
+from ..model.updates import updated
 
 if TYPE_CHECKING:
     from torch import nn
@@ -247,7 +250,7 @@ def check(plan: Plan) -> None:
     if len(plan.choices) != len(plan.graph.nodes):
         raise PartitaError(f"{len(plan.choices)} choices for {len(plan.graph.nodes)} nodes")
     known = atoms(plan.graph)
-    sizes = [found.sizes for found in known]
+    sizes, changed = [found.sizes for found in known], updated(plan.graph)
     fitting: set[tuple[tuple[int, ...], Layout]] = set()  # equal layers ask the same again and again
     for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
         if len(choice.inputs) != (0 if node.op in SOURCES else len(node.inputs)):
@@ -265,8 +268,25 @@ def check(plan: Plan) -> None:
                 raise PartitaError(
                     f"node {node.name!r} ({node.op}): no strategy from ({', '.join(letters)}) to {offered}, axis {axis}"
                 )
+        alone = node.op == "local_batch_norm"
+        if alone and least_values(known[node.inputs[0]], choice.inputs[0], plan.placement.sizes) < 2:
+            raise PartitaError(f"node {node.name!r}: a rank has a single value of a channel to normalize")
+        if index in changed and plan.choices[changed[index][0]].inputs[changed[index][1]] != choice.given:
+            raise PartitaError(f"node {node.name!r} is updated in another layout than the one it is stored in")
         if node.op != "parameter" and (choice.regather or choice.sharded_states):
             raise PartitaError(f"node {node.name!r} is no parameter: regather and sharded_states do not apply")
+    _check_sparse(plan)
+
+
+def _check_sparse(plan: Plan) -> None:
+    """Tables with sparse gradients are read as they are stored."""
+    check_optimizer(plan.graph, plan.optimizer)
+    for table in sparse_tables(plan.graph):
+        choice = plan.choices[table]
+        readers = (plan.choices[i].inputs[0] for i in plan.graph.consumers[table])
+        if any(layout != choice.output for layout in (choice.given, *readers)) or choice.regather:
+            name = plan.graph.nodes[table].name
+            raise PartitaError(f"the gradient of {name!r} is sparse: it cannot be converted from how it is stored")
 
 
 def _check_layout(plan: Plan, name: str, items: tuple[int, ...], layout: Layout) -> None:

@@ -14,7 +14,7 @@ from enum import IntEnum
 from math import prod
 from typing import Literal, TypeAlias
 
-from ..formulation.classes import Classes, Use, classes
+from ..formulation.classes import Classes, Use, classes, without_addends
 from ..formulation.domain import LOSS_TRANSIENTS
 from ..formulation.transition import Transitions
 from ..formulation.weights import BUCKET_BYTES
@@ -23,6 +23,8 @@ from ..model.collectives import FREE, ROUNDING_NS, CollectivePrice, joint, price
 from ..model.cost import ITEMSIZE, backward_factor, optimizer_states, precision
 from ..model.layout import Action, B, Layout, R, S, Step, atom_of, is_split, largest_part
 from ..model.operator import operator
+from ..model.pcg import FLOATS
+from ..model.sparse import sparse_tables
 from .plan import Plan
 from .routes import route
 
@@ -129,7 +131,10 @@ class _Pricing:
                 if index in self.classes.uses:
                     self.weight(index)
             elif self.classes.constant[index]:
-                if node.op != "buffer" and operator(node.op).passes:
+                if node.op == "buffer":
+                    item = ITEMSIZE[self.precision.master if node.dtype in FLOATS else node.dtype]
+                    self.hold("states", index, self.numel(index, self.plan.choices[index].output) * item)
+                elif operator(node.op).passes:
                     work = operator(node.op).work(node, tuple(self.graph.nodes[i] for i in node.inputs))
                     time = self.kernel(work, 2.0 * node.numel * self.item(index))
                     self.work("compute", node.op, "forward", index, time)
@@ -140,7 +145,8 @@ class _Pricing:
             if self.graph.nodes[base].op == "input":
                 for use in uses:
                     self.keep(use)
-        largest = max((n.numel for n in self.graph.nodes if n.op == "parameter"), default=0)
+        moving = (i for i in self.graph.of("parameter") if i not in sparse_tables(self.graph))
+        largest = max((self.graph.nodes[i].numel for i in moving), default=0)
         if self.plan.ranks > 1:
             self.hold("reserve", -1, 2 * largest * self.precision.itemsize("float32"))
         return self.result
@@ -195,12 +201,24 @@ class _Pricing:
         at: int,
         slot: Slot = Slot.BEFORE,
         again: bool = False,
+        back: bool = True,
     ) -> bool:
-        """Items of a conversion, forward and backward; whether the value moves. `again`: forward also in backward."""
-        return self.program(part, index, source, route(self.plan, index, source, target), at, slot, again)
+        """Items of a conversion, forward and backward (without `back` only forward); whether the value moves.
+
+        `again`: forward also in backward.
+        """
+        return self.program(part, index, source, route(self.plan, index, source, target), at, slot, again, back)
 
     def program(
-        self, part: Part, index: int, source: Layout, program: Sequence[Step], at: int, slot: Slot, again: bool
+        self,
+        part: Part,
+        index: int,
+        source: Layout,
+        program: Sequence[Step],
+        at: int,
+        slot: Slot,
+        again: bool,
+        back: bool,
     ) -> bool:
         item, node = self.item(index), self.graph.nodes[index]
         current, moved = list(source), False
@@ -219,7 +237,7 @@ class _Pricing:
             add(value, "forward", step.axis, after if value in _WRITTEN else before, slot)
             if again:
                 add(value, "backward", step.axis, after if value in _WRITTEN else before, Slot.AGAIN)
-            if node.gradient:
+            if node.gradient and back:
                 add(gradient, "backward", step.axis, before if gradient in _WRITTEN else after, slot)
             moved |= value is not Action.NOTHING
         return moved
@@ -231,19 +249,30 @@ class _Pricing:
         node, choice, entry = self.graph.nodes[index], self.plan.choices[index], operator(self.graph.nodes[index].op)
         sources = tuple(self.graph.nodes[i] for i in node.inputs)
         own = self.numel(index, choice.output) * self.item(index)
-        traffic = own + sum(self.numel(i, x) * self.item(i) for i, x in zip(node.inputs, choice.inputs, strict=True))
-        if node.op == "embedding":
-            traffic = 2 * own
-        work = entry.work(node, sources) * self.share(index)
+        share, looked_up = self.share(index), entry.looked_up(node, sources)
+        traffic: float = own
+        for place, (i, x) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
+            item = self.item(i)
+            read: float = self.numel(i, x)
+            if looked_up and place == looked_up[0]:
+                read = looked_up[1] * share
+                if node.get("sparse") and self.precision.mixed:  # cast where it is looked up
+                    item = 3 * ITEMSIZE[self.precision.master]
+            traffic += read * item
+        work = entry.work(node, sources) * share
         if entry.passes:
             self.work("compute", node.op, "forward", index, self.kernel(work, traffic * entry.passes))
             if node.gradient:
                 back = work * backward_factor(node, sources, entry.matmul)
-                self.work("compute", node.op, "backward", index, self.kernel(back, 2 * traffic * entry.passes))
+                moved = 2 * traffic * entry.passes
+                if entry.scratch is not None:
+                    moved += 2 * entry.scratch(node, sources) * share * self.item(index)
+                self.work("compute", node.op, "backward", index, self.kernel(back, moved))
         if not node.gradient:
             return
-        if node.op == "embedding":
-            table = self.numel(node.inputs[0], choice.inputs[0]) * self.item(node.inputs[0])
+        if looked_up and sources[looked_up[0]].gradient and not node.get("sparse"):
+            place = looked_up[0]
+            table = self.numel(node.inputs[place], choice.inputs[place]) * self.item(node.inputs[place])
             self.work("compute", "table gradient", "backward", index, self.stream(table))
         first = self.numel(node.inputs[0], choice.inputs[0]) if node.inputs else 0
         for name in entry.saved:
@@ -251,6 +280,8 @@ class _Pricing:
                 self.hold("activations", index, own)
             elif name in ("mask", "noise"):
                 self.hold("activations", index, first * self.item(node.inputs[0]))
+            elif name == "indices":
+                self.hold("activations", index, self.numel(index, choice.output) * ITEMSIZE["int64"])
         if node.op in LOSS_TRANSIENTS:
             extra = self.item(node.inputs[0]) if self.precision.mixed else 0
             self.hold("activations", index, LOSS_TRANSIENTS[node.op] * first * (ITEMSIZE["float32"] + extra))
@@ -265,7 +296,7 @@ class _Pricing:
         for axis, size in enumerate(self.plan.placement.sizes):
             letters = tuple(x[axis] for x in choice.inputs)
             row = by_letters[letters, choice.output[axis]]
-            if row.index is None:
+            if row.index is None or row.index[0].startswith("@"):  # all ids are looked up among any rows
                 continue
             pairs = zip((*node.inputs, index), (*letters, choice.output[axis]), strict=True)
             owner, letter = next((i, x) for i, x in pairs if is_split(x))
@@ -295,7 +326,7 @@ class _Pricing:
 
     def tensor(self, index: int) -> None:
         """Conversions of a tensor to its consumers, shared first, and what is kept of it."""
-        choice, uses = self.plan.choices[index], self.classes.uses.get(index, ())
+        choice, uses = self.plan.choices[index], self.classes.reads.get(index, ())
         entry, node = operator(self.graph.nodes[index].op), self.graph.nodes[index]
         saves_output = node.gradient and bool({"y", "mask", "noise"} & set(entry.saved))
         saves_output |= node.op in LOSS_TRANSIENTS and node.gradient
@@ -306,7 +337,8 @@ class _Pricing:
                 self.hold("activations", index, self.numel(index, choice.shared) * self.item(index))
         for use in uses:
             target = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
-            moved = self.convert("conversions", index, choice.given, target, use.node)
+            back = use.node not in self.classes.twin
+            moved = self.convert("conversions", index, choice.given, target, use.node, back=back)
             copied = moved or self.graph.nodes[use.node].op in LOSS_TRANSIENTS
             if copied or (choice.shared is None and not saves_output):
                 self.keep(use)
@@ -315,13 +347,17 @@ class _Pricing:
             if self.classes.constant[base]:
                 use = Use(index, position, self.classes.atoms[source])
                 target = self.in_base(use, choice.inputs[position])
-                if self.convert("compute", base, (R,) * len(target), target, index):
+                if self.convert("compute", base, self.plan.choices[base].given, target, index):
                     self.keep(use)
 
     def weight(self, index: int) -> None:
         """Storage, conversion a micro-batch, synchronization and update a step."""
-        choice, uses = self.plan.choices[index], self.classes.uses[index]
+        choice, reads = self.plan.choices[index], self.classes.reads[index]
+        uses = [use for use in reads if use.node not in self.classes.twin]
         item, stored = ITEMSIZE[self.precision.master], self.numel(index, choice.output)
+        if index in sparse_tables(self.graph):  # nothing moves, and the rows looked up are cast where that is done
+            self.train_rows(index, stored, item)
+            return
         if self.graph.nodes[index].gradient:
             self.train(index, stored, item)
         else:
@@ -332,8 +368,8 @@ class _Pricing:
         )
         saved = any(self.saves(u) for u in uses) if shared is not None else self.saves(first)
         moved = self.convert("weights", index, choice.output, target, first.node, again=choice.regather)
+        cast = self.stream(stored * float(item + self.item(index)))
         if self.precision.mixed:
-            cast = self.stream(stored * float(item + self.item(index)))
             self.work("weights", "cast", "forward", index, cast, first.node, Slot.BEFORE)
             if choice.regather:
                 self.work("weights", "cast", "backward", index, cast, first.node, Slot.AGAIN)
@@ -343,6 +379,27 @@ class _Pricing:
             asked = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
             if self.convert("weights", index, target, asked, use.node) and self.saves(use):
                 self.hold("weights", index, self.kept_bytes(use))
+        self.without_gradient(index, [use for use in reads if use.node in self.classes.twin], cast)
+
+    def without_gradient(self, index: int, reads: Sequence[Use], cast: int) -> None:
+        """A weight in passes without gradient: cast and converted in each pass, whether or not it is shared there."""
+        choice = self.plan.choices[index]
+        source, shared = choice.output, None if choice.shared is None else without_addends(choice.shared)
+        if shared is None:
+            passes = reads
+        else:  # the first read of each pass brings the weight to where all of them read it
+            alike: dict[tuple[int, int], list[Use]] = {}
+            for use in reads:
+                alike.setdefault((self.classes.twin[use.node], use.operand), []).append(use)
+            passes = max(alike.values(), key=len, default=[])
+        for use in passes:
+            target = shared or self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
+            self.convert("weights", index, source, target, use.node, back=False)
+            if self.precision.mixed:
+                self.work("weights", "cast", "forward", index, cast, use.node, Slot.BEFORE)
+        for use in reads if shared is not None else ():
+            asked = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
+            self.convert("weights", index, shared or source, asked, use.node, back=False)
 
     def train(self, index: int, stored: int, item: int) -> None:
         """Gradient and optimizer states of a weight of which a rank stores `stored` elements of `item` bytes."""
@@ -366,6 +423,23 @@ class _Pricing:
         self.step("gradients", "update", index, at, Slot.KERNEL, self.stream(updated * float(item) * (3 + 2 * states)))
         if gather_ns:
             self.step("gradients", Action.GATHER.value, index, at, Slot.AFTER, gather_ns, axes, stored * item)
+
+    def train_rows(self, index: int, stored: int, item: int) -> None:
+        """A table of which a rank stores `stored` elements, and a gradient of the rows that are looked up, with ids."""
+        at, rows = self.classes.uses[index][0].node, set(self.known[index].of_dim(0))
+        ids = sum(
+            self.graph.nodes[node.inputs[1]].numel
+            for node in self.graph.nodes
+            if node.get("sparse") and node.inputs[0] == index and node.gradient
+        )
+        columns = tuple(R if is_split(x) and atom_of(x) in rows else x for x in self.plan.choices[index].output)
+        width = self.numel(index, columns) // self.graph.nodes[index].shape[0]
+        size = ids * (width * item + ITEMSIZE["int64"])  # of one micro-batch
+        self.hold("states", index, stored * item + self.k * size)
+        joined = sum(2 * j for j in range(2, self.k + 1))  # micro-batches, each joined to those before
+        self.step("gradients", "accumulate", index, at, Slot.ACCUMULATE, self.stream(float(joined * size)))
+        # Gradients of the same row are added up, then read; the rows of the table are read and written.
+        self.step("gradients", "update", index, at, Slot.KERNEL, self.stream(5.0 * self.k * size))
 
 
 def bucketed(line: CollectivePrice, size_bytes: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..model.errors import PartitaError
+from ..model.updates import STATISTICS
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "mixed-float16", "mixed-bfloat16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -23,8 +24,8 @@ class PlanRequest:
     """One `partita plan`; None leaves a choice to the model, the machine or the search.
 
     `machine` or `hierarchy` must be given; both together mean that machine's devices and links in that hierarchy.
-    `mesh` fixes the axes' sizes, not their placement. `time_limit` is in seconds. `fix` holds (node, strategy) pairs.
-    `save_network` is where the cost network goes, as soon as there is one. Raises PartitaError on what cannot be meant;
+    `mesh` fixes the axes' sizes, not their placement. `time_limit` is in seconds; a plan proved within the share `gap`
+    of the optimum ends the search. `fix` holds (node, strategy) pairs. `save_network` is where the cost network goes, as soon as there is one. Raises PartitaError on what cannot be meant;
     that the names of model, machine, solver and nodes exist is checked where they are known.
     """
 
@@ -40,8 +41,10 @@ class PlanRequest:
     optimizer: str | None = None
     solver: str = "auto"
     time_limit: float | None = None
+    gap: float = 0.0
     fix: tuple[tuple[str, str], ...] = ()
     allow_unknown: bool = False
+    statistics: str = "batch"
     micro_batches: int | None = None
     save_network: str | None = None
 
@@ -73,12 +76,14 @@ class PlanRequest:
         for option, choice, choices in (
             ("--dtype", self.dtype, DTYPES),
             ("--optimizer", self.optimizer, OPTIMIZERS),
+            ("--statistics", self.statistics, STATISTICS),
         ):
             if choice is not None and choice not in choices:
                 raise PartitaError(f"{option} {choice!r}: choose from {', '.join(choices)}")
         if self.batch is not None and self.micro_batches is not None and self.batch % self.micro_batches:
             raise PartitaError(f"--batch {self.batch} does not divide into --micro-batches {self.micro_batches}")
         check_seconds(self.time_limit)
+        check_gap(self.gap)
         fixed: dict[str, str] = {}
         for name, strategy in self.fix:
             if fixed.setdefault(name, strategy) != strategy:
@@ -116,6 +121,13 @@ def check_seconds(time_limit: float | None) -> float | None:
     if time_limit is not None and not 0 < time_limit < math.inf:
         raise PartitaError(f"--time-limit {time_limit}: a positive number of seconds is needed")
     return time_limit
+
+
+def check_gap(gap: float) -> float:
+    """`gap` itself, if it is a share from 0 to less than 1."""
+    if not 0 <= gap < 1:
+        raise PartitaError(f"--gap {gap}: a share from 0 to less than 1 is needed, such as 0.01")
+    return gap
 
 
 def _check_count(option: str, count: int, limit: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +24,18 @@ from .decode import choices, report
 from .plan import Plan
 from .price import priced
 from .program.micro import divided
-from .request import PlanRequest
+from .request import PlanRequest, check_gap, check_seconds
 
 if TYPE_CHECKING:
     from torch import nn
 
 Tell: TypeAlias = Callable[[str | Progress], None]
 
+MOST_WORK = 2.0**32
+"""Additions of formulating and of one elimination: meshes of so many axes that they take more are left out.
+
+That is some seconds, and a search does it some dozens of times. A mesh that is asked for is never left out.
+"""
 INTERRUPTED_EARLY = "interrupted before any plan was found"
 
 
@@ -44,6 +50,7 @@ class Settings:
     micro_batches: int | None = None
     solver: str = "auto"
     time_limit: float | None = None
+    gap: float = 0.0
     fix: tuple[tuple[str, str], ...] = ()
     save_network: str | None = None
 
@@ -72,6 +79,7 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
         request.micro_batches,
         request.solver,
         request.time_limit,
+        request.gap,
         request.fix,
         request.save_network,
     )
@@ -79,7 +87,9 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
     find_solver(request.solver)
     _tell(progress, f"capturing {request.model}")
     module, inputs = load_module(request.model, small=request.small, sequence=request.sequence)
-    graph = capture(module, inputs, batch=max(batch, 2), allow_unknown=request.allow_unknown)
+    graph = capture(
+        module, inputs, batch=max(batch, 2), allow_unknown=request.allow_unknown, statistics=request.statistics
+    )
     sequence = request.sequence
     if sequence is None and known is not None:
         sequence = known.small_sequence if request.small else known.sequence
@@ -99,15 +109,19 @@ def optimize(
     micro_batches: int | None = None,
     solver: str = "auto",
     time_limit: float | None = None,
+    gap: float = 0.0,
     fix: Mapping[str, str] | None = None,
     allow_unknown: bool = False,
+    statistics: str = "batch",
     progress: Tell | bool | None = None,
 ) -> Plan:
     """Plan the training of a module.
 
     `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch
     of a step (default: the example's). `dtype`: float32, float64, mixed-float16 or mixed-bfloat16. `mesh` fixes the
-    axes' sizes. `progress`: True prints to standard error, or a function that takes words and `Progress`.
+    axes' sizes. A plan proved within the share `gap` of the optimum ends the search. `statistics`: over what batch
+    norms in training normalize (see `capture`). `progress`: True prints to standard error, or a function that takes
+    words and `Progress`.
     Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt
     ended the search before any plan was found.
     """
@@ -116,7 +130,8 @@ def optimize(
     start = time.monotonic()
     tell = _printer if progress is True else progress or None
     machine = machine if isinstance(machine, Machine) else Machine.load(machine)
-    graph = capture(module, inputs, batch=None if batch is None else max(batch, 2), allow_unknown=allow_unknown)
+    samples = None if batch is None else max(batch, 2)
+    graph = capture(module, inputs, batch=samples, allow_unknown=allow_unknown, statistics=statistics)
     settings = Settings(
         batch or graph.batch,
         _mixed(dtype) or dtype,
@@ -124,7 +139,8 @@ def optimize(
         tuple(mesh) if mesh is not None else None,
         micro_batches,
         solver,
-        time_limit,
+        check_seconds(time_limit),
+        check_gap(gap),
         tuple((fix or {}).items()),
     )
     model = {"reference": None, "batch": settings.batch}
@@ -149,12 +165,12 @@ def plan_graph(
         places = reordered(places, atom_sizes(graph, settings.batch, counts))
     question = Question(
         graph, machine, settings.batch, places, counts,
-        settings.dtype, settings.optimizer, _fixed(settings.fix, places),
+        settings.dtype, settings.optimizer, _fixed(settings.fix, places), math.inf if settings.mesh else MOST_WORK,
     )  # fmt: skip
     if settings.save_network:
         _save_network(question, settings.save_network)
     _tell(progress, f"searching {len(places)} placements of {len({p.sizes for p in places})} meshes")
-    limits = Limits(settings.time_limit or float("inf"), progress=progress)
+    limits = Limits(settings.time_limit or float("inf"), progress=progress, gap=settings.gap)
     began = time.monotonic()
     found = search(question, find_solver(settings.solver), limits)
     ended = time.monotonic()
@@ -196,12 +212,13 @@ def _space(question: Question, found: Found) -> dict[str, Any]:
     done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
     return {
         "meshes": len({p.sizes for p in question.placements}),
-        "placements": len(question.placements),
+        "placements": len(question.placements) - found.left_out,
+        "left_out": found.left_out,
         "axis_order": "outermost level first",
         "micro_batches": list(question.micro_batches),
         "options": found.options,
         "networks_solved": found.solved,
-        "limits_hit": [] if done else ["interrupt" if found.interrupted else "time"],
+        "limits_hit": [] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"],
     }
 
 

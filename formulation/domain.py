@@ -1,14 +1,15 @@
 """The options of one operator on one mesh: one row per axis, with the time and the memory that each takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from ..model.atoms import atoms
+from ..model.atoms import Atoms, atoms
 from ..model.cost import ITEMSIZE, Precision, Roofline, backward_factor
-from ..model.layout import atom_of, is_split, largest_part
+from ..model.layout import B, Layout, P, S, atom_of, is_split, largest_part, smallest_part
 from ..model.operator import operator
 from ..model.pcg import PCG
 from .strategy import Row, rows
@@ -24,8 +25,9 @@ LOSS_TRANSIENTS = {"cross_entropy": 1}
 class Domain:
     """Options of a node: `choice[o, axis]` is a row, `inputs[i][o]` and `output[o]` are layout codes.
 
-    `time_ns` is of one micro-batch, forward and backward; `kept_bytes` what the operator itself keeps for backward (its
-    output or mask; kept inputs belong to the edges). `saves[i]` says whether input i is kept, `item[i]` its bytes.
+    `time_ns` is of one micro-batch, forward and backward, `forward_ns` its forward alone; `kept_bytes` what the
+    operator itself keeps for backward (its output or mask; kept inputs belong to the edges). `saves[i]` says whether
+    input i is kept, `items[i]` the bytes of an element, `saves_output` whether what is kept stands for the output.
     """
 
     rows: tuple[Row, ...]
@@ -35,16 +37,22 @@ class Domain:
     input_spaces: tuple[Space, ...]
     output_space: Space
     time_ns: Array
+    forward_ns: Array
     kept_bytes: Array
     saves: tuple[bool, ...]
     items: tuple[int, ...]
+    saves_output: bool
 
     def __len__(self) -> int:
         return len(self.output)
 
-    @property
-    def saves_output(self) -> bool:
-        return bool(self.kept_bytes.any())
+    def only(self, keep: npt.NDArray[np.bool_]) -> "Domain":
+        """Some of the options."""
+        inputs = tuple(codes[keep] for codes in self.inputs)
+        arrays = {
+            name: getattr(self, name)[keep] for name in ("choice", "output", "time_ns", "forward_ns", "kept_bytes")
+        }
+        return replace(self, inputs=inputs, **arrays)
 
 
 def domain(pcg: PCG, node: int, axes: tuple[int, ...], roofline: Roofline, precision: Precision) -> Domain:
@@ -58,6 +66,11 @@ def domain(pcg: PCG, node: int, axes: tuple[int, ...], roofline: Roofline, preci
     spaces = (*input_spaces, output_space)
     codes = [letters[choice, operand] @ s.weights for operand, s in enumerate(spaces)]
     legal = np.logical_and.reduce([s.is_legal[c] for s, c in zip(spaces, codes, strict=True)])
+    if this.get("sparse"):  # the table is read as it is stored, and sparse gradients are not added up over ranks
+        legal &= ~(spaces[0].has(codes[0], B) | spaces[0].has(codes[0], P)).any(axis=1)
+    if this.op == "local_batch_norm":  # one value has no variance
+        source = known[this.inputs[0]]
+        legal &= [least_values(source, spaces[0].layout(int(code)), axes) > 1 for code in codes[0]]
     choice, codes = choice[legal], [c[legal] for c in codes]
     *inputs, output = codes
 
@@ -66,18 +79,27 @@ def domain(pcg: PCG, node: int, axes: tuple[int, ...], roofline: Roofline, preci
     share = _share(found, choice, axes, input_spaces, output_space)
     items = tuple(precision.itemsize(s.dtype) for s in sources)
     traffic = output_space.numel[output] * precision.itemsize(this.dtype)
-    for s, c, item in zip(input_spaces, inputs, items, strict=True):
-        traffic = traffic + s.numel[c] * item
-    if entry.name == "embedding":  # rows that are looked up, not the table
-        traffic = 2 * output_space.numel[output] * precision.itemsize(this.dtype)
+    looked_up = entry.looked_up(this, sources)
+    for i, (s, c, item) in enumerate(zip(input_spaces, inputs, items, strict=True)):
+        if looked_up and i == looked_up[0]:  # what is looked up, not the table
+            # The rows of a sparse table are cast after the look-up: they are read, written and read again before.
+            once = 3 * ITEMSIZE[precision.master] if this.get("sparse") and precision.mixed else item
+            traffic = traffic + looked_up[1] * share * once
+        else:
+            traffic = traffic + s.numel[c] * item
     work = entry.work(this, sources) * share
-    time = np.zeros(len(choice), dtype=np.int64)
+    forward = time = np.zeros(len(choice), dtype=np.int64)
     if entry.passes:
-        time = roofline.ns(work, traffic * entry.passes)
+        forward = time = roofline.ns(work, traffic * entry.passes)
         if this.gradient:
-            time = time + roofline.ns(work * backward_factor(this, sources, entry.matmul), 2 * traffic * entry.passes)
-    if entry.name == "embedding" and this.gradient:  # the gradient of the table is dense: zeroed, then added to
-        time = time + roofline.memory_ns(input_spaces[0].numel[inputs[0]] * items[0] * 1.0)
+            moved = 2 * traffic * entry.passes
+            if entry.scratch is not None:
+                moved = moved + 2 * entry.scratch(this, sources) * share * precision.itemsize(this.dtype)
+            time = time + roofline.ns(work * backward_factor(this, sources, entry.matmul), moved)
+    dense = this.gradient and not this.get("sparse")
+    if dense and looked_up and sources[looked_up[0]].gradient:  # the gradient of the table is zeroed, then added to
+        table = looked_up[0]
+        time = time + roofline.memory_ns(input_spaces[table].numel[inputs[table]] * items[table] * 1.0)
     kept = np.zeros(len(choice), dtype=np.int64)
     saved = entry.saved if this.gradient else ()
     for name in saved:
@@ -85,6 +107,8 @@ def domain(pcg: PCG, node: int, axes: tuple[int, ...], roofline: Roofline, preci
             kept = kept + output_space.numel[output] * precision.itemsize(this.dtype)
         elif name in ("mask", "noise"):
             kept = kept + input_spaces[0].numel[inputs[0]] * items[0]
+        elif name == "indices":
+            kept = kept + output_space.numel[output] * ITEMSIZE["int64"]
     for _ in range(LOSS_TRANSIENTS.get(this.op, 0)):
         kept = kept + input_spaces[0].numel[inputs[0]] * (ITEMSIZE["float32"] + (items[0] if precision.mixed else 0))
     names = entry.named(this)
@@ -98,10 +122,18 @@ def domain(pcg: PCG, node: int, axes: tuple[int, ...], roofline: Roofline, preci
         input_spaces,
         output_space,
         time,
+        forward,
         kept,
         tuple(n in saved for n in names),
         kept_items,
+        bool({"y", "mask", "noise"} & set(saved)) or (this.gradient and this.op in LOSS_TRANSIENTS),
     )
+
+
+def least_values(x: Atoms, layout: Layout, axes: tuple[int, ...]) -> int:
+    """The fewest values of a channel (dim 1) that a rank has."""
+    parts = {a: tuple(n for letter, n in zip(layout, axes, strict=True) if letter == S(a)) for a in range(len(x.sizes))}
+    return prod(smallest_part(x.sizes[a], parts[a]) for a in parts if a not in x.of_dim(1))
 
 
 def _share(
@@ -114,7 +146,7 @@ def _share(
     """The largest share of the work that one rank does, per option."""
     share = np.ones(len(choice))
     for number, row in enumerate(found):
-        if row.index is None:
+        if row.index is None or row.index[0].startswith("@"):  # every rank looks up all ids among its rows
             continue
         letter, owner = next(
             (x, s) for x, s in zip((*row.inputs, row.output), (*input_spaces, output_space), strict=True) if is_split(x)

@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import prod
 
-from ..model.atoms import Atoms, atoms, semantics
+from ..model.atoms import Atoms, atoms, factor_sizes, semantics
 from ..model.layout import B, P, R, S
-from ..model.notation import WHOLE, Access, Call, Notation, Term, accesses
+from ..model.notation import WHOLE, Access, Call, Notation, Term, accesses, names_of
 from ..model.operator import operator
-from ..model.pcg import PCG, SOURCES, grown
+from ..model.pcg import FLOATS, PCG, SOURCES, grown
+from ..model.sparse import sparse_tables
+from ..model.updates import updated
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def _rows(pcg: PCG, index: int) -> Iterator[Row]:
         yield Row((R,), R)
         if passes:
             yield Row((B,), B)
-        if node.dtype.startswith(("float", "bfloat")):
+        if node.dtype in FLOATS:
             yield Row((P,), P)
         for a, b in view_atoms(pcg, index).items():
             yield Row((S(a),), S(b), (f"{a}", 0))
@@ -77,19 +80,20 @@ def _rows(pcg: PCG, index: int) -> Iterator[Row]:
             semantics(pcg, index),
             dict(zip(operator(node.op).named(node), range(len(node.inputs)), strict=True)),
             [known[i] for i in node.inputs],
-            [pcg.nodes[i].gradient for i in node.inputs],
+            [pcg.nodes[i].gradient and node.gradient for i in node.inputs],
             known[index],
             node.gradient,
+            node.dtype in FLOATS,
         )
 
 
 def source_letters(pcg: PCG, index: int) -> tuple[int, ...]:
-    """What a source may offer: an input any split, a parameter R, B or any split, a buffer R."""
+    """What a source may offer: an input any split, a parameter R, B or any split, a buffer R, or any if it changes."""
     node, known = pcg.nodes[index], atoms(pcg)[index]
     splits = tuple(S(a) for a in range(len(known.sizes)))
-    if node.op == "buffer":
+    if node.op == "buffer" and index not in updated(pcg):
         return (R,)
-    return (R, B, *splits) if node.gradient else (R, *splits)
+    return (R, B, *splits) if node.gradient and index not in sparse_tables(pcg) else (R, *splits)
 
 
 def view_atoms(pcg: PCG, index: int) -> dict[int, int]:
@@ -122,11 +126,13 @@ def _derived(
     gradients: list[bool],
     output: Atoms,
     gradient: bool,
+    additive: bool,
 ) -> Iterator[Row]:
     whole = tuple(B if g else R for g in gradients)
     yield Row(tuple(R for _ in inputs), R)
     if gradient:
         yield Row(whole, B)
+    if additive:
         for letters in _addends(notation.terms, position, whole):
             yield Row(letters, P)
     locked = {i for t in notation.terms for f in t.factors if isinstance(f, Call) for i in f.indices}
@@ -137,12 +143,12 @@ def _derived(
 
 def _names(notation: Notation) -> tuple[str, ...]:
     """The indices that could be split, in order of appearance: free ones first."""
-    names = dict.fromkeys(notation.output)
+    names = dict.fromkeys(names_of(notation.output))
     for term in notation.terms:
         for access in accesses(term):
-            names.update(dict.fromkeys(access.indices))
+            names.update(dict.fromkeys(names_of(access.indices)))
             for _, inner in access.gathers:
-                names.update(dict.fromkeys(inner.indices))
+                names.update(dict.fromkeys(names_of(inner.indices)))
     return tuple(n for n in names if n not in (WHOLE, "1"))
 
 
@@ -155,25 +161,26 @@ def _split(
     output: Atoms,
 ) -> Iterator[Row]:
     """The rows that split index `name`, one for each of its atoms."""
-    places: dict[int, set[int]] = {}  # input -> its dims with this index
+    places: dict[int, set[tuple[int, str]]] = {}  # input -> its dims with this index
     absent: set[int] = set()  # inputs that are also read without it
     for term in notation.terms:
         for access in accesses(term):
             for a in (access, *(g for _, g in access.gathers)):
-                dims = {d for d, i in enumerate(a.indices) if i == name}
+                dims = {(d, i) for d, i in enumerate(a.indices) if name in i.split()}
                 places.setdefault(position[a.operand], set()).update(dims)
                 if not dims:
                     absent.add(position[a.operand])
     split = {p: dims for p, dims in places.items() if dims}
-    if any(len(dims) > 1 for dims in split.values()) or absent & split.keys() or notation.output.count(name) > 1:
+    mine = [(d, i) for d, i in enumerate(notation.output) if name in i.split()]
+    if any(len(dims) > 1 for dims in split.values()) or absent & split.keys() or len(mine) > 1:
         return
-    free = name in notation.output
+    free = bool(mine)
     # Every term that the index does not sum must come as addends where the others are.
     others = () if free else tuple(t for t in notation.terms if name not in t.sums)
     if not free and any(name in _indices(t) for t in others):
         return
-    of_inputs = {p: inputs[p].of_dim(next(iter(dims))) for p, dims in split.items()}
-    of_output = output.of_dim(notation.output.index(name)) if free else None
+    of_inputs = {p: _numbers(inputs[p], *next(iter(dims)), name, notation) for p, dims in split.items()}
+    of_output = _numbers(output, *mine[0], name, notation) if free else None
     sizes = {tuple(inputs[p].sizes[a] for a in numbers) for p, numbers in of_inputs.items()}
     if of_output is not None:
         sizes.add(tuple(output.sizes[a] for a in of_output))
@@ -181,12 +188,30 @@ def _split(
         return
     for letters in _addends(others, position, whole):
         for k in range(len(sizes.copy().pop())):
-            mine = tuple(S(of_inputs[p][k]) if p in of_inputs else letters[p] for p in range(len(inputs)))
-            yield Row(mine, P if of_output is None else S(of_output[k]), (name, k))
+            asked = tuple(S(of_inputs[p][k]) if p in of_inputs else letters[p] for p in range(len(inputs)))
+            yield Row(asked, P if of_output is None else S(of_output[k]), (name, k))
+
+
+def _numbers(known: Atoms, dim: int, index: str, name: str, notation: Notation) -> range:
+    """The atoms of a dim, or those of its factor `name` where the dim is a product; none where they do not fit it."""
+    numbers = known.of_dim(dim)
+    if index == name:
+        return numbers
+    start = numbers.start
+    for factor, size in zip(index.split(), factor_sizes(index, notation.sizes, prod(known.dims[dim])), strict=True):
+        stop = start
+        while stop < numbers.stop and prod(known.sizes[start:stop]) < size:
+            stop += 1
+        if prod(known.sizes[start:stop]) != size:
+            return range(0)
+        if factor == name:
+            return range(start, stop)
+        start = stop
+    raise ValueError(f"{name!r} is no factor of {index!r}")
 
 
 def _indices(term: Term) -> set[str]:
-    return {i for a in accesses(term) for i in a.indices}
+    return {i for a in accesses(term) for i in names_of(a.indices)}
 
 
 def _addends(terms: tuple[Term, ...], position: dict[str, int], whole: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -92,6 +92,12 @@ class Space:
         fine = self.is_legal if addends else self.is_legal & ~(self.letters == B).any(axis=1)
         return np.flatnonzero(fine)
 
+    def without_addends(self, codes: Codes) -> Codes:
+        """The layouts that the same values have without a gradient: R for B."""
+        letters = self.letters[codes].astype(np.int64)
+        plain: Codes = np.where(letters == B, R, letters) @ self.weights
+        return plain
+
     def has(self, codes: Codes, letter: int) -> npt.NDArray[np.bool_]:
         """[codes, axes]: where the letter stands."""
         found: npt.NDArray[np.bool_] = self.letters[codes] == letter

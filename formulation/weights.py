@@ -6,6 +6,7 @@ are reduce-scattered and parameters all-gathered, once a step. `regather` conver
 backward instead of keeping the converted copy.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,8 +17,9 @@ from ..model.collectives import ROUNDING_NS, CollectivePrice, joint, price
 from ..model.cost import ITEMSIZE, Precision, Roofline
 from ..model.layout import B, P
 from ..model.machine import Machine
+from ..model.pcg import FLOATS
 from .placement import Placement
-from .transition import Codes, Space
+from .transition import Codes, Space, space
 
 Array = npt.NDArray[np.int64]
 
@@ -57,6 +59,11 @@ def storage(tensor: Space, trainable: bool, kept: bool) -> Storage:
         np.concatenate([np.full(len(codes), sharded) for codes, sharded, _ in parts]),
         np.concatenate([np.full(len(codes), again) for codes, _, again in parts]),
     )
+
+
+def stored_itemsize(dtype: str, precision: Precision) -> int:
+    """Bytes of an element of a parameter or buffer as it is stored."""
+    return ITEMSIZE[precision.master if dtype in FLOATS else dtype]
 
 
 def _axes_at(tensor: Space, letter: int) -> list[tuple[int, ...]]:
@@ -115,3 +122,23 @@ def cast_ns(choice: Storage, precision: Precision, roofline: Roofline) -> Array:
 def accumulate_ns(choice: Storage, precision: Precision, roofline: Roofline) -> Array:
     """Adding a micro-batch's gradient to the accumulated one."""
     return roofline.memory_ns(np.float64(ITEMSIZE[precision.compute] + 2 * ITEMSIZE[precision.master]) * choice.numel)
+
+
+def looked_up_bytes(choice: Storage, rows: Collection[int], ids: int, precision: Precision) -> Array:
+    """Bytes of a sparse gradient of one micro-batch: for each of `ids` look-ups its id, and the part of a row here.
+
+    `rows` are the atoms of the table's rows; every rank has all look-ups, zeros for rows that it does not store.
+    """
+    sizes = tuple(1 if a in rows else size for a, size in enumerate(choice.space.sizes))
+    columns = space(choice.space.axes, sizes).numel[choice.codes]
+    return ids * (columns * ITEMSIZE[precision.master] + ITEMSIZE["int64"])
+
+
+def looked_up_ns(looked_up: Array, micro_batches: int, roofline: Roofline) -> Array:
+    """Joining the sparse gradients of micro-batches, and updating the rows looked up: once a step."""
+    k = micro_batches
+    joined = k * (k + 1) - 2  # the j-th of them is joined by copying j: 2 * (2 + ... + k), read and written
+    # Gradients of one row are added up (read and written), then read; parameters are read and written.
+    joining, updating = (roofline.memory_ns(np.float64(passes) * looked_up) for passes in (joined, 5 * k))
+    times: Array = joining + updating
+    return times

@@ -5,10 +5,12 @@ atoms 3, heads, width on its output dim, so "split by heads" is a layout of the 
 dims that share an index of an operator's notation have the same atoms, and a view matches the atoms of its two shapes.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
-from .notation import WHOLE, Access, Notation, accesses
+from .notation import WHOLE, Access, Call, Notation, accesses, names_of
 from .operator import operator
 from .pcg import PCG, SOURCES, grown, one_of_many
 
@@ -25,9 +27,13 @@ class _Atom:
         self.batch = False
 
     def find(self) -> "_Atom":
+        """What stands for this atom; whatever is on the way to it points there from now on."""
         atom = self
         while atom.same is not None:
             atom = atom.same
+        passed = self
+        while passed.same is not None:
+            passed.same, passed = atom, passed.same
         return atom
 
     def leaves(self) -> list["_Atom"]:
@@ -98,17 +104,27 @@ def semantics(pcg: PCG, index: int) -> Notation:
     return operator(node.op).semantics(node, tuple(pcg.nodes[i] for i in node.inputs))
 
 
-def _indexed(pcg: PCG, index: int) -> dict[str, list[tuple[int, int]]]:
-    """For every index of a node's notation the (node, dim) pairs that it runs over."""
+def _indexed(pcg: PCG, index: int, dims: list[list[list[_Atom]]]) -> dict[str, list[list[_Atom]]]:
+    """For every index of a node's notation the atoms of the dims, or factors of dims, that it runs over."""
     node = pcg.nodes[index]
     notation = semantics(pcg, index)
     numbers = dict(zip(operator(node.op).named(node), node.inputs, strict=True))
-    found: dict[str, list[tuple[int, int]]] = {}
+    found: dict[str, list[list[_Atom]]] = {}
+
+    def place(number: int, dim: int, name: str) -> None:
+        whole = dims[number][dim]
+        if " " not in name:
+            found.setdefault(name, []).append(whole)
+            return
+        sizes = factor_sizes(name, notation.sizes, pcg.nodes[number].shape[dim])
+        factors = [[_Atom(size)] if size > 1 else [] for size in sizes]
+        if _unify(whole, [atom for factor in factors for atom in factor]):
+            for part, factor in zip(name.split(), factors, strict=True):
+                found.setdefault(part, []).append(factor)
 
     def visit(access: Access) -> None:
         for dim, name in enumerate(access.indices):
-            if name not in (WHOLE, "1"):
-                found.setdefault(name, []).append((numbers[access.operand], dim))
+            place(numbers[access.operand], dim, name)
         for _, inner in access.gathers:
             visit(inner)
 
@@ -116,9 +132,14 @@ def _indexed(pcg: PCG, index: int) -> dict[str, list[tuple[int, int]]]:
         for access in accesses(term):
             visit(access)
     for dim, name in enumerate(notation.output):
-        if name != "1":
-            found.setdefault(name, []).append((index, dim))
-    return found
+        place(index, dim, name)
+    return {name: lists for name, lists in found.items() if name not in (WHOLE, "1")}
+
+
+def factor_sizes(index: str, sizes: Mapping[str, int], dim: int) -> list[int]:
+    """The sizes of the factors of a dim of `dim` elements; what is whole takes the rest."""
+    known = [sizes.get(name, 0) for name in index.split()]
+    return [size or dim // prod(s for s in known if s) for size in known]
 
 
 @lru_cache(maxsize=64)
@@ -141,10 +162,10 @@ def atoms(pcg: PCG) -> tuple[Atoms, ...]:
                     [a for d in right for a in dims[node.inputs[0]][d]],
                 )
             continue
-        for places in _indexed(pcg, index).values():
-            (first_node, first_dim), *others = [(n, d) for n, d in places if pcg.nodes[n].shape[d] > 1] or [(0, 0)]
-            for n, d in others:
-                _unify(dims[first_node][first_dim], dims[n][d])
+        for places in _indexed(pcg, index, dims).values():
+            first, *others = [atoms for atoms in places if atoms] or [[]]  # a dim of size 1 has none
+            for other in others:
+                _unify(first, other)
     result = []
     for lists in dims:
         leaves = [_leaves(dim) for dim in lists]
@@ -180,6 +201,26 @@ def _matching(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[range, range
                 right, j = right * b[j], j + 1
         runs.append((range(i0, i), range(j0, j)))
     return runs
+
+
+def tied(pcg: PCG, index: int, samples: Sequence[Sequence[int]]) -> bool:
+    """Whether a node's shape or meaning follows from more than its samples: whole along them, or some picked by number.
+
+    `samples` are the dims of every node that count them.
+    """
+    node = pcg.nodes[index]
+    if node.op in SOURCES or operator(node.op).creates or operator(node.op).view:
+        return False
+    notation = semantics(pcg, index)
+    numbers = dict(zip(operator(node.op).named(node), node.inputs, strict=True))
+    for factor in (f for term in notation.terms for f in term.factors):
+        made = names_of(factor.indices) if isinstance(factor, Call) else ()
+        own = {d for d, names in enumerate(notation.output) if set(names.split()) & set(made)} - set(samples[index])
+        for access in factor.arguments if isinstance(factor, Call) else (factor,):
+            read = [access.indices[d] for d in samples[numbers[access.operand]]]
+            if any(name.startswith("@") or (own and WHOLE in name.split()) for name in read):
+                return True
+    return False
 
 
 def batch_dims(pcg: PCG) -> tuple[tuple[int, ...], ...]:

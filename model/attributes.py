@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from .cost import ITEMSIZE
-from .pcg import Node
+from .operator import operator
+from .pcg import SOURCES, Node, is_name
 
 Check: TypeAlias = Callable[[Any], bool]
 
@@ -80,9 +81,39 @@ def _key(value: Any) -> bool:
     return value == "" or (isinstance(value, str) and value.isidentifier())
 
 
+def _sizes(value: Any) -> bool:
+    """One entry for every spatial dim."""
+    return _tuple(_place)(value) and 1 <= len(value) <= 3
+
+
+def _padding(value: Any) -> bool:
+    return value == "same" or _sizes(value)
+
+
+def _highs(value: Any) -> bool:
+    """One for all, or one for every entry of a dim."""
+    return _place(value) or (bool(value) and _tuple(_place)(value))
+
+
+def _tables(value: Any) -> bool:
+    """(name, rows) pairs."""
+    pairs = _tuple(lambda pair: isinstance(pair, tuple) and len(pair) == 2 and is_name(pair[0]) and _place(pair[1]))
+    return bool(value) and pairs(value)
+
+
+_CONVOLUTION: dict[str, Check] = {"stride": _sizes, "dilation": _sizes, "groups": _place}
+_WINDOW: dict[str, Check] = {"kernel_size": _sizes, "stride": _sizes, "padding": _sizes, "ceil_mode": _flag}
 _RELATION = _word("eq", "ne", "lt", "le", "gt", "ge")
-_REDUCTION = _word("mean", "sum")
+_REDUCTION: dict[str, Check] = {"reduction": _word("none", "mean", "sum")}
+_WEIGHTED: dict[str, Check] = {"operands": _tuple(_word("x", "t", "weight", "pos_weight"))}
+_CLASSES: dict[str, Check] = {**_REDUCTION, "ignore_index": _whole}
 _OPERANDS = _tuple(_word("x", "w", "bias"))
+_BATCH_NORM: dict[str, Check] = {
+    "operands": _tuple(_word("x", "s", "mean", "var", "w", "bias")),
+    "momentum": _number,
+    "eps": _number,
+    "site": _place,
+}
 _NORM: dict[str, Check] = {"normalized": _few, "eps": _number}
 _REDUCED: dict[str, Check] = {"dims": _tuple(_place), "keepdim": _flag}
 
@@ -90,6 +121,7 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "gelu": {"approximate": _word("none", "tanh")},
     "leaky_relu": {"slope": _number},
     "elu": {"alpha": _number},
+    "hardtanh": {"min_val": _number, "max_val": _number},
     "pow": {"exponent": _number},
     "clamp": {"min": _or_none(_number), "max": _or_none(_number)},
     "shift": {"value": _number},
@@ -104,14 +136,38 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "constant": {"values": _tuple(_constant)},
     "tril": {"diagonal": _whole},
     "triu": {"diagonal": _whole},
+    "conv": _CONVOLUTION | {"padding": _padding},
+    "conv_transpose": _CONVOLUTION | {"padding": _sizes, "output_padding": _sizes},
+    "max_pool": _WINDOW | {"dilation": _sizes},
+    "avg_pool": _WINDOW | {"count_include_pad": _flag},
+    "adaptive_max_pool": {"output_size": _sizes},
+    "adaptive_avg_pool": {"output_size": _sizes},
+    "interpolate": {
+        "size": _or_none(_sizes),
+        "scale_factor": _or_none(_tuple(_number)),
+        "mode": _word("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear"),
+        "align_corners": _or_none(_flag),
+    },
     "layer_norm": _NORM,
+    "group_norm": {"groups": _place, "eps": _number},
     "rms_norm": _NORM,
+    "moments": {"statistics": _word("batch", "micro-batch"), "site": _place},
+    "batch_norm": _BATCH_NORM,
+    "local_batch_norm": _BATCH_NORM,
     "softmax": {"dim": _place},
     "log_softmax": {"dim": _place},
     "cumsum": {"dim": _place},
+    "cumprod": {"dim": _place},
     "sum": _REDUCED,
     "mean": _REDUCED | {"count": _place},
     "amax": _REDUCED,
+    "logsumexp": _REDUCED,
+    "norm": _REDUCED | {"ord": _number},
+    "flip": {"dims": _tuple(_place)},
+    "roll": {"dims": _tuple(_place), "shifts": _tuple(_whole)},
+    "pad": {"pad": _tuple(_whole), "mode": _word("constant", "reflect", "replicate", "circular"), "value": _number},
+    "gather": {"dim": _place},
+    "index": {"dim": _place},
     "permute": {"dims": _tuple(_place)},
     "slice": {"dim": _place, "start": _place, "stop": _place, "step": _place},
     "cat": {"dim": _place},
@@ -119,17 +175,31 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "opaque": {"target": _target, "arguments": _arguments, "output": _or_none(_place)},
 }
 OPTIONAL: dict[str, dict[str, Check]] = {
-    "input": {"batch_dim": _or_none(_place), "high": _place},
+    "embedding": {"sparse": _flag},
+    "embedding_bag": {"sparse": _flag},
+    "input": {"batch_dim": _or_none(_place), "high": _highs, "high_dim": _place},
+    "parameter": {"tables": _tables},
+    "avg_pool": {"divisor_override": _place},
     "layer_norm": {"operands": _OPERANDS},
     "rms_norm": {"operands": _OPERANDS},
-    "cross_entropy": {"reduction": _REDUCTION, "ignore_index": _whole},
-    "mse_loss": {"reduction": _REDUCTION},
+    "cross_entropy": _CLASSES | {"label_smoothing": _number},
+    "nll_loss": _CLASSES,
+    "mse_loss": _REDUCTION,
+    "l1_loss": _REDUCTION,
+    "smooth_l1_loss": _REDUCTION | {"beta": _number},
+    "huber_loss": _REDUCTION | {"delta": _number},
+    "kl_div": {"reduction": _word("none", "mean", "sum", "batchmean"), "log_target": _flag},
+    "binary_cross_entropy": _REDUCTION | _WEIGHTED,
+    "binary_cross_entropy_with_logits": _REDUCTION | _WEIGHTED,
+    "attention": {"grouped": _flag},
 }
 
 
 def check_attributes(node: Node) -> None:
     """Raise ValueError unless a node has the attributes of its operator, each of its kind, and no others."""
     required, optional = REQUIRED.get(node.op, {}), OPTIONAL.get(node.op, {})
+    if node.op not in SOURCES:
+        required = required | dict.fromkeys(operator(node.op).attributes, _constant)
     found = dict(node.attributes)
     for name in required:
         if name not in found:
@@ -140,3 +210,7 @@ def check_attributes(node: Node) -> None:
             raise ValueError(f"{node.op} has no attribute {name!r}")
         if not check(value):
             raise ValueError(f"attribute {name} cannot be {value!r:.60}")
+    high: Any = found.get("high")
+    dim: Any = found.get("high_dim", len(node.shape))
+    if isinstance(high, tuple) and (node.shape[dim : dim + 1] != (len(high),) or dim == found.get("batch_dim")):
+        raise ValueError(f"attribute high is not one number for each entry of a dim of {node.shape}")

@@ -8,19 +8,26 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from .alike import equal_layers
 from .aten import TABLE
+from .aten.batch_norm import stop_counting
 from .errors import PartitaError
-from .pcg import FLOATS, PCG, Builder
+from .merge import merged
+from .pcg import PCG, Builder, live
+from .ranges import with_ranges
+from .repeat import Repeating, note_calls
+from .sparse import settled
 from .translate import Index, Translation, dtype_name
+from .updates import STATISTICS, check_updates
 
 MAX_CONSTANT = 64
 """Elements of the largest tensor constant that the graph itself holds; larger ones must be buffers."""
@@ -144,9 +151,11 @@ def _without_memory(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
             with mode:
                 memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
     try:
-        return copy.deepcopy(module, memo)
+        copied = copy.deepcopy(module, memo)
     except (TypeError, RuntimeError, AttributeError) as error:
         raise PartitaError(f"cannot copy the module {type(module).__name__} to capture it: {error}") from error
+    stop_counting(copied)
+    return copied
 
 
 _LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export._trace")
@@ -167,10 +176,14 @@ def _quiet() -> Iterator[None]:
             logger.disabled = disabled
 
 
-def _export(module: nn.Module, inputs: Inputs, batch: int) -> tuple[torch.export.ExportedProgram, bool]:
-    """The program at `batch` samples, and whether it returns a loss."""
+def _export(
+    module: nn.Module, inputs: Inputs, batch: int, layers: Mapping[str, int]
+) -> tuple[torch.export.ExportedProgram, bool]:
+    """The program at `batch` samples, and whether it returns a loss. Of equal `layers`, two are in the program."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    wrapped = _Exported(_without_memory(module, mode), inputs)
+    copied = _without_memory(module, mode)
+    note_calls(copied, layers)
+    wrapped = _Exported(copied, inputs)
     with mode:
         examples = tuple(
             torch.empty(shape, dtype=t.dtype) for shape, t in zip(inputs.shapes(batch), inputs.tensors, strict=True)
@@ -180,6 +193,8 @@ def _export(module: nn.Module, inputs: Inputs, batch: int) -> tuple[torch.export
             warnings.simplefilter("ignore")
             program = torch.export.export(wrapped, examples, strict=False)
             if any(_mutates(node) for node in program.graph.nodes):
+                if layers:
+                    raise PartitaError("what is changed in place is known only where all layers are traced")
                 program = program.run_decompositions({})
     except PartitaError:
         raise
@@ -197,32 +212,61 @@ def _mutates(node: torch.fx.Node) -> bool:
     return mutable
 
 
-def capture(module: nn.Module, inputs: Any, *, batch: int | None = None, allow_unknown: bool = False) -> PCG:
+def capture(
+    module: nn.Module,
+    inputs: Any,
+    *,
+    batch: int | None = None,
+    allow_unknown: bool = False,
+    statistics: str = "batch",
+) -> PCG:
     """The graph of `module` at micro-batches of `batch` samples (default: as many as the examples have, at least 2).
 
     `inputs` are arguments of `module.forward`, a tuple or a dict; their values do not matter and may be on meta, as
     may the module, which stays as it is. Dim 0 of every input that has as many entries as the first input counts
     samples. A scalar output is the loss, as is `.loss` of what is returned; otherwise the floating tensors that are
-    returned are each projected on fixed noise, and the sum stands for the loss. Raises PartitaError that names the
+    returned are each projected on fixed noise, and the sum stands for the loss. `statistics`: over what batch norms in
+    training normalize; the counter of their batches is left out. Raises PartitaError that names the
     operator, the module and the line for what has no translation; with `allow_unknown` such operators are computed
     whole on every rank.
     """
     if not isinstance(module, nn.Module):
         raise PartitaError(f"a module is captured, a torch.nn.Module, not {type(module).__name__}")
+    if statistics not in STATISTICS:
+        raise PartitaError(f"statistics {statistics!r}: choose from {', '.join(STATISTICS)}")
     found = Inputs.of(module, inputs)
     samples = max(2, found.batch) if batch is None else batch
     if samples < 1:
         raise PartitaError(f"batch {batch} is not positive")
-    program, scalar = _export(module, found, samples)
-    builder = Builder(samples)
-    translation = Translation(TABLE, builder, allow_unknown)
-    sources = _sources(program, builder, module, found)
+    layers = equal_layers(module)
+    try:
+        return _captured(module, found, samples, layers, allow_unknown, statistics)
+    except PartitaError:
+        if not layers:
+            raise
+        return _captured(module, found, samples, {}, allow_unknown, statistics)  # any other error comes again
+
+
+def _captured(
+    module: nn.Module,
+    inputs: Inputs,
+    batch: int,
+    layers: Mapping[str, int],
+    allow_unknown: bool,
+    statistics: str,
+) -> PCG:
+    """The graph, with equal `layers` translated again instead of traced; PartitaError also where that cannot be."""
+    program, scalar = _export(module, inputs, batch, layers)
+    builder = Builder(batch)
+    translation = (Repeating if layers else Translation)(TABLE, builder, allow_unknown, statistics)
+    sources = _sources(program, builder, module, inputs)
     results = translation.run(program.graph, sources)
-    _check_unchanged(program)
+    results = _unchanged(program, results, sources)
+    check_updates(builder.nodes)
     if not results:
         raise PartitaError(f"{type(module).__name__}.forward returns no floating tensor, so there is nothing to train")
     loss = _loss(builder, results, scalar)
-    return _finish(builder, loss, _aliases(module, builder))
+    return _finish(builder, loss, _aliases(module, builder), translation.limits)
 
 
 def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn.Module, inputs: Inputs) -> list[Index]:
@@ -276,12 +320,23 @@ def _constant(builder: Builder, name: str, tensor: torch.Tensor) -> Index:
     return Index(builder.add("constant", shape=tensor.shape, dtype=dtype, name=name, values=tuple(values)))
 
 
-def _check_unchanged(program: torch.export.ExportedProgram) -> None:
+def _unchanged(program: torch.export.ExportedProgram, results: Sequence[Any], sources: Sequence[Index]) -> list[Any]:
+    """What forward returns, without the buffers that it changes; only the operators that know how may change them."""
     signature = program.graph_signature
-    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    given = {spec.target: source for spec, source in zip(signature.input_specs, sources, strict=True)}
+    returned, changed = [], list(signature.user_inputs_to_mutate.values())
+    for spec, result in zip(signature.output_specs, results, strict=True):
+        if spec.kind == OutputKind.USER_OUTPUT:
+            returned.append(result)
+        elif spec.target is not None and result != given.get(spec.target):
+            changed.append(spec.target.removeprefix("module."))
     if changed:
-        names = ", ".join(changed)
-        raise PartitaError(f"forward changes {names} in place; only functions of inputs and weights are planned")
+        names = ", ".join(dict.fromkeys(changed))
+        raise PartitaError(
+            f"forward changes {names} in place; only functions of inputs and weights are planned, and of buffers the "
+            "running statistics of batch norms"
+        )
+    return returned
 
 
 def _loss(builder: Builder, results: Sequence[Any], scalar: bool) -> int:
@@ -310,43 +365,14 @@ def _aliases(module: nn.Module, builder: Builder) -> list[tuple[str, str]]:
     return pairs
 
 
-def _finish(builder: Builder, loss: int, aliases: Sequence[tuple[str, str]]) -> PCG:
-    """The graph without what the loss does not need (inputs stay), with the range of every integer input."""
+def _finish(builder: Builder, loss: int, aliases: Sequence[tuple[str, str]], limits: Mapping[int, int]) -> PCG:
+    """The graph without what the loss does not need (inputs stay), with ranges of integer inputs, and tables joined."""
     nodes = builder.nodes
     if not nodes[loss].gradient:
         raise PartitaError("the loss depends on no trainable parameter")
-    needed = {loss, *(i for i, node in enumerate(nodes) if node.op == "input")}
-    for index in reversed(range(len(nodes))):
-        if index in needed:
-            needed.update(nodes[index].inputs)
-    kept = sorted(needed)
-    number = {old: new for new, old in enumerate(kept)}
-    builder.nodes = [replace(nodes[i], inputs=tuple(number[j] for j in nodes[i].inputs)) for i in kept]
+    builder.nodes, number = live(nodes, loss)
     names = {node.name for node in builder.nodes}
     builder.aliases = [(alias, name) for alias, name in aliases if name in names]
-    _ranges(builder)
-    return builder.build(number[loss])
-
-
-_PASSING = frozenset(["view", "permute", "slice", "expand", "contiguous", "to", "cat", "detach"])
-
-
-def _ranges(builder: Builder) -> None:
-    """Give every integer input `high`, one more than its largest sensible value: rows of a table, classes of a loss."""
-    high: list[float] = [math.inf] * len(builder.nodes)
-    for node in reversed(list(enumerate(builder.nodes))):
-        index, this = node
-        if this.op == "embedding":
-            high[this.inputs[1]] = min(high[this.inputs[1]], builder.nodes[this.inputs[0]].shape[0])
-        elif this.op == "cross_entropy":
-            scores = builder.nodes[this.inputs[0]].shape
-            high[this.inputs[1]] = min(high[this.inputs[1]], scores[min(1, len(scores) - 1)])
-        elif this.op in _PASSING:
-            for source in this.inputs:
-                high[source] = min(high[source], high[index])
-    for index, this in enumerate(builder.nodes):
-        if this.op == "input" and this.dtype not in FLOATS:
-            limit = 2 if math.isinf(high[index]) else int(high[index])
-            builder.nodes[index] = replace(
-                this, attributes=tuple(sorted((*this.attributes, ("high", limit)), key=lambda item: item[0]))
-            )
+    kept = {number[i]: limit for i, limit in limits.items() if i in number}
+    builder.nodes = with_ranges(settled(builder.nodes), kept)
+    return merged(builder.build(number[loss]))

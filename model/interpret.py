@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import PartitaError
+from .operator import operator
+from .operators.loss import CLASSIFIED, POINTWISE
 from .pcg import FLOATS, PCG, SOURCES, Node
 
 Noise: TypeAlias = Callable[[int, tuple[int, ...]], Tensor]
@@ -33,17 +35,20 @@ def run(
 
     Floats are computed in `dtype`. `mask(site, shape, p)` is what dropout multiplies by; without one, dropout with
     p > 0 raises ValueError. `noise(site, shape)` holds the weights of a projection (default: cosines of the index).
+    Running statistics among `weights` that are of `dtype` are updated in place.
     """
     values: list[Tensor] = []
     for node in pcg.nodes:
         if node.op in SOURCES:
-            value = (inputs if node.op == "input" else weights)[node.name]
+            given = inputs if node.op == "input" else weights
+            value = torch.cat([given[name] for name in node.originals]) if node.get("tables") else given[node.name]
             if tuple(value.shape) != node.shape:
                 raise ValueError(f"{node.op} {node.name!r} has shape {tuple(value.shape)}, not {node.shape}")
             values.append(value.to(dtype) if value.is_floating_point() else value)
             continue
         value = _value(node, [values[i] for i in node.inputs], mask, noise or fixed_noise)
         value = value.to(dtype) if value.is_floating_point() else value
+        value = value if node.gradient else value.detach()
         if tuple(value.shape) != node.shape:
             raise ValueError(f"{node.op} {node.name!r} computes shape {tuple(value.shape)}, not {node.shape}")
         values.append(value)
@@ -77,7 +82,19 @@ def _value(node: Node, given: Sequence[Tensor], mask: Mask | None, noise: Noise)
         return given[0] * mask(node["site"], node.shape, node["p"])
     if node.op == "projection":
         return (given[0] * noise(node["site"], tuple(given[0].shape)).to(given[0].dtype)).sum()
-    return _COMPUTE[node.op](node, given)
+    return _COMPUTE.get(node.op, _written)(node, given)
+
+
+def _written(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """An operator that a user added: what its entry writes into programs."""
+    entry = operator(node.op)
+    operands = dict(zip(entry.named(node), x, strict=True))
+    if callable(entry.emit):
+        text = entry.emit(node, list(operands))
+    else:
+        text = entry.emit.format(**{name: name for name in operands}, **dict(node.attributes))
+    value: Tensor = eval(text, {"torch": torch, "F": F}, operands)
+    return value
 
 
 def fixed_noise(site: int, shape: tuple[int, ...]) -> Tensor:
@@ -110,9 +127,43 @@ def _norm(function: Callable[..., Tensor]) -> Callable[[Node, Sequence[Tensor]],
     return compute
 
 
+def _moments(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """Sums of x and of its squares, per channel."""
+    dims = [d for d in range(x[0].dim()) if d != 1]
+    return torch.stack((x[0].sum(dims), x[0].pow(2).sum(dims)))
+
+
+def _batch_norm(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """By the moments; the running statistics change in place, where no other dtype made a copy of them."""
+    given = dict(zip(node["operands"], x, strict=True))
+    count = given["x"].numel() // given["x"].shape[1]
+    mean, square = given["s"] / count
+    variance = square - mean**2
+    if "mean" in given:
+        with torch.no_grad():
+            for running, now in ((given["mean"], mean), (given["var"], variance * count / (count - 1))):
+                running += node["momentum"] * (now - running)
+
+    def along(channels: Tensor) -> Tensor:
+        return channels.reshape(1, -1, *[1] * (given["x"].dim() - 2))
+
+    y: Tensor = (given["x"] - along(mean)) / along(variance + node["eps"]).sqrt()
+    y = y * along(given["w"]) if "w" in given else y
+    return y + along(given["bias"]) if "bias" in given else y
+
+
+def _local_batch_norm(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """As on one rank."""
+    given = dict(zip(node["operands"], x, strict=True))
+    running = given.get("mean"), given.get("var")
+    return F.batch_norm(given["x"], *running, given.get("w"), given.get("bias"), True, node["momentum"], node["eps"])
+
+
 def _attention(node: Node, x: Sequence[Tensor]) -> Tensor:
     """Softmax of the scaled, masked scores, times the values; written out."""
     q, k, v = x[:3]
+    if node.get("grouped"):
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     scale = node["scale"] if node["scale"] is not None else q.shape[-1] ** -0.5
     scores = q @ k.mT * scale
     if node["causal"]:
@@ -123,9 +174,22 @@ def _attention(node: Node, x: Sequence[Tensor]) -> Tensor:
     return result
 
 
-def _cross_entropy(node: Node, x: Sequence[Tensor]) -> Tensor:
-    weight = x[2] if len(x) > 2 else None
-    return F.cross_entropy(x[0], x[1], weight, ignore_index=node["ignore_index"], reduction=node["reduction"])
+def _loss(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """PyTorch's loss; operands after the target, and attributes, are keywords."""
+    attributes = {name: value for name, value in node.attributes if name != "operands"}
+    weights = dict(zip(operator(node.op).named(node)[2:], x[2:], strict=True))
+    result: Tensor = getattr(F, node.op)(x[0], x[1], **weights, **attributes)
+    return result
+
+
+def _bag(node: Node, x: Sequence[Tensor]) -> Tensor:
+    rows = x[0][x[1]]
+    return (rows * x[2].unsqueeze(-1) if len(x) > 2 else rows).sum(1)
+
+
+def _index(node: Node, x: Sequence[Tensor]) -> Tensor:
+    found = x[0].index_select(node["dim"], x[1].flatten())
+    return found.reshape(node.shape)
 
 
 def _opaque(node: Node, x: Sequence[Tensor]) -> Tensor:
@@ -156,6 +220,27 @@ def _method(name: str, *attributes: str) -> Callable[[Node, Sequence[Tensor]], T
 def _functional(name: str, *attributes: str, **renamed: str) -> Callable[[Node, Sequence[Tensor]], Tensor]:
     function = getattr(F, name)
     return lambda node, x: function(*x, *(node[a] for a in attributes), **{k: node[v] for k, v in renamed.items()})
+
+
+def _keywords(name: str) -> Callable[[Node, Sequence[Tensor]], Tensor]:
+    """A function of torch.nn.functional for the input's spatial dims; attributes are its keywords."""
+
+    def compute(node: Node, x: Sequence[Tensor]) -> Tensor:
+        rank = next((len(node[size]) for size in ("kernel_size", "output_size") if node.get(size)), x[0].dim() - 2)
+        result: Tensor = getattr(F, name.format(rank))(*x, **dict(node.attributes))
+        return result
+
+    return compute
+
+
+def _group_norm(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """Each group is a layer norm of its own; then weight and bias by channel. Written out."""
+    apart = x[0].reshape(x[0].shape[0], node["groups"], -1)
+    centred = apart - apart.mean(-1, keepdim=True)
+    result: Tensor = (centred / (centred.square().mean(-1, keepdim=True) + node["eps"]).sqrt()).reshape(node.shape)
+    channel = (-1, *(1 for _ in node.shape[2:]))
+    result = result * x[1].view(channel) if len(x) > 1 else result
+    return result + x[2].view(channel) if len(x) > 2 else result
 
 
 _COMPUTE: dict[str, Callable[[Node, Sequence[Tensor]], Tensor]] = {
@@ -191,6 +276,9 @@ _COMPUTE: dict[str, Callable[[Node, Sequence[Tensor]], Tensor]] = {
     "softplus": _functional("softplus"),
     "leaky_relu": _functional("leaky_relu", "slope"),
     "elu": _functional("elu", "alpha"),
+    **{name: _functional(name) for name in ["selu", "mish", "relu6", "hardswish", "hardsigmoid", "logsigmoid"]},
+    "prelu": _functional("prelu"),
+    "hardtanh": _functional("hardtanh", "min_val", "max_val"),
     "pow": _method("pow", "exponent"),
     "power": _method("pow"),
     "clamp": _method("clamp", "min", "max"),
@@ -215,15 +303,39 @@ _COMPUTE: dict[str, Callable[[Node, Sequence[Tensor]], Tensor]] = {
     "mean": lambda node, x: x[0].sum(node["dims"], keepdim=node["keepdim"]) / node["count"],
     "amax": lambda node, x: x[0].amax(node["dims"], keepdim=node["keepdim"]),
     "cumsum": _method("cumsum", "dim"),
+    "cumprod": _method("cumprod", "dim"),
+    "logsumexp": lambda node, x: x[0].logsumexp(node["dims"], keepdim=node["keepdim"]),
+    "norm": lambda node, x: torch.linalg.vector_norm(x[0], node["ord"], node["dims"], keepdim=node["keepdim"]),
+    "flip": _method("flip", "dims"),
+    "roll": _method("roll", "shifts", "dims"),
+    "pad": lambda node, x: F.pad(x[0], node["pad"], node["mode"], node["value"] or None),
     "einsum": lambda node, x: torch.einsum(node["equation"], *x),
     "softmax": _method("softmax", "dim"),
     "log_softmax": _method("log_softmax", "dim"),
     "linear": lambda node, x: F.linear(*x),
     "layer_norm": _norm(F.layer_norm),
+    "group_norm": _group_norm,
+    **{
+        name: _keywords(f"{name}{{}}d")
+        for name in [
+            "conv",
+            "conv_transpose",
+            "max_pool",
+            "avg_pool",
+            "adaptive_max_pool",
+            "adaptive_avg_pool",
+        ]
+    },
+    "interpolate": _keywords("interpolate"),
     "rms_norm": _norm(F.rms_norm),
+    "moments": _moments,
+    "batch_norm": _batch_norm,
+    "local_batch_norm": _local_batch_norm,
     "embedding": lambda node, x: x[0][x[1]],
+    "embedding_bag": _bag,
+    "gather": lambda node, x: torch.gather(x[0], node["dim"], x[1]),
+    "index": _index,
     "attention": _attention,
-    "cross_entropy": _cross_entropy,
-    "mse_loss": _functional("mse_loss", reduction="reduction"),
+    **dict.fromkeys([*POINTWISE, *CLASSIFIED], _loss),
     "opaque": _opaque,
 }

@@ -188,12 +188,17 @@ def splittable(size: int, parts: tuple[int, ...]) -> bool:
     Parts have one of two sizes, and the larger may be the one that does not split: 9 by 2 is 5 and 4, but 5 by 4 is
     2, 2, 1 and nothing.
     """
+    return smallest_part(size, parts) > 0
+
+
+def smallest_part(size: int, parts: tuple[int, ...]) -> int:
+    """The smallest local size after splitting successively by `parts`; 0 where a rank is left empty."""
     sizes = {size}
     for p in parts:
         sizes = {part for n in sizes for part in (-(-n // p), n - -(-n // p) * (p - 1))}
         if min(sizes) < 1:
-            return False
-    return True
+            return 0
+    return min(sizes)
 
 
 def largest_part(size: int, parts: tuple[int, ...]) -> int:

@@ -5,22 +5,29 @@
     slice       y[i.., j] = L(x[i.., :])[j]        capital L: a linear function of all its arguments together
     softmax     y[i.., j] = f(x[i.., :])[j]        `:` needs the whole dim, `[j]` indexes what the function returns
     embedding   y[b.., e] = w[ids[b..], e]         an access indexed by another: a sum over hits
+    group norm  y[n, (g c)] = f(x[n, (g=4 :)])[c]  a dim that is a product of indices, outermost first
 
 Grammar: `out[indices] = term (+ term)*`, `term = [sum(i, j)] factor (* factor)*`,
 `factor = operand[indices] | function(operand[indices], ...)[indices]`. `b..` stands for as many dims as are left over.
-A term whose operand the node lacks (a linear without bias) is dropped.
+`(g=4 c)` states a size where no other access tells it. A term whose operand the node lacks (a linear without bias) is
+dropped.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from math import prod
 
 WHOLE = ":"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`operand[indices]`; an index may itself be an access (a gather), kept in `gathers` under its position."""
+    """`operand[indices]`, one a dim; an index may itself be an access (a gather), kept in `gathers` under its position.
+
+    The index of a dim that is a product holds the names of its factors with spaces between: `g c` (see `names_of`).
+    """
 
     operand: str
     indices: tuple[str, ...]
@@ -46,19 +53,23 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """A parsed line; index names still contain `b..` until `instantiate` gives every operand its number of dims."""
+    """A parsed line; index names still contain `b..` until `instantiate` gives every operand its number of dims.
+
+    `sizes` are those that the line states, after `instantiate` those of all indices.
+    """
 
     output: tuple[str, ...]
     terms: tuple[Term, ...]
     operands: tuple[str, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
-_TOKEN = re.compile(r"\s*([A-Za-z_]\w*(?:\.\.)?|\.\.|[\[\](),:+*=])")
+_TOKEN = re.compile(r"\s*([A-Za-z_]\w*(?:\.\.)?|\.\.|\d+|[\[\](),:+*=])")
 
 
 class _Parser:
     def __init__(self, text: str) -> None:
-        self.text, self.tokens, position = text, list[str](), 0
+        self.text, self.tokens, self.sizes, position = text, list[str](), dict[str, int](), 0
         while position < len(text.rstrip()):
             match = _TOKEN.match(text, position)
             if not match:
@@ -83,6 +94,8 @@ class _Parser:
         gathers: list[tuple[int, Access]] = []
         while self.peek() != "]":
             name = self.take()
+            if name == "(":
+                name = self.factors()
             if self.peek() == "[":
                 gathers.append((len(names), Access(name, self.indices()[0])))
                 name = f"@{name}"
@@ -91,6 +104,17 @@ class _Parser:
                 self.take()
         self.take("]")
         return tuple(names), tuple(gathers)
+
+    def factors(self) -> str:
+        """The factors of a dim, up to the closing parenthesis."""
+        names: list[str] = []
+        while self.peek() != ")":
+            names.append(self.take())
+            if self.peek() == "=":
+                self.take()
+                self.sizes[names[-1]] = int(self.take())
+        self.take(")")
+        return " ".join(names)
 
     def access(self) -> Access:
         operand = self.take()
@@ -145,7 +169,12 @@ class _Parser:
             for access in accesses(term):
                 operands[access.operand] = None
                 operands.update((g.operand, None) for _, g in access.gathers)
-        return Notation(output, tuple(terms), tuple(operands))
+        return Notation(output, tuple(terms), tuple(operands), self.sizes)
+
+
+def names_of(indices: Iterable[str]) -> tuple[str, ...]:
+    """All names in indices, those of products too."""
+    return tuple(name for index in indices for name in index.split())
 
 
 def accesses(term: Term) -> tuple[Access, ...]:
@@ -177,7 +206,7 @@ def _check_bound(text: str, factors: tuple[Access | Call, ...], bound: set[str])
     """Every index of a term is summed or in the output; raises ValueError otherwise."""
     for access in accesses(Term((), factors)):
         for names in (access.indices, *(g.indices for _, g in access.gathers)):
-            free = set(names) - bound - {WHOLE}
+            free = set(names_of(names)) - bound - {WHOLE}
             if free:
                 indices = ", ".join(sorted(free))
                 raise ValueError(f"{text!r}: {indices} of {access.operand} is neither summed nor in the output")
@@ -200,7 +229,8 @@ def _instantiate(text: str, operands: dict[str, tuple[int, ...]], output: tuple[
     broadcast: its index becomes `1`. Raises ValueError where ranks or sizes do not fit.
     """
     notation = parse(text)
-    sizes: dict[str, int] = {}
+    sizes: dict[str, int] = dict(notation.sizes)
+    products: list[tuple[str, int]] = []
 
     def expand(access: Access) -> Access:
         return Access(
@@ -211,7 +241,9 @@ def _instantiate(text: str, operands: dict[str, tuple[int, ...]], output: tuple[
 
     def measure(indices: tuple[str, ...], shape: tuple[int, ...]) -> None:
         for index, size in zip(indices, shape, strict=True):
-            if index != WHOLE and sizes.setdefault(index, size) != size and size != 1:
+            if " " in index:
+                products.append((index, size))
+            elif index != WHOLE and sizes.setdefault(index, size) != size and size != 1:
                 if sizes[index] != 1:
                     raise ValueError(f"{text!r}: index {index} is {sizes[index]} and {size}")
                 sizes[index] = size
@@ -243,23 +275,51 @@ def _instantiate(text: str, operands: dict[str, tuple[int, ...]], output: tuple[
             for _, g in a.gathers:
                 measure(g.indices, operands[g.operand])
     measure(indices, output)
+    _factor(text, products, sizes)
     for index, size in zip(indices, output, strict=True):
-        if sizes[index] != size:
+        if " " not in index and sizes[index] != size:
             raise ValueError(f"{text!r}: index {index} is {sizes[index]}, but {size} in the output")
-    used = {i for _, factors in terms for a in accesses(Term((), factors)) for i in a.indices}
+    used = {i for _, factors in terms for a in accesses(Term((), factors)) for i in names_of(a.indices)}
     done = []
     for sums, factors in terms:
-        expanded = tuple(
-            i for s in sums for i in (sorted(u for u in used if u.startswith(s[:-1])) if s.endswith("..") else (s,))
-        )
-        _check_bound(text, factors, {*expanded, *indices})
+        expanded = _all_of(sums, used)
+        _check_bound(text, factors, {*expanded, *names_of(indices)})
         done.append(
             Term(
                 expanded,
                 tuple(
-                    finish(f) if isinstance(f, Access) else Call(f.linear, tuple(map(finish, f.arguments)), f.indices)
+                    finish(f)
+                    if isinstance(f, Access)
+                    else Call(f.linear, tuple(map(finish, f.arguments)), _all_of(f.indices, {*used, *indices}))
                     for f in factors
                 ),
             )
         )
-    return Notation(unname(indices, output), tuple(done), tuple(operands))
+    return Notation(unname(indices, output), tuple(done), tuple(operands), sizes)
+
+
+def _all_of(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """The names, with all known ones that `b..` stands for in its place."""
+    return tuple(
+        i for s in names for i in (sorted(k for k in known if k.startswith(s[:-1])) if s.endswith("..") else (s,))
+    )
+
+
+def _factor(text: str, products: list[tuple[str, int]], sizes: dict[str, int]) -> None:
+    """Find the sizes of the factors of dims, each from the others; raises ValueError where that cannot be."""
+    waiting = products
+    while waiting:
+        left = []
+        for index, size in waiting:
+            names = index.split()
+            unknown = [name for name in names if name not in sizes]  # `:` is always unknown
+            known = prod(sizes[name] for name in names if name in sizes)
+            if size % known or (not unknown and size != known):
+                raise ValueError(f"{text!r}: ({index}) does not divide a dim of {size}")
+            if len(unknown) > 1:
+                left.append((index, size))
+            elif unknown and unknown != [WHOLE]:
+                sizes[unknown[0]] = size // known
+        if len(left) == len(waiting):
+            raise ValueError(f"{text!r}: the sizes in ({left[0][0]}) cannot be told")
+        waiting = left

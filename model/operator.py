@@ -7,11 +7,13 @@ PyTorch expression that computes it. Strategies, their backward communication an
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from math import prod
 from typing import TypeAlias
 
 from .errors import PartitaError
-from .notation import Access, Notation, instantiate
+from .notation import Access, Notation, accesses, instantiate, names_of
 from .pcg import Node
 
 NodeNotation: TypeAlias = str | Callable[[Node, tuple[Node, ...]], str]
@@ -23,10 +25,14 @@ class Operator:
 
     `operands` names the inputs in order as the notation does; those in `optional` may be missing at the end (or are
     selected by the attribute `operands`). `view`: the output is the input's elements in row-major order under another
-    shape, so layouts pass through and nothing is computed. `saved` lists what autograd keeps: operand names and `y`.
+    shape, so layouts pass through and nothing is computed. `saved` lists what autograd keeps: operand names, `y`,
+    `mask`, `noise`, and `indices`, an int64 for every element of the output.
     `emit` is PyTorch source with operand names and attributes in braces, or a function that returns it. `creates`: a
     constant made from the attributes alone, whole on every rank. `passes`: bytes moved relative to reading the inputs
-    and writing the output once (0: a view of memory).
+    and writing the output once (0: a view of memory). `scratch`: elements that the backward writes and reads
+    besides. `updates` lists operands that are buffers and changed in place. `captures` names the library's operator
+    that capture takes for this one (`aten::atan`): its tensors are the operands in order, `attributes` those of its
+    other arguments (numbers) that matter.
     """
 
     name: str
@@ -35,11 +41,15 @@ class Operator:
     emit: str | Callable[[Node, Sequence[str]], str] = ""
     saved: tuple[str, ...] = ()
     flops: Callable[[Node, tuple[Node, ...]], int] | None = None
+    scratch: Callable[[Node, tuple[Node, ...]], int] | None = None
     passes: float = 1.0
     view: bool = False
     creates: bool = False
     matmul: bool = False
     variadic: bool = False
+    updates: tuple[str, ...] = ()
+    captures: str = ""
+    attributes: tuple[str, ...] = ()
 
     def named(self, node: Node) -> tuple[str, ...]:
         """The operand names of a node's inputs, in order."""
@@ -55,6 +65,17 @@ class Operator:
         text = self.notation if isinstance(self.notation, str) else self.notation(node, inputs)
         shapes = {name: source.shape for name, source in zip(self.named(node), inputs, strict=True)}
         return instantiate(text, shapes, node.shape)
+
+    def looked_up(self, node: Node, inputs: tuple[Node, ...]) -> tuple[int, int] | None:
+        """(input that is indexed by another, elements that are read of it), for an operator that looks something up."""
+        if self.view or self.creates:
+            return None
+        notation = self.semantics(node, inputs)
+        for access in (a for term in notation.terms for a in accesses(term)):
+            for place, ids in access.gathers:
+                names = {*names_of(access.indices), *names_of(ids.indices)} - {access.indices[place], "1"}
+                return self.named(node).index(access.operand), prod(notation.sizes[i] for i in names)
+        return None
 
     def check(self, node: Node, inputs: tuple[Node, ...]) -> None:
         """Raise ValueError unless the node's shapes fit its operator."""
@@ -74,17 +95,12 @@ class Operator:
         if self.view or self.creates:
             return 0
         notation = self.semantics(node, inputs)
-        sizes: dict[str, int] = {}
-        shapes = {name: source.shape for name, source in zip(self.named(node), inputs, strict=True)}
-        for term in notation.terms:
-            for factor in term.factors:
-                if isinstance(factor, Access):
-                    sizes.update(zip(factor.indices, shapes[factor.operand], strict=True))
         total = node.numel
         for term in notation.terms:
             products = [f for f in term.factors if isinstance(f, Access) and not f.gathers]
             if len(products) > 1 and term.sums:
-                total += 2 * prod(sizes[i] for i in {i for f in products for i in f.indices})
+                indices = {i for f in products for i in names_of(f.indices)} - {"1"}
+                total += 2 * prod(notation.sizes[i] for i in indices)
         return total
 
 
@@ -99,10 +115,18 @@ def register(entry: Operator) -> Operator:
     return entry
 
 
-def operator(name: str) -> Operator:
-    """The entry of an operator. Raises PartitaError that lists the known ones."""
+@cache
+def _load() -> None:
+    """Import what registers operators: this package's, and what installed packages offer as `partita.operators`."""
     from . import operators  # noqa: F401  the entries register themselves
 
+    for point in entry_points(group="partita.operators"):
+        point.load()
+
+
+def operator(name: str) -> Operator:
+    """The entry of an operator. Raises PartitaError that lists the known ones."""
+    _load()
     if name not in _REGISTRY:
         raise PartitaError(f"operator {name!r} is not known; known are {', '.join(sorted(_REGISTRY))}")
     return _REGISTRY[name]
@@ -110,6 +134,10 @@ def operator(name: str) -> Operator:
 
 def operators() -> tuple[Operator, ...]:
     """All registered operators, by name."""
-    from . import operators as _  # noqa: F401
-
+    _load()
     return tuple(_REGISTRY[name] for name in sorted(_REGISTRY))
+
+
+def capturing(name: str) -> Operator | None:
+    """The entry that says itself that it captures the library's operator `name`, such as `aten::atan`."""
+    return next((entry for entry in operators() if entry.captures == name), None)

@@ -24,8 +24,8 @@ FORMAT = 1
 class Node:
     """One operator. `inputs` index earlier nodes; `attributes` are sorted by name; `gradient`: whether one flows here.
 
-    `name` is unique (a parameter's is its name in the user's module), `path` the place in the user's module
-    (`layers.0.attention`), `dtype` torch's name without `torch.`.
+    `name` is unique (a parameter's is its name in the user's module, unless it joins `tables`), `path` the place in the
+    user's module (`layers.0.attention`), `dtype` torch's name without `torch.`.
     """
 
     op: str
@@ -46,6 +46,12 @@ class Node:
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    @property
+    def originals(self) -> dict[str, tuple[int, ...]]:
+        """Names in the user's module of what a parameter holds, with shapes: itself, or the tables that it joins."""
+        tables = self.get("tables")
+        return {name: (rows, *self.shape[1:]) for name, rows in tables} if tables else {self.name: self.shape}
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,10 @@ def verify(pcg: PCG) -> None:
 
     Raises PartitaError naming the node. Holds before and after every pass.
     """
+    from .merge import check_tables
     from .operator import operator  # the registry imports this module
+    from .sparse import check_sparse
+    from .updates import check_updates
 
     names: set[str] = set()
     for index, node in enumerate(pcg.nodes):
@@ -174,7 +183,7 @@ def verify(pcg: PCG) -> None:
         if node.name in names:
             raise PartitaError(f"{where}: the name is taken")
         names.add(node.name)
-        if not (_is_name(node.name) and (not node.path or _is_name(node.path))):
+        if not (is_name(node.name) and (not node.path or is_name(node.path))):
             raise PartitaError(f"{where}: a name is printable, without quotes, braces and backslashes")
         if not all(0 <= i < index for i in node.inputs):
             raise PartitaError(f"{where}: inputs {node.inputs} are not earlier nodes")
@@ -188,6 +197,9 @@ def verify(pcg: PCG) -> None:
             operator(node.op).check(node, tuple(pcg.nodes[i] for i in node.inputs))
         except (ValueError, IndexError) as error:
             raise PartitaError(f"{where}: {error}") from error
+    check_updates(pcg.nodes)
+    check_sparse(pcg.nodes)
+    check_tables(pcg.nodes)
     if pcg.batch < 1:
         raise PartitaError(f"batch {pcg.batch} is not positive")
     if not 0 <= pcg.loss < len(pcg.nodes) or pcg.nodes[pcg.loss].shape != ():
@@ -239,15 +251,27 @@ class Builder:
         """A tensor that the caller gives; `batch_dim` is the dim that counts samples, None if there is none."""
         return self.add("input", shape=shape, name=name, dtype=dtype, batch_dim=batch_dim)
 
-    def parameter(self, name: str, shape: Sequence[int], dtype: str = "float32", trainable: bool = True) -> int:
+    def parameter(
+        self, name: str, shape: Sequence[int], dtype: str = "float32", trainable: bool = True, **attributes: Attribute
+    ) -> int:
         path = name.rpartition(".")[0]
-        return self.add("parameter", shape=shape, name=name, dtype=dtype, gradient=trainable, path=path)
+        return self.add("parameter", shape=shape, name=name, dtype=dtype, gradient=trainable, path=path, **attributes)
 
     def build(self, loss: int) -> PCG:
         """The finished graph, verified."""
         graph = PCG(tuple(self.nodes), loss, self.batch, tuple(self.aliases))
         verify(graph)
         return graph
+
+
+def live(nodes: Sequence[Node], loss: int) -> tuple[list[Node], dict[int, int]]:
+    """The nodes that the loss needs, and all inputs; with the new number of each."""
+    needed = {loss, *(i for i, node in enumerate(nodes) if node.op == "input")}
+    for index in reversed(range(len(nodes))):
+        if index in needed:
+            needed.update(nodes[index].inputs)
+    number = {old: new for new, old in enumerate(sorted(needed))}
+    return [replace(nodes[i], inputs=tuple(number[j] for j in nodes[i].inputs)) for i in number], number
 
 
 _FIXED = ("arange", "constant", "opaque", "parameter", "buffer")  # their shapes follow from more than the batch
@@ -266,9 +290,9 @@ def one_of_many(size: int) -> int:
     return size // _MANY
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: Any) -> bool:
     """Whether text may stand within the quotes of a program."""
-    return 0 < len(text) <= 1000 and text.isprintable() and not set(text) & set("\"'\\{}")
+    return isinstance(text, str) and 0 < len(text) <= 1000 and text.isprintable() and not set(text) & set("\"'\\{}")
 
 
 def _verify_file(pcg: PCG) -> None:
@@ -285,9 +309,9 @@ def _verify_file(pcg: PCG) -> None:
             raise PartitaError(f"node {index} ({node.op} {node.name!r}): no dtype {node.dtype!r}")
         if node.numel > _LARGEST or pcg.batch > _LARGEST:
             raise PartitaError(f"node {index} ({node.op} {node.name!r}): shape {node.shape} is too large")
-    known = {pcg.nodes[i].name for i in pcg.of("parameter")}
+    known = {name for i in pcg.of("parameter") for name in pcg.nodes[i].originals}
     for alias, name in pcg.aliases:
-        if not _is_name(alias) or name not in known:
+        if not is_name(alias) or name not in known:
             raise PartitaError(f"graph file: {alias!r} is no further name of a parameter")
 
 
@@ -311,7 +335,7 @@ def with_batch(pcg: PCG, batch: int) -> PCG:
 
     Raises PartitaError where the batch does not reach a dim as a whole factor.
     """
-    from .atoms import batch_dims
+    from .atoms import batch_dims, tied
 
     if batch == pcg.batch:
         return pcg
@@ -319,10 +343,9 @@ def with_batch(pcg: PCG, batch: int) -> PCG:
         raise PartitaError("a graph made for one sample does not say which dims count samples; make it for two")
     nodes: list[Node] = []
     found = pcg.samples or batch_dims(pcg)
-    for node, dims in zip(pcg.nodes, found, strict=True):
+    for index, (node, dims) in enumerate(zip(pcg.nodes, found, strict=True)):
         shape = list(node.shape)
-        cut = node.op in ("slice", "cat") and node["dim"] in found[node.inputs[0]]
-        if cut or any(shape[d] % pcg.batch or node.op in _FIXED for d in dims):
+        if tied(pcg, index, found) or any(shape[d] % pcg.batch or node.op in _FIXED for d in dims):
             raise PartitaError(f"{node.op} {node.name!r} is tied to a batch of {pcg.batch}; capture it at {batch}")
         for d in dims:
             shape[d] = shape[d] // pcg.batch * batch

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from .errors import PartitaError
+from .operator import capturing
 from .pcg import FLOATS, Attribute, Builder, Node
 
 
@@ -34,6 +35,9 @@ _NAMED = frozenset(
         "Bilinear",
         "Embedding",
         "LayerNorm",
+        "BatchNorm1d",
+        "BatchNorm2d",
+        "BatchNorm3d",
         "RMSNorm",
         "Dropout",
         "GELU",
@@ -44,17 +48,34 @@ _NAMED = frozenset(
         "ELU",
         "LeakyReLU",
         "Softplus",
+        "ReLU6",
+        "Hardtanh",
+        "Hardswish",
+        "Hardsigmoid",
+        "Mish",
+        "SELU",
+        "PReLU",
+        "LogSigmoid",
+        "GroupNorm",
+        "Upsample",
         "Softmax",
         "LogSoftmax",
         "CrossEntropyLoss",
         "MSELoss",
     ]
 )
+_SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "InstanceNorm")
+_NAMED |= {f"{kind}{dims}d" for kind in _SPATIAL for dims in (1, 2, 3)}
 _SILENT = re.compile(r"_assert|sym_|_guard|mark_")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that all shapes can be expanded to."""
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def source_line(node: fx.Node) -> str:
@@ -67,14 +88,21 @@ def source_line(node: fx.Node) -> str:
 class Translation:
     """Translates fx nodes one after another into `builder`; `values` holds what they became."""
 
-    def __init__(self, table: dict[str, Rule], builder: Builder, allow_unknown: bool) -> None:
+    def __init__(
+        self, table: dict[str, Rule], builder: Builder, allow_unknown: bool, statistics: str = "batch"
+    ) -> None:
         self.table = table
         self.builder = builder
         self.allow_unknown = allow_unknown
+        self.statistics = statistics  # over what a batch norm normalizes
         self.sites = 0  # dropout calls so far
+        self.gradient = True  # whether what is computed now may have one
+        self.norms = 0  # batch norms in training so far
         self.values: dict[fx.Node, Value] = {}
         self._constants: dict[tuple[object, ...], Index] = {}
+        self.limits: dict[int, int] = {}
         self._current: fx.Node | None = None
+        self._reason = ""
         self._path = ""
         self._leaf = False
 
@@ -104,7 +132,11 @@ class Translation:
         self._place(node)
         target: Any = node.target
         if target is python.getitem:
-            return self._resolve(node.args[0])[node.args[1]]
+            call: Any = node.args[0]
+            value = self._resolve(call)[node.args[1]]
+            if value is None and node.users:
+                raise self.refusal(f"output {node.args[1]} of operator {call.target}")
+            return value
         name = getattr(target, "__name__", str(target))
         if name in _WRAPPERS:
             return _WRAPPERS[name](self, node)
@@ -117,13 +149,41 @@ class Translation:
         for position, item in enumerate(target._schema.arguments):
             value = node.args[position] if position < len(node.args) else node.kwargs.get(item.name, item.default_value)
             arguments[item.name] = self._resolve(value)
+        self._reason = ""
         rule = self.table.get(packet)
-        result = rule(self, arguments) if rule else None
+        result = rule(self, arguments) if rule else self._registered(target, arguments)
         if result is not None:
             return result
         if not self.allow_unknown or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
-            raise self.refusal(f"operator {target} has no translation" + (f" for {arguments}" if rule else ""))
+            reason = self._reason or (f"no translation for {arguments}" if rule else "no translation")
+            raise self.refusal(f"operator {target} ({reason})")
         return self._opaque(node, str(target))
+
+    def _registered(self, target: Any, arguments: dict[str, Any]) -> Value:
+        """The operator of the registry that says itself what it captures."""
+        entry = capturing(target._schema.name)
+        if entry is None:
+            return None
+        tensors = [x for x in arguments.values() if isinstance(x, Index)]
+        odd = [
+            item.name
+            for item in target._schema.arguments
+            if not isinstance(arguments[item.name], Index)
+            and item.name not in entry.attributes
+            and arguments[item.name] != item.default_value
+        ]
+        if odd or len(tensors) > len(entry.operands):
+            return self.no(f"with {', '.join(odd) or f'{len(tensors)} tensors'}, which {entry.name!r} does not take")
+        return self.add(entry.name, *tensors, **{name: arguments[name] for name in entry.attributes})
+
+    def no(self, reason: str) -> Value:
+        """What a rule returns that has no translation, and why."""
+        self._reason = reason
+        return None
+
+    def limit(self, ids: Index, size: int) -> None:
+        """Note that ids count up to `size`: rows of a table, classes."""
+        self.limits[ids] = min(size, self.limits.get(ids, size))
 
     def _place(self, node: fx.Node) -> None:
         stack = list((node.meta.get("nn_module_stack") or {}).values())
@@ -182,13 +242,15 @@ class Translation:
 
     def add(self, op: str, *inputs: int, like: Any = None, shape: Any = None, **attributes: Any) -> Index:
         """A node that returns what the current call returns, unless `like` or `shape` say otherwise."""
-        own = op != "view" and (self._leaf or self._path.rpartition(".")[2] == op)
+        own = op not in ("view", "moments") and (self._leaf or self._path.rpartition(".")[2] == op)
         name = self._path if own else f"{self._path}.{op}".lstrip(".")
         dtype: str | None = attributes.pop("dtype", None)
         if shape is None:
             like = self.like if like is None else like
             shape, dtype = like.shape, dtype or dtype_name(like.dtype)
         sizes = tuple(int(size) for size in shape)
+        if not self.gradient:
+            attributes["gradient"] = False
         made = self.builder.add(
             op, *map(int, inputs), shape=sizes, dtype=dtype, name=name, path=self._path, **attributes
         )
@@ -287,15 +349,15 @@ class Translation:
         """The node that an argument is; numbers become scalar constants."""
         return value if isinstance(value, Index) else self.full(value, (), dtype)
 
-    def reduce(self, op: str, x: Index, dims: Sequence[int] | None, keepdim: bool) -> Index:
-        """sum, mean or amax over `dims` (None: all)."""
+    def reduce(self, op: str, x: Index, dims: Sequence[int] | None, keepdim: bool, **attributes: Any) -> Index:
+        """sum, mean, amax and the like over `dims` (None: all)."""
         shape = self.shape(x)
         rank = len(shape)
         chosen = tuple(sorted({d % rank for d in dims} if dims else range(rank)))
         if not chosen:
             return x
         kept = [1 if d in chosen else size for d, size in enumerate(shape) if keepdim or d not in chosen]
-        extra = {"count": prod(shape[d] for d in chosen)} if op == "mean" else {}
+        extra = attributes | ({"count": prod(shape[d] for d in chosen)} if op == "mean" else {})
         counted = op == "sum" and self.at(x).dtype not in FLOATS
         return self.add(op, x, shape=kept, dtype="int64" if counted else None, dims=chosen, keepdim=keepdim, **extra)
 
@@ -306,12 +368,14 @@ def _inline(t: Translation, node: fx.Node, graph: Any, arguments: Sequence[Any])
 
 
 def _grad_mode(t: Translation, node: fx.Node) -> list[Value]:
-    """`torch.no_grad` and `enable_grad` regions; what leaves the former is detached."""
+    """`torch.no_grad` and `enable_grad` regions: what is computed in the former has no gradient."""
     enabled, graph, *arguments = node.args
+    before, t.gradient = t.gradient, bool(enabled)
     results = _inline(t, node, graph, arguments)
-    if enabled:
+    t.gradient = before
+    if enabled or before is False:
         return results
-    return [
+    return [  # what was there before and is only handed through
         t.add("detach", r, shape=t.shape(r), gradient=False) if isinstance(r, Index) and t.at(r).gradient else r
         for r in results
     ]

@@ -15,7 +15,7 @@ from .labels import Listing, TooManyError, enumerate_labels
 from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
 from .program import Columns, build, trail
-from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution, Status
+from .protocol import NO_LIMITS, STOPPED, Limits, Search, Solution, Status
 from .tables import Tables
 
 _LABELS = 1 << 15  # in one table, before CP-SAT takes over
@@ -37,10 +37,7 @@ class Auto:
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment, or the best found within the limits and a proved bound."""
         search = Search(network, limits, self.name)
-        try:
-            return self._solve(search)
-        except KeyboardInterrupt:
-            return search.finish(INTERRUPTED)
+        return search.run(lambda: self._solve(search))
 
     def _solve(self, search: Search) -> Solution:
         network = search.network
@@ -67,7 +64,7 @@ def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution
     """Solve programs within a growing slack until the incumbent is proved best."""
     most_cost = circuit.most_cost
     slack = max(first_slack(best, search.network), search.bound - best.bound)
-    through = circuit.backward(best.slots)
+    through = circuit.backward(best.slots, search.until)
     while not search.done:
         reach = min(best.bound + slack, search.ceiling - 1, most_cost)
         try:
@@ -79,7 +76,7 @@ def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution
             return search.finish("no solution, by CP-SAT", infeasible=True)
         search.raise_bound(reach + 1)
         slack *= 3
-    return search.finish("" if search.bound >= search.ceiling else "stopped by the time limit")
+    return search.finish("" if search.bound >= search.ceiling else STOPPED)
 
 
 def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, search: Search) -> bool:
@@ -88,10 +85,10 @@ def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, se
     small = restrict(circuit, through, most)
     if small is None:
         return True
-    slots = small.forward(small.tables(1, best.price))
+    slots = small.forward(small.tables(1, best.price), search.until)
     tops = small.copies
     listing = enumerate_labels(
-        small, best.price, slots, small.backward(slots), most, _COLUMNS, search.left, tops or (0,)
+        small, best.price, slots, small.backward(slots, search.until), most, _COLUMNS, search.until, tops or (0,)
     )
     chains = [
         Columns(

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, floor, log2
+from math import ceil, floor, inf, log2, prod
 from typing import TypeVar
 
 import numpy as np
@@ -30,12 +30,16 @@ _State = TypeVar("_State", bound=Hashable)
 class Circuit:
     """Slots 0..len(factors)-1 hold the factors, the next the buckets in order; the last bucket is the optimum.
 
+    `leaves` are the factors without what has no choice, as the slots hold them: a table of many variables of one option
+    each would have more dims than numpy can count.
+
     `kept[d]` are the options left in domain d, as the network numbers them; variable v has domain `domain[v]`
     (equal copies and the boundaries of a chain share). `copies` holds the slot of each chain's F.
     """
 
     network: Network
     factors: tuple[Factor, ...]
+    leaves: tuple[Factor, ...]
     buckets: tuple[Bucket, ...]
     domain: tuple[int, ...]
     kept: Mapping[int, Ints]
@@ -49,6 +53,11 @@ class Circuit:
     def options(self) -> int:
         """How many options are left, equal copies counted once."""
         return sum(len(k) for k in self.kept.values())
+
+    def work(self, axes: int) -> float:
+        """Additions of the buckets that differ, if every variable had its options on each of so many axes."""
+        different = {(bucket.dims, tuple(kept for _, kept in bucket.inputs)) for bucket in self.buckets}
+        return float(sum(prod(dims) ** axes for dims, _ in different))
 
     def below(self, top: Iterable[int], stop: Iterable[int] = ()) -> set[int]:
         """The slots `top` and all that they are made of, not looking beneath those of `stop`."""
@@ -109,18 +118,18 @@ class Circuit:
 
     def tables(self, time: int, price: Sequence[float]) -> list[Floats]:
         found: dict[tuple[int, int], Floats] = {}  # equal factors give one table
-        for f in self.factors:
+        for f in self.leaves:
             if (id(f.time), id(f.use)) not in found:
                 found[id(f.time), id(f.use)] = f.priced(time, price)
-        return [found[id(f.time), id(f.use)] for f in self.factors]
+        return [found[id(f.time), id(f.use)] for f in self.leaves]
 
-    def forward(self, tables: Iterable[Floats]) -> Tables:
+    def forward(self, tables: Iterable[Floats], until: float = inf) -> Tables:
         """The table of every slot; the root's only entry is the optimum, +inf when there is none."""
-        return forward(tables, self.buckets)
+        return forward(tables, self.buckets, until)
 
-    def backward(self, slots: Tables) -> Tables:
+    def backward(self, slots: Tables, until: float = inf) -> Tables:
         """The best total through every entry of every slot, least over all the places of a shared one."""
-        return backward(slots, self.buckets)
+        return backward(slots, self.buckets, until)
 
     def decode(self, slots: Tables) -> tuple[int, ...]:
         """A best assignment in the network's options; ties go to the lower option, bucket by bucket."""
@@ -139,7 +148,7 @@ class Circuit:
         for slot in range(self.root, -1, -1):
             for values, n in many[slot].items():
                 if slot < len(self.factors):
-                    factor = self.factors[slot]
+                    factor = self.leaves[slot]
                     cost += n * int(factor.time[values])
                     for r, u in enumerate([] if factor.use is None else factor.use[values]):
                         use[r] += n * int(u)
@@ -196,7 +205,7 @@ class Circuit:
         for c, i, found in placed:
             copies = self.network.chains[c].copies
             for v, first in zip(copies[i], copies[0], strict=True):
-                picks[v] = found[first]
+                picks[v] = found.get(first, 0)
         for v, x in rest.items():
             picks[v] = x
         kept = {d: options.tolist() for d, options in self.kept.items()}

@@ -13,7 +13,7 @@ from .circuit import Circuit
 from .labels import Listing, TooManyError, enumerate_labels
 from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
-from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution
+from .protocol import NO_LIMITS, Limits, Search, Solution
 from .tables import Tables
 
 _LABELS = 1 << 16  # in one table
@@ -36,10 +36,7 @@ class Elimination:
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment; FEASIBLE with a proved bound when the time or the label limit ends it."""
         search = Search(network, limits, self.name)
-        try:
-            return self._solve(search)
-        except KeyboardInterrupt:
-            return search.finish(INTERRUPTED)
+        return search.run(lambda: self._solve(search))
 
     def _solve(self, search: Search) -> Solution:
         try:
@@ -61,12 +58,12 @@ def close_by_labels(circuit: Circuit, best: Price, search: Search, limit: int = 
     """
     most_cost = circuit.most_cost
     slack = first_slack(best, search.network)
-    through = Tables() if search.done else circuit.backward(best.slots)
+    through = Tables() if search.done else circuit.backward(best.slots, search.until)
     too_long, why = INFINITE, ""
     while not search.done:
         reach = min(best.bound + slack, search.ceiling - 1, most_cost)
         try:
-            listing = list_within(circuit, best, through, reach, limit, search.left)
+            listing = list_within(circuit, best, through, reach, limit, search.until)
         except TooManyError as error:
             too_long, why = slack, f"the label lists grew too long within {slack} ns of the bound: {error}"
             slack //= _RETREAT
@@ -87,16 +84,14 @@ def first_slack(best: Price, network: Network) -> int:
     return max(1, int(abs(best.total) / (_SHARE * len(network.variables) + 1)))
 
 
-def list_within(
-    circuit: Circuit, best: Price, through: Tables, reach: int, limit: int, seconds: float
-) -> Listing | None:
+def list_within(circuit: Circuit, best: Price, through: Tables, reach: int, limit: int, until: float) -> Listing | None:
     """The labels of every solution of at most the cost `reach`; None when there is none, whatever it uses."""
     most = best.most(circuit, reach)
     small = restrict(circuit, through, most)
     if small is None:
         return None
-    slots = small.forward(small.tables(1, best.price))
-    return enumerate_labels(small, best.price, slots, small.backward(slots), most, limit, seconds)
+    slots = small.forward(small.tables(1, best.price), until)
+    return enumerate_labels(small, best.price, slots, small.backward(slots, until), most, limit, until)
 
 
 def offer_best(listing: Listing, search: Search) -> None:

@@ -30,6 +30,15 @@ class Factor:
                     table = table + self.use[..., r] * p
         return table
 
+    def narrow(self) -> "Factor":
+        """The same without the variables that have no choice; where none has one, over the first of them."""
+        keep = [k for k, n in enumerate(self.time.shape) if n > 1] or [0]
+        if len(keep) == len(self.scope):
+            return self
+        shape = [self.time.shape[k] for k in keep]
+        use = None if self.use is None else self.use.reshape(*shape, -1)
+        return Factor(tuple(self.scope[k] for k in keep), self.time.reshape(shape), use)
+
     def take(self, options: Sequence[Ints]) -> "Factor":
         """The same over some of the options."""
         at = np.ix_(*options)

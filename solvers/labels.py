@@ -7,7 +7,6 @@ label of the entry is at least as good as. Labels are exact integers and point t
 Under one capacity the last join is never formed: its two lists meet, sorted by use, at the fastest pair that fits.
 """
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +18,7 @@ from .bucket import Bucket
 from .circuit import Circuit
 from .factors import Factor
 from .kernels import Floats, Ints, best_pairs, ends_within, fastest_pair, frontier, pairs_between
-from .tables import Tables, outside_of
+from .tables import Tables, check_clock, outside_of
 
 _CHUNK = 1 << 19  # pairs stored at once
 _PAIRS = 64  # stored for each label that a table may hold
@@ -78,29 +77,27 @@ def enumerate_labels(
     through: Tables,
     most: float,
     limit: int,
-    seconds: float = inf,
+    until: float = inf,
     top: Sequence[int] = (),
 ) -> Listing:
     """All labels within `most` of what the slots `top` (the root) need, given the circuit's tables at that price.
 
-    For the root under one capacity only the best that fits. Raises TooManyError beyond `limit` labels in a slot, and
-    after `seconds`.
+    For the root under one capacity only the best that fits. Raises TooManyError beyond `limit` labels in a slot,
+    OutOfTimeError after `until` (see `check_clock`).
     """
     one = len(price) == 1 and not top
     stem, capacity = (_stem(circuit), circuit.network.capacities[0]) if one else (-1, 0)
-    ends = time.perf_counter() + seconds
     wanted = circuit.below(top or (circuit.root,))
     lists = dict[int, Labels]()
     prices = np.array(price, np.float64)
     for slot in sorted(wanted):
         if slot < len(circuit.factors):
-            lists[slot] = _leaf(circuit.factors[slot], through[slot], most, len(price))
+            lists[slot] = _leaf(circuit.leaves[slot], through[slot], most, len(price))
             continue
         bucket, outside = circuit.buckets[slot - len(circuit.factors)], outside_of(through[slot], slots[slot])
         fit = capacity if slot == stem else None
         lists[slot] = _bucket(bucket, lists, slots, outside, prices, most, limit, fit)
-        if time.perf_counter() > ends:
-            raise TooManyError(f"out of time after {slot} of {circuit.root} tables")
+        check_clock(until)
     return Listing(circuit, lists)
 
 

@@ -64,7 +64,7 @@ def restrict(circuit: Circuit, through: Sequence[Floats], most: float) -> Circui
         return None
     factors = []
     for f, marginal in zip(circuit.factors, through[: len(circuit.factors)], strict=True):
-        fine = Factor(f.scope, np.where(marginal <= most, f.time, np.inf), f.use)
+        fine = Factor(f.scope, np.where(marginal.reshape(f.time.shape) <= most, f.time, np.inf), f.use)
         factors.append(fine.take([left[circuit.domain[v]] for v in f.scope]))
     kept = {d: k[left[d]] for d, k in circuit.kept.items()}
     try:
@@ -87,12 +87,13 @@ def arrange(
     size = [len(kept[d]) for d in domain]
     buckets: list[Bucket] = []
     copies: list[int] = []
-    rest = {i: f.scope for i, f in enumerate(factors)}
+    leaves = tuple(f.narrow() for f in factors)
+    rest = {i: leaf.scope for i, leaf in enumerate(leaves)}
     longest = max(map(len, network.chains), default=0) if meeting else 0
     middle: set[int] = set()
     for c, chain in enumerate(network.chains):
         first, last = chain.boundaries[:2]
-        inside = {i for i, scope in rest.items() if _in_copy(scope, chain.copies[0], first, last)}
+        inside = {i for i, f in enumerate(factors) if i in rest and _in_copy(f.scope, chain.copies[0], first, last)}
         mine = {i: rest.pop(i) for i in sorted(inside)}
         mine = _eliminate(mine, set(chain.copies[0]), size, buckets, len(factors))
         one = _join(mine, (first, last), size, buckets, len(factors))
@@ -111,7 +112,7 @@ def arrange(
     rest = _eliminate(rest, variables - middle, size, buckets, len(factors))
     rest = _eliminate(rest, middle, size, buckets, len(factors))
     _join(rest, (), size, buckets, len(factors))
-    return Circuit(network, tuple(factors), tuple(buckets), domain, kept, tuple(copies))
+    return Circuit(network, tuple(factors), leaves, tuple(buckets), domain, kept, tuple(copies))
 
 
 def _in_copy(scope: tuple[int, ...], interior: tuple[int, ...], first: int, last: int) -> bool:

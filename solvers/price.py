@@ -9,7 +9,7 @@ secant method. The prices grow from small ones, so that a bound that is good eno
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, fsum
+from math import ceil, fsum, inf
 
 import numpy as np
 
@@ -42,10 +42,10 @@ class Price:
         return cost - circuit.network.constant + paid + 8 * self.rounding
 
 
-def at_price(circuit: Circuit, price: Sequence[float]) -> Price:
+def at_price(circuit: Circuit, price: Sequence[float], until: float = inf) -> Price:
     """Eliminate at one price, rounded; the total is +inf when the costs alone forbid everything."""
     price = circuit.exact_price(price)
-    slots = circuit.forward(circuit.tables(1, price))
+    slots = circuit.forward(circuit.tables(1, price), until)
     total = float(slots[-1])
     paid = fsum(p * c for p, c in zip(price, circuit.network.capacities, strict=True))
     rounding = circuit.rounding(price, abs(total) + paid)
@@ -58,10 +58,10 @@ def at_price(circuit: Circuit, price: Sequence[float]) -> Price:
 def sweep(circuit: Circuit, search: Search) -> Price | None:
     """Raise the bound of `search` by pricing, offering what is found; the best price, or None when infeasible.
 
-    Ends at the dual optimum, or as soon as the search is done.
+    Ends at the dual optimum, or as soon as the search is done; OutOfTimeError where that is in the middle of one.
     """
     network, capacities = circuit.network, np.array(circuit.network.capacities, np.float64)
-    best = at_price(circuit, (0.0,) * len(capacities))
+    best = at_price(circuit, (0.0,) * len(capacities), search.until)
     if best.total == np.inf:
         return None
     search.raise_bound(best.bound)
@@ -69,13 +69,13 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
     cuts = [(cost, *use)]
     box = _FIRST * max(1.0, abs(best.total)) / np.maximum(1.0, use)
     # One elimination of the use alone tells the infeasible from the tight before prices are raised in vain.
-    if any(_least_use(circuit, r) > c for r, c in enumerate(network.capacities) if use[r] > c):
+    if any(_least_use(circuit, r, search.until) > c for r, c in enumerate(network.capacities) if use[r] > c):
         return None
     for _ in range(_ROUNDS if len(capacities) else 0):
         if search.done:
             break
         price, hoped = _highest(np.array(cuts, np.float64), capacities, box)
-        now = at_price(circuit, price)
+        now = at_price(circuit, price, search.until)
         cost, use = _offer(circuit, now, search)
         search.raise_bound(now.bound)
         best = now if now.value > best.value else best
@@ -100,10 +100,10 @@ def _offer(circuit: Circuit, now: Price, search: Search) -> tuple[int, tuple[int
     return cost, use
 
 
-def _least_use(circuit: Circuit, r: int) -> int:
+def _least_use(circuit: Circuit, r: int, until: float) -> int:
     """The least use of capacity r, exactly: integers below 2^53."""
     price = [float(k == r) for k in range(len(circuit.network.capacities))]
-    return int(circuit.forward(circuit.tables(0, price))[-1])
+    return int(circuit.forward(circuit.tables(0, price), until)[-1])
 
 
 def _highest(cuts: Floats, capacities: Floats, box: Floats) -> tuple[tuple[float, ...], float]:

@@ -3,8 +3,9 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from fractions import Fraction
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Protocol, runtime_checkable
@@ -14,6 +15,13 @@ from ..model.errors import PartitaError
 
 INTERRUPTED = "interrupted"
 """The words of a solution that an interrupt ended."""
+
+
+STOPPED = "stopped by the time limit"
+
+
+class OutOfTimeError(Exception):
+    """The time is up in the middle of a step."""
 
 
 class Status(Enum):
@@ -36,11 +44,24 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to stop. Only solutions of a cost below `cutoff` are wanted: a bound that reaches it ends the search."""
+    """When to stop. Only solutions of a cost below `cutoff` are wanted: a bound that reaches it ends the search.
+
+    So does one within the share `gap` of the cutoff or of the best solution.
+    """
 
     seconds: float = math.inf
     cutoff: int | None = None
     progress: Callable[[Progress], None] | None = None
+    gap: float = 0.0
+
+    def within(self, gap: float) -> "Limits":
+        """The same with this gap, or its own where that is larger."""
+        return replace(self, gap=max(gap, self.gap))
+
+    def ceiling(self, objective: int | None) -> int:
+        """The cost below which a solution is still wanted, where one of cost `objective` is known."""
+        known = [x for x in (objective, self.cutoff) if x is not None]
+        return math.ceil(min(known, default=INFINITE) * Fraction(1 - self.gap)) if known else INFINITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +154,11 @@ class Search:
         return time.perf_counter() - self.started
 
     @property
+    def until(self) -> float:
+        """When the time is up, in seconds of `time.perf_counter`."""
+        return self.started + self.limits.seconds
+
+    @property
     def left(self) -> float:
         """The seconds left, at least 0."""
         return max(0.0, self.limits.seconds - self.seconds)
@@ -140,8 +166,7 @@ class Search:
     @property
     def ceiling(self) -> int:
         """The cost that a new solution must be below."""
-        known = [x for x in (self.objective, self.limits.cutoff) if x is not None]
-        return min(known, default=INFINITE)
+        return self.limits.ceiling(self.objective)
 
     @property
     def done(self) -> bool:
@@ -170,6 +195,15 @@ class Search:
     def report(self) -> None:
         if self.limits.progress is not None:
             self.limits.progress(Progress(self.objective, self.bound, self.seconds))
+
+    def run(self, solve: Callable[[], Solution]) -> Solution:
+        """What `solve` returns; an interrupt, or the time limit within a step of it, keeps what was found so far."""
+        try:
+            return solve()
+        except KeyboardInterrupt:
+            return self.finish(INTERRUPTED)
+        except OutOfTimeError:
+            return self.finish(STOPPED)
 
     def finish(self, words: str = "", infeasible: bool = False) -> Solution:
         """The solution of this state; `infeasible` only when that is proved."""

@@ -10,6 +10,7 @@ import heapq
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +24,16 @@ from ..model.errors import PartitaError
 from ..model.machine import Machine
 from ..model.operator import operator
 from ..model.pcg import PCG, SOURCES, with_batch
+from .order import TooWideError, compile_network
 from .protocol import INTERRUPTED, NO_LIMITS, Limits, Progress, Solution, Solver, Status, solver
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is planned: `pcg` for `batch` samples a step, over these placements and numbers of micro-batches."""
+    """What is planned: `pcg` for `batch` samples a step, over these placements and numbers of micro-batches.
+
+    Placements of so many axes that one elimination takes about `most_work` additions are left out.
+    """
 
     pcg: PCG
     machine: Machine
@@ -38,6 +43,7 @@ class Question:
     dtype: str
     optimizer: str
     fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    most_work: float = inf
 
     def encoding(self, placement: Placement, k: int) -> Encoding:
         return encode(
@@ -77,6 +83,8 @@ class Found:
     discarded: int
     options: int
     interrupted: bool = False
+    left_out: int = 0  # placements of too many axes
+    near: bool = False  # whether the plan is proved within the gap that was asked for
 
     @property
     def objective(self) -> int | None:
@@ -85,12 +93,22 @@ class Found:
 
 @dataclass(order=True, slots=True)
 class _Candidate:
-    """A network still to be asked: `bound` is below its solutions, `relaxed`: its optimum without capacity is known."""
+    """A network still to be asked: `bound` is below its solutions, `relaxed`: its optimum without capacity is known.
 
+    Those that are `fine` wait until the best plan is known within COARSE.
+    """
+
+    fine: bool
     bound: int
     relaxed: bool
     k: int
     number: int
+
+
+COARSE = 0.01
+"""The gap to which all networks are solved before the first is solved further: bounds this good come by pricing alone."""
+FIRST = 0.1
+"""The gap of the first plan, of which only a cost to compare with is wanted."""
 
 
 def divisors(n: int) -> tuple[int, ...]:
@@ -127,6 +145,8 @@ class _Search:
         self.solving = 0.0
         self.refusal: PartitaError | None = None
         self.interrupted = False
+        self.axes: int | None = None  # the most for which elimination is quick, once that is known
+        self.too_wide: list[_Candidate] = []
         self.floor = question.floor_ns()
 
     @property
@@ -136,19 +156,24 @@ class _Search:
         assert self.best[1].objective is not None
         return self.best[1].objective
 
+    @property
+    def reach(self) -> int:
+        """What is not proved to cost this much is still asked."""
+        return self.limits.ceiling(self.best[1].objective if self.best else None)
+
     def left(self) -> float:
         return self.limits.seconds - (time.monotonic() - self.start)
 
     def run(self) -> Found:
         first = min(self.question.micro_batches)
         for number in range(len(self.question.placements)):
-            self._push(_Candidate(self.floor, False, first, number))
+            self._push(_Candidate(False, self.floor, False, first, number))
         candidate: _Candidate | None = None
         try:
             self._dive()
-            while self.queue and self.queue[0].bound < self.objective and self.left() > 0 and not self.interrupted:
+            while self.queue and self.left() > 0 and not self.interrupted:
                 candidate = heapq.heappop(self.queue)
-                self._ask(candidate)
+                self._consider(candidate)
         except KeyboardInterrupt:
             self.interrupted = True
             if candidate is not None:
@@ -169,7 +194,21 @@ class _Search:
             self.discarded,
             self.options,
             self.interrupted,
+            len({c.number for c in self.too_wide}),
+            self.best is not None and bound >= self.reach,
         )
+
+    def _consider(self, candidate: _Candidate) -> None:
+        """Ask a candidate now, later, or not at all."""
+        if candidate.bound >= self.reach:
+            self.discarded += 1
+            self.unproved.append(candidate.bound)
+        elif len(self.question.placements[candidate.number].sizes) > (self.axes or inf):
+            self.too_wide.append(candidate)
+        elif not candidate.fine and candidate.bound >= self.limits.within(COARSE).ceiling(self.objective):
+            heapq.heappush(self.queue, replace(candidate, fine=True))
+        else:
+            self._ask(candidate)
 
     def _dive(self) -> None:
         """A first plan soon: the placement with fewest axes, whose networks are small, with ever more micro-batches."""
@@ -177,7 +216,7 @@ class _Search:
         for k in sorted(self.question.micro_batches):
             before = self.objective
             if self.left() > 0 and not self.interrupted:
-                self._ask(_Candidate(0, True, k, number))
+                self._ask(_Candidate(False, 0, True, k, number), FIRST)
             if before < INFINITE and self.objective == before:
                 return
 
@@ -193,7 +232,8 @@ class _Search:
             self.asked.add(key)
             heapq.heappush(self.queue, candidate)
 
-    def _ask(self, candidate: _Candidate) -> None:
+    def _ask(self, candidate: _Candidate, coarse: float = COARSE) -> None:
+        """Solve a candidate's network, first without its capacity; one that is not fine to the gap `coarse`."""
         placement = self.question.placements[candidate.number]
         try:
             encoding = self.question.encoding(placement, candidate.k)
@@ -201,10 +241,16 @@ class _Search:
             self.refusal = refusal
             return
         self.options = max(self.options, encoding.options)
+        if self.axes is None and len(placement.sizes) == 1:
+            self.axes = self._quick(encoding)
         if candidate.relaxed:
-            self._offer(encoding, self._solve(encoding.network, candidate.bound), candidate)
+            gap = self.limits.gap if candidate.fine else max(coarse, self.limits.gap)
+            later = replace(candidate, fine=coarse == COARSE)
+            self._offer(encoding, self._solve(encoding.network, candidate.bound, gap), candidate, later)
             return
-        relaxed = self._solve(replace(encoding.network, capacities=(_unbounded(encoding.network),)), candidate.bound)
+        relaxed = self._solve(
+            replace(encoding.network, capacities=(_unbounded(encoding.network),)), candidate.bound, self.limits.gap
+        )
         if relaxed.status is Status.INFEASIBLE:
             return
         bound = max(candidate.bound, relaxed.bound)
@@ -213,9 +259,10 @@ class _Search:
             and _use(encoding.network, relaxed.assignment) <= encoding.network.capacities[0]
         )
         if fits:
-            self._offer(encoding, relaxed, candidate)
-        if bound >= self.objective:
+            self._offer(encoding, relaxed, candidate, None)
+        if bound >= self.reach:
             self.discarded += 1
+            self.unproved.append(bound)
             return
         began = time.monotonic()
         impossible = not fits and least_use(encoding.network) > encoding.network.capacities[0]
@@ -223,16 +270,30 @@ class _Search:
         if impossible:
             self.discarded += 1
         elif not (fits and relaxed.status is Status.OPTIMAL):
-            self._push(_Candidate(bound, True, candidate.k, candidate.number))
+            self._push(_Candidate(candidate.fine, bound, True, candidate.k, candidate.number))
         if not (fits and relaxed.status is Status.OPTIMAL):  # finer ones need less memory, and cost no less than this
             for k in self.question.micro_batches:
                 if k > candidate.k and k % candidate.k == 0 and not self._between(candidate.k, k):
-                    self._push(_Candidate(bound, False, k, candidate.number))
+                    self._push(_Candidate(candidate.fine, bound, False, k, candidate.number))
+
+    def _quick(self, encoding: Encoding) -> int:
+        """For how many axes formulating and eliminating is quick, judged by the network for one."""
+        try:
+            circuit = compile_network(encoding.network)
+        except TooWideError:
+            return 1
+        layouts = [len(table.codes) for table in {id(t): t for t in encoding.tables.values()}.values()]
+
+        def work(axes: int) -> float:
+            return circuit.work(axes) + sum(float(n) ** (3 * axes) for n in layouts)  # a table's closure is cubic
+
+        most = max(len(p.sizes) for p in self.question.placements)
+        return max((n for n in range(1, most + 1) if work(n) <= self.question.most_work), default=1)
 
     def _between(self, low: int, high: int) -> bool:
         return any(low < k < high and k % low == 0 and high % k == 0 for k in self.question.micro_batches)
 
-    def _solve(self, network: Network, bound: int) -> Solution:
+    def _solve(self, network: Network, bound: int, gap: float = 0.0) -> Solution:
         def progress(p: Progress) -> None:
             if self.limits.progress is not None:
                 seconds = time.monotonic() - self.start
@@ -245,15 +306,20 @@ class _Search:
         self.solved += 1
         cutoff = self.objective if self.objective < INFINITE else None
         began = time.monotonic()
-        answer = self.solver.solve(network, Limits(self.left(), cutoff, progress if self.limits.progress else None))
+        told = progress if self.limits.progress else None
+        answer = self.solver.solve(network, Limits(self.left(), cutoff, told, gap))
         self.solving += time.monotonic() - began
         self.interrupted |= answer.words == INTERRUPTED
         return answer
 
-    def _offer(self, encoding: Encoding, solution: Solution, candidate: _Candidate) -> None:
-        proved = solution.status in (Status.OPTIMAL, Status.INFEASIBLE) or solution.bound >= self.objective
-        if not proved:
-            self.unproved.append(max(solution.bound, candidate.bound))
+    def _offer(self, encoding: Encoding, solution: Solution, candidate: _Candidate, later: _Candidate | None) -> None:
+        """Keep a solution if it is the best; what is not proved of its network is asked `later`, if it is not fine."""
+        bound = max(solution.bound, candidate.bound)
+        if solution.status not in (Status.OPTIMAL, Status.INFEASIBLE):
+            if candidate.fine or later is None:
+                self.unproved.append(bound)
+            else:
+                heapq.heappush(self.queue, replace(later, bound=bound))
         if solution.objective is not None and solution.objective < self.objective:
             assert self.floor <= solution.objective, (self.floor, solution.objective)
             self.best = encoding, solution

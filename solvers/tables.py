@@ -8,12 +8,15 @@ numbers: a digest of a table less its least entry.
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
+from time import perf_counter
 from typing import overload
 
 import numpy as np
 
 from .bucket import Bucket, Join
 from .kernels import Floats
+from .protocol import OutOfTimeError
 
 
 @dataclass(eq=False)
@@ -59,7 +62,7 @@ class Kinds:
         """The table less its least entry, that entry, and the number."""
         if id(table) in self._known:
             return self._known[id(table)][1]
-        least = float(table.min(initial=np.inf))
+        least = float(table.min(initial=inf))
         least = least if np.isfinite(least) else 0.0
         plain = np.asarray(table - least if least else table, order="C")
         digest = blake2b(plain.data if plain.size else b"", digest_size=16)
@@ -79,25 +82,33 @@ class Kinds:
         return self._memo[key]
 
 
-def forward(tables: Iterable[Floats], buckets: Iterable[Bucket]) -> Tables:
-    """The table of every slot: the factors' `tables`, then the buckets in order."""
+def forward(tables: Iterable[Floats], buckets: Iterable[Bucket], until: float = inf) -> Tables:
+    """The table of every slot: the factors' `tables`, then the buckets in order; see `check_clock` for `until`."""
     kinds, slots = Kinds(), Tables()
     for table in tables:
         slots.append(*kinds.of(table))
     for bucket in buckets:
+        check_clock(until)
         key = bucket.dims, tuple((slots.kinds[child], axes) for child, axes in bucket.inputs)
         ((array, offset, kind),) = kinds.once(key, lambda b=bucket: [Join(b, slots.arrays).forward()])  # type: ignore[misc]
         slots.append(array, offset + sum(slots.offsets[child] for child, _ in bucket.inputs), kind)
     return slots
 
 
-def backward(slots: Tables, buckets: Sequence[Bucket]) -> Tables:
+def check_clock(until: float) -> None:
+    """Raise OutOfTimeError after `until`, in seconds of `time.perf_counter`."""
+    if perf_counter() > until:
+        raise OutOfTimeError
+
+
+def backward(slots: Tables, buckets: Sequence[Bucket], until: float = inf) -> Tables:
     """The best total through every entry of every slot, least over all the places of a shared one."""
     kinds, first = Kinds(), len(slots) - len(buckets)
-    through = Tables([np.full(0, np.inf)] * len(slots), [0.0] * len(slots), [-1] * len(slots))
+    through = Tables([np.full(0, inf)] * len(slots), [0.0] * len(slots), [-1] * len(slots))
     root = len(slots) - 1
     through.put(root, *kinds.of(slots[root]))
     for index in range(root, first - 1, -1):
+        check_clock(until)
         bucket = buckets[index - first]
         least = slots.offsets[index] - sum(slots.offsets[child] for child, _ in bucket.inputs)
         key = "outside", through.kinds[index], slots.kinds[index]
@@ -122,6 +133,6 @@ def backward(slots: Tables, buckets: Sequence[Bucket]) -> Tables:
 
 def outside_of(through: Floats, inside: Floats) -> Floats:
     """What the rest of the network adds to each entry, +inf where there is no entry."""
-    out = np.full(inside.shape, np.inf)
-    np.subtract(through, inside, out=out, where=through < np.inf)
+    out = np.full(inside.shape, inf)
+    np.subtract(through, inside, out=out, where=through < inf)
     return out

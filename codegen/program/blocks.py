@@ -1,90 +1,121 @@
 """Repeated blocks: layers of the user's model with the same structure and the same choices become one class and a loop.
 
 A unit is what the model computes below one entry of a list (`layers.3`), or below a few that repeat together (`0`
-linear, `1` relu). Units form a chain: each hands one value to the next; all else that they read from outside is the
-same for all.
+linear, `1` relu). Units form a chain: each hands values to the next, the same number everywhere; all else that they
+read from outside is the same for all. A model that runs a list several times (recycling) has one loop for every pass.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...model.layout import Layout
+from ...model.operators.loss import LOSSES
 from ...model.pcg import SOURCES
 from .names import is_literal
+from .units import Chain, Unit, again, entry_name, signature, steady
 
 if TYPE_CHECKING:
     from ..plan import Plan
 
-_ENTRY = re.compile(r"^(?:(.*?)\.)?(\d+)(?=\.|$)")
-_UNIQUE = ("cross_entropy", "mse_loss", "projection")
+Entries: TypeAlias = Mapping[int, Sequence[int]]
+"""Number in a list -> the nodes below that entry."""
+Divided: TypeAlias = frozenset[tuple[int, int]]
+
+_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 PERIODS = (1, 2, 3, 4)
 
 
-@dataclass(frozen=True)
-class Unit:
-    """Nodes of one repetition: `first` is its number in the list, `carried` the value it gets, `out` what it gives."""
-
-    first: int
-    nodes: tuple[int, ...]
-    weights: tuple[int, ...]
-    outside: tuple[int, ...]  # what it reads from outside, in order of first use
-    out: int
-    carried: int = -1
-    signature: Any = None
-
-    @property
-    def others(self) -> tuple[int, ...]:
-        return tuple(i for i in self.outside if i != self.carried)
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Units that run one after another: `prefix` is their list in the user's model, `period` its entries per unit."""
-
-    prefix: str
-    period: int
-    units: tuple[Unit, ...]
-
-
-def chains(plan: Plan, divided: frozenset[tuple[int, int]]) -> tuple[Chain, ...]:
+def chains(plan: Plan, divided: Divided) -> tuple[Chain, ...]:
     """The loops of a plan's program, in the order of the model."""
     lists: dict[str, dict[int, list[int]]] = {}
     for index, node in enumerate(plan.graph.nodes):
-        match = _ENTRY.match(node.path)
-        if match and node.op not in SOURCES and not is_literal(plan, index):
-            lists.setdefault(match[1] or "", {}).setdefault(int(match[2]), []).append(index)
+        if node.op in SOURCES or is_literal(plan, index):
+            continue
+        for match in _NUMBER.finditer(node.path):
+            lists.setdefault(node.path[: match.start()], {}).setdefault(int(match[1]), []).append(index)
+    above = {prefix: _list_above(prefix, lists) for prefix in lists}
     found: list[Chain] = []
-    for prefix, entries in lists.items():
-        _join_glue(plan, prefix, entries)
-        best: list[Chain] = []
-        for period in PERIODS:
-            made = _of_period(plan, prefix, entries, period, divided)
-            if _gain(made) > 1.2 * _gain(best):
-                best = made
-        found += best
+    for prefix in lists:
+        if above[prefix] is None:
+            found += _of_lists(plan, prefix, lists, above, divided)
     return tuple(sorted(found, key=lambda chain: chain.units[0].nodes[0]))
+
+
+def _list_above(prefix: str, lists: Mapping[str, object]) -> str | None:
+    """The innermost list of whose entries a list is part: `stages` of `stages.0.blocks`."""
+    places = [match.start() for match in _NUMBER.finditer(prefix)]
+    return next((prefix[:place] for place in reversed(places) if prefix[:place] in lists), None)
+
+
+def _of_lists(
+    plan: Plan,
+    prefix: str,
+    lists: Mapping[str, Entries],
+    above: Mapping[str, str | None],
+    divided: Divided,
+) -> list[Chain]:
+    """The loops over a list, and over lists inside of it where its own do not reach; or only the latter, if better."""
+    outer = _of_list(plan, prefix, lists[prefix], divided)
+    inner = [c for below in lists if above[below] == prefix for c in _of_lists(plan, below, lists, above, divided)]
+    covered = {i for chain in outer for i in chain.nodes}
+    kept = [chain for chain in inner if covered.isdisjoint(chain.nodes)]
+    return inner if _gain(inner) > 1.2 * _gain(outer + kept) else outer + kept
+
+
+def _of_list(plan: Plan, prefix: str, entries: Entries, divided: Divided) -> list[Chain]:
+    """The loops over one list, with the period that saves most."""
+    passes = [_with_glue(plan, prefix, one) for one in _passes(plan, entries)]
+    best: list[Chain] = []
+    for period in PERIODS:
+        made = _of_period(plan, prefix, passes, period, divided)
+        if _gain(made) > 1.2 * _gain(best):
+            best = made
+    return best
 
 
 def _gain(made: Sequence[Chain]) -> int:
     """How many nodes need not be written, because another unit of the same class has them; lists of many runs cost."""
     return sum(
-        sum(len(u.nodes) for u in chain.units)
-        - sum(len(nodes) for nodes in {u.signature: u.nodes for u in chain.units}.values())
+        len(chain.nodes)
+        - sum(len(nodes) for way in chain.ways for nodes in {u.signature: u.nodes for u in chain.passes[way]}.values())
         - 2 * sum(1 for _ in groupby(u.signature for u in chain.units))
         for chain in made
     )
 
 
-def _join_glue(plan: Plan, prefix: str, entries: dict[int, list[int]]) -> None:
+def _passes(plan: Plan, entries: Entries) -> list[Entries]:
+    """The nodes of every pass over a list: one begins where the entries start again, with the weights that they had."""
+    found: list[dict[int, list[int]]] = [{}]
+    before = -1
+    for index, number in sorted((i, number) for number, nodes in entries.items() for i in nodes):
+        if number < before:
+            found.append({})
+        found[-1].setdefault(number, []).append(index)
+        before = number
+    same = all(
+        number in found[0] and _weights_read(plan, nodes) & _weights_read(plan, found[0][number])
+        for one in found[1:]
+        for number, nodes in one.items()
+    )
+    return [*found] if same else [entries]
+
+
+def _weights_read(plan: Plan, nodes: Sequence[int]) -> set[int]:
+    graph = plan.graph
+    return {i for n in nodes for i in graph.nodes[n].inputs if graph.nodes[i].op in ("parameter", "buffer")}
+
+
+def _with_glue(plan: Plan, prefix: str, entries: Entries) -> Entries:
     """What the loop itself computes between two entries (an activation, a residual sum) belongs to the former."""
     graph = plan.graph
-    for number, nodes in sorted(entries.items()):
-        following = set(entries.get(number + 1, ()))
+    result = {number: list(nodes) for number, nodes in entries.items()}
+    for number, nodes in sorted(result.items()):
+        following = set(result.get(number + 1, ()))
         grown = bool(following)
         while grown:
             inside = set(nodes)
@@ -97,50 +128,50 @@ def _join_glue(plan: Plan, prefix: str, entries: dict[int, list[int]]) -> None:
             ]
             grown = bool(glue)
             nodes += glue[:1]
-
-
-def _of_period(
-    plan: Plan, prefix: str, entries: dict[int, list[int]], period: int, divided: frozenset[tuple[int, int]]
-) -> list[Chain]:
-    numbers = sorted(entries)
-    start = numbers[0]
-    units = []
-    for first in range(start, numbers[-1] + 2 - period, period):
-        window = [entries.get(first + k, []) for k in range(period)]
-        unit = _unit(plan, prefix, first, period, sorted(i for nodes in window for i in nodes)) if any(window) else None
-        units.append(unit)
-    result: list[Chain] = []
-    current: list[Unit] = []
-
-    def close() -> None:
-        if len(current) > 1:
-            signed = tuple(replace(u, signature=_signature(plan, prefix, u, divided)) for u in current)
-            result.append(Chain(prefix, period, signed))
-        current.clear()
-
-    for unit in units:
-        if unit is None:
-            close()
-            continue
-        if current and not _follows(plan, current, unit):
-            close()
-        if current:
-            if len(current) == 1:  # now it is known which of its inputs the first one is handed
-                place = unit.outside.index(current[0].out)
-                current[0] = replace(current[0], carried=current[0].outside[place])
-            unit = replace(unit, carried=current[-1].out)
-        current.append(unit)
-    close()
     return result
 
 
-def _unit(plan: Plan, prefix: str, first: int, period: int, nodes: list[int]) -> Unit | None:
-    """The nodes as a unit, unless they give several values or compute what must be computed once."""
+def _of_period(plan: Plan, prefix: str, passes: Sequence[Entries], period: int, divided: Divided) -> list[Chain]:
+    numbers = sorted(number for entries in passes for number in entries)
+    firsts = range(numbers[0], numbers[-1] + 2 - period, period)
+    homes = {f: {i for e in passes for k in range(period) for i in e.get(f + k, ())} for f in firsts}
+    runs = []
+    for entries in passes:
+        units = []
+        for first in firsts:
+            nodes = sorted(i for k in range(period) for i in entries.get(first + k, ()))
+            units.append(_unit(plan, prefix, first, period, nodes, homes[first]) if nodes else None)
+        runs.append(_runs(plan, units))
+    result = []
+    for group in _in_all(runs):
+        linked = [_linked(plan, run) for run in group]
+        signed = tuple(tuple(replace(u, signature=signature(plan, prefix, u, divided)) for u in run) for run in linked)
+        made = again(plan, Chain(prefix, period, signed), divided)
+        if made is not None and steady(plan, made):
+            result.append(made)
+    return result
+
+
+def _in_all(runs: Sequence[Sequence[Sequence[Unit]]]) -> Iterator[list[list[Unit]]]:
+    """The pieces of runs that every pass has, each as its units in every pass; `runs[p]` are those of pass p."""
+    units = [{unit.first: (number, unit) for number, run in enumerate(one) for unit in run} for one in runs]
+    common = sorted(set(units[0]).intersection(*units))
+    for _, group in groupby(common, key=lambda first: [one[first][0] for one in units]):
+        firsts = list(group)
+        if len(firsts) > 1:
+            yield [[one[first][1] for first in firsts] for one in units]
+
+
+def _unit(plan: Plan, prefix: str, first: int, period: int, nodes: list[int], home: set[int]) -> Unit | None:
+    """The nodes as a unit, unless they give nothing or compute what must be computed once.
+
+    `home`: the nodes of all passes below these entries; weights that are read elsewhere too come from outside.
+    """
     graph, inside = plan.graph, set(nodes)
-    if any(graph.nodes[i].op in _UNIQUE for i in nodes) or graph.loss in inside:
+    if any(graph.nodes[i].op in LOSSES for i in nodes) or graph.loss in inside:
         return None
-    out = [i for i in nodes if not inside.issuperset(graph.consumers[i])]
-    if len(out) != 1:
+    outs = tuple(i for i in nodes if not inside.issuperset(graph.consumers[i]))
+    if not outs:
         return None
     weights: list[int] = []
     outside: list[int] = []
@@ -148,36 +179,51 @@ def _unit(plan: Plan, prefix: str, first: int, period: int, nodes: list[int]) ->
         for i in graph.nodes[index].inputs:
             if i in inside or i in weights or i in outside or is_literal(plan, i):
                 continue
-            own = graph.nodes[i].op in ("parameter", "buffer") and inside.issuperset(graph.consumers[i])
-            if own and any(graph.nodes[i].name.startswith(entry_name(prefix, first + k)) for k in range(period)):
+            own = graph.nodes[i].op in ("parameter", "buffer") and home.issuperset(graph.consumers[i])
+            names = (graph.nodes[i].name, *graph.nodes[i].originals)
+            entries = [entry_name(prefix, first + k) for k in range(period)]
+            if own and any(all(name.startswith(entry) for name in names) for entry in entries):
                 weights.append(i)
             else:
                 outside.append(i)
-    return Unit(first, tuple(nodes), tuple(weights), tuple(outside), out[0])
+    return Unit(first, tuple(nodes), tuple(weights), tuple(outside), outs)
 
 
-def entry_name(prefix: str, number: int | str) -> str:
-    """How names below one entry of the list begin."""
-    return f"{prefix}.{number}." if prefix else f"{number}."
+def _runs(plan: Plan, units: Sequence[Unit | None]) -> list[list[Unit]]:
+    """Units that can be the turns of one loop."""
+    runs: list[list[Unit]] = []
+    current: list[Unit] = []
+    for unit in (*units, None):
+        if unit is not None and (not current or _follows(plan, current, unit)):
+            current.append(unit)
+            continue
+        if len(current) > 1 and len(current[-1].outs) > len(_places(current[0], current[1])):
+            current.pop()  # gives more than is handed on
+        runs.append(current)
+        current = [] if unit is None else [unit]
+    return [run for run in runs if len(run) > 1]
 
 
-def _follows(plan: Plan, current: Sequence[Unit], unit: Unit) -> bool:
-    """Whether a unit can be the next turn of the loop."""
-    last = current[-1]
-    if last.out not in unit.outside or len(unit.outside) != len(last.outside):
+def _places(unit: Unit, following: Unit) -> tuple[int, ...]:
+    """Where among the values that a turn reads are those that the turn before gives."""
+    return tuple(following.outside.index(i) for i in unit.outs if i in following.outside)
+
+
+def _follows(plan: Plan, run: Sequence[Unit], unit: Unit) -> bool:
+    """Whether a unit can be the next turn of the loop: it alone reads all that the last one gives."""
+    last, places = run[-1], _places(run[-1], unit)
+    if len(places) != len(last.outs) or len(unit.outside) != len(last.outside):
         return False
-    if not set(unit.nodes).issuperset(plan.graph.consumers[last.out]):
+    if len(run) > 1 and places != _places(run[-2], last):
         return False
-    place = unit.outside.index(last.out)
-    carried = last.carried if len(current) > 1 else last.outside[place]
-    if len(current) > 1 and carried != last.outside[place]:
+    if not {*last.nodes, *unit.nodes}.issuperset(c for i in last.outs for c in plan.graph.consumers[i]):
         return False
-    others = tuple(i for i in last.outside if i != carried)
-    if tuple(i for i in unit.outside if i != last.out) != others:
+    others = [i for place, i in enumerate(last.outside) if place not in places]
+    if [i for place, i in enumerate(unit.outside) if place not in places] != others:
         return False
-    # What all turns read must exist before the first.
-    inside = {i for u in current for i in u.nodes}
-    return inside.isdisjoint(_ancestors(plan, others, current[0].nodes[0]))
+    # What the first turn reads must exist before the loop.
+    inside = {i for u in (*run, unit) for i in u.nodes}
+    return inside.isdisjoint(_ancestors(plan, run[0].outside, min(inside)))
 
 
 def _ancestors(plan: Plan, nodes: Sequence[int], least: int) -> set[int]:
@@ -192,59 +238,38 @@ def _ancestors(plan: Plan, nodes: Sequence[int], least: int) -> set[int]:
     return found
 
 
-def _signature(plan: Plan, prefix: str, unit: Unit, divided: frozenset[tuple[int, int]]) -> Any:
-    """What units of one class have in common: operators, shapes, choices, and how values reach them."""
-    graph = plan.graph
-    place: dict[int, tuple[str, int]] = {}
-    for kind, numbers in (("n", unit.nodes), ("w", unit.weights), ("o", unit.outside)):
-        place.update({i: (kind, k) for k, i in enumerate(numbers)})
-
-    def entry(i: int) -> Any:
-        node = graph.nodes[i]
-        inputs = tuple(place.get(k, ("literal", k)) for k in node.inputs)
-        attributes = tuple((k, v) for k, v in node.attributes if k != "site")
-        site = node["site"] - _sites(plan, unit.nodes) if node.op == "dropout" else 0
-        extra = tuple((i, k) in divided for k in range(len(node.inputs)))
-        return node.op, inputs, node.shape, node.dtype, attributes, site, node.gradient, extra, plan.choices[i]
-
-    weights = tuple(
-        (
-            graph.nodes[i].shape,
-            graph.nodes[i].dtype,
-            graph.nodes[i].gradient,
-            relative_name(prefix, unit.first, graph.nodes[i].name),
-            plan.choices[i],
-        )
-        for i in unit.weights
-    )
-    given: tuple[Layout, ...] = tuple(plan.choices[i].given for i in unit.outside)
-    carried = unit.outside.index(unit.carried)
-    return tuple(map(entry, unit.nodes)), weights, given, carried, place[unit.out]
+def _linked(plan: Plan, run: Sequence[Unit]) -> list[Unit]:
+    """The turns of a loop with what each is handed and gives, both in the order in which a turn computes them."""
+    places = _places(run[0], run[1])
+    carried = [tuple(unit.outside[place] for place in places) for unit in run]
+    outs = [*carried[1:], _last_outs(plan, run, carried[-1])]
+    plain = [  # a value that is handed on as it is computed; the last turn need not convert it either
+        all(plan.choices[i].output == plan.choices[i].given for i in (o[slot] for o in outs[:-1]))
+        for slot in range(len(places))
+    ]
+    result = []
+    for unit, values, given in zip(run, carried, outs, strict=True):
+        layouts = tuple(_handed(plan, unit, i, raw) for i, raw in zip(given, plain, strict=True))
+        result.append(replace(unit, carried=values, outs=given, layouts=layouts))
+    return result
 
 
-def relative_name(prefix: str, first: int, name: str) -> tuple[int, str]:
-    """A weight's name below its list: which entry of the unit, and the rest."""
-    head = f"{prefix}." if prefix else ""
-    number, _, rest = name.removeprefix(head).partition(".")
-    return int(number) - first, rest
+def _handed(plan: Plan, unit: Unit, index: int, plain: bool) -> Layout:
+    """In which layout a unit gives a value: as it is computed where that is the rule, else as all readers get it."""
+    if index < 0:
+        return ()
+    choice = plan.choices[index]
+    return choice.output if plain and set(unit.nodes).isdisjoint(plan.graph.consumers[index]) else choice.given
 
 
-def _sites(plan: Plan, nodes: Sequence[int]) -> int:
-    """The first dropout call site of some nodes."""
-    return min((plan.graph.nodes[i]["site"] for i in nodes if plan.graph.nodes[i].op == "dropout"), default=0)
-
-
-def site_step(plan: Plan, chain: Chain) -> tuple[int, int] | None:
-    """a and b such that the unit at entry i starts with dropout call site a + b i; None if there is no dropout.
-
-    Raises ValueError where sites do not grow evenly.
-    """
-    if not any(plan.graph.nodes[i].op == "dropout" for u in chain.units for i in u.nodes):
-        return None
-    starts = [_sites(plan, u.nodes) for u in chain.units]
-    firsts = [u.first for u in chain.units]
-    step, rest = divmod(starts[1] - starts[0], firsts[1] - firsts[0])
-    base = starts[0] - step * firsts[0]
-    if rest or any(base + step * f != s for f, s in zip(firsts, starts, strict=True)):
-        raise ValueError(f"dropout call sites {starts} do not grow evenly")
-    return base, step
+def _last_outs(plan: Plan, run: Sequence[Unit], handed: Sequence[int]) -> tuple[int, ...]:
+    """What the last turn gives in the place of each value that it is handed; -1: that value, which nobody reads."""
+    nodes, free = plan.graph.nodes, list(run[-1].outs)
+    if len(free) == len(handed):
+        return tuple(free)
+    result = []
+    for i in handed:
+        fits = [k for k in free if i in nodes[k].inputs] or [k for k in free if nodes[k].shape == nodes[i].shape]
+        result.append(fits[0] if fits else -1)
+        free = [k for k in free if k != result[-1]]
+    return tuple(free.pop(0) if i < 0 and free else i for i in result)

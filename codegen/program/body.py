@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 from ...model.atoms import atoms
 from ...model.layout import Action, Layout, is_split
 from ...model.operator import operator
+from ...model.pcg import FLOATS
 from ..routes import route
-from .expressions import Site, expression, literal
+from .expressions import expression
 from .lines import Statement, Writer
 from .moves import Used, conversion
 from .names import is_literal, wish
+from .sites import Site, literal
 from .text import enclosed
 
 if TYPE_CHECKING:
     from ..plan import Plan
-    from .blocks import Chain
+    from .loops import Loop
+    from .units import Unit
 
 
 class Body(Writer):
@@ -40,62 +43,107 @@ class Body(Writer):
         self.own, self.weights, self.used, self.divided, self.divisors = own, weights, used, divided, divisors
         self.sites: dict[int, str] = {}
         self.arguments: dict[int, str] = {}  # node (or -1 - loss) -> name, in order of first use
+        self.waiting: list[tuple[Loop, int]] = []  # loops that are not written yet, with the number of the pass
         self._memo: dict[object, int] = {}
 
     def argument(self, node: int, name: str) -> int:
         """A value that the function is given, in the layout that `node` gives to all its readers."""
-        key = (node, "given")
+        key = (node, "given", True)
         if key not in self._memo:
             self.arguments[node] = name
             self._memo[key] = self.add(Statement(lambda _: name, (), "argument", name, node))
         return self._memo[key]
 
-    def loop(self, chain: Chain, attribute: str, variable: str) -> None:
-        """What the last block gives, computed by a loop over the list `attribute`."""
-        unit = chain.units[0]
-        operands = (self.given(unit.carried), *(self.given(i) for i in unit.others))
-        out = chain.units[-1].out
-        this = Statement(lambda t: variable, operands, "loop", "x", out, loop=f"self.{attribute}")
-        self._memo[out, "given"] = self.add(this)
+    def loop(self, loop: Loop, number: int) -> None:
+        """What the last block gives in pass `number` of a loop over blocks."""
+        units = loop.chain.passes[number]
+        self.waiting = [wait for wait in self.waiting if wait != (loop, number)]
+        unit, last = units[0], units[-1]
+        this = Statement(
+            lambda _: loop.variable,
+            tuple(self.given(i) for i in (*unit.carried, *unit.others)),
+            "loop",
+            loop.slots[0],
+            next(i for i in last.outs if i >= 0),
+            loop=f"self.{loop.attribute}",
+            call="" if loop.method(number) == "forward" else f".{loop.method(number)}",
+            last=loop.start(self.plan, number),
+            handed=loop.slots,
+            without_gradient=any(self._unrecorded(i) for u in units for i in u.nodes),
+        )
+        made = self.add(this)
+        gives = []
+        for out, layout, name in zip(last.outs, last.layouts, loop.slots, strict=True):
+            gives.append(self.add(Statement(lambda _, k=name: k, (made,), "handed", name, max(out, -1))))  # type: ignore[misc]
+            if out >= 0:
+                self._memo[out, "given", True] = self._converted(gives[-1], out, layout, self.plan.choices[out].given)
+        this.gives = tuple(gives)
 
-    def given(self, index: int) -> int:
-        """What `index` gives to its readers."""
-        key = (index, "given")
+    def results(self, unit: Unit) -> list[int]:
+        """What a block gives."""
+        found = []
+        for old, out, layout in zip(unit.carried, unit.outs, unit.layouts, strict=True):
+            as_given = out < 0 or layout == self.plan.choices[out].given
+            found.append(self.given(old if out < 0 else out) if as_given else self._computed(out))
+        return found
+
+    def unrecorded(self) -> None:
+        """The function is called where autograd records nothing."""
+        for statement in self.statements:
+            statement.without_gradient = False
+
+    def _unrecorded(self, index: int) -> bool:
+        """Whether a node reads what has a gradient, and has none: autograd must not record it."""
+        nodes = self.plan.graph.nodes
+        node = nodes[index]
+        return (
+            not node.gradient
+            and node.dtype in FLOATS
+            and node.op != "detach"
+            and any(nodes[i].gradient for i in node.inputs)
+        )
+
+    def given(self, index: int, recorded: bool = True) -> int:
+        """What `index` gives to its readers; a weight to those that autograd must not record, where not `recorded`."""
+        recorded |= index not in self.weights
+        key = (index, "given", recorded)
         if key in self._memo:
             return self._memo[key]
         node, choice = self.plan.graph.nodes[index], self.plan.choices[index]
         if index in self.weights:
-            self._memo[key] = self._weight(index)
+            self._memo[key] = self._weight(index, recorded)
         elif is_literal(self.plan, index):
             number = literal("value", node["value"])
             self._memo[key] = self.add(Statement(lambda _: number, (), "weight", number, index))
+        elif wait := next((wait for wait in self.waiting if index in wait[0].chain.passes[wait[1]][-1].outs), None):
+            self.loop(*wait)
         elif index not in self.own:
             return self.argument(index, self.free(self._wish(index), set(self.arguments.values()), set()))
         else:
             self._memo[key] = self._converted(self._computed(index), index, choice.output, choice.given)
         return self._memo[key]
 
-    def value(self, index: int, layout: Layout) -> int:
-        """`index` in the layout that a reader asks."""
-        key = (index, layout)
+    def value(self, index: int, layout: Layout, recorded: bool = True) -> int:
+        """`index` in the layout that a reader asks; where that must not be recorded, only the value is converted."""
+        key = (index, layout, recorded)
         if is_literal(self.plan, index):
             return self.given(index)
         if key not in self._memo:
             choice = self.plan.choices[index]
-            node = self.plan.graph.nodes[index]
-            if choice.regather and index in self.weights and self._makes_new(index, choice.given, layout):
+            weight = self.plan.graph.nodes[index].op == "parameter"
+            again = choice.regather and index in self.weights and recorded
+            if again and self._makes_new(index, choice.given, layout):
                 self._memo[key] = self._regathered(index, [choice.given, layout])
             else:
-                self._memo[key] = self._converted(
-                    self.given(index), index, choice.given, layout, node.op == "parameter"
-                )
+                given = self.given(index, recorded)
+                self._memo[key] = self._converted(given, index, choice.given, layout, weight, recorded)
         return self._memo[key]
 
-    def _weight(self, index: int) -> int:
+    def _weight(self, index: int, recorded: bool) -> int:
         choice = self.plan.choices[index]
-        if choice.regather and self._makes_new(index, choice.output, choice.given):
+        if recorded and choice.regather and self._makes_new(index, choice.output, choice.given):
             return self._regathered(index, [choice.given])
-        return self._converted(self._stored(index), index, choice.output, choice.given, True)
+        return self._converted(self._stored(index), index, choice.output, choice.given, True, recorded)
 
     def _stored(self, index: int) -> int:
         key = (index, "stored")
@@ -105,11 +153,14 @@ class Body(Writer):
             self._memo[key] = self.add(Statement(lambda _: text, (), "weight", name, index))
         return self._memo[key]
 
-    def _converted(self, statement: int, index: int, source: Layout, target: Layout, weight: bool = False) -> int:
+    def _converted(
+        self, statement: int, index: int, source: Layout, target: Layout, weight: bool = False, recorded: bool = True
+    ) -> int:
         plan, node = self.plan, self.plan.graph.nodes[index]
         known = atoms(plan.graph)[index]
         moves = route(plan, index, source, target)
-        lines = conversion(known, moves, source, plan.placement.sizes, plan.axes, node.gradient, self.used, weight)
+        gradient = node.gradient and recorded
+        lines = conversion(known, moves, source, plan.placement.sizes, plan.axes, gradient, self.used, weight)
         for line in lines:
 
             def render(t: Sequence[str], text: str = line) -> str:
@@ -118,6 +169,7 @@ class Body(Writer):
             name = self.statements[statement].wish
             kind = "gather" if weight else "convert"
             statement = self.add(Statement(render, (statement,), kind, name, index))
+            self.statements[statement].without_gradient = node.gradient and not recorded
         return statement
 
     def _makes_new(self, index: int, source: Layout, target: Layout) -> bool:
@@ -151,7 +203,7 @@ class Body(Writer):
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
         operands = []
         for place, (i, layout) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
-            operand = self.value(i, layout)
+            operand = self.value(i, layout, not self._unrecorded(index))
             if (index, place) in self.divided:  # every micro-batch would count it
                 text = str(plan.micro_batches)
                 operand = self.add(
@@ -169,13 +221,15 @@ class Body(Writer):
             kind = "unary"
         else:
             kind = "op"
-        return self.add(Statement(lambda t: expression(site, t), tuple(operands), kind, name, index, why))
+        this = Statement(lambda t: expression(site, t), tuple(operands), kind, name, index, why)
+        this.without_gradient = self._unrecorded(index)
+        return self.add(this)
 
     def _why(self, index: int) -> str:
         """How a product with a weight is split: its columns, or its rows."""
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
         if (
-            node.op not in ("linear", "embedding")
+            node.op not in ("linear", "embedding", "embedding_bag")
             or self.plan.graph.nodes[node.inputs[node.op == "linear"]].op != "parameter"
         ):
             return ""

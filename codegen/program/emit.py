@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -14,12 +15,16 @@ from ...formulation.weights import BUCKET_BYTES
 from ...model.atoms import atoms
 from ...model.layout import P, is_split
 from ...model.pcg import FLOATS
+from ...model.ranges import highs
+from ...model.sparse import sparse_tables
+from ...model.updates import updated
 from .. import defaults
 from ..describe import docstring, mesh_sentence
 from ..plan import Plan
 from .modules import Modules, argument_name, summed_over
 from .moves import Local, Used
-from .text import shape_text, wrap
+from .sites import numbers_text
+from .text import WIDTH, enclosed, shape_text, wrap
 
 _DTYPES = {"mixed-float16": "float16", "mixed-bfloat16": "bfloat16"}
 _OPTIMIZERS = {
@@ -46,7 +51,7 @@ def emit(plan: Plan) -> str:
     used = Used()
     modules = Modules(plan, used)
     model = modules.text()
-    shares = _shares(plan, used)
+    shares, synthetic = _shares(plan, used), _synthetic(plan, used)
     weights = [(n, c) for n, c in zip(plan.graph.nodes, plan.choices, strict=True) if n.op in ("parameter", "buffer")]
     synchronized = [_synchronized(plan, i) for i in _trained(plan)]
     sharded, alone, reduced = (kind in synchronized for kind in ("sharded", "alone", "reduced"))
@@ -54,7 +59,8 @@ def emit(plan: Plan) -> str:
         kind == "reduced" and len(summed_over(plan, i)) > 1
         for i, kind in zip(_trained(plan), synchronized, strict=True)
     )
-    cut = any(is_split(x) for _, c in weights for x in c.output)
+    joined = any(n.get("tables") for n, _ in weights)
+    cut = joined or any(is_split(x) for _, c in weights for x in c.output)
     if cut or sharded or "positions" in used.helpers or "pad" in used.primitives or any("cut(" in x for x in shares):
         used.primitives |= {"cut"}
     if cut or sharded or several:
@@ -69,7 +75,7 @@ def emit(plan: Plan) -> str:
         .render(
             docstring=docstring(plan),
             imports=_imports(used),
-            constants=_constants(plan),
+            constants=[*_constants(plan), *_values(used)],
             uneven=used.uneven or _uneven_weights(plan),
             mesh_doc=mesh_sentence(plan),
             mesh_lines=_mesh_lines(plan),
@@ -84,12 +90,15 @@ def emit(plan: Plan) -> str:
             modules=model,
             mixed=plan.dtype.startswith("mixed"),
             cut=cut,
+            joined=joined,
             sharded=sharded,
             all_sharded=modules.all_sharded and sharded,
             alone=alone,
             reduced=reduced,
             frozen=any(n.op in ("parameter", "buffer") and not n.gradient for n, _ in weights),
             factors=modules.factors,
+            running=bool(updated(plan.graph)),
+            sparse=bool(sparse_tables(plan.graph)),
             several=several,
             aliases=plan.graph.aliases,
             optimizer_doc=f"{_OPTIMIZERS[plan.optimizer][0]} over this rank's part of the weights.",
@@ -106,7 +115,7 @@ def emit(plan: Plan) -> str:
             shares=shares,
             divisors=modules.divisors,
             loss_axes=[a for a, x, n in zip(plan.axes, loss, sizes, strict=True) if x == P and n > 1],
-            synthetic=_synthetic(plan),
+            synthetic=synthetic,
             samples=_samples(plan),
         )
     )
@@ -114,8 +123,9 @@ def emit(plan: Plan) -> str:
 
 
 def _trained(plan: Plan) -> list[int]:
-    """The weights that have a gradient."""
-    return [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient]
+    """The weights that have a dense gradient."""
+    sparse = sparse_tables(plan.graph)
+    return [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
 
 
 def _synchronized(plan: Plan, index: int) -> str:
@@ -164,6 +174,17 @@ def _constants(plan: Plan) -> list[str]:
         'OUTPUT = os.path.splitext(__file__)[0] + ".trained.pt"  # the weights, unless the command line says where',
         f"BUCKET = {BUCKET_BYTES:_}  # bytes of one gradient message",
     ]
+
+
+def _values(used: Used) -> list[str]:
+    """Long lists of numbers by the names of their nodes, filled into lines."""
+    if not used.values:
+        return []
+    lines = ["", "VALUES = {"]
+    for name, values in used.values.items():
+        filled = textwrap.fill(", ".join(map(repr, values)), WIDTH - 8)
+        lines += [f'    "{name}": [', textwrap.indent(filled, " " * 8), "    ],"]
+    return [*lines, "}  # fmt: skip"]
 
 
 def _mesh_lines(plan: Plan) -> list[str]:
@@ -222,7 +243,7 @@ def _shares(plan: Plan, used: Used) -> list[str]:
     return [line.removeprefix(" " * 8) for line in lines]
 
 
-def _synthetic(plan: Plan) -> list[str]:
+def _synthetic(plan: Plan, used: Used) -> list[str]:
     lines = []
     for index in plan.graph.of("input"):
         node = plan.graph.nodes[index]
@@ -234,11 +255,15 @@ def _synthetic(plan: Plan) -> list[str]:
         elif node.dtype == "bool":
             value = f"torch.randint(2, {shape_text(shape)}, generator=generator).bool()"
         else:
-            value = f"torch.randint({node.get('high', 2)}, {shape_text(shape)}, generator=generator)"
+            high = highs(node)
+            value = f"torch.randint({int(high.max())}, {shape_text(shape)}, generator=generator)"
+            if high.dim():
+                of_each = "" if high.dim() == 1 else f".reshape{shape_text(high.shape)}"
+                value += f" % torch.tensor({numbers_text(node.name, node['high'], used)}){of_each}"
             if node.dtype != "int64":
-                value += f".to(torch.{node.dtype})"
-        lines.append(f'"{node.name}": {value},')
-    return lines
+                value = f"{enclosed(value)}.to(torch.{node.dtype})"
+        lines += wrap(f'"{node.name}": {value},', 8)
+    return [line.removeprefix(" " * 8) for line in lines]
 
 
 def _samples(plan: Plan) -> dict[str, Any] | None:

@@ -1,53 +1,23 @@
 """The line of one operator on local parts: the registry's expression, except where the layout changes what is right.
 
-What changes: sizes in views, expansions and constants; a table of which every rank has some rows; causal attention of
-some query positions; dropout, which depends on where an element lies in the whole; losses, whose divisors are global.
+What changes: sizes in views, expansions and constants; causal attention of some query positions; dropout, which depends
+on where an element lies in the whole; and what `lookups` and `losses` say.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
-from ...model.atoms import Atoms
-from ...model.layout import Layout
 from ...model.operator import operator
-from ...model.pcg import FLOATS, Node
-from .moves import Local, Used
+from ...model.operators.attention import attend
+from ...model.pcg import Node
+from . import groups, lookups, losses, norms
+from .moves import Local
+from .sites import Rule, Site, dtype_text, full_precision, literal, numbers_text, whole_text
 from .text import Size, enclosed, shape_text
-
-MICRO = "micro"
-
-
-@dataclass(frozen=True)
-class Site:
-    """One node with all that its line depends on; `micro` is the number of micro-batches."""
-
-    node: Node
-    sources: tuple[Node, ...]
-    known: Atoms
-    source_atoms: tuple[Atoms, ...]
-    inputs: tuple[Layout, ...]
-    layout: Layout
-    sizes: tuple[int, ...]
-    axes: tuple[str, ...]
-    micro: int
-    mixed: bool
-    used: Used
-    call: str = ""  # of a dropout: the number of its call site, an expression in a loop
-
-    @property
-    def local(self) -> Local:
-        return Local(self.known, self.layout, self.sizes, self.axes)
-
-    def source(self, i: int) -> Local:
-        return Local(self.source_atoms[i], self.inputs[i], self.sizes, self.axes)
-
-
-Rule: TypeAlias = Callable[[Site, Sequence[str]], str]
 
 
 def expression(site: Site, names: Sequence[str]) -> str:
@@ -61,20 +31,6 @@ def expression(site: Site, names: Sequence[str]) -> str:
     values: dict[str, Any] = {k: literal(k, v) for k, v in node.attributes}
     values["dtype"] = dtype_text(node.dtype)
     return entry.emit.format(**dict(zip(entry.named(node), bracketed, strict=True)), **values)
-
-
-def literal(name: str, value: Any) -> str:
-    """An attribute as Python source."""
-    if name == "relation":
-        return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    return f'"{value}"' if isinstance(value, str) else repr(value)
-
-
-def dtype_text(dtype: str) -> str:
-    """float32 is the precision that the plan computes in; every other type is what the user wrote."""
-    return "self.dtype" if dtype == "float32" else f"torch.{dtype}"
 
 
 # Views
@@ -157,43 +113,9 @@ def _arange(site: Site, names: Sequence[str]) -> str:
 
 def _constant(site: Site, names: Sequence[str]) -> str:
     node = site.node
-    text = f"torch.tensor({list(node['values'])}, dtype={dtype_text(node.dtype)}, device=mesh.device)"
+    values = numbers_text(node.name, node["values"], site.used)
+    text = f"torch.tensor({values}, dtype={dtype_text(node.dtype)}, device=mesh.device)"
     return text if len(node.shape) == 1 else f"{text}.reshape({node.shape})"
-
-
-# Where an element lies in the whole
-
-
-def whole_text(known: Atoms, layout: Layout, dims: Sequence[int], site: Site, micro: int = 1) -> tuple[str, str]:
-    """Arguments of the program's `positions`: the whole shape by the atoms that are split, and {entry: axes}."""
-    shape: list[int] = []
-    cuts: dict[int, list[str]] = {}
-    free = False  # whether the last entry may be merged with the next atom
-    local = Local(known, layout, site.sizes, site.axes)
-    for dim in dims:
-        free = False
-        if not known.dims[dim]:
-            continue
-        for a in known.of_dim(dim):
-            size = known.sizes[a]
-            axes = [site.axes[i] for i in local.splits(a)]
-            if micro > 1 and a in known.batch:
-                axes, size = [f"mesh.{MICRO}", *axes], size * micro
-            if axes:
-                cuts[len(shape)] = axes
-                shape.append(size)
-                free = False
-            elif free:
-                shape[-1] *= size
-            else:
-                shape.append(size)
-                free = True
-    text = ", ".join(f"{i}: {_names(axes)}" for i, axes in cuts.items())
-    return shape_text(shape), f"{{{text}}}"
-
-
-def _names(axes: Sequence[str]) -> str:
-    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
 
 
 def _dropout(site: Site, names: Sequence[str]) -> str:
@@ -208,34 +130,20 @@ def _projection(site: Site, names: Sequence[str]) -> str:
     return f"projection({full_precision(site, names[0])}, {site.node.get('site', 0)}, {shape}, {cuts})"
 
 
-def _embedding(site: Site, names: Sequence[str]) -> str:
-    table, ids = names
-    rows = site.source(0)
-    split = [a for a in site.source_atoms[0].of_dim(0) if rows.splits(a)]
-    if not split:
-        return f"F.embedding({ids}, {table})"
-    site.used.helpers |= {"embed_rows", "positions"}
-    shape, cuts = whole_text(site.source_atoms[0], site.inputs[0], [0], site)
-    return f"embed_rows({ids}, {table}, positions({shape}, {cuts}, {ids}.device))"
-
-
 def _attention(site: Site, names: Sequence[str]) -> str:
     """A causal mask counts positions from the start of the sequence, not from the start of this rank's queries."""
     node, dim = site.node, len(site.sources[0].shape) - 2
     queries = site.source(0)
     if not node["causal"] or not any(queries.splits(a) for a in site.source_atoms[0].of_dim(dim)):
-        entry = operator("attention")
-        assert callable(entry.emit)
-        return entry.emit(node, names)
+        return attend(node, names, names[3] if len(names) > 3 else None, node["causal"])
     site.used.helpers |= {"positions"}
     shape, cuts = whole_text(site.source_atoms[0], site.inputs[0], [dim], site)
     keys = site.sources[1].shape[dim]
     seen = f"positions({shape}, {cuts}, mesh.device)[:, None] >= torch.arange({keys}, device=mesh.device)"
-    scale = f", scale={node['scale']!r}" if node["scale"] is not None else ""
-    return f"F.scaled_dot_product_attention({', '.join(names[:3])}, attn_mask={seen}{scale})"
+    return attend(node, names, seen, False)
 
 
-# Reductions and losses
+# Reductions
 
 
 def _mean(site: Site, names: Sequence[str]) -> str:
@@ -264,40 +172,6 @@ def _reduce(function: str, node: Node, shape: tuple[int, ...], x: str) -> str:
     if keep:
         where.append("keepdim=True")
     return f"{enclosed(x)}.{function}({', '.join(where)})"
-
-
-def full_precision(site: Site, x: str) -> str:
-    """Losses are computed in float32 where activations are not."""
-    if not site.mixed or site.sources[0].dtype not in FLOATS:
-        return x
-    site.used.helpers.add("precise")
-    return f"precise({x})"
-
-
-def _cross_entropy(site: Site, names: Sequence[str]) -> str:
-    """`names` ends with the divisor where there is one."""
-    node = site.node
-    x, t, *weight = names[: len(site.sources)]
-    ignore = node.get("ignore_index", -100)
-    options = [*weight, *([f"ignore_index={ignore}"] if ignore != -100 else []), 'reduction="sum"']
-    total = f"F.cross_entropy({full_precision(site, x)}, {t}, {', '.join(options)})"
-    return f"{total} / {names[-1]}" if node.get("reduction", "mean") == "mean" else total
-
-
-def label_count(site: Site, t: str, weight: str | None) -> str:
-    """How many labels of this rank count, or their weights' sum."""
-    ignore = site.node.get("ignore_index", -100)
-    if weight is None:
-        return f"({enclosed(t)} != {ignore}).sum()"
-    ignored = f"{enclosed(t)} == {ignore}"  # may be no class at all
-    return f"{enclosed(weight)}[{enclosed(t)}.masked_fill({ignored}, 0)].masked_fill({ignored}, 0).sum()"
-
-
-def _mse(site: Site, names: Sequence[str]) -> str:
-    total = f'F.mse_loss({full_precision(site, names[0])}, {full_precision(site, names[1])}, reduction="sum")'
-    if site.node.get("reduction", "mean") == "sum":
-        return total
-    return f"{total} / {site.sources[0].numel * site.micro}"
 
 
 def _to(site: Site, names: Sequence[str]) -> str:
@@ -340,6 +214,10 @@ def _slice(site: Site, names: Sequence[str]) -> str:
 
 
 RULES: dict[str, Rule] = {
+    **groups.RULES,
+    **lookups.RULES,
+    **losses.RULES,
+    **norms.RULES,
     "view": _view,
     "permute": _permute,
     "expand": _expand,
@@ -349,13 +227,10 @@ RULES: dict[str, Rule] = {
     "constant": _constant,
     "dropout": _dropout,
     "projection": _projection,
-    "embedding": _embedding,
     "attention": _attention,
     "mean": _mean,
     "sum": _sum,
     "amax": _amax,
-    "cross_entropy": _cross_entropy,
-    "mse_loss": _mse,
     "to": _to,
     "scale": _scale,
     "slice": _slice,

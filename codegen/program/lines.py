@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ...model.operators.loss import CLASSIFIED, POINTWISE
 from .names import GENERIC
 from .text import tidy, wrap
 
@@ -19,15 +20,17 @@ if TYPE_CHECKING:
 NESTED = 88  # columns of a line into which others are nested
 RESERVED = frozenset(
     "self mesh torch dist nn math F os data tensor sequence axis step optimizer model gather scatter_sum all_reduce "  # noqa: SIM905
-    "cut pad keep_first exchange same dropout projection positions embed_rows precise regathered fill mix mix_ "
-    "random_bits dropped forget remember all_gather reduce_scatter gathered load save share main weight part partial "
+    "cut pad keep_first exchange same dropout projection positions precise regathered fill mix mix_ "
+    "among embed_rows embed_bags gather_rows index_rows random_bits dropped forget remember all_gather reduce_scatter "
+    "moments Moments batch_norm gathered load save share main weight part partial "
     "whole whole_of own_part sys zlib weakref refuse make_axis learning_rate buckets make_optimizer initialize "
     "whole_weights whole_gradients train_step synthetic samples micro shard".split()
 )
 _CHAIN = ("convert", "view", "unary")
 _ARITHMETIC = ("add", "sub", "mul", "div", "cat", "where")
-_PRODUCTS = ("linear", "matmul", "attention")
-_NEVER_NESTED = ("attention", "cross_entropy", "mse_loss")
+_PRODUCTS = ("linear", "matmul", "attention", "conv", "conv_transpose")
+_NO_LINE = ("argument", "weight", "handed")
+_NEVER_NESTED = ("attention", *POINTWISE, *CLASSIFIED)
 
 
 @dataclass
@@ -44,6 +47,11 @@ class Statement:
     depth: int = 1
     text: str = ""
     loop: str = ""  # of a loop over blocks: the list
+    call: str = ""  # what it calls: a block, or one of its methods
+    last: str = ""  # a further argument
+    handed: tuple[str, ...] = ()  # what the values that blocks hand on would like to be called: its first operands
+    gives: tuple[int, ...] = ()  # statements for what they are afterwards
+    without_gradient: bool = False  # whether autograd would record what must not be recorded
 
 
 @dataclass
@@ -71,8 +79,8 @@ class Writer:
             self._nest(s, readers)
         roots = [s for s in needed if not self._hidden(s)]
         self._final_nest(results, roots, readers)
-        roots = [s for s in roots if not self.statements[s].inline]
-        return self._written(roots, results, indent, returned)
+        regions = self._regions([s for s in roots if not self.statements[s].inline], readers)
+        return self._written(regions, results, indent, returned)
 
     def _needed(self, results: Iterable[int]) -> list[int]:
         found: set[int] = set()
@@ -90,7 +98,7 @@ class Writer:
 
     def _hidden(self, s: int) -> bool:
         """Not a line of its own: an argument, a weight as it is, or nested in its reader."""
-        return self.statements[s].inline or self.statements[s].kind in ("argument", "weight")
+        return self.statements[s].inline or self.statements[s].kind in _NO_LINE
 
     def _nest(self, s: int, readers: Mapping[int, list[int]]) -> None:
         """Decide which operands of statement `s` are nested in it."""
@@ -99,7 +107,9 @@ class Writer:
         heavy = False
         for p, o in enumerate(this.operands):
             operand = self.statements[o]
-            if this.loop or operand.loop or operand.kind in ("argument", "weight") or len(readers[o]) != 1:
+            if this.loop or operand.loop or operand.kind in _NO_LINE or len(readers[o]) != 1:
+                continue
+            if operand.without_gradient and self._records(s):
                 continue
             if operand.kind == "gather" and len(this.operands) <= 3:
                 allowed = True
@@ -117,6 +127,7 @@ class Writer:
                 continue
             operand.inline, estimates = True, trial
             this.depth = max(this.depth, operand.depth + (this.kind not in ("view", "gather")))
+            this.without_gradient |= operand.without_gradient
             heavy |= operand.kind != "gather"
         this.text = this.render(estimates)
 
@@ -129,8 +140,47 @@ class Writer:
         """The last line becomes the return statement's expression."""
         if len(results) == 1 and roots and roots[-1] == results[0] and readers[results[0]] == [-1]:
             last = self.statements[results[0]]
-            if not last.loop and not last.comment:
+            if not last.loop and not last.comment and not last.without_gradient:
                 last.inline = True
+
+    def _records(self, s: int) -> bool:
+        """Whether autograd must record a statement."""
+        this = self.statements[s]
+        return this.node >= 0 and not this.without_gradient and self.plan.graph.nodes[this.node].gradient
+
+    def _regions(self, roots: Sequence[int], readers: Mapping[int, list[int]]) -> list[tuple[bool, list[int]]]:
+        """The statements in order, in runs: whether one is without gradient, and what is in it.
+
+        What is recorded and needs nothing of such a run comes before it, so that it does not divide it.
+        """
+        regions: list[tuple[bool, list[int]]] = [(False, [])]
+        waiting: list[int] = []  # may belong to a run without gradient if it goes on after them
+        for s in roots:
+            this = self.statements[s]
+            outside = this.kind in ("convert", "gather") and all(self._without(r) for r in readers[s])
+            if this.without_gradient:
+                if not regions[-1][0]:
+                    regions.append((True, []))
+                regions[-1][1].extend([*waiting, s])
+                waiting = []
+            elif not regions[-1][0]:
+                regions[-1][1].append(s)
+            elif outside or not self._records(s):
+                waiting.append(s)
+            elif set(self._leaves(s)).isdisjoint(self._made([*regions[-1][1], *waiting])):
+                regions[-2][1].append(s)
+            else:
+                regions.append((False, [*waiting, s]))
+                waiting = []
+        return [*regions, (False, waiting)]
+
+    def _without(self, s: int) -> bool:
+        """Whether a statement, or the one in which it is nested, is without gradient; -1: the result."""
+        return s >= 0 and self.statements[s].without_gradient
+
+    def _made(self, roots: Iterable[int]) -> set[int]:
+        """What readers of some lines read."""
+        return {made for s in roots for made in (s, *self.statements[s].gives)}
 
     def _op(self, s: int) -> str:
         node = self.statements[s].node
@@ -160,9 +210,14 @@ class Writer:
         )
 
     def _written(
-        self, roots: Sequence[int], results: Sequence[int], indent: int, returned: Callable[[Sequence[str]], str]
+        self,
+        regions: Sequence[tuple[bool, Sequence[int]]],
+        results: Sequence[int],
+        indent: int,
+        returned: Callable[[Sequence[str]], str],
     ) -> list[str]:
         names = {s: this.wish for s, this in enumerate(self.statements) if this.kind == "argument"}
+        roots = [s for _, region in regions for s in region]
         uses: dict[int, int] = {}
         for place, s in enumerate(roots):
             for leaf in self._leaves(s):
@@ -171,31 +226,45 @@ class Writer:
             for leaf in self._leaves(r) if self.statements[r].inline else [r]:
                 uses[leaf] = len(roots)
         lines: list[str] = []
-        for place, s in enumerate(roots):
-            this = self.statements[s]
-            leaves = self._leaves(s)
-            live = {names[o] for o, last in uses.items() if o in names and last > place}
-            dying = [names[o] for o in leaves if uses[o] <= place]
-            if this.loop:
-                carried = names[leaves[0]]
-                name = carried if carried not in live else self.free(this.wish, live, set(names.values()))
-                lines += [f"{' ' * indent}{name} = {carried}"] if name != carried else []
-                others = (
-                    self._text(o, names) if self.statements[o].kind == "weight" else names[o] for o in this.operands[1:]
-                )
-                arguments = ", ".join([name, *others])
-                lines += [f"{' ' * indent}for {this.text} in {this.loop}:"]
-                lines += wrap(f"{name} = {this.text}({arguments})", indent + 4)
-                names[s] = name
-                continue
-            name = self._name(s, leaves, dying, live, names)
-            names[s] = name
-            lines += wrap(f"{name} = {tidy(self._text(s, names))}", indent, self._comment(s))
+        place = -1
+        for without_gradient, region in regions:
+            inner = indent
+            if without_gradient:
+                lines.append(f"{' ' * indent}with torch.no_grad():")
+                inner += 4
+            for s in region:
+                place += 1
+                live = {names[o] for o, last in uses.items() if o in names and last > place}
+                if self.statements[s].loop:
+                    lines += self._loop(s, live, names, inner)
+                    continue
+                leaves = self._leaves(s)
+                dying = [names[o] for o in leaves if uses[o] <= place]
+                names[s] = self._name(s, leaves, dying, live, names)
+                lines += wrap(f"{names[s]} = {tidy(self._text(s, names))}", inner, self._comment(s))
         texts = [
             tidy(self._text(r, names)) if self.statements[r].inline or self.statements[r].kind == "weight" else names[r]
             for r in results
         ]
         return [*lines, *wrap(returned(texts), indent)]
+
+    def _loop(self, s: int, live: set[str], names: dict[int, str], indent: int) -> list[str]:
+        """A loop over blocks; what they hand on keeps its name, unless that value is read again."""
+        this = self.statements[s]
+        texts = [self._text(o, names) if self.statements[o].kind == "weight" else names[o] for o in this.operands]
+        lines: list[str] = []
+        handed: list[str] = []
+        for o, text, wish in zip(this.operands, texts, this.handed, strict=False):
+            name = text
+            if self.statements[o].kind == "weight" or name in live or name in handed:
+                name = self.free(wish, live | set(handed), set(names.values()))
+                lines.append(f"{' ' * indent}{name} = {text}")
+            handed.append(name)
+        names.update(zip(this.gives, handed, strict=True))
+        variable = self.free(this.text, live | set(handed), set())
+        arguments = ", ".join([*handed, *texts[len(handed) :], *([this.last] if this.last else [])])
+        lines += [f"{' ' * indent}for {variable} in {this.loop}:"]
+        return lines + wrap(f"{', '.join(handed)} = {variable}{this.call}({arguments})", indent + 4)
 
     def _name(
         self, s: int, leaves: Sequence[int], dying: Sequence[str], live: set[str], names: Mapping[int, str]

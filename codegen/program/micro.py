@@ -11,7 +11,7 @@ from ...model.atoms import atoms
 from ...model.errors import PartitaError
 from ...model.layout import B, P, R, S, atom_of, is_split
 from ...model.operator import operator
-from ...model.pcg import PCG, SOURCES
+from ...model.pcg import PCG, SOURCES, Node
 
 
 def divided(graph: PCG, micro_batches: int) -> tuple[frozenset[tuple[int, int]], bool]:
@@ -32,6 +32,9 @@ def divided(graph: PCG, micro_batches: int) -> tuple[frozenset[tuple[int, int]],
             letters.append(S(batch[0]) if batch else R)
             continue
         given = [letters[i] for i in node.inputs]
+        if node.op == "moments" and (given[0] == R or is_split(given[0])):
+            letters.append(_moments(node))
+            continue
         fitting = [row for row in rows(graph, index) if all(map(_fits, given, row.inputs))]
         if not fitting:
             raise PartitaError(
@@ -45,6 +48,16 @@ def divided(graph: PCG, micro_batches: int) -> tuple[frozenset[tuple[int, int]],
         if is_split(row.output) and atom_of(row.output) not in known[index].batch:
             raise PartitaError(f"{node.name!r} ({node.op}) mixes the batch with other dims: it cannot be cut")
     return frozenset(found), letters[graph.loss] == R
+
+
+def _moments(node: Node) -> int:
+    """Sums over a micro-batch are whole ones where they are to be; else they would need the whole batch."""
+    if node["statistics"] != "micro-batch":
+        raise PartitaError(
+            f"{node.path or node.name!r} normalizes over the whole batch: it cannot be cut into micro-batches, unless "
+            "the statistics of each of them will do (--statistics micro-batch, or local); or plan one micro-batch"
+        )
+    return R
 
 
 def _fits(have: int, want: int) -> bool:

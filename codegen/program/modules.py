@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ...model.atoms import atoms
 from ...model.layout import B, R
-from ...model.pcg import FLOATS, SOURCES
-from .blocks import Chain, Unit, chains, entry_name, relative_name, site_step
+from ...model.operator import operator
+from ...model.pcg import FLOATS, SOURCES, Node
+from ...model.sparse import sparse_tables
+from ...model.updates import updated
+from .blocks import chains
 from .body import Body
-from .expressions import label_count, local_shape_text
+from .expressions import local_shape_text
 from .lines import RESERVED, axes_read, reads_mesh
+from .loops import Loop, loops, results
+from .losses import counted, label_count
 from .micro import divided
 from .moves import Local, Used
 from .names import identifier, roles, short_names
 from .text import wrap
+from .units import Unit, alike, entry_name, relative_name, site_step
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -36,11 +42,14 @@ class Modules:
         self.plan, self.used = plan, used
         self.micro_divided, self.loss_divided = divided(plan.graph, plan.micro_batches)
         self.divisors: list[dict[str, Any]] = []
-        self.chains = chains(plan, self.micro_divided)
-        self.roles = roles(plan.graph) | {chain.units[0].carried: "x" for chain in self.chains}
+        self.loops = loops(plan, chains(plan, self.micro_divided))
+        self.roles = roles(plan.graph) | results(self.loops)
+        for loop in self.loops:
+            self.roles |= loop.roles(plan)
         self.base = "Module" if plan.dtype.startswith("mixed") else "nn.Module"
-        # Whether ranks update shares of every trained weight: then no weight need say so.
-        trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient]
+        # Whether ranks update shares of every weight with a dense gradient: then no weight need say so.
+        sparse = sparse_tables(plan.graph)
+        trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
         self.all_sharded = all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
         self.factors = False  # whether a dim of some weight is given by its factors
         self.taken = {"Model", "Axis", "Mesh", "Move", "Module", "Bucket", "Optimizer"}
@@ -51,28 +60,30 @@ class Modules:
         classes: list[str] = []
         lists: list[str] = []
         hidden: set[int] = set()  # nodes and weights that belong to blocks
-        loops: list[tuple[Chain, str, str]] = []
-        for chain in self.chains:
-            text, built, attribute, variable = self._chain(chain)
+        for loop in self.loops:
+            text, built = self._chain(loop)
             classes.append(text)
             lists += built
-            loops.append((chain, attribute, variable))
-            hidden |= {i for u in chain.units for i in (*u.nodes, *u.weights)}
+            hidden |= loop.chain.nodes.union(*(loop.chain.weights(k) for k in range(len(loop.chain.units))))
         sources = [
             i
             for i, n in enumerate(graph.nodes)
             if n.op in ("parameter", "buffer") and self._read(i) and i not in hidden
         ]
-        short = short_names((graph.nodes[i].name for i in sources), {a for _, a, _ in loops})
+        short = short_names((graph.nodes[i].name for i in sources), {loop.attribute for loop in self.loops})
         weights = {i: f"self.{short[graph.nodes[i].name]}" for i in sources}
         own = frozenset(i for i, n in enumerate(graph.nodes) if n.op not in SOURCES and i not in hidden)
-        means = [i for i in graph.of("cross_entropy") if graph.nodes[i].get("reduction", "mean") == "mean"]
+        means = counted(graph)
         divisors = {i: "divisor" if k == 0 else f"divisor{k + 1}" for k, i in enumerate(means)}
         body = self._body(own, weights, divisors)
         for i, name in divisors.items():
             body.argument(-1 - i, name)
-        for chain, attribute, variable in loops:
-            body.loop(chain, attribute, variable)
+        body.waiting = sorted(
+            ((loop, number) for loop in self.loops for number in range(len(loop.chain.passes))),
+            key=lambda wait: wait[0].chain.passes[wait[1]][0].nodes[0],
+        )
+        while body.waiting:
+            body.loop(*body.waiting[0])
         choice = plan.choices[graph.loss]
         final = tuple(R if x == B else x for x in choice.given)
         result = body.value(graph.loss, final)
@@ -96,27 +107,26 @@ class Modules:
             body.argument(i, argument_name(self.plan, i))
         return body
 
-    def _chain(self, chain: Chain) -> tuple[str, list[str], str, str]:
-        """The classes of a chain of blocks, the lines that build its list, the list's name, and its loop variable."""
-        plan = self.plan
-        last = chain.prefix.rpartition(".")[2]
-        attribute = identifier(last) if last else "blocks"
-        singular = attribute.removesuffix("s") if len(attribute) > 3 else "block"
-        title = "".join(part.capitalize() for part in singular.split("_"))
+    def _chain(self, loop: Loop) -> tuple[str, list[str]]:
+        """The classes of a chain of blocks, and the lines that build its list."""
+        chain = loop.chain
         written: dict[Any, str] = {}
         kinds: dict[str, list[Unit]] = {}  # what a class says -> its units
-        for unit in chain.units:
-            if unit.signature not in written:
-                written[unit.signature] = self._block(chain, unit)
-            kinds.setdefault(written[unit.signature], []).append(unit)
+        said: list[str] = []
+        for place, unit in enumerate(chain.units):
+            signature = tuple(chain.passes[way][place].signature for way in chain.ways)
+            if signature not in written:
+                written[signature] = self._block(loop, place)
+            said.append(written[signature])
+            kinds.setdefault(said[-1], []).append(unit)
         names: dict[str, str] = {}
         texts: list[str] = []
         for content, units in kinds.items():
-            name = title
+            name = loop.title
             if len(kinds) > 1 and units == [chain.units[0]]:
-                name = f"First{title}"
+                name = f"First{loop.title}"
             elif len(kinds) > 1 and units == [chain.units[-1]]:
-                name = f"Last{title}"
+                name = f"Last{loop.title}"
             wish, count = name, 1
             while name in self.taken:
                 count += 1
@@ -126,8 +136,8 @@ class Modules:
             where = entry_name(chain.prefix, ", ".join(_ranges([u.first for u in units], chain.period)))[:-1]
             texts.append(f'class {name}({self.base}):\n    """{where} of the model."""\n\n{content}')
         parts = []
-        for content, group in groupby(chain.units, key=lambda u: written[u.signature]):
-            firsts = [u.first for u in group]
+        for content, group in groupby(zip(said, chain.units, strict=True), key=lambda pair: pair[0]):
+            firsts = [u.first for _, u in group]
             name = names[content]
             if len(firsts) == 1:
                 parts.append(f"{name}(mesh, dtype, {firsts[0]})")
@@ -136,42 +146,53 @@ class Modules:
                 step = f", {chain.period}" if chain.period > 1 else ""
                 parts.append(f"*({name}(mesh, dtype, i) for i in range({start}{firsts[-1] + chain.period}{step}))")
         if len(parts) == 1 and parts[0].startswith("*"):
-            built = f"self.{attribute} = nn.ModuleList{parts[0][1:]}"
+            built = f"self.{loop.attribute} = nn.ModuleList{parts[0][1:]}"
         else:
-            built = f"self.{attribute} = nn.ModuleList([{', '.join(parts)}])"
-        return "\n\n\n".join(texts), wrap(built, 8), attribute, singular if singular not in plan.axes else "block"
+            built = f"self.{loop.attribute} = nn.ModuleList([{', '.join(parts)}])"
+        return "\n\n\n".join(texts), wrap(built, 8)
 
-    def _block(self, chain: Chain, unit: Unit) -> str:
-        """The methods of a unit's class."""
-        plan = self.plan
-        graph = plan.graph
-        relative = {i: relative_name(chain.prefix, unit.first, graph.nodes[i].name) for i in unit.weights}
+    def _block(self, loop: Loop, place: int) -> str:
+        """The methods of a unit's class: a forward for every way in which passes compute it."""
+        graph, chain = self.plan.graph, loop.chain
+        first = chain.units[place].first
+        relative = {i: relative_name(chain.prefix, first, graph.nodes[i].name) for i in chain.weights(place)}
         plain = {i: rest if chain.period == 1 else f"{offset}.{rest}" for i, (offset, rest) in relative.items()}
         short = short_names(plain.values())
-        weights = {i: f"self.{short[plain[i]]}" for i in unit.weights}
-        originals = {
-            i: f'f"{entry_name(chain.prefix, "{i}" if not offset else f"{{i + {offset}}}")}{rest}"'
-            for i, (offset, rest) in relative.items()
-        }
+        weights = {i: f"self.{short[plain[i]]}" for i in relative}
+
+        def original(name: str) -> str:
+            offset, rest = relative_name(chain.prefix, first, name)
+            return f'f"{entry_name(chain.prefix, "{i}" if not offset else f"{{i + {offset}}}")}{rest}"'
+
+        dropout = any(site_step(self.plan, units) for units in chain.passes)
+        head = f"self.mesh, self.dtype{', self.i' * dropout} = mesh, dtype{', i' * dropout}"
+        lines = self._init(weights, "mesh, dtype, i", [head], original=original)
+        lines += ["", *self._pass(loop, chain.main, place, weights)]
+        for way in chain.ways[1:]:
+            if alike(self.plan, chain, way, chain.main, place, self.micro_divided):
+                lines += ["", f"    {loop.method(way)} = forward"]
+            else:
+                lines += ["", *self._pass(loop, way, place, weights)]
+        return "\n".join(lines)
+
+    def _pass(self, loop: Loop, way: int, place: int, weights: dict[int, str]) -> list[str]:
+        """The method that computes a block as pass `way` does."""
+        unit = loop.chain.passes[way][place]
         body = self._body(frozenset(unit.nodes), weights, {}, inputs=False)
-        body.argument(unit.carried, "x")
+        for i, name in zip(unit.carried, loop.slots, strict=True):
+            body.argument(i, name)
         for i in unit.others:
             body.given(i)
-        first = ["self.mesh, self.dtype = mesh, dtype"]
-        step = site_step(plan, chain)
-        if step is not None:
-            first = ["self.mesh, self.dtype, self.i = mesh, dtype, i"]
-            slope = step[1]
-            for i in unit.nodes:
-                if graph.nodes[i].op == "dropout":
-                    offset = graph.nodes[i]["site"] - slope * unit.first
-                    term = "self.i" if slope == 1 else f"{slope} * self.i"
-                    body.sites[i] = f"{term} + {offset}" if offset > 0 else f"{term} - {-offset}" if offset else term
-        forward = body.lines([body.given(unit.out)], 8, lambda t: f"return {t[0]}")
-        lines = self._init(weights, "mesh, dtype, i", first, originals=originals)
+        for i in unit.nodes:
+            if self.plan.graph.nodes[i].op == "dropout":
+                body.sites[i] = loop.site(self.plan, way, unit.first, i)
+        results = body.results(unit)
+        if not any(self.plan.graph.nodes[i].gradient for i in unit.nodes):
+            body.unrecorded()
+        lines = body.lines(results, 8, lambda texts: f"return {', '.join(texts)}")
         shapes = self._shapes(body.arguments, body.arguments)
-        lines += ["", *self._function("forward", list(body.arguments.values()), shapes, forward)]
-        return "\n".join(lines)
+        told = ["site"] if loop.counts(self.plan) else []
+        return self._function(loop.method(way), [*body.arguments.values(), *told], shapes, lines)
 
     def _read(self, index: int) -> bool:
         return bool(self.plan.graph.consumers[index]) or index == self.plan.graph.loss
@@ -182,8 +203,9 @@ class Modules:
         arguments: str,
         first: Sequence[str],
         lists: Sequence[str] = (),
-        originals: dict[int, str] | None = None,
+        original: Callable[[str], str] = '"{}"'.format,
     ) -> list[str]:
+        """The constructor; `original` is how it writes a weight's name in the user's module."""
         plan = self.plan
         lists_of = {index: self._options(index) for index in weights}
         common = _common(list(lists_of.values()))
@@ -192,9 +214,10 @@ class Modules:
             node = plan.graph.nodes[index]
             shape, cuts = self._cuts(index)
             arguments_of = [
-                originals[index] if originals else f'"{node.name}"',
+                original(node.name),
                 shape,
                 *([f"cuts={cuts}"] if cuts else []),
+                *([f"tables={_tables(node, original)}"] if node.get("tables") else []),
             ]
             given = lists_of[index]
             # What all weights have in common is said once; a weight that differs says so.
@@ -223,6 +246,12 @@ class Modules:
                 options["sharded"] = "True"
         if not node.gradient:
             options["trainable"] = "False"
+        if index in sparse_tables(plan.graph):
+            options["sparse"] = "True"
+        if index in updated(plan.graph):
+            reader, place = updated(plan.graph)[index]
+            changing = plan.graph.nodes[reader]
+            options["running"] = "1.0" if operator(changing.op).named(changing)[place] == "var" else "0.0"
         return options
 
     def _cuts(self, index: int) -> tuple[str, str]:
@@ -301,7 +330,7 @@ def _axes(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:
     return [f"        {', '.join(read)} = {', '.join(f'{mesh}.{a}' for a in read)}"]
 
 
-_DEFAULTS = {"summed": "()", "sharded": "False", "trainable": "True"}
+_DEFAULTS = {"summed": "()", "sharded": "False", "trainable": "True", "running": "None", "sparse": "False"}
 
 
 def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -319,6 +348,11 @@ def _ranges(firsts: Sequence[int], period: int) -> list[str]:
         else:
             runs.append([first, first + period - 1])
     return [str(a) if a == b else f"{a} to {b}" for a, b in runs]
+
+
+def _tables(node: Node, original: Callable[[str], str]) -> str:
+    """The tables that a weight joins, name to rows."""
+    return f"{{{', '.join(f'{original(name)}: {rows}' for name, rows in node['tables'])}}}"
 
 
 def _tuple(parts: Sequence[str]) -> str:

@@ -106,6 +106,7 @@ class Used:
     moves: dict[str, MoveText] = field(default_factory=dict)
     primitives: set[str] = field(default_factory=set)
     helpers: set[str] = field(default_factory=set)
+    values: dict[str, Sequence[object]] = field(default_factory=dict)  # long lists of numbers, on top of the program
     uneven: bool = False
 
 

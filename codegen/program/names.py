@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ...model.atoms import atoms
 from ...model.layout import P, atom_of, is_split
 from ...model.operator import operator
+from ...model.operators.loss import CLASSIFIED, LOSSES
 from ...model.pcg import FLOATS, PCG, SOURCES
 
 if TYPE_CHECKING:
@@ -32,11 +33,17 @@ GENERIC = {
     "attention": "mixed",
     "layer_norm": "normed",
     "rms_norm": "normed",
+    "batch_norm": "normed",
+    "local_batch_norm": "normed",
     "linear": "y",
     "matmul": "product",
-    "cross_entropy": "loss",
-    "mse_loss": "loss",
-    "projection": "loss",
+    **dict.fromkeys(LOSSES, "loss"),
+    "embedding_bag": "bags",
+    "gather": "picked",
+    "index": "picked",
+    "pad": "padded",
+    "roll": "rolled",
+    "flip": "flipped",
     "slice": "piece",
     "cat": "joined",
     "full": "constant",
@@ -205,10 +212,12 @@ def roles(graph: PCG) -> dict[int, str]:
                 back(graph.nodes[reader].inputs[1], "v", _SHOWS)
         elif node.op == "mul" and any(graph.nodes[i].op in _GATES for i in node.inputs):
             found.setdefault(index, "gated")
+        elif node.op == "moments":
+            found[index] = "sums"
         elif node.op in ("sin", "cos"):
             found[index] = node.op
             _rotation(graph, node.inputs[0], found)
-        elif node.op == "cross_entropy":
+        elif node.op in CLASSIFIED:
             source = back(node.inputs[0], "logits", _SHOWS)
             found.setdefault(source, "logits")
     return found

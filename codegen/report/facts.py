@@ -11,11 +11,12 @@ from ...model.collectives import joint
 from ...model.errors import PartitaError
 from ...model.layout import COLLECTIVES, B, is_split
 from ...model.operator import operator
+from ...model.operators.loss import LOSSES
 from ...model.pcg import SOURCES
 from ..describe import mesh_sentence
 from ..plan import Plan
 from ..price import MEMORY, PARTS, Item, Priced, Slot, priced
-from .words import LOSSES, bytes_text, equal_layers, label, module_of, pattern, percent, shape_text, split_word
+from .words import bytes_text, equal_layers, label, module_of, pattern, percent, shape_text, split_word
 
 LARGEST = 16  # rows of the table of collectives; the others are summed
 
@@ -206,6 +207,7 @@ def weights_table(plan: Plan, cost: Priced) -> Table:
                 ("ZeRO-1", choice.sharded_states),
                 ("gathered again in backward", choice.regather),
                 ("frozen", not graph.nodes[index].gradient),
+                (f"{len(graph.nodes[index].originals)} tables joined", len(graph.nodes[index].originals) > 1),
             )
             if holds
         ]

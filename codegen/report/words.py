@@ -10,17 +10,18 @@ from itertools import pairwise
 from ...formulation.strategy import rows
 from ...model.atoms import atoms
 from ...model.layout import P, atom_of, is_split
+from ...model.operators.convolution import CONVOLUTIONS
+from ...model.operators.loss import CLASSIFIED, LOSSES
 from ...model.pcg import PCG, SOURCES
 from ..plan import Plan
 
-LOSSES = ("cross_entropy", "mse_loss", "projection")
 _SCORES = ("attention", "softmax")
-_ORDER = ("batch", "positions", "heads", "classes")  # the first that fits names an atom
+_ORDER = ("batch", "channels", "positions", "heads", "classes")  # the first that fits names an atom
 
 
 @lru_cache(maxsize=8)
 def roles(graph: PCG) -> tuple[tuple[str, ...], ...]:
-    """For every atom of every node what it counts: batch, positions, heads, classes or features.
+    """For every atom of every node what it counts: batch, channels, positions, heads, classes or features.
 
     Atoms that some strategy splits together count the same thing; sources and a few operators say what it is.
     """
@@ -66,7 +67,10 @@ def _seeds(graph: PCG) -> Iterator[tuple[int, int, str]]:
                 yield index, atom, "positions"
             elif node.op in _SCORES and dim + 2 < len(node.shape):
                 yield index, atom, "heads"
-        if node.op == "cross_entropy" and len(graph.nodes[node.inputs[0]].shape) > 1:
+        for image in (node.inputs[0], index) if node.op in CONVOLUTIONS else ():
+            for atom in known[image].of_dim(1):
+                yield image, atom, "channels"
+        if node.op in CLASSIFIED and len(graph.nodes[node.inputs[0]].shape) > 1:
             for atom in known[node.inputs[0]].of_dim(1):
                 yield node.inputs[0], atom, "classes"
 
@@ -83,11 +87,14 @@ def split_word(plan: Plan, index: int, axis: int) -> str:
     role = roles(plan.graph)[owner][atom_of(letter)]
     if role in ("batch", "positions"):
         return role
+    if node.op in CONVOLUTIONS:
+        into, out = is_split(letters[0]), is_split(letters[-1])
+        return "groups" if into and out else "input channels" if into else "output channels"
     for operand, letter in split:
         source = (*node.inputs, index)[operand]
         if plan.graph.nodes[source].op == "parameter" and len(plan.graph.nodes[source].shape) == 2:
             dim = atoms(plan.graph)[source].dim_of(atom_of(letter))[0]
-            side = ("columns", "rows")[dim != (1 if node.op == "embedding" else 0)]
+            side = ("columns", "rows")[dim != node.op.startswith("embedding")]
             return f"{side} by {role}" if role == "heads" else side
     return role
 

@@ -25,6 +25,7 @@ from ...model.errors import PartitaError
 from ...model.pcg import PCG
 from ..defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, WEIGHT_DECAY, schedule
 from ..templates.counters import dropout_mask, projection_weights
+from .statistics import InPieces, Pieces
 from .synthetic import generator
 from .worker import Outcome
 
@@ -41,7 +42,7 @@ def random_weight(name: str, shape: Sequence[int]) -> Tensor:
 
 
 def materialize(module: nn.Module) -> nn.Module:
-    """A copy on the CPU in float64 and training mode, with random weights that depend on their names alone.
+    """A copy on the CPU in float64, each part in its mode, with random weights that depend on their names alone.
 
     Raises PartitaError where a buffer is on the meta device: nobody knows its values.
     """
@@ -52,7 +53,7 @@ def materialize(module: nn.Module) -> nn.Module:
         if buffer.is_meta:
             raise PartitaError(f"buffer {name!r} is on the meta device: its values are not known")
         memo[id(buffer)] = buffer.detach().to("cpu", torch.float64 if buffer.is_floating_point() else None, copy=True)
-    return copy.deepcopy(module, memo).train()
+    return copy.deepcopy(module, memo)
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
@@ -146,9 +147,11 @@ def train(
     batches: Sequence[Mapping[str, Tensor]],
     optimizer: str,
     seed: int,
+    normalized: Sequence[Pieces] = (),
 ) -> tuple[Outcome, bool]:
     """Train `module` (from `materialize`) on whole batches; also whether the module left float64 by itself.
 
+    `normalized`: what its batch norms normalize apart.
     Raises PartitaError where the module fails, or draws fewer dropout masks than the graph says.
     """
     sites = 1 + max((graph.nodes[i]["site"] for i in graph.of("dropout")), default=-1)
@@ -159,7 +162,7 @@ def train(
     for step, batch in enumerate(batches):
         tensors = [batch[name] for name in example.names]
         try:
-            with CountedDropout(seed, step) as counted, default_dtype(torch.float64):
+            with CountedDropout(seed, step) as counted, default_dtype(torch.float64), InPieces(normalized):
                 loss = loss_of(example.call(module, tensors), seed)
         except Exception as error:  # whatever the user's forward raises
             raise PartitaError(f"the module fails on random inputs: {type(error).__name__}: {error}") from error
@@ -168,6 +171,9 @@ def train(
         narrow |= counted.narrow
         update.zero_grad()
         loss.backward()
+        for parameter in module.parameters():
+            if parameter.grad is not None and parameter.grad.is_sparse:  # which clipping does not take
+                parameter.grad = parameter.grad.to_dense()
         losses.append(loss.item())
         if step == 0:
             gradients = {k: p.grad.clone() for k, p in module.named_parameters() if p.grad is not None}

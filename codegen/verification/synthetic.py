@@ -7,7 +7,12 @@ import zlib
 import torch
 from torch import Tensor
 
+from ...model.operators.loss import CLASSIFIED
 from ...model.pcg import FLOATS, PCG
+from ...model.ranges import highs
+
+_SHARES = ("kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits")
+"""Losses whose targets are probabilities; the logarithm of a negative one is no number."""
 
 
 def generator(*key: object) -> torch.Generator:
@@ -27,16 +32,19 @@ def synthetic(graph: PCG, samples: int, step: int) -> dict[str, Tensor]:
         source = generator("input", node.name, step)
         dtype = getattr(torch, node.dtype)
         if node.dtype in FLOATS:
-            batch[node.name] = torch.randn(shape, generator=source, dtype=torch.float64)
+            drawn = torch.randn(shape, generator=source, dtype=torch.float64)
+            shares = any(graph.nodes[c].op in _SHARES and place == 1 for c, place in _uses(graph, index))
+            batch[node.name] = drawn.sigmoid() if shares else drawn
             continue
-        values = torch.randint(node.get("high", 2), shape, generator=source)
+        high = highs(node)
+        values = torch.randint(int(high.max()), shape, generator=source) % high
         if index in ignored and values.dim():
             # More and more of them, so that ranks and micro-batches have different numbers of labels.
             share = torch.linspace(0, 0.9, values.shape[0], dtype=torch.float64).view(-1, *[1] * (values.dim() - 1))
-            drawn = torch.rand(shape, generator=source, dtype=torch.float64)
-            values = torch.where(drawn < share, ignored[index], values)
+            ignores = torch.rand(shape, generator=source, dtype=torch.float64) < share
+            values = torch.where(ignores, ignored[index], values)
             if values[0].eq(ignored[index]).any():  # the first sample's labels count: a loss of none is no number
-                values[0] = (ignored[index] + 1) % node.get("high", 2)
+                values[0] = (ignored[index] + 1) % high
         batch[node.name] = values.to(dtype)
     return batch
 
@@ -46,7 +54,7 @@ def _labels(graph: PCG) -> dict[int, int]:
     found: dict[int, int] = {}
     for index in graph.of("input"):
         uses = _uses(graph, index)
-        if uses and all(graph.nodes[c].op == "cross_entropy" and place == 1 for c, place in uses):
+        if uses and all(graph.nodes[c].op in CLASSIFIED and place == 1 for c, place in uses):
             labels = {graph.nodes[c].get("ignore_index", -100) for c, _ in uses}
             if len(labels) == 1:
                 found[index] = labels.pop()

@@ -18,9 +18,11 @@ from ...model.errors import PartitaError
 from ...model.layout import is_split
 from ...model.load import load_module
 from ...model.pcg import PCG
+from ...model.updates import updated
 from ..plan import Plan
 from . import reference, worker
 from .launch import LaunchError, torchrun
+from .statistics import Pieces, pieces
 from .synthetic import synthetic
 from .threads import Deadlock, RankError, run_threads
 from .worker import Outcome, load_program, read_result, write_job
@@ -98,7 +100,7 @@ def _trial(
         plan.emit(path)
     else:
         path = _program_beside(Path(target))
-    made = trial(path, plan.graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps)
+    made = trial(path, plan.graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps, pieces(plan))
     return replace(made, emitted=isinstance(target, Plan))
 
 
@@ -111,11 +113,19 @@ def _program_beside(saved: Path) -> Path:
 
 
 def trial(
-    path: Path, graph: PCG, module: nn.Module, inputs: Any, ranks: int, samples: int, optimizer: str, steps: int = 3
+    path: Path,
+    graph: PCG,
+    module: nn.Module,
+    inputs: Any,
+    ranks: int,
+    samples: int,
+    optimizer: str,
+    steps: int = 3,
+    normalized: Sequence[Pieces] = (),
 ) -> Trial:
     """Train `module`, called as with its example `inputs`, for what the program at `path` has to compute.
 
-    `samples`: the batch of one step, over all ranks and micro-batches.
+    `samples`: the batch of one step, over all ranks and micro-batches; `normalized`: what batch norms normalize apart.
     """
     if steps < 1:
         raise PartitaError(f"{steps} steps: at least one is needed")
@@ -126,7 +136,7 @@ def trial(
     example = Inputs.of(whole, inputs)
     state = reference.state_of(whole)
     batches = [synthetic(graph, samples, step) for step in range(steps)]
-    truth, narrow = reference.train(whole, example, graph, batches, optimizer, program.SEED)
+    truth, narrow = reference.train(whole, example, graph, batches, optimizer, program.SEED, normalized)
     return Trial(path, graph, ranks, state, batches, truth, TOLERANCE_NARROW if narrow else TOLERANCE)
 
 
@@ -231,7 +241,7 @@ def _errors(outcome: Outcome, truth: Outcome, graph: PCG) -> dict[str, dict[str,
     if len(outcome.losses) != len(truth.losses):
         raise MissingTensorsError(f"the program gives {len(outcome.losses)} losses for {len(truth.losses)} steps")
     aliases = dict(graph.aliases)
-    parameters = {graph.nodes[i].name for i in graph.of("parameter")}
+    trained = {name for i in (*graph.of("parameter"), *updated(graph)) for name in graph.nodes[i].originals}
     errors = {
         "loss": {
             f"of step {k}": _error(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64))
@@ -242,7 +252,7 @@ def _errors(outcome: Outcome, truth: Outcome, graph: PCG) -> dict[str, dict[str,
         ("gradient", outcome.gradients, truth.gradients),
         ("weight", outcome.weights, truth.weights),
     ):
-        wanted = {name: t for name, t in theirs.items() if aliases.get(name, name) in parameters}
+        wanted = {name: t for name, t in theirs.items() if aliases.get(name, name) in trained}
         missing = [name for name in wanted if name not in ours and aliases.get(name) not in ours]
         if missing:
             raise MissingTensorsError(f"the program gives no {kind} of {', '.join(missing[:5])}")

@@ -4,6 +4,7 @@ A rule that returns None has no translation for the given arguments; the operato
 """
 
 from ..translate import Rule
-from . import elementwise, layers, views
+from . import batch_norm, elementwise, layers, lookups, losses, space, views
 
-TABLE: dict[str, Rule] = elementwise.TABLE | views.TABLE | layers.TABLE
+_FAMILIES = (elementwise, views, layers, batch_norm, space, lookups, losses)
+TABLE: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.TABLE.items()}

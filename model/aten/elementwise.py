@@ -4,7 +4,7 @@ from math import log
 from typing import Any, TypeAlias
 
 from ..translate import Index, Rule, Translation, Value, dtype_name
-from .folds import rms_norm
+from .folds import batch_mean, rms_norm
 
 T: TypeAlias = Translation
 A: TypeAlias = dict[str, Any]
@@ -62,7 +62,8 @@ def _div(t: T, a: A) -> Value:
         return None
     number = t.number(a["other"])
     if number:
-        return t.add("scale", a["self"], value=1 / number)
+        folded = batch_mean(t, a["self"], number)
+        return t.add("scale", a["self"], value=1 / number) if folded is None else folded
     return t.add("div", t.tensor(a["self"]), t.tensor(a["other"]))
 
 
@@ -120,7 +121,20 @@ def _softplus(t: T, a: A) -> Value:
 
 
 def _elu(t: T, a: A) -> Value:
-    return t.add("elu", a["self"], alpha=a["alpha"]) if (a["scale"], a["input_scale"]) == (1, 1) else None
+    return t.scale(t.add("elu", a["self"], alpha=a["alpha"]), a["scale"]) if a["input_scale"] == 1 else None
+
+
+def _celu(t: T, a: A) -> Value:
+    """alpha * elu(x / alpha)."""
+    inner = t.add("elu", t.scale(a["self"], 1 / a["alpha"]), alpha=1.0)
+    return t.scale(inner, a["alpha"])
+
+
+def _hardtanh(t: T, a: A) -> Value:
+    low, high = a["min_val"], a["max_val"]
+    if (low, high) == (0, 6):
+        return t.add("relu6", a["self"])
+    return t.add("hardtanh", a["self"], min_val=low, max_val=high)
 
 
 def _cast(t: T, a: A) -> Value:
@@ -140,6 +154,11 @@ TABLE: dict[str, Rule] = {
         name: _unary(name)
         for name in [
             "relu",
+            "relu6",
+            "selu",
+            "mish",
+            "hardswish",
+            "hardsigmoid",
             "silu",
             "tanh",
             "sigmoid",
@@ -159,6 +178,10 @@ TABLE: dict[str, Rule] = {
     "gelu": _unary("gelu", approximate="approximate"),
     "leaky_relu": _unary("leaky_relu", slope="negative_slope"),
     "elu": _elu,
+    "celu": _celu,
+    "hardtanh": _hardtanh,
+    "log_sigmoid": _unary("logsigmoid"),
+    "prelu": lambda t, a: t.add("prelu", a["self"], a["weight"]),
     "softplus": _softplus,
     "square": lambda t, a: t.add("pow", a["self"], exponent=2),
     "neg": _unary("neg"),

@@ -1,4 +1,4 @@
-"""Operators that arrive written out, put together again: an RMS norm from its square, mean, root and products."""
+"""Operators that arrive written out, put together again: an RMS norm from its square, mean, root and products, ..."""
 
 from ..pcg import Node
 from ..translate import Index, Translation
@@ -24,6 +24,14 @@ def rms_norm(t: Translation, x: Index, other: Index) -> Index | None:
         return None
     eps = shifted["value"] if shifted.op == "shift" else 0.0
     return t.add("rms_norm", x, shape=t.shape(x), normalized=len(dims), eps=eps)
+
+
+def batch_mean(t: Translation, x: Index, number: float) -> Index | None:
+    """The quotient `x / number`, if that is a divergence summed and divided by the samples (PyTorch's `batchmean`)."""
+    node = t.at(x)
+    if node.op != "kl_div" or node["reduction"] != "sum" or (number,) != t.shape(node.inputs[0])[:1]:
+        return None
+    return t.add("kl_div", *map(Index, node.inputs), **dict(node.attributes) | {"reduction": "batchmean"})
 
 
 def _source(t: Translation, node: Node) -> Node:

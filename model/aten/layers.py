@@ -1,10 +1,9 @@
-"""Reductions, products, normalizations, attention and losses."""
+"""Reductions, products, normalizations and attention."""
 
-from collections.abc import Callable
 from math import inf, sqrt
+from string import ascii_letters
 from typing import Any, TypeAlias
 
-from ..pcg import FLOATS
 from ..translate import Index, Rule, Translation, Value
 from .elementwise import dropout
 from .views import interleave
@@ -20,6 +19,18 @@ def _reduce(op: str) -> Rule:
         return t.reduce(op, x, [dims] if isinstance(dims, int) else dims, a.get("keepdim", False))
 
     return rule
+
+
+def _norm(t: T, a: A) -> Value:
+    """The p-norm over all dims or some; `norm` calls p what `linalg_vector_norm` calls ord."""
+    order, dims = t.number(a.get("ord", a.get("p"))), a.get("dim")
+    x = t.to(a["self"], a.get("dtype"))
+    dims = [dims] if isinstance(dims, int) else dims
+    return t.reduce("norm", x, dims, a.get("keepdim", False), ord=2 if order is None else order)
+
+
+def _cumulative(op: str) -> Rule:
+    return lambda t, a: t.add(op, t.to(a["self"], a["dtype"]), dim=a["dim"] % max(1, len(t.like.shape)))
 
 
 def _max(t: T, a: A) -> Value:
@@ -72,14 +83,38 @@ def _add_matmul(first: str, second: str) -> Rule:
 
 
 def _einsum(t: T, a: A) -> Value:
+    """A product of many is a chain of products of two, from the left; dims in `...` get letters of their own."""
     equation, operands = a["equation"].replace(" ", ""), a["tensors"]
-    inputs, _, output = equation.partition("->")
-    terms = inputs.split(",")
-    free = set(output) - set(inputs)
-    repeated = any(len(set(term)) < len(term) for term in (*terms, output))
-    if "->" not in equation or "." in equation or free or repeated or len(operands) > 2:
-        return None
-    return t.add("einsum", *operands, equation=equation)
+    sources, arrow, output = equation.partition("->")
+    terms, spare = sources.split(","), [c for c in ascii_letters if c not in equation]
+    width = max(len(t.shape(x)) - len(s) + 3 if "..." in s else 0 for s, x in zip(terms, operands, strict=True))
+    dots = "".join(spare[:width])
+    if not arrow:
+        output = "..." + "".join(sorted(c for c in sources if c.isalpha() and sources.count(c) == 1))
+    output = output.replace("...", dots)
+    terms = [
+        s.replace("...", dots[width - (len(t.shape(x)) - len(s) + 3) :]) for s, x in zip(terms, operands, strict=True)
+    ]
+    if any(len(set(term)) < len(term) for term in terms):
+        return t.no("a letter that is repeated in one operand (a diagonal)")
+    return _chain(t, terms, operands, output)
+
+
+def _chain(t: T, terms: list[str], operands: list[Index], output: str) -> Index:
+    """Products of two from the left; what no later operand nor the output has is summed."""
+    pairs = [pair for term, x in zip(terms, operands, strict=True) for pair in zip(term, t.shape(x), strict=True)]
+    sizes = {letter: max(size for other, size in pairs if other == letter) for letter, _ in pairs}
+    (left, *others), (x, *rest) = terms, operands
+    if not others:
+        if set(left) == set(output):
+            return t.permute(x, [left.index(letter) for letter in output])
+        return t.add("einsum", x, equation=f"{left}->{output}")
+    for place, (term, y) in enumerate(zip(others, rest, strict=True)):
+        later = {*output, *"".join(others[place + 1 :])}
+        kept = "".join(c for c in dict.fromkeys(left + term) if c in later) if others[place + 1 :] else output
+        x = t.add("einsum", x, y, shape=[sizes[c] for c in kept], equation=f"{left},{term}->{kept}")
+        left = kept
+    return x
 
 
 def _layer_norm(t: T, a: A) -> Value:
@@ -100,25 +135,15 @@ def _rms_norm(t: T, a: A) -> Value:
     return t.add("rms_norm", *inputs, normalized=len(a["normalized_shape"]), eps=a["eps"])
 
 
-def _embedding(t: T, a: A) -> Value:
-    """The row of the padding index gets no gradient: its look-ups are detached."""
-    if a["scale_grad_by_freq"]:
-        return None
-    ids, padding = a["indices"], a["padding_idx"]
-    rows = t.add("embedding", a["weight"], ids)
-    if padding < 0 or not t.at(rows).gradient:
-        return rows
-    where = t.add("compare", ids, shape=t.shape(ids), dtype="bool", relation="eq", value=padding)
-    return t.add("where", t.view(where, (*t.shape(ids), 1)), t.add("detach", rows, gradient=False), rows)
-
-
 def _attention(t: T, a: A) -> Value:
     q, k, v, mask, p = (a[name] for name in ("query", "key", "value", "attn_mask", "dropout_p"))
-    if a["enable_gqa"] and t.shape(q)[-3] != t.shape(k)[-3]:
-        k, v = (interleave(t, x, len(t.shape(x)) - 3, t.shape(q)[-3] // t.shape(x)[-3]) for x in (k, v))
+    grouped = a["enable_gqa"] and t.shape(q)[-3] != t.shape(k)[-3]
     if not p:
         operands = (q, k, v) if mask is None else (q, k, v, mask)
-        return t.add("attention", *operands, causal=a["is_causal"], scale=a["scale"])
+        attributes = {"grouped": True} if grouped else {}
+        return t.add("attention", *operands, causal=a["is_causal"], scale=a["scale"], **attributes)
+    if grouped:
+        k, v = (interleave(t, x, len(t.shape(x)) - 3, t.shape(q)[-3] // t.shape(x)[-3]) for x in (k, v))
     shape = (*t.shape(q)[:-1], t.shape(k)[-2])
     scores = t.add("matmul", q, t.transpose(k, -2, -1), shape=shape)
     scores = t.scale(scores, 1 / sqrt(t.shape(q)[-1]) if a["scale"] is None else a["scale"])
@@ -131,66 +156,15 @@ def _attention(t: T, a: A) -> Value:
     return t.add("matmul", weights, v)
 
 
-_REDUCTIONS = ("none", "mean", "sum")
-
-
-def _cross_entropy(t: T, a: A) -> Value:
-    x, target, weight = a["self"], a["target"], a["weight"]
-    reduction = _REDUCTIONS[a["reduction"]]
-    if a.get("label_smoothing") or reduction == "none":
-        return None
-    if t.at(target).dtype in FLOATS:  # probabilities
-        if weight is not None:
-            return None
-        dim = min(1, len(t.shape(x)) - 1)
-        logs = t.add("log_softmax", x, shape=t.shape(x), dim=dim)
-        total = t.reduce(reduction, t.add("mul", logs, target, shape=t.shape(x)), None, False)
-        return t.scale(total, -t.shape(x)[dim] if reduction == "mean" else -1)  # a mean is over samples, not classes
-    operands = (x, target) if weight is None else (x, target, weight)
-    return t.add("cross_entropy", *operands, reduction=reduction, ignore_index=a["ignore_index"])
-
-
-def _nll(t: T, a: A) -> Value:
-    """The log-softmax of a log-softmax is itself, so a negative log likelihood of one is a cross entropy."""
-    source = t.at(a["self"])
-    if source.op != "log_softmax" or source["dim"] != min(1, len(source.shape) - 1):
-        return None
-    return _cross_entropy(t, a | {"self": Index(source.inputs[0])})
-
-
-def _difference(op: str, **attributes: Any) -> Callable[[T, Index, Index], Index]:
-    return lambda t, x, y: t.add(op, t.add("sub", x, y, shape=t.shape(x)), shape=t.shape(x), **attributes)
-
-
-def _mse(t: T, a: A) -> Value:
-    x, target, reduction = a["self"], a["target"], _REDUCTIONS[a["reduction"]]
-    if reduction == "none" or t.shape(x) != t.shape(target):
-        square = _difference("pow", exponent=2)(t, x, target)
-        return square if reduction == "none" else t.reduce(reduction, square, None, False)
-    return t.add("mse_loss", x, target, reduction=reduction)
-
-
-def _l1(t: T, a: A) -> Value:
-    distance, reduction = _difference("abs")(t, a["self"], a["target"]), _REDUCTIONS[a["reduction"]]
-    return distance if reduction == "none" else t.reduce(reduction, distance, None, False)
-
-
-def _binary_cross_entropy(t: T, a: A) -> Value:
-    """softplus(x) - x * target."""
-    x, target, reduction = a["self"], a["target"], _REDUCTIONS[a["reduction"]]
-    if a["weight"] is not None or a["pos_weight"] is not None:
-        return None
-    shape = t.shape(x)
-    rise = t.add("softplus", x, shape=shape)
-    loss = t.add("sub", rise, t.add("mul", x, target, shape=shape), shape=shape)
-    return loss if reduction == "none" else t.reduce(reduction, loss, None, False)
-
-
 TABLE: dict[str, Rule] = {
     "sum": _reduce("sum"),
     "mean": _reduce("mean"),
     "amax": _reduce("amax"),
-    "cumsum": lambda t, a: t.add("cumsum", t.to(a["self"], a["dtype"]), dim=a["dim"] % max(1, len(t.like.shape))),
+    "logsumexp": lambda t, a: t.reduce("logsumexp", a["self"], a["dim"], a["keepdim"]),
+    "linalg_vector_norm": _norm,
+    "norm": _norm,
+    "cumsum": _cumulative("cumsum"),
+    "cumprod": _cumulative("cumprod"),
     "max": _max,
     "var": lambda t, a: _variance(t, a),
     "std": _deviation,
@@ -210,12 +184,5 @@ TABLE: dict[str, Rule] = {
     "layer_norm": _layer_norm,
     "native_layer_norm": lambda t, a: [_layer_norm(t, a | {"like": t.like[0]}), None, None],
     "rms_norm": _rms_norm,
-    "embedding": _embedding,
     "scaled_dot_product_attention": _attention,
-    "cross_entropy_loss": _cross_entropy,
-    "nll_loss_nd": _nll,
-    "nll_loss": _nll,
-    "mse_loss": _mse,
-    "l1_loss": _l1,
-    "binary_cross_entropy_with_logits": _binary_cross_entropy,
 }

@@ -112,6 +112,31 @@ def interleave(t: T, x: Index, dim: int, repeats: int) -> Index:
     return t.view(spread, (*shape[:dim], shape[dim] * repeats, *shape[dim + 1 :]))
 
 
+def _pad(t: T, a: A) -> Value:
+    """Constant padding of zero dims is none."""
+    pad, mode, value = tuple(a["pad"]), a["mode"], a["value"] or 0.0
+    return t.add("pad", a["self"], pad=pad, mode=mode, value=float(value)) if any(pad) else a["self"]
+
+
+def _flip(*dims: int) -> Rule:
+    def rule(t: T, a: A) -> Value:
+        chosen = dims or a["dims"]
+        rank = len(t.shape(a["self"]))
+        return t.add("flip", a["self"], dims=tuple(d % rank for d in chosen)) if chosen else a["self"]
+
+    return rule
+
+
+def _roll(t: T, a: A) -> Value:
+    """Without dims, of the flat tensor."""
+    x, shifts, dims = a["self"], tuple(a["shifts"]), a["dims"]
+    shape = t.shape(x)
+    if dims:
+        return t.add("roll", x, shifts=shifts, dims=tuple(d % len(shape) for d in dims))
+    flat = (prod(shape),)
+    return t.view(t.add("roll", t.view(x, flat), shape=flat, shifts=shifts, dims=(0,)), shape)
+
+
 def _full(name: str | float) -> Rule:
     def rule(t: T, a: A) -> Value:
         value = t.number(a[name]) if isinstance(name, str) else name
@@ -150,28 +175,6 @@ def hits(t: T, ids: Index, dim: int, size: int) -> Index:
     numbers = t.view(numbers, (size, *(1 for _ in shape[dim + 1 :])))
     found = (*shape[:dim], size, *shape[dim + 1 :])
     return t.add("relate", ids, numbers, shape=found, dtype="bool", relation="eq")
-
-
-def _gather(t: T, a: A) -> Value:
-    """One entry along `dim` of each: a sum over all of them with the others set to zero."""
-    x, ids, dim = a["self"], a["index"], a["dim"] % max(1, len(t.shape(a["self"])))
-    shape = t.shape(x)
-    if not shape or t.shape(ids) != (*shape[:dim], 1, *shape[dim + 1 :]):
-        return None
-    chosen = t.add("where", hits(t, ids, dim, shape[dim]), x, t.full(0.0, (), t.at(x).dtype), shape=shape)
-    return t.reduce("sum", chosen, [dim], True)
-
-
-def _rows(t: T, a: A) -> Value:
-    """Rows of a matrix by number, `x[ids]`: a look-up in a table."""
-    x, ids = a["self"], a["indices"] if "indices" in a else a["index"]
-    if isinstance(ids, list):
-        if len(ids) != 1:
-            return None
-        (ids,) = ids
-    if a.get("dim", 0) != 0 or len(t.shape(x)) != 2 or t.at(ids).dtype not in ("int64", "int32"):
-        return None
-    return t.add("embedding", x, ids)
 
 
 def _triangle(op: str) -> Rule:
@@ -225,9 +228,12 @@ TABLE: dict[str, Rule] = {
     "arange": _arange,
     "eye": _eye,
     "one_hot": _one_hot,
-    "gather": _gather,
-    "index": _rows,
-    "index_select": _rows,
+    "pad": _pad,
+    "constant_pad_nd": lambda t, a: _pad(t, a | {"mode": "constant"}),
+    "flip": _flip(),
+    "fliplr": _flip(1),
+    "flipud": _flip(0),
+    "roll": _roll,
     "tril": _triangle("tril"),
     "triu": _triangle("triu"),
 }

@@ -1,16 +1,33 @@
 """The operators, one family a file; importing this package registers them all."""
 
-from . import attention, contraction, creation, elementwise, embedding, loss, normalization, reduction, unknown, views
+from . import (
+    attention,
+    batch_norm,
+    contraction,
+    convolution,
+    creation,
+    elementwise,
+    embedding,
+    loss,
+    normalization,
+    reduction,
+    space,
+    unknown,
+    views,
+)
 
 __all__ = [
     "attention",
+    "batch_norm",
     "contraction",
+    "convolution",
     "creation",
     "elementwise",
     "embedding",
     "loss",
     "normalization",
     "reduction",
+    "space",
     "unknown",
     "views",
 ]

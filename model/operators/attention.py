@@ -14,26 +14,53 @@ def _work(node: Node, inputs: tuple[Node, ...]) -> int:
     return 2 * pairs * (q.shape[-1] + v.shape[-1]) // (2 if node["causal"] else 1)
 
 
+def attend(node: Node, names: Sequence[str], mask: str | None, causal: bool) -> str:
+    """PyTorch's call; groups of query heads share keys and values where the node says so."""
+    options = [
+        f", attn_mask={mask}" if mask else "",
+        ", is_causal=True" if causal else "",
+        f", scale={node['scale']!r}" if node["scale"] is not None else "",
+        ", enable_gqa=True" if node.get("grouped") else "",
+    ]
+    return f"F.scaled_dot_product_attention({', '.join(names[:3])}{''.join(options)})"
+
+
 def _emit(node: Node, names: Sequence[str]) -> str:
-    mask = f", attn_mask={names[3]}" if len(names) > 3 else ""
-    causal = ", is_causal=True" if node["causal"] else ""
-    scale = f", scale={node['scale']!r}" if node["scale"] is not None else ""
-    return f"F.scaled_dot_product_attention({', '.join(names[:3])}{mask}{causal}{scale})"
+    return attend(node, names, names[3] if len(names) > 3 else None, node["causal"])
 
 
 def _notation(node: Node, inputs: tuple[Node, ...]) -> str:
-    scores = "q[b.., s, :], k[b.., :, :]" + (", mask[b.., s, :]" if len(inputs) > 3 else "")
-    return f"y[b.., s, e] = sum(t) f({scores})[t] * v[b.., t, e]"
+    """With `grouped`, head number (g r) of the queries reads head g of keys and values, which are not copied."""
+    of_query, of_key = ("b.., (g r)", "b.., g") if node.get("grouped") else ("b..", "b..")
+    scores = f"q[{of_query}, s, :], k[{of_key}, :, :]"
+    if len(inputs) > 3:
+        scores += f", bias[{_mask(node, inputs[3].shape)}]"
+    return f"y[{of_query}, s, e] = sum(t) f({scores})[t] * v[{of_key}, t, e]"
+
+
+def _mask(node: Node, shape: tuple[int, ...]) -> str:
+    """The indices of a mask, which may lack leading dims and have one head for all."""
+    if not node.get("grouped"):
+        return "b.., s, :"
+    heads = [] if len(shape) < 3 else [":"] if shape[-3] == 1 else ["(g r)"]
+    return ", ".join([*(["b.."] if len(shape) > 3 else []), *heads, "s, :"])
+
+
+def _scores(node: Node, inputs: tuple[Node, ...]) -> int:
+    """The gradient of a mask is made of all scores' before it is summed over what the mask is broadcast to."""
+    learned = len(inputs) > 3 and inputs[3].gradient
+    return prod(node.shape[:-1]) * inputs[1].shape[-2] if learned else 0
 
 
 register(
     Operator(
         "attention",
-        ("q", "k", "v", "mask"),
+        ("q", "k", "v", "bias"),
         _notation,
         _emit,
-        saved=("q", "k", "v", "y"),
+        saved=("q", "k", "v", "bias", "y"),
         flops=_work,
+        scratch=_scores,
         matmul=True,
     )
 )

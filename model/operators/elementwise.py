@@ -1,6 +1,7 @@
 """Elementwise operators: opaque functions of one element, and the few that are linear."""
 
 from ..operator import Operator, register
+from ..pcg import Node
 
 _OPAQUE = "y[i..] = f(x[i..])"
 _LINEAR = "y[i..] = L(x[i..])"
@@ -16,6 +17,13 @@ _UNARY = (
     ("softplus", _OPAQUE, "F.softplus({x})", ("x",)),
     ("leaky_relu", _OPAQUE, "F.leaky_relu({x}, {slope})", ("x",)),
     ("elu", _OPAQUE, "F.elu({x}, {alpha})", ("x",)),
+    ("selu", _OPAQUE, "F.selu({x})", ("x",)),
+    ("mish", _OPAQUE, "F.mish({x})", ("x",)),
+    ("hardtanh", _OPAQUE, "F.hardtanh({x}, {min_val}, {max_val})", ("x",)),
+    ("relu6", _OPAQUE, "F.relu6({x})", ("x",)),
+    ("hardswish", _OPAQUE, "F.hardswish({x})", ("x",)),
+    ("hardsigmoid", _OPAQUE, "F.hardsigmoid({x})", ("x",)),
+    ("logsigmoid", _OPAQUE, "F.logsigmoid({x})", ("x",)),
     ("exp", _OPAQUE, "torch.exp({x})", ("y",)),
     ("log", _OPAQUE, "torch.log({x})", ("x",)),
     ("sqrt", _OPAQUE, "torch.sqrt({x})", ("y",)),
@@ -36,6 +44,14 @@ _UNARY = (
 )
 for _name, _notation, _emit, _saved in _UNARY:
     register(Operator(_name, ("x",), _notation, _emit, saved=_saved))
+
+
+def _prelu(node: Node, inputs: tuple[Node, ...]) -> str:
+    """One slope, or one a channel."""
+    return "y[n, c, d..] = f(x[n, c, d..], w[c])" if inputs[1].numel > 1 else "y[i..] = f(x[i..], w[:])"
+
+
+register(Operator("prelu", ("x", "w"), _prelu, "F.prelu({x}, {w})", saved=("x", "w")))
 
 register(Operator("add", ("a", "b"), "y[i..] = a[i..] + b[i..]", "{a} + {b}"))
 register(Operator("sub", ("a", "b"), "y[i..] = a[i..] + b[i..]", "{a} - {b}"))

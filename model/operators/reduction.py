@@ -23,10 +23,22 @@ def _along(node: Node, inputs: tuple[Node, ...]) -> str:
     """Whole along `dim`, free elsewhere."""
     names = [f"d{i}" for i in range(len(node.shape))]
     inside = ", ".join(":" if i == node["dim"] else name for i, name in enumerate(names))
-    return f"y[{', '.join(names)}] = L(x[{inside}])[{names[node['dim']]}]"
+    function = "L" if node.op == "cumsum" else "f"
+    return f"y[{', '.join(names)}] = {function}(x[{inside}])[{names[node['dim']]}]"
 
 
 register(Operator("cumsum", ("x",), _along, "torch.cumsum({x}, {dim})"))
+register(Operator("cumprod", ("x",), _along, "torch.cumprod({x}, {dim})", saved=("x", "y")))
 register(Operator("sum", ("x",), _reduced, "{x}.sum({dims}, keepdim={keepdim})"))
 register(Operator("mean", ("x",), _reduced, "{x}.sum({dims}, keepdim={keepdim}) / {count}"))
 register(Operator("amax", ("x",), _whole, "{x}.amax({dims}, keepdim={keepdim})", saved=("x", "y")))
+register(Operator("logsumexp", ("x",), _whole, "{x}.logsumexp({dims}, keepdim={keepdim})", saved=("x", "y")))
+register(
+    Operator(
+        "norm",
+        ("x",),
+        _whole,
+        "torch.linalg.vector_norm({x}, {ord}, {dims}, keepdim={keepdim})",
+        saved=("x", "y"),
+    )
+)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ..operator import Operator, register
 from ..pcg import Node
+from .keywords import keywords
 
 
 def _names(count: int) -> list[str]:
@@ -27,6 +28,34 @@ def _operands(node: Node, inputs: tuple[Node, ...]) -> list[str]:
     return ["x"] if len(inputs) == 1 and node.op != "cat" else [f"x{i}" for i in range(len(inputs))]
 
 
+def _moved(node: Node, inputs: tuple[Node, ...]) -> str:
+    """Whole along `dims`, free elsewhere."""
+    names = _names(len(node.shape))
+    inside = ", ".join(":" if d in node["dims"] else name for d, name in enumerate(names))
+    return f"y[{', '.join(names)}] = L(x[{inside}])[{', '.join(names[d] for d in node['dims'])}]"
+
+
+def _one(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
+    """A tuple of one number as the number."""
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _padded(node: Node, inputs: tuple[Node, ...]) -> str:
+    """Whole along the dims that grow or shrink; linear unless another number than zero is filled in."""
+    names = _names(len(node.shape))
+    grown = [d for d in range(len(names)) if _padding(node, d) != (0, 0)]
+    inside = ", ".join(":" if d in grown else name for d, name in enumerate(names))
+    function = "f" if node["value"] else "L"
+    return f"y[{', '.join(names)}] = {function}(x[{inside}])[{', '.join(names[d] for d in grown)}]"
+
+
+def _padding(node: Node, dim: int) -> tuple[int, int]:
+    """Entries before and after a dim; the attribute holds pairs, the last dim first."""
+    pairs = node["pad"] + (0, 0) * len(node.shape)
+    place = 2 * (len(node.shape) - 1 - dim)
+    return pairs[place], pairs[place + 1]
+
+
 def _slice(node: Node, names: Sequence[str]) -> str:
     where = ", ".join([":"] * node["dim"] + [_range(node["start"], node["stop"], node["step"])])
     return f"{names[0]}[{where}]"
@@ -43,6 +72,20 @@ register(Operator("slice", ("x",), _along, _slice, passes=0))
 register(
     Operator(
         "cat", ("x",), _along, lambda node, names: f"torch.cat(({', '.join(names)}), {node['dim']})", variadic=True
+    )
+)
+register(Operator("flip", ("x",), _moved, lambda node, names: f"{names[0]}.flip({_one(node['dims'])})"))
+register(
+    Operator(
+        "roll", ("x",), _moved, lambda node, names: f"{names[0]}.roll({_one(node['shifts'])}, {_one(node['dims'])})"
+    )
+)
+register(
+    Operator(
+        "pad",
+        ("x",),
+        _padded,
+        lambda node, names: f"F.pad({names[0]}, {node['pad']}{keywords(node, {'mode': 'constant', 'value': 0.0})})",
     )
 )
 register(Operator("contiguous", ("x",), "y[i..] = L(x[i..])", "{x}.contiguous()"))

@@ -1,5 +1,6 @@
 """Model families, each at its full size and at a small one."""
 
-from .registry import Entry, build, entry, zoo
+from .entry import Entry
+from .registry import build, entry, zoo
 
 __all__ = ["Entry", "build", "entry", "zoo"]

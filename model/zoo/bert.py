@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .entry import TOKENS, Entry
+
 
 class Attention(nn.Module):
     """Every token looks at every other."""
@@ -77,3 +79,21 @@ class Bert(nn.Module):
             x = layer(x)
         scores = self.scores(self.head_norm(F.gelu(self.head(x))))
         return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+ENTRIES = {
+    "bert-large": Entry(  # trained as by Unity (OSDI'22)
+        Bert,
+        {},
+        {"vocabulary": 90, "layers": 2, "width": 48, "heads": 6, "inner": 96},
+        {"ids": TOKENS, "types": TOKENS, "labels": TOKENS},
+        batch=4,
+        per_device=True,
+        sequence=512,
+        small_sequence=8,
+        dtype="float32",
+        optimizer="adam",
+        machine="summit",
+        nodes=1,
+    ),
+}

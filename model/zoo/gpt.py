@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .entry import TOKENS, Entry
+
 
 class Attention(nn.Module):
     """Every token looks at itself and those before it; queries, keys and values come from one matrix."""
@@ -69,3 +71,46 @@ class GPT(nn.Module):
             x = layer(x)
         scores = self.scores(self.norm(x))
         return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+def _gpt3(layers: int, width: int, nodes: int) -> Entry:
+    """One of SuperScaler's sizes, there at sequence 16,384 and here at 2048.
+
+    The vocabulary is padded to 51,200, the embeddings are tied, and there is no dropout.
+    """
+    return Entry(
+        GPT,
+        {"vocabulary": 51200, "layers": layers, "width": width, "heads": 32, "dropout": 0.0},
+        {"vocabulary": 96, "layers": 4, "width": 64, "heads": 4, "dropout": 0.0},
+        {"ids": TOKENS, "labels": TOKENS},
+        batch=512,
+        per_device=False,
+        sequence=2048,
+        small_sequence=8,
+        dtype="mixed-float16",
+        optimizer="adam",
+        machine="v100-32gb",
+        nodes=nodes,
+    )
+
+
+ENTRIES = {
+    "gpt2": Entry(
+        GPT,
+        {},
+        {"vocabulary": 101, "layers": 3, "width": 48, "heads": 4},
+        {"ids": TOKENS, "labels": TOKENS},
+        batch=512,
+        per_device=False,
+        sequence=1024,
+        small_sequence=12,
+        dtype="mixed-bfloat16",
+        optimizer="adamw",
+        machine="dgx-a100",
+        nodes=1,
+    ),
+    "gpt3-1.3b": _gpt3(24, 2048, 1),
+    "gpt3-2.6b": _gpt3(32, 2560, 1),
+    "gpt3-6.7b": _gpt3(32, 4096, 2),
+    "gpt3-15b": _gpt3(48, 5120, 4),
+}

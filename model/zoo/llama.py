@@ -1,15 +1,20 @@
-"""Llama 2 (Touvron et al., 2023): pre-norm decoder with RMS norms, rotary positions and gated perceptrons."""
+"""Llama 2 and 3 (Touvron et al., 2023; Dubey et al., 2024): RMS norms, rotary positions and gated perceptrons.
+
+Llama 3 70B has eight times as many heads of queries as of keys and values.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .entry import TOKENS, Entry
 
-def rotary_tables(length: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
+
+def rotary_tables(length: int, width: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of position times frequency, [length, width]; angles are computed in float64."""
     steps = torch.arange(0, width, 2, dtype=torch.float64, device=like.device)
     positions = torch.arange(length, dtype=torch.float64, device=like.device)
-    half = positions[:, None] * 10000.0 ** (-steps / width)
+    half = positions[:, None] * theta ** (-steps / width)
     angles = torch.cat((half, half), -1)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
@@ -22,22 +27,26 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Every token looks at itself and those before it; positions enter as rotations of queries and keys."""
+    """Every token looks at itself and those before it; positions enter as rotations of queries and keys.
 
-    def __init__(self, width: int, heads: int) -> None:
+    Consecutive heads of queries share one of the `key_heads` heads of keys and values.
+    """
+
+    def __init__(self, width: int, heads: int, key_heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, key_heads * self.head_width, bias=False)
+        self.value = nn.Linear(width, key_heads * self.head_width, bias=False)
         self.output = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         q, k, v = (
-            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for project in (self.query, self.key, self.value)
+            project(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
         )
         q, k = rotate(q, cosine, sine), rotate(k, cosine, sine)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         result: Tensor = self.output(y.transpose(1, 2).flatten(2))
         return result
 
@@ -45,10 +54,10 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Attention and a gated perceptron, each normalized before."""
 
-    def __init__(self, width: int, heads: int, inner: int) -> None:
+    def __init__(self, width: int, heads: int, key_heads: int, inner: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(width, eps=1e-5)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, key_heads)
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.gate = nn.Linear(width, inner, bias=False)
         self.up = nn.Linear(width, inner, bias=False)
@@ -65,19 +74,66 @@ class Llama(nn.Module):
     """Scores of the next token; the output matrix is its own."""
 
     def __init__(
-        self, vocabulary: int = 32000, layers: int = 32, width: int = 4096, heads: int = 32, inner: int = 11008
+        self,
+        vocabulary: int = 32000,
+        layers: int = 32,
+        width: int = 4096,
+        heads: int = 32,
+        key_heads: int = 32,
+        inner: int = 11008,
+        theta: float = 10000.0,
     ) -> None:
         super().__init__()
-        self.head_width = width // heads
+        self.head_width, self.theta = width // heads, theta
         self.token_embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(Layer(width, heads, inner) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(width, heads, key_heads, inner) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.scores = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Both [batch, sequence]; `labels` holds the token that follows. Mean cross entropy."""
         x = self.token_embedding(ids)
-        cosine, sine = rotary_tables(ids.shape[1], self.head_width, x)
+        cosine, sine = rotary_tables(ids.shape[1], self.head_width, self.theta, x)
         for layer in self.layers:
             x = layer(x, cosine, sine)
         return F.cross_entropy(self.scores(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+ENTRIES = {
+    "llama-7b": Entry(
+        Llama,
+        {},
+        {"vocabulary": 96, "layers": 2, "width": 48, "heads": 6, "key_heads": 6, "inner": 120},
+        {"ids": TOKENS, "labels": TOKENS},
+        batch=512,
+        per_device=False,
+        sequence=4096,
+        small_sequence=8,
+        dtype="mixed-bfloat16",
+        optimizer="adamw",
+        machine="dgx-h100",
+        nodes=1,
+    ),
+    "llama-70b": Entry(
+        Llama,
+        {
+            "vocabulary": 128256,
+            "layers": 80,
+            "width": 8192,
+            "heads": 64,
+            "key_heads": 8,
+            "inner": 28672,
+            "theta": 500000.0,
+        },
+        {"vocabulary": 96, "layers": 2, "width": 64, "heads": 8, "key_heads": 4, "inner": 120},
+        {"ids": TOKENS, "labels": TOKENS},
+        batch=1024,
+        per_device=False,
+        sequence=8192,
+        small_sequence=8,
+        dtype="mixed-bfloat16",
+        optimizer="adamw",
+        machine="dgx-h100",
+        nodes=8,
+    ),
+}

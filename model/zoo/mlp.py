@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .entry import Entry, Input
+
 
 class MLP(nn.Module):
     """`layers` dense layers of `width`, ReLU between them; mean squared error against a target."""
@@ -16,3 +18,19 @@ class MLP(nn.Module):
         for layer in self.layers[:-1]:
             x = torch.relu(layer(x))
         return F.mse_loss(self.layers[-1](x), target)
+
+
+ENTRIES = {
+    "mlp": Entry(
+        MLP,
+        {},
+        {"layers": 4, "width": 48},
+        {"x": Input(("width",)), "target": Input(("width",))},
+        batch=256,
+        per_device=True,
+        dtype="float32",
+        optimizer="sgd",
+        machine="summit",
+        nodes=1,
+    ),
+}

@@ -1,12 +1,6 @@
-"""What the zoo holds: for each name the module at its full size, a small twin, and what it is trained with by default.
+"""The zoo: for each name the module at its full size, a small twin, and what it is trained with by default."""
 
-The sizes and settings are those of the papers that evaluate on these models (Unity, OSDI'22, for `mlp` and
-`bert-large`; SuperScaler for `gpt3-*`, there at sequence 16,384 and here at 2048). GPT-3's vocabulary is padded to
-51,200, its embeddings are tied, and it is trained without dropout.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,122 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import PartitaError
-from .bert import Bert
-from .gpt import GPT
-from .llama import Llama
-from .mlp import MLP
+from . import alphafold, bert, candle, dlrm, gpt, inception, llama, mbart, mlp, resnext, swin
+from .entry import Entry, Input
 
 EXAMPLE = 2
 """Samples in the example inputs; a graph is made for any number of them."""
 
-
-@dataclass(frozen=True)
-class Entry:
-    """One model: `make(**sizes)` builds it, `inputs` names its arguments with how many of each a sample has.
-
-    `batch` counts samples in a step: of every device if `per_device`, else of all. `sequence` and `small_sequence`
-    are None for models without one. An input is "ids" (integers, one a token) or the width of a vector of floats.
-    """
-
-    make: Callable[..., nn.Module]
-    full: dict[str, Any]
-    small: dict[str, Any]
-    inputs: dict[str, str]
-    batch: int
-    per_device: bool
-    dtype: str
-    optimizer: str
-    machine: str
-    nodes: int
-    sequence: int | None = None
-    small_sequence: int | None = None
-    small_batch: int = 12
-    takes_sequence: bool = False  # whether the module's sizes depend on the sequence (learned positions)
-
-    def default_batch(self, small: bool, devices: int) -> int:
-        """Samples in a step on `devices` devices, where nothing else is said."""
-        if small:
-            return self.small_batch
-        return self.batch * devices if self.per_device else self.batch
-
-
-def _gpt3(layers: int, width: int, nodes: int) -> Entry:
-    return Entry(
-        GPT,
-        {"vocabulary": 51200, "layers": layers, "width": width, "heads": 32, "dropout": 0.0},
-        {"vocabulary": 96, "layers": 4, "width": 64, "heads": 4, "dropout": 0.0},
-        {"ids": "ids", "labels": "ids"},
-        batch=512,
-        per_device=False,
-        sequence=2048,
-        small_sequence=8,
-        dtype="mixed-float16",
-        optimizer="adam",
-        machine="v100-32gb",
-        nodes=nodes,
-        takes_sequence=True,
-    )
-
-
 _ENTRIES: dict[str, Entry] = {
-    "mlp": Entry(
-        MLP,
-        {"layers": 16, "width": 8192},
-        {"layers": 4, "width": 48},
-        {"x": "width", "target": "width"},
-        batch=256,
-        per_device=True,
-        dtype="float32",
-        optimizer="sgd",
-        machine="summit",
-        nodes=1,
-    ),
-    "bert-large": Entry(
-        Bert,
-        {},
-        {"vocabulary": 90, "layers": 2, "width": 48, "heads": 6, "inner": 96},
-        {"ids": "ids", "types": "ids", "labels": "ids"},
-        batch=4,
-        per_device=True,
-        sequence=512,
-        small_sequence=8,
-        dtype="float32",
-        optimizer="adam",
-        machine="summit",
-        nodes=1,
-        takes_sequence=True,
-    ),
-    "gpt2": Entry(
-        GPT,
-        {},
-        {"vocabulary": 101, "layers": 3, "width": 48, "heads": 4},
-        {"ids": "ids", "labels": "ids"},
-        batch=512,
-        per_device=False,
-        sequence=1024,
-        small_sequence=12,
-        dtype="mixed-bfloat16",
-        optimizer="adamw",
-        machine="dgx-a100",
-        nodes=1,
-        takes_sequence=True,
-    ),
-    "gpt3-1.3b": _gpt3(24, 2048, 1),
-    "gpt3-15b": _gpt3(48, 5120, 4),
-    "llama-7b": Entry(
-        Llama,
-        {},
-        {"vocabulary": 96, "layers": 2, "width": 48, "heads": 6, "inner": 120},
-        {"ids": "ids", "labels": "ids"},
-        batch=512,
-        per_device=False,
-        sequence=4096,
-        small_sequence=8,
-        dtype="mixed-bfloat16",
-        optimizer="adamw",
-        machine="dgx-h100",
-        nodes=1,
-    ),
+    **mlp.ENTRIES,
+    **resnext.ENTRIES,
+    **inception.ENTRIES,
+    **bert.ENTRIES,
+    **dlrm.ENTRIES,
+    **candle.ENTRIES,
+    **gpt.ENTRIES,
+    **llama.ENTRIES,
+    **swin.ENTRIES,
+    **mbart.ENTRIES,
+    **alphafold.ENTRIES,
 }
 
 
@@ -151,22 +47,19 @@ def build(
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """A model in training mode and example inputs for it, by argument name. Raises PartitaError on a bad sequence."""
     found = entry(name)
-    length = found.small_sequence if small else found.sequence
-    if sequence is not None:
-        if length is None:
-            raise PartitaError(f"{name} has no sequence; leave --sequence out")
-        if sequence < 1:
-            raise PartitaError(f"sequence {sequence} is not positive")
-        length = sequence
-    sizes = dict(found.small if small else found.full)
-    if found.takes_sequence:
-        sizes["sequence"] = length
+    if sequence is not None and found.sequence is None:
+        raise PartitaError(f"{name} has no sequence; leave --sequence out")
+    if sequence is not None and sequence < 1:
+        raise PartitaError(f"sequence {sequence} is not positive")
+    sizes = found.sizes(small, sequence)
+    taken = {name: sizes[name] for name in inspect.signature(found.make).parameters}
     with torch.device(device):
-        module = found.make(**sizes)
-        inputs = {
-            argument: torch.zeros(EXAMPLE, length, dtype=torch.int64)
-            if kind == "ids" and length
-            else torch.zeros(EXAMPLE, sizes[kind])
-            for argument, kind in found.inputs.items()
-        }
+        module = found.make(**taken)
+        inputs = {name: _example(given, sizes) for name, given in found.inputs.items()}
     return module.train(), inputs
+
+
+def _example(given: Input, sizes: dict[str, Any]) -> Tensor:
+    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in given.shape]
+    counts = [len(size) if isinstance(size, tuple) else size for size in shape]
+    return torch.zeros(EXAMPLE, *counts, dtype=torch.int64 if given.integer else None)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from partita.codegen.defaults import SEED
 from partita.codegen.plan import Choice, Plan
 from partita.codegen.templates.counters import dropout_mask, projection_weights
-from partita.codegen.verification.reference import Optimizer, random_weight
+from partita.codegen.verification.reference import Optimizer, random_weight, state_of
+from partita.codegen.verification.statistics import InPieces, Pieces, pieces
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.verify import TOLERANCE, Trial, run
 from partita.codegen.verification.worker import Outcome
@@ -28,6 +29,7 @@ from partita.model.atoms import atoms
 from partita.model.layout import B, Layout, P, R, S, atom_of, is_split, splittable
 from partita.model.machine import Machine
 from partita.model.pcg import FLOATS, PCG, SOURCES, with_batch
+from partita.model.updates import updated
 
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]
@@ -39,14 +41,15 @@ class Whole(nn.Module):
     def __init__(self, graph: PCG) -> None:
         super().__init__()
         self.graph = graph
-        for node in (graph.nodes[i] for op in ("parameter", "buffer") for i in graph.of(op)):
+        sources = [graph.nodes[i] for op in ("parameter", "buffer") for i in graph.of(op)]
+        for node, name, shape in ((n, *original) for n in sources for original in n.originals.items()):
             place: nn.Module = self
-            *path, last = node.name.split(".")
+            *path, last = name.split(".")
             for part in path:
                 if not hasattr(place, part):
                     place.add_module(part, nn.Module())
                 place = getattr(place, part)
-            value = random_weight(node.name, node.shape)
+            value = random_weight(name, shape)
             if node.op == "buffer":
                 place.register_buffer(last, value)
             else:
@@ -68,7 +71,9 @@ def _numbers(shape: tuple[int, ...]) -> Tensor:
 
 
 @cache
-def truth(graph: PCG, optimizer: str, steps: int) -> tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...], Outcome]:
+def truth(
+    graph: PCG, optimizer: str, steps: int, normalized: tuple[Pieces, ...] = ()
+) -> tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...], Outcome]:
     """Initial weights, batches, and what training on whole tensors gives."""
     module = Whole(graph)
     state = {name: value.detach().clone() for name, value in module.state_dict().items()}
@@ -76,15 +81,15 @@ def truth(graph: PCG, optimizer: str, steps: int) -> tuple[dict[str, Tensor], tu
     update = Optimizer(optimizer, module)
     losses, gradients = [], dict[str, Tensor]()
     for step, batch in enumerate(batches):
-        loss = module(batch, step)
+        with InPieces(normalized):
+            loss = module(batch, step)
         update.zero_grad()
         loss.backward()
         losses.append(loss.item())
         if step == 0:
             gradients = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
         update.step()
-    weights = {name: p.detach().clone() for name, p in module.named_parameters()}
-    return state, batches, Outcome(losses, gradients, weights)
+    return state, batches, Outcome(losses, gradients, state_of(module))
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +104,8 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     def check(plan: Plan, graph: PCG | None = None, steps: int = 2) -> dict[str, Any]:
         nonlocal count
         count += 1
-        state, batches, outcome = truth(graph or with_batch(plan.graph, plan.batch), plan.optimizer, steps)
+        whole = graph or with_batch(plan.graph, plan.batch)
+        state, batches, outcome = truth(whole, plan.optimizer, steps, pieces(plan))
         path = folder / f"program{count}.py"
         plan.emit(path)
         trial = Trial(path, plan.graph, plan.ranks, state, batches, outcome, TOLERANCE)
@@ -152,7 +158,8 @@ class Forcing:
             layouts = zip((*node.inputs, index), (*inputs, output), strict=True)
             if node.op in SOURCES:
                 layouts = zip((index,), (output,), strict=True)
-            if all(self.legal(i, x) for i, x in layouts):
+            summed = node.get("sparse") and {B, P} & set(inputs[0])  # as sparse gradients are not, nor their tables
+            if all(self.legal(i, x) for i, x in layouts) and not summed:
                 break
             if wish:
                 raise ValueError(f"rows {wish} of {node.name!r} leave a rank empty")
@@ -182,9 +189,14 @@ def force() -> Force:
         optimizer: str = "adamw",
     ) -> Plan:
         drawn = Forcing(graph, sizes, rng)
-        choices = tuple(drawn.choice(i, (wishes or {}).get(i)) for i in range(len(graph.nodes)))
+        choices = [drawn.choice(i, (wishes or {}).get(i)) for i in range(len(graph.nodes))]
+        for buffer, (reader, place) in updated(graph).items():
+            choices[buffer] = Choice((), choices[reader].inputs[place])
+        for index, node in enumerate(graph.nodes):
+            if node.get("sparse"):  # read as it is stored
+                choices[node.inputs[0]] = Choice((), choices[index].inputs[0])
         placement = Placement(sizes, tuple((size,) for size in sizes))
-        return Plan(graph, machine_of(sizes), placement, micro_batches, choices, "float64", optimizer)
+        return Plan(graph, machine_of(sizes), placement, micro_batches, tuple(choices), "float64", optimizer)
 
     return forced
 

@@ -74,6 +74,7 @@ def test_accepted(given: dict[str, Any]) -> None:
         ({"mesh": (2, 2), "hierarchy": (2, 4)}, "4 ranks.*8 devices"),
         ({"dtype": "float8"}, "float64, float32"),
         ({"optimizer": "lion"}, "sgd, adam, adamw"),
+        ({"statistics": "rank"}, "batch, micro-batch, local"),
         ({"time_limit": 0.0}, "--time-limit 0"),
         ({"time_limit": float("nan")}, "--time-limit nan"),
         ({"time_limit": float("inf")}, "--time-limit inf"),

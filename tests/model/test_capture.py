@@ -110,9 +110,42 @@ def looked_up(x: Tensor) -> Tensor:
     return y * F.one_hot(ids, 6) + z + x.cumsum(1)
 
 
-def contracted(x: Tensor) -> Tensor:
+def indexed(x: Tensor) -> tuple[Tensor, ...]:
+    ids, back = torch.tensor([[2, 0], [1, 1]]), torch.tensor([-1, 0, -2])
+    some = torch.tensor([[[1], [0], [2]], [[2], [1], [0]]])
+    last = torch.tensor(-1)
+    return (
+        x[:, ids]
+        + x[:, back][:, :1, None]
+        + x.index_select(1, ids[0])[:, :, None] * x[:, last].unsqueeze(1).unsqueeze(1),
+        x[:, ids, ids + 1] * x[:2, ids[0], ids[:, :1]].sum(),
+        torch.take(x, ids)
+        + torch.take_along_dim(x, some[:1], -1)[0, 0]
+        + torch.take_along_dim(x, some.flatten(), None)[0],
+        x.gather(2, some) * torch.where((x > 0).gather(2, some), 2.0, 0.5),
+    )
+
+
+def moved(x: Tensor) -> tuple[Tensor, ...]:
+    y = F.pad(x, (1, 2)) + F.pad(x, (0, 3), value=0.5) + F.pad(x, (2, 1), mode="reflect")
+    z = F.pad(x, (1, 1), mode="circular") + F.pad(x, (2, 0), mode="replicate") + F.pad(x, (3, -1, 0, 0))
+    return (
+        y,
+        z,
+        x.roll((1, 2), (1, 2)) + x.roll(5) * x.flip(1, -1) + x.fliplr() + torch.stack((x, -x), 1).flipud()[:, 0],
+    )
+
+
+def accumulated(x: Tensor) -> tuple[Tensor, ...]:
+    y = F.normalize(x, dim=1) * x.logsumexp(-1, keepdim=True) + x.norm(dim=(0, 2), keepdim=True) + x.norm(p=3)
+    return y * torch.logsumexp(x, (0, 1)) + x.cumprod(1) + torch.linalg.vector_norm(x, 1, -1, True)
+
+
+def contracted(x: Tensor) -> tuple[Tensor, ...]:
     y = torch.einsum("bsi,bti->bst", x, x.exp())
-    return torch.einsum("bst, bsi -> tbi", y, x) + torch.einsum("bsi->bi", x)
+    z = torch.einsum("...ij,...kj,kl", x, x[0], x[0])
+    w = torch.einsum("i...,i...", x[0], x[1]) + torch.einsum("bsi,bti,btj,cj->cs", x, x, x, x[0]).mean()
+    return torch.einsum("bst, bsi -> tbi", y, x) + torch.einsum("bsi->bi", x), z * torch.einsum("bsi->sbi", x).sum(), w
 
 
 FUNCTIONS = [
@@ -127,6 +160,9 @@ FUNCTIONS = [
     tables,
     products,
     looked_up,
+    indexed,
+    moved,
+    accumulated,
     contracted,
 ]
 
@@ -145,6 +181,26 @@ LOSSES: list[tuple[Callable[..., Any], tuple[Tensor, ...]]] = [
     (lambda x, t: F.nll_loss(F.log_softmax(x[:, 0], 1), t), (LABELS[:, 0],)),
     (lambda x, t: F.cross_entropy(x[:, 0], t.softmax(-1)), (torch.zeros(4, 6),)),
     (lambda x, t: F.binary_cross_entropy_with_logits(x, t.sigmoid()), (torch.zeros(4, 3, 6),)),
+    (lambda x, t: F.nll_loss(x[:, 0], t, x[0, 0].detach().exp()), (LABELS[:, 0],)),
+    (lambda x, t: F.cross_entropy(x.mT, t, x[0, 0].detach().exp(), label_smoothing=0.1), (LABELS,)),
+    (
+        lambda x, t: F.cross_entropy(x.mT, t, ignore_index=2, label_smoothing=0.1, reduction="none").sum(0).mean(),
+        (LABELS,),
+    ),
+    (
+        lambda x, t: F.cross_entropy(x.mT, t.mT.softmax(1), x[0, 0].detach().exp(), label_smoothing=0.1),
+        (torch.zeros(4, 3, 6),),
+    ),
+    (lambda x, t: F.binary_cross_entropy(x.sigmoid(), t.sigmoid(), t[0].exp()), (torch.zeros(4, 3, 6),)),
+    (
+        lambda x, t: F.binary_cross_entropy_with_logits(
+            x, t, t[:, :1].exp(), pos_weight=t[0, 0].exp(), reduction="sum"
+        ),
+        (torch.zeros(4, 3, 6),),
+    ),
+    (lambda x, t: F.kl_div(x.log_softmax(-1), t, reduction="none", log_target=True).sum(), (torch.zeros(4, 3, 6),)),
+    (lambda x, t: F.kl_div(x.log_softmax(-1), t.softmax(-1), reduction="batchmean"), (torch.zeros(4, 3, 6),)),
+    (lambda x, t: F.smooth_l1_loss(x, t, beta=0.3) + F.huber_loss(x, t[:, :1], delta=0.4), (torch.zeros(4, 3, 6),)),
     (lambda x, t: F.mse_loss(x, t), (torch.zeros(4, 3, 6),)),
     (lambda x, t: F.mse_loss(x, t, reduction="sum") + F.l1_loss(x, t), (torch.zeros(4, 3, 6),)),
     (lambda x, t: F.mse_loss(x, t, reduction="none").mean(-1).sum(), (torch.zeros(4, 3, 6),)),
@@ -178,6 +234,35 @@ def test_attention_mask_and_groups(boolean: bool, agrees: Any) -> None:
 
     graph = agrees(Lambda(attend, 24), (X,))
     assert len(of(graph, "attention").inputs) == 4
+    assert of(graph, "attention")["grouped"] and not graph.of("expand")  # keys and values are not copied
+
+
+class Bags(nn.Module):
+    """Sums with weights of their own, and means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.EmbeddingBag(7, 6)
+        self.sum = nn.EmbeddingBag(5, 6, mode="sum")
+        self.scales = nn.Embedding(4, 1)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.mean(a) * self.sum(b, per_sample_weights=self.scales(b.clamp(max=3)).squeeze(-1))
+
+
+def test_embedding_bags(agrees: Any) -> None:
+    graph = agrees(Bags(), (torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, 2, dtype=torch.int64)))
+    assert [graph.nodes[i]["high"] for i in graph.of("input")] == [7, 5]
+    assert [len(graph.nodes[i].inputs) for i in graph.of("embedding_bag")] == [2, 3]
+
+
+def test_ranges_of_indices() -> None:
+    def forward(x: Tensor, i: Tensor, j: Tensor, k: Tensor) -> Tensor:
+        return x[:, i, j].sum() + x.gather(2, k.unsqueeze(-1)).sum()
+
+    ids = torch.zeros(2, dtype=torch.int64)
+    graph = capture(Lambda(forward), (X, ids, ids, LABELS))
+    assert [graph.nodes[i].get("high") for i in graph.of("input")] == [None, 3, 6, 6]
 
 
 class Conv1D(nn.Module):
@@ -282,9 +367,19 @@ def test_with_batch_is_another_capture(function: Callable[..., Any]) -> None:
     assert with_batch(capture(module, (X,), batch=4), 6) == capture(module, (X,), batch=6)
 
 
-def test_batch_that_is_cut() -> None:
-    graph = capture(Lambda(lambda x: x[1:3]), (X,))
-    with pytest.raises(PartitaError, match="slice 'slice' is tied to a batch of 4"):
+@pytest.mark.parametrize(
+    ("op", "function"),
+    [
+        ("slice", lambda x: x[1:3]),
+        ("pad", lambda x: F.pad(x, (0, 0, 0, 0, 1, 1))),
+        ("softmax", lambda x: x.softmax(0)),
+        ("index", lambda x: x[torch.tensor([0, 2])]),
+        ("gather", lambda x: x.gather(0, torch.tensor([0, 2]).view(2, 1, 1))),
+    ],
+)
+def test_batch_that_is_cut(op: str, function: Callable[..., Any]) -> None:
+    graph = capture(Lambda(function), (X,))
+    with pytest.raises(PartitaError, match=f"{op} '{op}' is tied to a batch of 4"):
         with_batch(graph, 8)
 
 
@@ -355,13 +450,20 @@ def test_one_tensor_given_twice() -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda x: x.flip(0), r"aten.flip.default .* module '\(the top\)', at .*test_capture.py:\d+: return"),
+        (
+            lambda x: x.cummax(0).values,
+            r"aten.cummax.default .* module '\(the top\)', at .*test_capture.py:\d+: return",
+        ),
+        (lambda x: x[x > 0].sum(), "boolean mask"),
+        (lambda x: x[torch.tensor([1, 0]), :, torch.tensor([1, 0])], "aten.index.Tensor .index tensors with a slice"),
+        (lambda x: torch.einsum("bii->b", x[..., :3]), "repeated in one operand"),
+        (lambda x: F.embedding_bag(LABELS[0], x[0], LABELS[0, :2], mode="max"), "only sums and means of bags"),
+        (lambda x: F.embedding_bag(LABELS[0], x[0], torch.tensor([0, 1])), "bags must be of one size"),
         (lambda x: x + torch.rand(6), "aten.rand"),
         (lambda x: x * 2 if x.sum() > 0 else x, "cannot export Lambda"),
         (lambda x: x > 0, "no floating tensor"),
         (lambda x: x.detach(), "no trainable parameter"),
         (lambda x: x.flatten()[:1] + BIG, "register_buffer"),
-        (lambda x: F.cross_entropy(x.mT, x[..., 0].long(), label_smoothing=0.1), "cross_entropy_loss"),
         (lambda x: x.reshape(7, -1), "cannot export Lambda"),
     ],
 )
@@ -380,13 +482,13 @@ def test_bad_inputs(inputs: Any, words: str) -> None:
 
 def test_unknown_operators(agrees: Any) -> None:
     def unknown(x: Tensor) -> Tensor:
-        return x.cumsum(1).topk(2, -1).values.flip(0).roll(1, 1) * math.pi
+        return x.cumsum(1).topk(2, -1).values.cummax(0).values.rot90() * math.pi
 
     graph = agrees(Lambda(unknown), (X,), allow_unknown=True)
     assert {graph.nodes[i]["target"] for i in graph.of("opaque")} == {
         "aten.topk.default",
-        "aten.flip.default",
-        "aten.roll.default",
+        "aten.cummax.default",
+        "aten.rot90.default",
     }
     assert PCG.from_json(graph.to_json()) == graph
 

@@ -39,6 +39,8 @@ def refusal(tmp_path: Path, text: str | bytes) -> str:
         ("dgx-a100", (1, 8)),
         ("dgx-h100", (1, 8)),
         ("p5-h100", (1, 8)),
+        ("gcp-a100", (1, 16)),
+        ("gcp-v100", (1, 8)),
         ("cpu", (4,)),
     ],
 )

@@ -1,11 +1,12 @@
 """Label lists: the half-way meeting and the sifting of pairs against plain joins."""
 
 from dataclasses import replace
+from math import inf
 from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from partita.formulation.network import Network, evaluate
@@ -21,7 +22,7 @@ def listed(network: Network, price: float, slack: int) -> Listing | None:
     """The ways of a feasible `network` within a slack of the bound at one price."""
     circuit = compile_network(network)
     at = at_price(circuit, (price,))
-    return list_within(circuit, at, circuit.backward(at.slots), at.bound + slack, 1 << 20, 60.0)
+    return list_within(circuit, at, circuit.backward(at.slots), at.bound + slack, 1 << 20, inf)
 
 
 def fastest(network: Network, listing: Listing | None) -> int | None:
@@ -44,7 +45,7 @@ def plainly(network: Network, price: float, slack: int) -> Listing | None:
         return listed(network, price, slack)
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=150, deadline=None, database=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.7]), st.sampled_from([3, 10**12]))
 def test_meeting_finds_what_the_plain_join_finds(make_network, seed: int, price: float, slack: int) -> None:
     network = make_network(seed)

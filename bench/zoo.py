@@ -1,0 +1,70 @@
+"""Every model of the zoo on the machine of the paper that it is from: planned within two minutes, or refused.
+
+Four nodes: 24 GPUs of Summit, 32 elsewhere. A model whose plan needs more memory than that at any split is refused, and the row says how much is
+missing. Within the time the search goes on until the gap is 0.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..codegen.run import Settings, plan_graph
+from ..model.capture import capture
+from ..model.errors import PartitaError
+from ..model.machine import Machine
+from ..model.zoo import build, zoo
+from ..model.zoo.registry import entry
+
+GIB = 2**30
+NODES = 4
+SECONDS = 120.0
+AFTER = 0.15
+"""The share of the time that is kept for what follows the search: the plan is priced again and emitted."""
+
+
+def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Plan every model; seconds are wall time, `gap` a fraction."""
+    names = [name for name in zoo() if not only or any(text in name for text in only)]
+    if not names:
+        raise PartitaError(f"no model has {' or '.join(only)} in its name")
+    rows = []
+    for number, name in enumerate(names, 1):
+        tell(f"{number} of {len(names)}: {name}")
+        rows.append(measure(name, small))
+        gc.collect()  # the graphs of one model are not to weigh on the next
+    return rows
+
+
+def measure(name: str, small: bool) -> dict[str, Any]:
+    """Plan one model, with its own batch, number format and optimizer."""
+    known, start = entry(name), time.monotonic()
+    machine = Machine.load(known.machine, nodes=NODES)
+    module, inputs = build(name, small=small)
+    batch = known.default_batch(small, machine.devices)
+    row: dict[str, Any] = {
+        "model": name,
+        "parameters_m": sum(p.numel() for p in module.parameters()) / 1e6,
+        "machine": f"{machine.devices} {machine.name}",
+    }
+    empty = dict.fromkeys(("nodes", "capture_s", "solve_s", "total_s", "gap", "step_ms", "mesh", "k", "memory_gib"))
+    try:
+        graph = capture(module, inputs, batch=max(batch, 2))
+        left = SECONDS * (1 - AFTER) - (time.monotonic() - start)
+        settings = Settings(batch, known.dtype, known.optimizer, time_limit=max(1.0, left))
+        made = plan_graph(graph, machine, settings, {"reference": name, "batch": batch}, start=start)
+    except PartitaError as refusal:
+        return row | empty | {"total_s": time.monotonic() - start, "status": str(refusal)}
+    report = made.report
+    return row | {
+        "nodes": len(made.graph.nodes),
+        **{f"{part}_s": float(report["seconds"][part]) for part in ("capture", "solve", "total")},
+        "gap": report["gap"],
+        "step_ms": report["objective_ns"] / 1e6,
+        "mesh": "x".join(map(str, made.placement.sizes)),
+        "k": made.micro_batches,
+        "memory_gib": report["memory_bytes"] / GIB,
+        "status": report["status"],
+    }

@@ -1,0 +1,106 @@
+"""Which samples each batch norm of a plan normalizes together, and the unsharded module made to do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ...model.atoms import atoms
+from ...model.layout import S, chunk
+from ..plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What one batch norm normalizes apart along `dim`; `site` counts the calls of a forward.
+
+    `parts[m]` are of micro-batch m, each the places that a rank, or all of them, normalize together. The first is that
+    of rank 0, of which the running statistics are.
+    """
+
+    site: int
+    dim: int
+    parts: tuple[tuple[tuple[int, ...], ...], ...]
+
+
+def pieces(plan: Plan) -> tuple[Pieces, ...]:
+    """The pieces of all batch norms that do not normalize the whole batch at once."""
+    found = [_pieces(plan, i) for i in (*plan.graph.of("moments"), *plan.graph.of("local_batch_norm"))]
+    return tuple(each for each in found if sum(map(len, each.parts)) > 1)
+
+
+def _pieces(plan: Plan, index: int) -> Pieces:
+    node, source = plan.graph.nodes[index], plan.graph.nodes[index].inputs[0]
+    known, local = atoms(plan.graph)[source], node.op == "local_batch_norm"
+    dim = next((known.dim_of(a)[0] for a in known.batch), 0)
+    numbers = known.of_dim(dim)
+    batch = [a in known.batch for a in numbers]
+    layout = plan.choices[index].inputs[0] if local else ()
+    axes = [[n for x, n in zip(layout, plan.placement.sizes, strict=False) if x == S(a)] for a in numbers]
+    sizes = [known.sizes[a] for a in numbers]
+    whole = [size * plan.micro_batches if of_batch else size for size, of_batch in zip(sizes, batch, strict=True)]
+    parts: list[dict[object, list[int]]] = [{} for _ in range(plan.micro_batches)]
+    for place in range(prod(whole)):
+        coordinates = [int(c) for c in torch.unravel_index(torch.tensor(place), whole)] if whole else []
+        micro = next((c // s for c, s, of_batch in zip(coordinates, sizes, batch, strict=True) if of_batch), None)
+        rank = tuple(_part(c % s, s, n) for c, s, n in zip(coordinates, sizes, axes, strict=True))
+        for m in range(plan.micro_batches) if micro is None else [micro]:  # what all of them read, each normalizes
+            parts[m].setdefault(rank, []).append(place)
+    return Pieces(node["site"], dim, tuple(tuple(map(tuple, of_micro.values())) for of_micro in parts))
+
+
+def _part(place: int, size: int, axes: Sequence[int]) -> tuple[int, ...]:
+    """In which part of every axis one of `size` items is."""
+    found = []
+    for parts in axes:
+        step = chunk(size, parts, 0)[1]
+        found.append(place // step)
+        start, stop = chunk(size, parts, place // step)
+        place, size = place - start, stop - start
+    return tuple(found)
+
+
+class InPieces(TorchFunctionMode):
+    """Every batch norm in training normalizes its pieces one by one, as the ranks and micro-batches of a plan do."""
+
+    def __init__(self, found: Sequence[Pieces]) -> None:
+        super().__init__()
+        self.pieces = {each.site: each for each in found}
+        self.site = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        call = dict(kwargs or {})
+        if func is torch.batch_norm:
+            names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+            call |= dict(zip(names, args, strict=False))
+        elif func is F.batch_norm:
+            names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+            call |= dict(zip(names, args, strict=False))
+        if func not in (torch.batch_norm, F.batch_norm) or not call.get("training", False):
+            return func(*args, **(kwargs or {}))
+        found = self.pieces.get(self.site)
+        self.site += 1
+        call.pop("cudnn_enabled", None)
+        return F.batch_norm(**call) if found is None else _in_pieces(found, call)
+
+
+def _in_pieces(cut: Pieces, call: dict[str, Any]) -> Tensor:
+    """The joined results; the running statistics follow the first part of every micro-batch."""
+    x = call["input"]
+    result = torch.zeros_like(x)
+    for parts in cut.parts:
+        for number, part in enumerate(parts):
+            places = torch.tensor(part)
+            running = {} if number == 0 else {"running_mean": None, "running_var": None}
+            own = F.batch_norm(**(call | {"input": x.index_select(cut.dim, places)} | running))
+            result = result.index_copy(cut.dim, places, own)
+    return result

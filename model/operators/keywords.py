@@ -1,0 +1,24 @@
+"""Calls of `torch.nn.functional` whose keywords are a node's attributes, under the same names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..pcg import Node
+
+
+def keywords(node: Node, defaults: Mapping[str, Any]) -> str:
+    """`, stride=2, padding=(1, 0)`: the attributes that `defaults` names and the node has, unless they are the default.
+
+    A tuple is the default where every entry is.
+    """
+    given = [(name, node[name], default) for name, default in defaults.items() if name in dict(node.attributes)]
+    return "".join(f", {name}={text(value)}" for name, value, default in given if not _same(value, default))
+
+
+def text(value: Any) -> str:
+    """An attribute as Python writes it; a tuple of equal entries is one of them."""
+    return repr(value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value)
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value == default or (isinstance(value, tuple) and all(v == default for v in value))

@@ -1,0 +1,53 @@
+"""A new operator from outside: one entry, and it is captured, planned, emitted and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partita
+from partita.formulation.strategy import row_names
+from partita.model import operator as registry
+from partita.model.operator import Operator, register
+
+
+@pytest.fixture
+def renorm() -> Iterator[None]:
+    before = dict(registry._REGISTRY) if registry.operators() else {}
+    register(
+        Operator(
+            "renorm", ("x",), "y[n, i..] = f(x[n, :])[i..]", "torch.renorm({x}, {p}, 0, {maxnorm})",
+            saved=("x",), captures="aten::renorm", attributes=("p", "dim", "maxnorm"),
+        )
+    )  # fmt: skip
+    yield
+    registry._REGISTRY.clear()
+    registry._REGISTRY.update(before)
+
+
+class Model(nn.Module):
+    """Rows of at most a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.renorm(self.inner(x), 2, 0, 0.5).square().sum()
+
+
+def test_an_operator_of_a_users_own(renorm: None) -> None:
+    plan = partita.optimize(Model(), (torch.zeros(6, 4),), partita.Machine.adhoc((2,)), batch=6, fix={"renorm": "n"})
+    (node,) = plan.graph.of("renorm")
+    assert row_names(plan.graph, node) == ("R", "B", "n")
+    assert dict(plan.graph.nodes[node].attributes) == {"p": 2, "dim": 0, "maxnorm": 0.5}
+    assert "torch.renorm(" in plan.emit()
+    assert plan.verify()["ok"]
+
+
+def test_without_it_capture_refuses() -> None:
+    with pytest.raises(partita.PartitaError, match=r"aten.renorm.*no translation.*test_adding.py"):
+        partita.capture(Model(), (torch.zeros(6, 4),))
