@@ -1,7 +1,7 @@
 """Every model of the zoo on the machine of the paper that it is from: planned within two minutes, or refused.
 
-Four nodes: 24 GPUs of Summit, 32 elsewhere. A model whose plan needs more memory than that at any split is refused, and the row says how much is
-missing. Within the time the search goes on until the gap is 0.
+Four nodes: 24 GPUs of Summit, 32 elsewhere. A model whose plan needs more memory than that at any split is refused, and
+the row says how much is missing. Within the time the search goes on until the gap is 0.
 """
 
 from __future__ import annotations

@@ -313,7 +313,8 @@ class _Encoder:
         source = self._source(node, operand)
         fixed = self._handover(source) if kind == "handed" else np.array([R])
         table, use = self._table(source), Use(node, operand, self.classes.atoms[self.pcg.nodes[node].inputs[operand]])
-        return self.k * table.forward[table.position[fixed], table.position[self._asked(use)]]
+        times: Array = self.k * table.forward[table.position[fixed], table.position[self._asked(use)]]
+        return times
 
     def _kept_alone(self, node: int, operand: int, kind: str) -> Array | int:
         """Bytes of an operand that the operator keeps and no edge counts."""

@@ -15,7 +15,7 @@ from .labels import Listing, TooManyError, enumerate_labels
 from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
 from .program import Columns, build, trail
-from .protocol import NO_LIMITS, STOPPED, Limits, Search, Solution, Status
+from .protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
 from .tables import Tables
 
 _LABELS = 1 << 15  # in one table, before CP-SAT takes over
@@ -52,6 +52,8 @@ class Auto:
         best = sweep(circuit, search)
         if best is None:
             return search.finish("no solution, at any price of memory", infeasible=True)
+        if search.limits.quick:
+            return search.finish("" if search.done else PRICED)
         solution = close_by_labels(circuit, best, search, _LABELS)
         return (
             solution

@@ -1,6 +1,7 @@
 """The order of elimination: a cost network compiled to a circuit of buckets, and a circuit restricted to a slack."""
 
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from math import prod
 
 import numpy as np
@@ -134,9 +135,13 @@ def _eliminate(
         around = {v}.union(*(scopes[s] for s in near[v]))
         return prod(size[u] for u in around), len(around)  # options may be few: then leaves go first
 
-    cost = {v: work(v) for v in sorted(variables)}
-    while cost:
-        v = min(cost, key=cost.__getitem__)
+    cost = {v: work(v) for v in variables}
+    queue = [(cost[v], v) for v in variables]
+    heapify(queue)
+    while queue:
+        known, v = heappop(queue)
+        if cost.get(v) != known:  # eliminated already, or its work has changed since
+            continue
         del cost[v]
         inputs = sorted(near.pop(v))
         kept = tuple(sorted({u for s in inputs for u in scopes[s]} - {v}))
@@ -152,6 +157,7 @@ def _eliminate(
         for u in kept:
             if u in near:
                 cost[u] = work(u)
+                heappush(queue, (cost[u], u))
     return scopes
 
 

@@ -13,7 +13,9 @@ from math import ceil, fsum, inf
 
 import numpy as np
 
+from ..formulation.network import Network
 from .circuit import Circuit
+from .crossover import crossed
 from .kernels import Floats
 from .protocol import Search
 from .tables import Tables
@@ -67,6 +69,7 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
     search.raise_bound(best.bound)
     cost, use = _offer(circuit, best, search)
     cuts = [(cost, *use)]
+    sides = {_fits(use, network): best}  # the last solutions that fit, and that do not
     box = _FIRST * max(1.0, abs(best.total)) / np.maximum(1.0, use)
     # One elimination of the use alone tells the infeasible from the tight before prices are raised in vain.
     if any(_least_use(circuit, r, search.until) > c for r, c in enumerate(network.capacities) if use[r] > c):
@@ -77,6 +80,7 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
         price, hoped = _highest(np.array(cuts, np.float64), capacities, box)
         now = at_price(circuit, price, search.until)
         cost, use = _offer(circuit, now, search)
+        sides[_fits(use, network)] = now
         search.raise_bound(now.bound)
         best = now if now.value > best.value else best
         if now.bound > circuit.most_cost:
@@ -88,14 +92,23 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
         elif cut in cuts or hoped - now.value <= 1e-12 * abs(hoped) + now.rounding:
             break
         cuts.append(cut)
+    if len(sides) > 1 and not search.done:
+        ends = [circuit.decode(side.slots) for side in sides.values()]
+        for before, after in (ends, ends[::-1]):
+            mixed = crossed(network, before, after)
+            if mixed is not None and search.better(mixed[0]):
+                search.offer(mixed[1])
     return best
+
+
+def _fits(use: Sequence[int], network: Network) -> bool:
+    return all(u <= c for u, c in zip(use, network.capacities, strict=True))
 
 
 def _offer(circuit: Circuit, now: Price, search: Search) -> tuple[int, tuple[int, ...]]:
     """Cost, without the constant, and use of the best assignment at a price; offered if it is a better one."""
     cost, use = circuit.totals(now.slots)
-    fits = all(u <= c for u, c in zip(use, search.network.capacities, strict=True))
-    if fits and search.better(cost + search.network.constant):
+    if _fits(use, search.network) and search.better(cost + search.network.constant):
         search.offer(circuit.decode(now.slots))
     return cost, use
 

@@ -18,6 +18,7 @@ INTERRUPTED = "interrupted"
 
 
 STOPPED = "stopped by the time limit"
+PRICED = "only prices were asked for"
 
 
 class OutOfTimeError(Exception):
@@ -46,13 +47,15 @@ class Progress:
 class Limits:
     """When to stop. Only solutions of a cost below `cutoff` are wanted: a bound that reaches it ends the search.
 
-    So does one within the share `gap` of the cutoff or of the best solution.
+    So does one within the share `gap` of the cutoff or of the best solution. `quick`: a bound and a solution are wanted
+    that cost little, rather than a proof.
     """
 
     seconds: float = math.inf
     cutoff: int | None = None
     progress: Callable[[Progress], None] | None = None
     gap: float = 0.0
+    quick: bool = False
 
     def within(self, gap: float) -> "Limits":
         """The same with this gap, or its own where that is larger."""

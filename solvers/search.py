@@ -15,11 +15,12 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
+from ..formulation.classes import classes
 from ..formulation.encode import Encoding, encode
 from ..formulation.network import INFINITE, Network
 from ..formulation.placement import Placement
 from ..model.atoms import atoms
-from ..model.cost import backward_factor, precision
+from ..model.cost import ITEMSIZE, backward_factor, precision
 from ..model.errors import PartitaError
 from ..model.machine import Machine
 from ..model.operator import operator
@@ -68,6 +69,31 @@ class Question:
             work += entry.work(node, inputs) * (1 + backward_factor(node, inputs, entry.matmul))
         return int(work / rate * 1e9 * (1 - 1e-9))
 
+    def fits(self) -> tuple[int, ...]:
+        """The numbers of micro-batches without those that need too much memory at any split.
+
+        Every tensor that is kept for backward is kept somewhere, as is every parameter: a device holds its share at
+        least.
+        """
+        whole, form = with_batch(self.pcg, self.batch), precision(self.dtype)
+        grouped = classes(whole)
+        kept: dict[int, int] = {}
+        fixed = sum(whole.nodes[i].numel for i in whole.of("parameter")) * ITEMSIZE[form.master]
+        for index, node in enumerate(whole.nodes):
+            if not node.gradient or node.op in SOURCES:
+                continue
+            entry = operator(node.op)
+            named = zip(entry.named(node), node.inputs, strict=True)
+            for tensor in (*(i for name, i in named if name in entry.saved), *((index,) if "y" in entry.saved else ())):
+                base = grouped.base[tensor]
+                if whole.nodes[base].op not in ("parameter", "buffer") and not grouped.constant[base]:
+                    kept[base] = whole.nodes[base].numel * form.itemsize(whole.nodes[base].dtype)
+        known, devices = atoms(whole), self.machine.devices
+        cut = sum(size for base, size in kept.items() if known[base].batch)
+        fixed += sum(size for base, size in kept.items() if not known[base].batch)
+        capacity = self.machine.device.capacity_bytes * devices
+        return tuple(k for k in self.micro_batches if fixed + cut / k <= capacity)
+
 
 @dataclass(frozen=True)
 class Found:
@@ -106,7 +132,7 @@ class _Candidate:
 
 
 COARSE = 0.01
-"""The gap to which all networks are solved before the first is solved further: bounds this good come by pricing alone."""
+"""The gap to which all networks are solved before one is solved further: bounds this good come by pricing alone."""
 FIRST = 0.1
 """The gap of the first plan, of which only a cost to compare with is wanted."""
 
@@ -145,7 +171,7 @@ class _Search:
         self.solving = 0.0
         self.refusal: PartitaError | None = None
         self.interrupted = False
-        self.axes: int | None = None  # the most for which elimination is quick, once that is known
+        self.axes = 0  # the most for which elimination is quick
         self.too_wide: list[_Candidate] = []
         self.floor = question.floor_ns()
 
@@ -165,11 +191,14 @@ class _Search:
         return self.limits.seconds - (time.monotonic() - self.start)
 
     def run(self) -> Found:
+        fitting = self.question.fits()
+        self.question = replace(self.question, micro_batches=fitting or self.question.micro_batches[-1:])
         first = min(self.question.micro_batches)
         for number in range(len(self.question.placements)):
             self._push(_Candidate(False, self.floor, False, first, number))
         candidate: _Candidate | None = None
         try:
+            self.axes = self._quick()
             self._dive()
             while self.queue and self.left() > 0 and not self.interrupted:
                 candidate = heapq.heappop(self.queue)
@@ -203,7 +232,7 @@ class _Search:
         if candidate.bound >= self.reach:
             self.discarded += 1
             self.unproved.append(candidate.bound)
-        elif len(self.question.placements[candidate.number].sizes) > (self.axes or inf):
+        elif len(self.question.placements[candidate.number].sizes) > self.axes:
             self.too_wide.append(candidate)
         elif not candidate.fine and candidate.bound >= self.limits.within(COARSE).ceiling(self.objective):
             heapq.heappush(self.queue, replace(candidate, fine=True))
@@ -214,11 +243,8 @@ class _Search:
         """A first plan soon: the placement with fewest axes, whose networks are small, with ever more micro-batches."""
         number = min(range(len(self.question.placements)), key=lambda n: len(self.question.placements[n].sizes))
         for k in sorted(self.question.micro_batches):
-            before = self.objective
-            if self.left() > 0 and not self.interrupted:
+            if self.best is None and self.left() > 0 and not self.interrupted:
                 self._ask(_Candidate(False, 0, True, k, number), FIRST)
-            if before < INFINITE and self.objective == before:
-                return
 
     def _status(self, bound: int) -> Status:
         if self.best is None:
@@ -241,12 +267,11 @@ class _Search:
             self.refusal = refusal
             return
         self.options = max(self.options, encoding.options)
-        if self.axes is None and len(placement.sizes) == 1:
-            self.axes = self._quick(encoding)
         if candidate.relaxed:
             gap = self.limits.gap if candidate.fine else max(coarse, self.limits.gap)
             later = replace(candidate, fine=coarse == COARSE)
-            self._offer(encoding, self._solve(encoding.network, candidate.bound, gap), candidate, later)
+            answer = self._solve(encoding.network, candidate.bound, gap, quick=not candidate.fine)
+            self._offer(encoding, answer, candidate, later)
             return
         relaxed = self._solve(
             replace(encoding.network, capacities=(_unbounded(encoding.network),)), candidate.bound, self.limits.gap
@@ -276,9 +301,16 @@ class _Search:
                 if k > candidate.k and k % candidate.k == 0 and not self._between(candidate.k, k):
                     self._push(_Candidate(candidate.fine, bound, False, k, candidate.number))
 
-    def _quick(self, encoding: Encoding) -> int:
-        """For how many axes formulating and eliminating is quick, judged by the network for one."""
+    def _quick(self) -> int:
+        """For how many axes formulating and eliminating is quick, judged by the shortest axis, which splits most."""
+        most = max(len(p.sizes) for p in self.question.placements)
+        if most == 1 or self.question.most_work == inf:
+            return most
+        hierarchy = self.question.machine.hierarchy
+        size, level = min((d, i) for i, n in enumerate(hierarchy) for d in divisors(n) if d > 1)
+        narrow = Placement((size,), (tuple(size if i == level else 1 for i in range(len(hierarchy))),))
         try:
+            encoding = self.question.encoding(narrow, min(self.question.micro_batches))
             circuit = compile_network(encoding.network)
         except TooWideError:
             return 1
@@ -287,13 +319,12 @@ class _Search:
         def work(axes: int) -> float:
             return circuit.work(axes) + sum(float(n) ** (3 * axes) for n in layouts)  # a table's closure is cubic
 
-        most = max(len(p.sizes) for p in self.question.placements)
         return max((n for n in range(1, most + 1) if work(n) <= self.question.most_work), default=1)
 
     def _between(self, low: int, high: int) -> bool:
         return any(low < k < high and k % low == 0 and high % k == 0 for k in self.question.micro_batches)
 
-    def _solve(self, network: Network, bound: int, gap: float = 0.0) -> Solution:
+    def _solve(self, network: Network, bound: int, gap: float = 0.0, quick: bool = False) -> Solution:
         def progress(p: Progress) -> None:
             if self.limits.progress is not None:
                 seconds = time.monotonic() - self.start
@@ -307,7 +338,7 @@ class _Search:
         cutoff = self.objective if self.objective < INFINITE else None
         began = time.monotonic()
         told = progress if self.limits.progress else None
-        answer = self.solver.solve(network, Limits(self.left(), cutoff, told, gap))
+        answer = self.solver.solve(network, Limits(self.left(), cutoff, told, gap, quick))
         self.solving += time.monotonic() - began
         self.interrupted |= answer.words == INTERRUPTED
         return answer
