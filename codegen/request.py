@@ -26,8 +26,8 @@ class PlanRequest:
     `machine` or `hierarchy` must be given; both together mean that machine's devices and links in that hierarchy.
     `mesh` fixes the axes' sizes, not their placement. `time_limit` is in seconds; a plan proved within the share `gap`
     of the optimum ends the search. `fix` holds (node, strategy) pairs. `save_network` is where the cost network goes,
-    as soon as there is one. Raises PartitaError on what cannot be meant; that the names of model, machine, solver and nodes
-    exist is checked where they are known.
+    as soon as there is one. Raises PartitaError on what cannot be meant; that the names of model, machine, solver and
+    nodes exist is checked where they are known.
     """
 
     model: str

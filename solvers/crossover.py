@@ -12,7 +12,7 @@ from ..formulation.network import INFINITE, Network
 
 
 def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
-    """The cheapest feasible assignment that is `before` in its first variables and `after` in the others, with its cost.
+    """The cheapest feasible assignment that is `before` in its first variables and `after` in the rest, with its cost.
 
     None where none is feasible.
     """

@@ -95,6 +95,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "optimizer": "sgd",
         "solver": "cpsat",
         "time_limit": 2.5,
+        "gap": 0.05,
         "fix": (("a", "b"), ("c", "d=e")),
         "allow_unknown": True,
         "micro_batches": 4,

@@ -54,6 +54,14 @@ class Body(Writer):
             self._memo[key] = self.add(Statement(lambda _: name, (), "argument", name, node))
         return self._memo[key]
 
+    def cast(self, node: int) -> None:
+        """Let an argument be read in the dtype that the module computes in."""
+        key = (node, "given", True)
+        name = self.arguments[node]
+        self._memo[key] = self.add(
+            Statement(lambda t: f"{enclosed(t[0])}.to(self.dtype)", (self._memo[key],), "unary", name, node)
+        )
+
     def loop(self, loop: Loop, number: int) -> None:
         """What the last block gives in pass `number` of a loop over blocks."""
         units = loop.chain.passes[number]

@@ -105,6 +105,8 @@ class Modules:
         body = Body(self.plan, own, weights, self.used, self.micro_divided, divisors, self.roles)
         for i in self.plan.graph.of("input") if inputs else ():
             body.argument(i, argument_name(self.plan, i))
+            if self.plan.graph.nodes[i].dtype in FLOATS and self.plan.dtype != "float32":
+                body.cast(i)  # data come in float32
         return body
 
     def _chain(self, loop: Loop) -> tuple[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 from partita import Machine, optimize
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
+from partita.codegen.verification.reference import loss_of
+from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
+from partita.codegen.verification.worker import load_program, train
 
 MESHES = ((2,), (2, 2), (6,), (2, 3))
 
@@ -97,3 +101,16 @@ def test_micro_batches(name: str) -> None:
 def test_mixed_precision(name: str) -> None:
     plan, module, inputs = planned(name, (2,), dtype="mixed-bfloat16")
     assert verify(plan, module=module, inputs=inputs)["ok"]
+
+
+@pytest.mark.parametrize("dtype", ["mixed-bfloat16", "float64"])
+def test_data_come_in_float32(dtype: str, tmp_path: Path) -> None:
+    """Float inputs are read in the dtype that the plan computes in."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    plan = optimize(model, (torch.zeros(4, 4),), Machine.adhoc((2,)), batch=4, dtype=dtype, mesh=(2,))
+    plan.emit(tmp_path / "program.py")
+    program = load_program(tmp_path / "program.py")
+    state = {name: p.detach() for name, p in model.named_parameters()}
+    outcome = run_threads(lambda _: train(program, state, [{"input": torch.ones(4, 4)}], program.DTYPE), 2)[0]
+    whole = loss_of(model.double()(torch.ones(4, 4).double()), program.SEED)
+    assert outcome is not None and outcome.losses[0] == pytest.approx(whole.item(), abs=0.02)

@@ -76,6 +76,7 @@ def test_accepted(given: dict[str, Any]) -> None:
         ({"optimizer": "lion"}, "sgd, adam, adamw"),
         ({"statistics": "rank"}, "batch, micro-batch, local"),
         ({"time_limit": 0.0}, "--time-limit 0"),
+        ({"gap": 1.0}, "--gap 1"),
         ({"time_limit": float("nan")}, "--time-limit nan"),
         ({"time_limit": float("inf")}, "--time-limit inf"),
         ({"fix": (("a", "b"), ("a", "c"))}, "'b' and 'c'"),
