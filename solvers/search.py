@@ -240,8 +240,15 @@ class _Search:
             self._ask(candidate)
 
     def _dive(self) -> None:
-        """A first plan soon: the placement with fewest axes, whose networks are small, with ever more micro-batches."""
-        number = min(range(len(self.question.placements)), key=lambda n: len(self.question.placements[n].sizes))
+        """A first plan soon, with as few micro-batches as fit: one axis for nodes, one for devices of a node."""
+        places = self.question.placements
+
+        def order(number: int) -> tuple[bool, int]:
+            found = places[number]
+            apart = all(sum(factor > 1 for factor in level) <= 1 for level in zip(*found.matrix, strict=True))
+            return not apart or len(found.sizes) > min(2, self.axes), -len(found.sizes)
+
+        number = min(range(len(places)), key=order)
         for k in sorted(self.question.micro_batches):
             if self.best is None and self.left() > 0 and not self.interrupted:
                 self._ask(_Candidate(False, 0, True, k, number), FIRST)
