@@ -79,7 +79,9 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
     play("partita.codegen.run", plan=plan)
     options = "--small --machine cpu --hierarchy 2x4 --mesh 4x2 --batch 8 --sequence 16 --dtype float64 --optimizer sgd"
     more = "--solver cpsat --time-limit 2.5 --gap 0.05 --fix a=b --fix c=d=e --allow-unknown --micro-batches 4"
-    code, out, _ = partita("plan", "gpt2", *options.split(), *more.split(), "--statistics", "local", "--save-network", "n.json")
+    code, out, _ = partita(
+        "plan", "gpt2", *options.split(), *more.split(), "--statistics", "local", "--save-network", "n.json"
+    )
     assert (code, out) == (0, "the plan\n")
     (request,) = seen
     assert {name: getattr(request, name) for name in request.__slots__} == {
