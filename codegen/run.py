@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..formulation.encode import Encoding
 from ..formulation.network import INFINITE
 from ..formulation.placement import Placement, distinct, placements, reordered
+from ..model.batch import with_batch
 from ..model.errors import NoPlanError, PartitaError
 from ..model.files import write_atomically
 from ..model.machine import Level, Machine
-from ..model.pcg import PCG, with_batch
+from ..model.pcg import PCG
 from ..solvers.protocol import Limits, Progress, Status
 from ..solvers.protocol import solver as find_solver
-from ..solvers.search import Found, Question, atom_sizes, check_batch, least_use, search
+from ..solvers.question import Question, atom_sizes, check_batch
+from ..solvers.search import Found, least_use, search
 from .decode import choices, report
 from .plan import Plan
 from .price import priced

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..model.atoms import atoms
+from ..model.batch import origin
 from ..model.layout import B, Layout, R, S, atom_of, is_split, splittable
 from ..model.operator import operator
 from ..model.pcg import PCG
@@ -48,9 +49,13 @@ class Classes:
         return self.twin.get(node, node)
 
 
-@lru_cache(maxsize=16)
 def classes(pcg: PCG) -> Classes:
-    """Find which nodes only show another tensor (views, permutations), who reads each tensor, and what is constant."""
+    """Which nodes only show another tensor (views, permutations), who reads each tensor, and what is constant."""
+    return _classes(origin(pcg))  # the same at any batch
+
+
+@lru_cache(maxsize=16)
+def _classes(pcg: PCG) -> Classes:
     base: list[int] = []
     maps: list[tuple[int, ...]] = []
     constant: list[bool] = []

@@ -1,6 +1,7 @@
-"""The options of one operator on one mesh: one row per axis, with the time and the memory that each takes."""
+"""The options of operators on one mesh: one row per axis, with the time and the memory that each takes."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
@@ -9,10 +10,11 @@ import numpy.typing as npt
 
 from ..model.atoms import Atoms, atoms
 from ..model.cost import ITEMSIZE, Precision, Roofline, backward_factor
+from ..model.errors import PartitaError
 from ..model.layout import B, Layout, P, S, atom_of, is_split, largest_part, smallest_part
 from ..model.operator import operator
 from ..model.pcg import PCG
-from .strategy import Row, rows
+from .strategy import Row, row_names, rows
 from .transition import Codes, Space, space
 
 Array = npt.NDArray[np.int64]
@@ -156,3 +158,63 @@ def _share(
         parts = [tuple(axes[a] for a in range(len(axes)) if m >> a & 1) for m in range(1 << len(axes))]
         share *= np.array([largest_part(size, p) / size for p in parts])[mask]
     return share
+
+
+@dataclass
+class Domains:
+    """The options of every node of a graph on one mesh; equal nodes share theirs.
+
+    `fixed` names strategies for nodes: one row a mesh axis, see `row_names`. PartitaError, when a node is asked for: a
+    name that is no row of it, no legal option.
+    """
+
+    pcg: PCG
+    axes: tuple[int, ...]
+    roofline: Roofline
+    precision: Precision
+    fixed: Mapping[str, tuple[str, ...]]
+    found: list[Domain] = field(default_factory=list)
+    kinds: dict[object, int] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
+
+    def of(self, node: int) -> Domain:
+        return self.found[self.number(node)]
+
+    def number(self, node: int) -> int:
+        """A number that equal nodes share."""
+        if node not in self.numbers:
+            self.numbers[node] = self._number(node)
+        return self.numbers[node]
+
+    def _number(self, index: int) -> int:
+        node, known = self.pcg.nodes[index], atoms(self.pcg)
+        wish = self.fixed.get(node.name)
+        # The call site of a dropout tells it from others, but costs nothing: equal layers stay equal.
+        attributes = tuple(a for a in node.attributes if a[0] != "site")
+        key = (
+            node.op, attributes, node.shape, node.dtype, node.gradient, known[index].dims, wish,
+            tuple((known[i].dims, self.pcg.nodes[i].dtype, self.pcg.nodes[i].gradient) for i in node.inputs),
+        )  # fmt: skip
+        if key not in self.kinds:
+            found = domain(self.pcg, index, self.axes, self.roofline, self.precision)
+            if wish is not None:
+                found = self._restrict(index, found, wish)
+            if not len(found):
+                raise PartitaError(f"{node.op} {node.name!r} has no legal strategy on mesh {self.axes}")
+            self.kinds[key] = len(self.found)
+            self.found.append(found)
+        return self.kinds[key]
+
+    def _restrict(self, index: int, found: Domain, wish: tuple[str, ...]) -> Domain:
+        names = row_names(self.pcg, index)
+        node = self.pcg.nodes[index]
+        if len(wish) != len(self.axes) or not set(wish) <= set(names):
+            raise PartitaError(
+                f"{node.name!r} cannot be fixed to {','.join(wish)}: give {len(self.axes)} of {', '.join(names)}, "
+                f"one for each axis of mesh {'x'.join(map(str, self.axes))}"
+            )
+        keep = (found.choice == np.array([names.index(w) for w in wish])).all(axis=1)
+        if not keep.any():
+            why = "copies of its table would add up their sparse gradients, or " if node.get("sparse") else ""
+            raise PartitaError(f"{node.name!r} cannot be fixed to {','.join(wish)}: {why}the split leaves a rank empty")
+        return found.only(keep)

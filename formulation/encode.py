@@ -16,23 +16,21 @@ import numpy.typing as npt
 from ..model.atoms import atoms
 from ..model.cost import Precision, Roofline, optimizer_states, precision
 from ..model.errors import PartitaError
-from ..model.layout import B, P, R, S
 from ..model.machine import Machine
 from ..model.operator import operator
 from ..model.pcg import PCG, Node
 from ..model.sparse import check_optimizer, sparse_tables
 from ..model.updates import updated
 from .chains import Piece, find_chains, find_cuts
-from .classes import Classes, Use, classes, handover
-from .domain import LOSS_TRANSIENTS, Domain, domain
-from .network import INFINITE, Edge, Network, Variable
+from .classes import Classes, classes
+from .domain import LOSS_TRANSIENTS, Domain, Domains
+from .network import Edge, Network, Variable
 from .placement import Placement, placements
-from .strategy import row_names
-from .transition import Codes, Table, Transitions, space
+from .reads import Prices, Reads
+from .transition import Table, Transitions
 from .weights import (
     Storage,
     accumulate_ns,
-    cast_ns,
     looked_up_bytes,
     looked_up_ns,
     per_step_ns,
@@ -124,28 +122,21 @@ class _Encoder:
 
     def run(self) -> Encoding:
         self.roofline = Roofline(self.machine, self.precision.compute)
-        self.transitions = Transitions(self.machine, self.placement)
         self.classes = classes(self.pcg)
-        self.cache: dict[object, tuple[Array, Array | None]] = {}
-        self.domains: list[Domain] = []
-        self.kinds: dict[object, int] = {}
-        self.numbers: dict[int, int] = {}
+        self.sparse = sparse_tables(self.pcg)
+        self.domains = Domains(self.pcg, self.placement.sizes, self.roofline, self.precision, self.fixed)
+        self.reads = Reads(
+            self.pcg, self.placement, self.k, self.precision, self.roofline, self.classes, self.domains,
+            Transitions(self.machine, self.placement), self.sparse,
+        )  # fmt: skip
+        self.cache: dict[object, Prices] = {}
         self.storages: dict[object, Storage] = {}
         self.operators: dict[int, tuple[int, Domain]] = {}
         self.weights: dict[int, tuple[int, Storage]] = {}
         self.hubs: dict[int, tuple[int, Table]] = {}
-        self.tables: dict[int, Table] = {}
         self.states = optimizer_states(self.optimizer)
         check_optimizer(self.pcg, self.optimizer)
-        self.sparse = sparse_tables(self.pcg)
-        self.uses = {(base, u.node, u.operand): u for base, uses in self.classes.uses.items() for u in uses}
-        unknown = set(self.fixed) - {n.name for n in self.pcg.nodes}
-        if unknown:
-            raise PartitaError(f"no node is named {sorted(unknown)[0]!r}; nodes are {', '.join(self._nameable()[:40])}")
-        repeated = next((n for n in self.classes.twin if self.pcg.nodes[n].name in self.fixed), None)
-        if repeated is not None:
-            names = (self.pcg.nodes[n].name for n in (repeated, self.classes.twin[repeated]))
-            raise PartitaError("{!r} repeats {!r} without a gradient: fix that one".format(*names))
+        self._check_fixed()
         cuts = find_cuts(self.pcg, self.classes)
         for index, node in enumerate(self.pcg.nodes):
             if node.op == "parameter":
@@ -163,8 +154,17 @@ class _Encoder:
         )
         return Encoding(
             self.pcg, self.machine, self.placement, self.k, self.precision, self.optimizer, network, self.classes,
-            self.operators, self.weights, self.hubs, self.tables,
+            self.operators, self.weights, self.hubs, self.reads.tables,
         )  # fmt: skip
+
+    def _check_fixed(self) -> None:
+        unknown = set(self.fixed) - {n.name for n in self.pcg.nodes}
+        if unknown:
+            raise PartitaError(f"no node is named {sorted(unknown)[0]!r}; nodes are {', '.join(self._nameable()[:40])}")
+        repeated = next((n for n in self.classes.twin if self.pcg.nodes[n].name in self.fixed), None)
+        if repeated is not None:
+            names = (self.pcg.nodes[n].name for n in (repeated, self.classes.twin[repeated]))
+            raise PartitaError("{!r} repeats {!r} without a gradient: fix that one".format(*names))
 
     def _nameable(self) -> list[str]:
         return [n.name for n in self.pcg.nodes if n.op not in ("input", "parameter", "buffer")]
@@ -189,89 +189,25 @@ class _Encoder:
             work = operator(node.op).work(node, tuple(self.pcg.nodes[i] for i in node.inputs))
             self.constant += self.k * int(self.roofline.ns(np.array([float(work)]), size)[0])
 
-    def _domain(self, index: int) -> tuple[Domain, int]:
-        """A node's options, and a number that equal nodes share."""
-        if index not in self.numbers:
-            self.numbers[index] = self._number(index)
-        number = self.numbers[index]
-        return self.domains[number], number
-
-    def _number(self, index: int) -> int:
-        node, known = self.pcg.nodes[index], atoms(self.pcg)
-        wish = self.fixed.get(node.name)
-        # The call site of a dropout tells it from others, but costs nothing: equal layers stay equal.
-        attributes = tuple(a for a in node.attributes if a[0] != "site")
-        key = (
-            node.op, attributes, node.shape, node.dtype, node.gradient, known[index].dims, wish,
-            tuple((known[i].dims, self.pcg.nodes[i].dtype, self.pcg.nodes[i].gradient) for i in node.inputs),
-        )  # fmt: skip
-        if key not in self.kinds:
-            found = domain(self.pcg, index, self.placement.sizes, self.roofline, self.precision)
-            if wish is not None:
-                found = self._restrict(index, found, wish)
-            if not len(found):
-                raise PartitaError(f"{node.op} {node.name!r} has no legal strategy on mesh {self.placement.sizes}")
-            self.kinds[key] = len(self.domains)
-            self.domains.append(found)
-        return self.kinds[key]
-
-    def _restrict(self, index: int, found: Domain, wish: tuple[str, ...]) -> Domain:
-        names = row_names(self.pcg, index)
-        node, axes = self.pcg.nodes[index], self.placement.sizes
-        if len(wish) != len(axes) or not set(wish) <= set(names):
-            raise PartitaError(
-                f"{node.name!r} cannot be fixed to {','.join(wish)}: give {len(axes)} of {', '.join(names)}, "
-                f"one for each axis of mesh {'x'.join(map(str, axes))}"
-            )
-        keep = (found.choice == np.array([names.index(w) for w in wish])).all(axis=1)
-        if not keep.any():
-            why = "copies of its table would add up their sparse gradients, or " if node.get("sparse") else ""
-            raise PartitaError(f"{node.name!r} cannot be fixed to {','.join(wish)}: {why}the split leaves a rank empty")
-        return found.only(keep)
-
-    def _table(self, base: int) -> Table:
-        """The conversions of a tensor class, in the base's atoms."""
-        if base not in self.tables:
-            node = self.pcg.nodes[base]
-            tensor = space(self.placement.sizes, atoms(self.pcg)[base].sizes)
-            self.tables[base] = self.transitions.table(tensor, self.precision.itemsize(node.dtype), node.gradient)
-        return self.tables[base]
-
-    def _asked(self, use: Use) -> Codes:
-        """What each option of a consumer asks of the tensor class, as codes in the base's atoms."""
-        found, _ = self._domain(self.classes.decides(use.node))
-        own, codes = found.input_spaces[use.operand], found.inputs[use.operand]
-        base = self.classes.base[self.pcg.nodes[use.node].inputs[use.operand]]
-        target = space(self.placement.sizes, atoms(self.pcg)[base].sizes)
-        letters = np.array([R, R if use.node in self.classes.twin else B, P, *(S(a) for a in use.atoms)])
-        return (letters[own.letters[codes]] @ target.weights).astype(np.int64)
-
-    def _again(self, base: int, source: Codes, target: Codes) -> Array:
-        """Time of a conversion in a pass without gradient, where B is R."""
-        table = self._table(self.classes.passes.get(base, (base,))[0])
-        tensor = space(self.placement.sizes, atoms(self.pcg)[base].sizes)
-        a, b = (table.position[tensor.without_addends(codes)] for codes in (source, target))
-        return table.forward[a][:, b] * self.k
-
     def _operator(self, index: int) -> None:
-        found, key = self._domain(index)
+        found, key = self.domains.of(index), self.domains.number(index)
         readers = (index, *self.classes.passes.get(index, ()))
-        kinds = tuple(tuple(self._kind(reader, p) for p in range(len(found.inputs))) for reader in readers)
-        handed = tuple(any(map(self._saves, self.classes.reads[r])) for r in readers if r in self.classes.handed)
+        kinds = tuple(tuple(self.reads.kind(reader, p) for p in range(len(found.inputs))) for reader in readers)
+        handed = tuple(any(map(self.reads.saves, self.classes.reads[r])) for r in readers if r in self.classes.handed)
         unary_key = ("operator", key, kinds, handed)
         if unary_key not in self.cache:
             cost = (found.time_ns + found.forward_ns * (len(readers) - 1)) * self.k
             use = found.kept_bytes.copy()
             for reader, of_reader in zip(readers, kinds, strict=True):
                 for position, kind in enumerate(of_reader):
-                    cost = cost + self._from_fixed(reader, position, kind)
+                    cost = cost + self.reads.time_of_fixed(reader, position, kind)
             for position, kind in enumerate(kinds[0]):
-                use += self._kept_alone(index, position, kind)
+                use += self.reads.kept_of_fixed(index, position, kind)
             if handed:
                 first = next(reader for reader in readers if reader in self.classes.handed)
-                cost = cost + len(handed) * self._again(index, found.output, self._handover(first))[:, 0]
+                cost = cost + len(handed) * self.reads.again(index, found.output, self.reads.handover(first))[:, 0]
                 item = self.precision.itemsize(self.pcg.nodes[index].dtype)
-                use += sum(handed) * int(found.output_space.numel[self._handover(first)[0]]) * item
+                use += sum(handed) * int(found.output_space.numel[self.reads.handover(first)[0]]) * item
             self.cache[unary_key] = cost, use[:, None]
         cost, use_ = self.cache[unary_key]
         assert use_ is not None
@@ -279,80 +215,22 @@ class _Encoder:
         for reader, of_reader in zip(readers, kinds, strict=True):
             for position, kind in enumerate(of_reader):
                 if kind == "decided":
-                    self._read(self._source(reader, position), reader, position)
-
-    def _source(self, node: int, operand: int) -> int:
-        return self.classes.base[self.pcg.nodes[node].inputs[operand]]
-
-    def _kind(self, node: int, operand: int) -> str:
-        """Whence an operand comes: a layout that is fixed, one that is decided on, or a read counted elsewhere.
-
-        What the operator updates is stored as it asks.
-        """
-        source = self._source(node, operand)
-        if source in updated(self.pcg):
-            return "updated"
-        if self.classes.constant[source]:
-            return "constant"
-        if source in self.classes.handed:
-            return "handed"
-        if self.pcg.nodes[source].op == "input":
-            return "input"
-        return "decided" if (source, node, operand) in self.uses else "repeated"
-
-    def _handover(self, tensor: int) -> Codes:
-        """The layout in which a pass hands on a tensor."""
-        sizes = self.placement.sizes
-        code = space(sizes, atoms(self.pcg)[tensor].sizes).code(handover(self.pcg, tensor, sizes))
-        return np.array([code])
-
-    def _from_fixed(self, node: int, operand: int, kind: str) -> Array | int:
-        """Time to convert an operand from a layout that is not decided on."""
-        if kind not in ("constant", "handed"):
-            return 0
-        source = self._source(node, operand)
-        fixed = self._handover(source) if kind == "handed" else np.array([R])
-        table, use = self._table(source), Use(node, operand, self.classes.atoms[self.pcg.nodes[node].inputs[operand]])
-        times: Array = self.k * table.forward[table.position[fixed], table.position[self._asked(use)]]
-        return times
-
-    def _kept_alone(self, node: int, operand: int, kind: str) -> Array | int:
-        """Bytes of an operand that the operator keeps and no edge counts."""
-        found = self._domain(node)[0]
-        if kind == "updated":
-            item = stored_itemsize(self.pcg.nodes[self._source(node, operand)].dtype, self.precision)
-            stored: Array = found.input_spaces[operand].numel[found.inputs[operand]] * item
-            return stored
-        kept = self._kept(found, operand)
-        if kind == "input":
-            return kept
-        if kind not in ("constant", "handed"):
-            return 0
-        source = self._source(node, operand)
-        fixed = self._handover(source) if kind == "handed" else np.array([R])
-        table, use = self._table(source), Use(node, operand, self.classes.atoms[self.pcg.nodes[node].inputs[operand]])
-        return np.where(table.moves[table.position[fixed], table.position[self._asked(use)]], kept, 0)
-
-    def _kept(self, found: Domain, operand: int) -> Array:
-        """Bytes of an input that its consumer keeps for backward, per option of the consumer."""
-        if not found.saves[operand]:
-            return np.zeros(len(found), dtype=np.int64)
-        return found.input_spaces[operand].numel[found.inputs[operand]] * found.items[operand]
+                    self._read(self.reads.source(reader, position), reader, position)
 
     def _read(self, base: int, node: int, operand: int) -> None:
         """The edge from a tensor class to one of its consumers; of a pass without gradient only the way forward."""
         consumer, found = self.operators[self.classes.decides(node)]
-        use, alone = self.uses[base, node, operand], node in self.classes.twin
+        use, alone = self.reads.uses[base, node, operand], node in self.classes.twin
         if self.pcg.nodes[base].op == "parameter" and base not in self.weights:
             self._weight(base, min(self.classes.decides(u.node) for u in self.classes.uses[base]))
-        key = (self._domain(self.classes.decides(node))[1], operand, use.atoms, use.again, alone)
-        saved = found.saves[operand] and not alone
-        asked = self._asked(use)
+        key = (self.domains.number(self.classes.decides(node)), operand, use.atoms, use.again, alone)
         if base in self.weights and base not in self.hubs:
             weight, stored = self.weights[base]
             edge_key: object = ("weight", id(stored), *key)
             if edge_key not in self.cache:
-                self.cache[edge_key] = self._convert(base, stored, asked, saved, use.again, alone)
+                saved = found.saves[operand] and not alone
+                asked = self.reads.asked(use)
+                self.cache[edge_key] = self.reads.from_storage(base, stored, asked, saved, use.again, alone)
             self._edge(weight, consumer, edge_key)
             return
         if base in self.hubs:
@@ -362,54 +240,20 @@ class _Encoder:
         else:
             producer, offered = self.operators[base]
             given, held = offered.output, offered.saves_output
-            edge_key = ("direct", self._domain(base)[1], *key)
+            edge_key = ("direct", self.domains.number(base), *key)
         if edge_key not in self.cache:
-            table = self._table(base)
-            out, to = table.position[given], table.position[asked]
-            # A loss keeps a copy in float32, apart from the tensor itself.
-            again = table.moves[out][:, to] | (not held) | (self.pcg.nodes[node].op in LOSS_TRANSIENTS)
-            kept = np.where(again & saved, self._kept(found, operand), 0)
-            cost = (table.forward if alone else table.total)[out][:, to] * self.k
-            if use.again:
-                cost = cost + use.again * self._again(base, given, asked)
-            self.cache[edge_key] = cost, _some(kept)
+            self.cache[edge_key] = self.reads.from_operator(base, use, given, held)
         self._edge(producer, consumer, edge_key)
 
     def _edge(self, u: int, v: int, key: object) -> None:
         cost, use = self.cache[key]
         self.edges.append(Edge(u, v, cost, use))
 
-    def _convert(
-        self, base: int, stored: Storage, asked: Codes, saved: bool, again: int = 0, alone: bool = False
-    ) -> tuple[Array, Array | None]:
-        """From storage to a layout, each micro-batch: cast, conversion, and both again where it is not kept.
-
-        `again` more times without gradient; `alone`: only so.
-        """
-        if base in self.sparse:  # read as it is stored
-            return np.where(stored.codes[:, None] == asked, 0, INFINITE), None
-        table = self._table(base)
-        a, b = table.position[stored.codes], table.position[asked]
-        cast = cast_ns(stored, self.precision, self.roofline)[:, None]
-        once = table.forward[a][:, b] + cast
-        if alone:
-            return once * self.k, None
-        cost = (table.total[a][:, b] + cast + np.where(stored.regather[:, None], once, 0)) * self.k
-        if again:
-            tensor = space(self.placement.sizes, atoms(self.pcg)[base].sizes)
-            plain = table.position[tensor.without_addends(asked)]
-            cost = cost + again * (table.forward[a][:, plain] + cast) * self.k
-        if not saved:
-            return cost, None
-        size = stored.space.numel[asked] * self.precision.itemsize("float32")
-        copied = table.moves[a][:, b] | self.precision.mixed
-        return cost, _some(np.where(copied & ~stored.regather[:, None], size, 0))
-
     def _weight(self, base: int, order: float) -> None:
         """The variable of a parameter, beside its first consumer; its conversion is shared if there are several."""
         node, uses, sparse = self.pcg.nodes[base], self.classes.uses[base], base in self.sparse
-        saved = any(self._saves(u) for u in uses) and not sparse
-        tensor = space(self.placement.sizes, atoms(self.pcg)[base].sizes)
+        saved = any(self.reads.saves(u) for u in uses) and not sparse
+        tensor = self.reads.space(base)
         dense = node.gradient and not sparse
         key = ("storage", tensor, dense, saved)
         if key not in self.storages:
@@ -425,10 +269,10 @@ class _Encoder:
         several = len(uses) > 1
         self.weights[base] = self._add(node.name, cost, use_, order - 0.5, shared=several), stored
         if several and not sparse:
-            table, again = self._table(base), max(u.again for u in uses)
+            table, again = self.reads.table(base), max(u.again for u in uses)
             edge_key = ("shared weight", id(stored), id(table), saved, again)
             if edge_key not in self.cache:
-                self.cache[edge_key] = self._convert(base, stored, table.codes, saved, again)
+                self.cache[edge_key] = self.reads.from_storage(base, stored, table.codes, saved, again)
             self._connect_hub(base, self.weights[base][0], table, edge_key, order - 0.25, shared=True)
 
     def _training(self, stored: Storage, dense: bool, rows: tuple[int, ...], ids: int) -> tuple[Array, Array]:
@@ -440,26 +284,16 @@ class _Encoder:
         looked_up = looked_up_bytes(stored, rows, ids, self.precision)  # nothing of a frozen parameter
         return looked_up_ns(looked_up, self.k, self.roofline), use + self.k * looked_up
 
-    def _saves(self, use: Use) -> bool:
-        """Whether a consumer keeps what it reads for backward."""
-        return use.node not in self.classes.twin and self._domain(use.node)[0].saves[use.operand]
-
     def _hub(self, index: int, cut: bool) -> None:
         """The layout to which a tensor is converted once, for all its consumers."""
         producer, offered = self.operators[index]
         uses = self.classes.uses.get(index, ())
-        saved = any(self._saves(u) and self.pcg.nodes[u.node].op not in LOSS_TRANSIENTS for u in uses)
-        table = self._table(index)
+        saved = any(self.reads.saves(u) and self.pcg.nodes[u.node].op not in LOSS_TRANSIENTS for u in uses)
+        table = self.reads.table(index)
         again = sum(n not in self.classes.handed for n in self.classes.passes.get(index, ()))
-        key = ("to hub", self._domain(index)[1], id(table), saved, again)
+        key = ("to hub", self.domains.number(index), id(table), saved, again)
         if key not in self.cache:
-            out = table.position[offered.output]
-            size = offered.output_space.numel[table.codes] * self.precision.itemsize(self.pcg.nodes[index].dtype)
-            kept = table.moves[out] | (not offered.saves_output)
-            cost = table.total[out] * self.k
-            if again:
-                cost = cost + again * self._again(index, offered.output, table.codes)
-            self.cache[key] = cost, _some(np.where(kept, size, 0)) if saved else None
+            self.cache[key] = self.reads.to_hub(index, offered, saved, again)
         self._connect_hub(index, producer, table, key, index + 0.25, cut=cut)
 
     def _connect_hub(
@@ -476,8 +310,3 @@ class _Encoder:
         hub = self._add(f"{self.pcg.nodes[base].name} shared", cost, use, order, cut, shared)
         self.hubs[base] = hub, table
         self._edge(producer, hub, key)
-
-
-def _some(kept: Array) -> Array | None:
-    """The table with its one resource as last dim; None where nothing is used."""
-    return kept[:, :, None] if kept.any() else None

@@ -17,10 +17,11 @@ from itertools import product
 from math import prod
 
 from ..model.atoms import Atoms, atoms, factor_sizes, semantics
+from ..model.batch import origin
 from ..model.layout import B, P, R, S
 from ..model.notation import WHOLE, Access, Call, Notation, Term, accesses, names_of
 from ..model.operator import operator
-from ..model.pcg import FLOATS, PCG, SOURCES, grown
+from ..model.pcg import FLOATS, PCG, SOURCES
 from ..model.sparse import sparse_tables
 from ..model.updates import updated
 
@@ -37,10 +38,25 @@ class Row:
     index: tuple[str, int] | None = None
 
 
-@lru_cache(maxsize=65536)
 def rows(pcg: PCG, node: int) -> tuple[Row, ...]:
-    """All legal rows of a node, in a fixed order; for sources what they can offer."""
-    found = dict.fromkeys(_rows(grown(pcg), node))  # the same for any number of samples
+    """All legal rows of a node, in a fixed order; for sources what they can offer. They are the same at any batch."""
+    return _all_rows(origin(pcg))[node]
+
+
+@lru_cache(maxsize=16)
+def _all_rows(pcg: PCG) -> tuple[tuple[Row, ...], ...]:
+    """The rows of every node; those of nodes that are alike are derived once."""
+    known, made = atoms(pcg), dict[object, tuple[Row, ...]]()
+    found = []
+    for index, node in enumerate(pcg.nodes):
+        inputs = tuple((n.shape, n.dtype, n.gradient, known[i]) for i in node.inputs for n in (pcg.nodes[i],))
+        key = node.op, node.attributes, node.shape, node.dtype, node.gradient, known[index], inputs
+        if node.op in SOURCES:
+            found.append(tuple(_rows(pcg, index)))
+            continue
+        if key not in made:
+            made[key] = tuple(dict.fromkeys(_rows(pcg, index)))
+        found.append(made[key])
     return tuple(found)
 
 

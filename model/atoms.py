@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from .batch import origin
 from .notation import WHOLE, Access, Call, Notation, accesses, names_of
 from .operator import operator
-from .pcg import PCG, SOURCES, grown, one_of_many
+from .pcg import PCG, SOURCES
 
 
 class _Atom:
@@ -145,8 +146,9 @@ def factor_sizes(index: str, sizes: Mapping[str, int], dim: int) -> list[int]:
 @lru_cache(maxsize=64)
 def atoms(pcg: PCG) -> tuple[Atoms, ...]:
     """The atoms of every node's tensor. In a graph of one sample, the batch is an atom of size 1."""
-    if pcg.samples:
-        return tuple(map(_of_one_sample, atoms(grown(pcg))))
+    at = origin(pcg)
+    if at is not pcg:
+        return _scaled(atoms(at), at.batch, pcg.batch)
     dims = [[[_Atom(size)] if size > 1 else [] for size in node.shape] for node in pcg.nodes]
     for node, lists in zip(pcg.nodes, dims, strict=True):
         batch_dim = node.get("batch_dim") if node.op == "input" else None
@@ -179,13 +181,18 @@ def atoms(pcg: PCG) -> tuple[Atoms, ...]:
     return tuple(result)
 
 
-def _of_one_sample(many: Atoms) -> Atoms:
-    """The atoms of a tensor at one sample, from those at many."""
-    numbers = iter(range(len(many.sizes)))
-    dims = tuple(
-        tuple(one_of_many(size) if next(numbers) in many.batch else size for size in sizes) for sizes in many.dims
-    )
-    return Atoms(dims, many.batch)
+def _scaled(found: tuple[Atoms, ...], batch: int, to: int) -> tuple[Atoms, ...]:
+    """The atoms found at one batch for another one: those that count samples are as many times larger."""
+    made: dict[Atoms, Atoms] = {}
+    for one in found:
+        if one not in made:
+            numbers = iter(range(len(one.sizes)))
+            dims = tuple(
+                tuple(size // batch * to if next(numbers) in one.batch else size for size in sizes)
+                for sizes in one.dims
+            )
+            made[one] = Atoms(dims, one.batch)
+    return tuple(made[one] for one in found)
 
 
 def _matching(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[range, range]]:

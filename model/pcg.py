@@ -6,8 +6,8 @@ A node has one output; its index is the name of that tensor. Shapes are global, 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import isfinite, prod
 from typing import Any, Self, TypeAlias
 
@@ -60,7 +60,8 @@ class PCG:
 
     `aliases` maps further names of a tied parameter to the node's name. `reduction` is `mean` or `sum`: how the loss
     joins micro-batches (both add up, since divisors are global). Two graphs are equal iff their nodes are. `samples`
-    are for a batch of one, where sizes do not tell, the dims of every node that count samples (see `with_batch`).
+    are for a batch of one, where sizes do not tell, the dims of every node that count samples. `origin` is the graph
+    that this one is at another batch: what holds at any batch is found once, of that (see `batch`).
     """
 
     nodes: tuple[Node, ...]
@@ -68,6 +69,7 @@ class PCG:
     batch: int
     aliases: tuple[tuple[str, str], ...] = ()
     samples: tuple[tuple[int, ...], ...] = ()
+    origin: "PCG | None" = field(default=None, compare=False, repr=False)
 
     @cached_property
     def _hash(self) -> int:
@@ -115,6 +117,8 @@ class PCG:
     @classmethod
     def from_json(cls, data: Any) -> Self:
         """Read what `to_json` wrote. Raises PartitaError that says what is wrong and where."""
+        from .batch import check_samples  # which analyses graphs
+
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise PartitaError(f"not a graph of format {FORMAT}: {json.dumps(data)[:80]}")
         nodes: list[Node] = []
@@ -139,8 +143,7 @@ class PCG:
             raise PartitaError(f"graph file: node {len(nodes)} is malformed ({error})") from error
         _verify_file(graph)
         verify(graph)
-        if graph.samples:
-            _verify_samples(graph)
+        check_samples(graph)
         return graph
 
 
@@ -274,22 +277,6 @@ def live(nodes: Sequence[Node], loss: int) -> tuple[list[Node], dict[int, int]]:
     return [replace(nodes[i], inputs=tuple(number[j] for j in nodes[i].inputs)) for i in number], number
 
 
-_FIXED = ("arange", "constant", "opaque", "parameter", "buffer")  # their shapes follow from more than the batch
-
-
-_MANY = 1009  # samples: a prime, so that their dims are taken for no others
-
-
-def grown(pcg: PCG) -> PCG:
-    """A graph of one sample at a batch of many, where sizes say which dims count samples; any other as it is."""
-    return with_batch(pcg, _MANY) if pcg.samples else pcg
-
-
-def one_of_many(size: int) -> int:
-    """What a size of a `grown` graph is for one sample."""
-    return size // _MANY
-
-
 def is_name(text: Any) -> bool:
     """Whether text may stand within the quotes of a program."""
     return isinstance(text, str) and 0 < len(text) <= 1000 and text.isprintable() and not set(text) & set("\"'\\{}")
@@ -316,44 +303,3 @@ def _verify_file(pcg: PCG) -> None:
 
 
 _LARGEST = 2**48
-
-
-def _verify_samples(pcg: PCG) -> None:
-    """Raise PartitaError unless `samples` are the dims that the graph's inputs count samples in, and what follows."""
-    from .atoms import batch_dims
-
-    fits = len(pcg.samples) == len(pcg.nodes) and all(
-        0 <= d < len(node.shape) for node, dims in zip(pcg.nodes, pcg.samples, strict=False) for d in dims
-    )
-    if pcg.batch != 1 or not fits or batch_dims(grown(pcg)) != pcg.samples:
-        raise PartitaError("graph file: samples do not belong to the nodes")
-
-
-@lru_cache(maxsize=64)  # one object a batch: analyses are cached by graph
-def with_batch(pcg: PCG, batch: int) -> PCG:
-    """The same graph for micro-batches of `batch` samples: every dim that holds the batch atom is scaled.
-
-    Raises PartitaError where the batch does not reach a dim as a whole factor.
-    """
-    from .atoms import batch_dims, tied
-
-    if batch == pcg.batch:
-        return pcg
-    if pcg.batch == 1 and not pcg.samples:
-        raise PartitaError("a graph made for one sample does not say which dims count samples; make it for two")
-    nodes: list[Node] = []
-    found = pcg.samples or batch_dims(pcg)
-    for index, (node, dims) in enumerate(zip(pcg.nodes, found, strict=True)):
-        shape = list(node.shape)
-        if tied(pcg, index, found) or any(shape[d] % pcg.batch or node.op in _FIXED for d in dims):
-            raise PartitaError(f"{node.op} {node.name!r} is tied to a batch of {pcg.batch}; capture it at {batch}")
-        for d in dims:
-            shape[d] = shape[d] // pcg.batch * batch
-        changed = replace(node, shape=tuple(shape))
-        if node.op == "mean":
-            count = nodes[node.inputs[0]].numel // changed.numel
-            changed = replace(changed, attributes=tuple((k, count if k == "count" else v) for k, v in node.attributes))
-        nodes.append(changed)
-    graph = PCG(tuple(nodes), pcg.loss, batch, pcg.aliases, found if batch == 1 else ())
-    verify(graph)
-    return graph

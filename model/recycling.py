@@ -9,19 +9,24 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeAlias
 
+from .batch import origin
 from .operator import operator
 from .pcg import PCG, SOURCES, Node
 
 Key: TypeAlias = tuple[object, ...]
 
 
-@lru_cache(maxsize=64)
 def twins(pcg: PCG) -> Mapping[int, int]:
     """Node of a pass without gradient -> the node with gradient that it repeats, in the order of the graph.
 
     The k-th of the nodes that look alike (place in the module, operator, shape) in each pass repeats the k-th of them
     in the pass with gradient. A repetition reads the same weights, or repetitions of what the other reads.
     """
+    return _twins(origin(pcg))  # the same at any batch
+
+
+@lru_cache(maxsize=16)
+def _twins(pcg: PCG) -> Mapping[int, int]:
     with_gradient: dict[Key, list[int]] = {}
     without: dict[Key, list[int]] = {}
     for index, node in enumerate(pcg.nodes):

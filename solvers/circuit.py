@@ -8,7 +8,6 @@ the optimum, `backward` (the reverse mode of the same circuit) the best cost of 
 every pair of an edge.
 """
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -143,26 +142,36 @@ class Circuit:
         Equal entries are counted, from the root down to the factors, instead of visited.
         """
         cost, use = 0, [0] * len(self.network.capacities)
-        many = [Counter[tuple[int, ...]]() for _ in slots]
+        many: list[dict[tuple[int, ...], int]] = [{} for _ in slots]
         many[self.root][()] = 1
-        for slot in range(self.root, -1, -1):
+        known: dict[object, tuple[int, list[int]]] = {}
+        for slot in range(self.root, len(self.factors) - 1, -1):
             for values, n in many[slot].items():
-                if slot < len(self.factors):
-                    factor = self.leaves[slot]
-                    cost += n * int(factor.time[values])
-                    for r, u in enumerate([] if factor.use is None else factor.use[values]):
-                        use[r] += n * int(u)
-                    continue
                 states = self._best(slots, slot, values)[1]
                 for (child, _), state in zip(self.buckets[slot - len(self.factors)].inputs, states, strict=True):
-                    many[child][state] += n
+                    many[child][state] = many[child].get(state, 0) + n
+        for leaf, entries in zip(self.leaves, many, strict=False):
+            for values, n in entries.items():
+                key = id(leaf.time), id(leaf.use), values
+                if key not in known:
+                    known[key] = (
+                        int(leaf.time[values]),
+                        [] if leaf.use is None else leaf.use[values].astype(int).tolist(),
+                    )
+                its_cost, its_use = known[key]
+                cost += n * its_cost
+                for r, u in enumerate(its_use):
+                    use[r] += n * u
         return cost, tuple(use)
 
     def _best(self, slots: Tables, slot: int, values: tuple[int, ...]) -> tuple[int, list[tuple[int, ...]]]:
         """The best option of a bucket's variable at an entry of its table, and the entries of its inputs."""
         bucket = self.buckets[slot - len(self.factors)]
-        here = (Join(bucket, slots.arrays).best(values), *values)
-        return here[0], [tuple(here[a] for a in axes) for _, axes in bucket.inputs]
+        key = slots.made[slot], values
+        if key not in slots.choices:
+            slots.choices[key] = Join(bucket, slots.arrays).best(values)
+        here = (slots.choices[key], *values)
+        return here[0], [tuple([here[a] for a in axes]) for _, axes in bucket.inputs]
 
     def assemble(
         self,

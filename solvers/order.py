@@ -1,12 +1,13 @@
 """The order of elimination: a cost network compiled to a circuit of buckets, and a circuit restricted to a slack."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from math import prod
 
 import numpy as np
 
-from ..formulation.network import Network, chain_edges
+from ..formulation.network import Chain, Network, chain_edges
 from .bucket import Bucket
 from .circuit import Circuit
 from .factors import Factor, network_factors
@@ -85,35 +86,49 @@ def arrange(
 
     When `meeting`, the boundary in the middle of the longest chain is the last variable, between two powers.
     """
-    size = [len(kept[d]) for d in domain]
+    size = tuple(len(kept[d]) for d in domain)
+    leaves = tuple(f.narrow() for f in factors)
+    scopes, narrow = tuple(f.scope for f in factors), tuple(leaf.scope for leaf in leaves)
+    buckets, copies = _arranged(network.chains, scopes, narrow, size, meeting)
+    return Circuit(network, tuple(factors), leaves, buckets, domain, kept, copies)
+
+
+@lru_cache(maxsize=4)  # one network is asked for its least memory, its least time, and both
+def _arranged(
+    chains: tuple[Chain, ...],
+    scopes: tuple[tuple[int, ...], ...],
+    leaves: tuple[tuple[int, ...], ...],
+    size: tuple[int, ...],
+    meeting: bool,
+) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
+    """The buckets, and the slot of one copy of every chain, for factors and their leaves of given scopes."""
     buckets: list[Bucket] = []
     copies: list[int] = []
-    leaves = tuple(f.narrow() for f in factors)
-    rest = {i: leaf.scope for i, leaf in enumerate(leaves)}
-    longest = max(map(len, network.chains), default=0) if meeting else 0
+    rest = dict(enumerate(leaves))
+    longest = max(map(len, chains), default=0) if meeting else 0
     middle: set[int] = set()
-    for c, chain in enumerate(network.chains):
+    for c, chain in enumerate(chains):
         first, last = chain.boundaries[:2]
-        inside = {i for i, f in enumerate(factors) if i in rest and _in_copy(f.scope, chain.copies[0], first, last)}
+        inside = {i for i, scope in enumerate(scopes) if i in rest and _in_copy(scope, chain.copies[0], first, last)}
         mine = {i: rest.pop(i) for i in sorted(inside)}
-        mine = _eliminate(mine, set(chain.copies[0]), size, buckets, len(factors))
-        one = _join(mine, (first, last), size, buckets, len(factors))
+        mine = _eliminate(mine, set(chain.copies[0]), size, buckets, len(scopes))
+        one = _join(mine, (first, last), size, buckets, len(scopes))
         copies.append(one)
         half = len(chain) // 2 if len(chain) == longest and not middle else 0
-        power = _power(one, half or len(chain), c, size[first], buckets, len(factors))
+        power = _power(one, half or len(chain), c, size[first], buckets, len(scopes))
         meet = chain.boundaries[len(chain) - half]  # the last, when there is no second half
         if half:
             middle.add(meet)
             buckets.append(Bucket(((power, (1, 2)),), (1, size[first], size[first]), None, c, start=len(chain) - half))
-            rest[len(factors) + len(buckets) - 1] = (meet, chain.boundaries[-1])
+            rest[len(scopes) + len(buckets) - 1] = (meet, chain.boundaries[-1])
             if len(chain) % 2:
-                power = _times(power, one, half, c, size[first], buckets, len(factors))
+                power = _times(power, one, half, c, size[first], buckets, len(scopes))
         rest[power] = (chain.boundaries[0], meet)
     variables = {v for scope in rest.values() for v in scope}
-    rest = _eliminate(rest, variables - middle, size, buckets, len(factors))
-    rest = _eliminate(rest, middle, size, buckets, len(factors))
-    _join(rest, (), size, buckets, len(factors))
-    return Circuit(network, tuple(factors), leaves, tuple(buckets), domain, kept, tuple(copies))
+    rest = _eliminate(rest, variables - middle, size, buckets, len(scopes))
+    rest = _eliminate(rest, middle, size, buckets, len(scopes))
+    _join(rest, (), size, buckets, len(scopes))
+    return tuple(buckets), tuple(copies)
 
 
 def _in_copy(scope: tuple[int, ...], interior: tuple[int, ...], first: int, last: int) -> bool:
@@ -121,7 +136,7 @@ def _in_copy(scope: tuple[int, ...], interior: tuple[int, ...], first: int, last
 
 
 def _eliminate(
-    scopes: dict[int, tuple[int, ...]], variables: set[int], size: list[int], buckets: list[Bucket], base: int
+    scopes: dict[int, tuple[int, ...]], variables: set[int], size: Sequence[int], buckets: list[Bucket], base: int
 ) -> dict[int, tuple[int, ...]]:
     """Append a bucket per variable, the one of least work first; returns the slots that remain."""
     near: dict[int, set[int]] = {v: set() for v in variables}  # the slots of each variable
@@ -162,7 +177,7 @@ def _eliminate(
 
 
 def _join(
-    scopes: dict[int, tuple[int, ...]], kept: tuple[int, ...], size: list[int], buckets: list[Bucket], base: int
+    scopes: dict[int, tuple[int, ...]], kept: tuple[int, ...], size: Sequence[int], buckets: list[Bucket], base: int
 ) -> int:
     return _bucket(sorted(scopes), scopes, None, kept, size, buckets, base)
 
@@ -172,7 +187,7 @@ def _bucket(
     scopes: Mapping[int, tuple[int, ...]],
     variable: int | None,
     kept: tuple[int, ...],
-    size: list[int],
+    size: Sequence[int],
     buckets: list[Bucket],
     base: int,
 ) -> int:

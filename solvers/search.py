@@ -8,91 +8,20 @@ does not fit the memory at that optimum, is solved with the capacity under the b
 
 import heapq
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
-from ..formulation.classes import classes
-from ..formulation.encode import Encoding, encode
+from ..formulation.encode import Encoding
 from ..formulation.network import INFINITE, Network
 from ..formulation.placement import Placement
-from ..model.atoms import atoms
-from ..model.cost import ITEMSIZE, backward_factor, precision
 from ..model.errors import PartitaError
-from ..model.machine import Machine
-from ..model.operator import operator
-from ..model.pcg import PCG, SOURCES, with_batch
 from .order import TooWideError, compile_network
 from .protocol import INTERRUPTED, NO_LIMITS, Limits, Progress, Solution, Solver, Status, solver
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is planned: `pcg` for `batch` samples a step, over these placements and numbers of micro-batches.
-
-    Placements of so many axes that one elimination takes about `most_work` additions are left out.
-    """
-
-    pcg: PCG
-    machine: Machine
-    batch: int
-    placements: tuple[Placement, ...]
-    micro_batches: tuple[int, ...]
-    dtype: str
-    optimizer: str
-    fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    most_work: float = inf
-
-    def encoding(self, placement: Placement, k: int) -> Encoding:
-        return encode(
-            with_batch(self.pcg, self.batch // k),
-            self.machine,
-            placement,
-            micro_batches=k,
-            dtype=self.dtype,
-            optimizer=self.optimizer,
-            fixed=self.fixed,
-        )
-
-    def floor_ns(self) -> int:
-        """No plan is faster: all arithmetic at the devices' full rate, evenly spread, and nothing else."""
-        rate = self.machine.device.flops(precision(self.dtype).compute) * self.machine.devices
-        whole, work = with_batch(self.pcg, self.batch), 0.0
-        for node in whole.nodes:
-            if node.op in SOURCES or not operator(node.op).passes:
-                continue
-            inputs = tuple(whole.nodes[i] for i in node.inputs)
-            entry = operator(node.op)
-            work += entry.work(node, inputs) * (1 + backward_factor(node, inputs, entry.matmul))
-        return int(work / rate * 1e9 * (1 - 1e-9))
-
-    def fits(self) -> tuple[int, ...]:
-        """The numbers of micro-batches without those that need too much memory at any split.
-
-        Every tensor that is kept for backward is kept somewhere, as is every parameter: a device holds its share at
-        least.
-        """
-        whole, form = with_batch(self.pcg, self.batch), precision(self.dtype)
-        grouped = classes(whole)
-        kept: dict[int, int] = {}
-        fixed = sum(whole.nodes[i].numel for i in whole.of("parameter")) * ITEMSIZE[form.master]
-        for index, node in enumerate(whole.nodes):
-            if not node.gradient or node.op in SOURCES:
-                continue
-            entry = operator(node.op)
-            named = zip(entry.named(node), node.inputs, strict=True)
-            for tensor in (*(i for name, i in named if name in entry.saved), *((index,) if "y" in entry.saved else ())):
-                base = grouped.base[tensor]
-                if whole.nodes[base].op not in ("parameter", "buffer") and not grouped.constant[base]:
-                    kept[base] = whole.nodes[base].numel * form.itemsize(whole.nodes[base].dtype)
-        known, devices = atoms(whole), self.machine.devices
-        cut = sum(size for base, size in kept.items() if known[base].batch)
-        fixed += sum(size for base, size in kept.items() if not known[base].batch)
-        capacity = self.machine.device.capacity_bytes * devices
-        return tuple(k for k in self.micro_batches if fixed + cut / k <= capacity)
+from .question import Question, divisors
 
 
 @dataclass(frozen=True)
@@ -135,11 +64,6 @@ COARSE = 0.01
 """The gap to which all networks are solved before one is solved further: bounds this good come by pricing alone."""
 FIRST = 0.1
 """The gap of the first plan, of which only a cost to compare with is wanted."""
-
-
-def divisors(n: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
-    return tuple(d for d in range(1, n + 1) if n % d == 0)
 
 
 def search(
@@ -363,15 +287,6 @@ class _Search:
             self.best = encoding, solution
 
 
-def atom_sizes(pcg: PCG, batch: int, micro_batches: Sequence[int]) -> set[int]:
-    """The sizes that can be split, of every tensor at every number of micro-batches."""
-    sizes: set[int] = set()
-    for found in set(atoms(with_batch(pcg, batch))):
-        for atom, size in enumerate(found.sizes):
-            sizes |= {size // k for k in micro_batches if size % k == 0} if atom in found.batch else {size}
-    return sizes
-
-
 def _unbounded(network: Network) -> int:
     """A capacity that no assignment reaches."""
     uses = [v.use for v in network.variables] + [e.use for e in network.edges if e.use is not None]
@@ -405,12 +320,3 @@ def least_use(network: Network) -> int:
 def _use(network: Network, assignment: Sequence[int]) -> int:
     use = sum(int(v.use[x, 0]) for v, x in zip(network.variables, assignment, strict=True))
     return use + sum(int(e.use[assignment[e.u], assignment[e.v], 0]) for e in network.edges if e.use is not None)
-
-
-def check_batch(batch: int, micro_batches: int | None) -> tuple[int, ...]:
-    """The numbers of micro-batches to consider. PartitaError if the one that is asked does not divide the batch."""
-    if micro_batches is None:
-        return divisors(batch)
-    if batch % micro_batches:
-        raise PartitaError(f"a batch of {batch} is not divided by {micro_batches} micro-batches")
-    return (micro_batches,)

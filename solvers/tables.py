@@ -21,11 +21,16 @@ from .protocol import OutOfTimeError
 
 @dataclass(eq=False)
 class Tables(Sequence[Floats]):
-    """One table a slot: entry i is `arrays[i] + offsets[i]`; those of equal `kinds` share their array."""
+    """One table a slot: entry i is `arrays[i] + offsets[i]`; those of equal `kinds` share their array.
+
+    `made[i]` tells what a bucket's table was made of: equal ones choose alike, as `choices` remembers.
+    """
 
     arrays: list[Floats] = field(default_factory=list)
     offsets: list[float] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)
+    choices: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
 
     @overload
     def __getitem__(self, index: int) -> Floats: ...
@@ -43,10 +48,11 @@ class Tables(Sequence[Floats]):
     def put(self, index: int, array: Floats, offset: float, kind: int) -> None:
         self.arrays[index], self.offsets[index], self.kinds[index] = array, offset, kind
 
-    def append(self, array: Floats, offset: float, kind: int) -> None:
+    def append(self, array: Floats, offset: float, kind: int, made: int = -1) -> None:
         self.arrays.append(array)
         self.offsets.append(offset)
         self.kinds.append(kind)
+        self.made.append(made)
 
 
 class Kinds:
@@ -84,14 +90,19 @@ class Kinds:
 
 def forward(tables: Iterable[Floats], buckets: Iterable[Bucket], until: float = inf) -> Tables:
     """The table of every slot: the factors' `tables`, then the buckets in order; see `check_clock` for `until`."""
-    kinds, slots = Kinds(), Tables()
+    kinds, slots, numbers = Kinds(), Tables(), dict[Hashable, int]()
     for table in tables:
         slots.append(*kinds.of(table))
     for bucket in buckets:
         check_clock(until)
         key = bucket.dims, tuple((slots.kinds[child], axes) for child, axes in bucket.inputs)
         ((array, offset, kind),) = kinds.once(key, lambda b=bucket: [Join(b, slots.arrays).forward()])  # type: ignore[misc]
-        slots.append(array, offset + sum(slots.offsets[child] for child, _ in bucket.inputs), kind)
+        slots.append(
+            array,
+            offset + sum(slots.offsets[child] for child, _ in bucket.inputs),
+            kind,
+            numbers.setdefault(key, len(numbers)),
+        )
     return slots
 
 

@@ -22,7 +22,7 @@ from partita.codegen.request import DTYPES
 from partita.formulation.encode import Encoding
 from partita.formulation.network import Network
 from partita.formulation.placement import Placement
-from partita.solvers.search import Question
+from partita.solvers.question import Question
 
 Run = Callable[..., tuple[int, str, str]]
 

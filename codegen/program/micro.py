@@ -6,8 +6,11 @@ The same rows that say what can be split over ranks say what can be split over m
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ...formulation.strategy import Row, rows
 from ...model.atoms import atoms
+from ...model.batch import origin
 from ...model.errors import PartitaError
 from ...model.layout import B, P, R, S, atom_of, is_split
 from ...model.operator import operator
@@ -19,8 +22,11 @@ def divided(graph: PCG, micro_batches: int) -> tuple[frozenset[tuple[int, int]],
 
     Raises PartitaError where an operator needs the whole batch at once.
     """
-    if micro_batches == 1:
-        return frozenset(), False
+    return (frozenset(), False) if micro_batches == 1 else _divided(origin(graph))  # the same for any number
+
+
+@lru_cache(maxsize=16)
+def _divided(graph: PCG) -> tuple[frozenset[tuple[int, int]], bool]:
     known = atoms(graph)
     letters: list[int] = []
     found: set[tuple[int, int]] = set()

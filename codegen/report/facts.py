@@ -14,8 +14,9 @@ from ...model.operator import operator
 from ...model.operators.loss import LOSSES
 from ...model.pcg import SOURCES
 from ..describe import mesh_sentence
+from ..items import MEMORY, PARTS, Item, Priced, Slot
 from ..plan import Plan
-from ..price import MEMORY, PARTS, Item, Priced, Slot, priced
+from ..price import priced
 from .words import bytes_text, equal_layers, label, module_of, pattern, percent, shape_text, split_word
 
 LARGEST = 16  # rows of the table of collectives; the others are summed

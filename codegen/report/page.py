@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 
 from ...formulation.placement import ranks
-from ..price import PARTS
+from ..items import PARTS
 from .facts import Facts, by_module, time_unit
 from .words import bytes_text, percent
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...model.layout import COLLECTIVES
-from ..price import Item, Phase, Slot
+from ..items import Item, Phase, Slot
 from .facts import Facts, why
 
 _COLLECTIVE = frozenset(action.value for action in COLLECTIVES)

@@ -26,9 +26,10 @@ from partita.formulation.placement import Placement
 from partita.formulation.strategy import rows
 from partita.model import interpret
 from partita.model.atoms import atoms
+from partita.model.batch import with_batch
 from partita.model.layout import B, Layout, P, R, S, atom_of, is_split, splittable
 from partita.model.machine import Machine
-from partita.model.pcg import FLOATS, PCG, SOURCES, with_batch
+from partita.model.pcg import FLOATS, PCG, SOURCES
 from partita.model.updates import updated
 
 Judge = Callable[..., dict[str, Any]]

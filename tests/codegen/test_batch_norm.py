@@ -22,9 +22,10 @@ from partita.codegen.verification.statistics import Pieces, pieces
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
+from partita.model.batch import with_batch
 from partita.model.capture import capture
 from partita.model.layout import P, is_split
-from partita.model.pcg import PCG, with_batch
+from partita.model.pcg import PCG
 from partita.model.updates import updated
 
 Force = Callable[..., Plan]

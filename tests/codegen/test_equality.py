@@ -22,7 +22,8 @@ from partita.model.load import load_module
 from partita.model.machine import Level, Machine
 from partita.model.pcg import PCG
 from partita.model.zoo import entry, zoo
-from partita.solvers.search import Question, least_use
+from partita.solvers.question import Question
+from partita.solvers.search import least_use
 
 BATCH = 12
 TWINS = tuple({(entry(name).make, str(entry(name).small)): name for name in reversed(zoo())}.values())

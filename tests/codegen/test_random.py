@@ -15,9 +15,11 @@ from partita.codegen.price import priced
 from partita.codegen.program.micro import divided
 from partita.codegen.run import Settings, plan_graph
 from partita.formulation.placement import placements
+from partita.model.batch import with_batch
 from partita.model.machine import Level, Machine
-from partita.model.pcg import PCG, Builder, with_batch
-from partita.solvers.search import Question, divisors, least_use
+from partita.model.pcg import PCG, Builder
+from partita.solvers.question import Question, divisors
+from partita.solvers.search import least_use
 
 Judge = Callable[..., dict[str, Any]]
 MESHES = ((2,), (3,), (4,), (5,), (6,), (7,), (8,), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (2, 2, 2))

@@ -6,11 +6,12 @@ import pytest
 from partita.formulation.encode import Encoding, encode, strategy_network
 from partita.formulation.network import INFINITE
 from partita.formulation.placement import of_rows
+from partita.model.batch import with_batch
 from partita.model.capture import capture
 from partita.model.errors import PartitaError
 from partita.model.load import load_module
 from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder, with_batch
+from partita.model.pcg import PCG, Builder
 
 MACHINE = Machine.load("dgx-a100")
 PLACEMENT = of_rows(((1, 4), (1, 2)))

@@ -12,7 +12,8 @@ from partita.model.machine import Machine
 from partita.model.pcg import PCG, Builder
 from partita.solvers.elimination import Elimination
 from partita.solvers.protocol import Status
-from partita.solvers.search import Found, Question, divisors, search
+from partita.solvers.question import Question, divisors
+from partita.solvers.search import Found, search
 
 NODE = Machine.load("dgx-h100")
 

@@ -1,0 +1,105 @@
+"""What is planned: a graph and a batch on a machine, and what alone bounds the answer, before any network is made."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from ..formulation.classes import classes
+from ..formulation.encode import Encoding, encode
+from ..formulation.placement import Placement
+from ..model.atoms import atoms
+from ..model.batch import with_batch
+from ..model.cost import ITEMSIZE, backward_factor, precision
+from ..model.errors import PartitaError
+from ..model.machine import Machine
+from ..model.operator import operator
+from ..model.pcg import PCG, SOURCES
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is planned: `pcg` for `batch` samples a step, over these placements and numbers of micro-batches.
+
+    Placements of so many axes that one elimination takes about `most_work` additions are left out.
+    """
+
+    pcg: PCG
+    machine: Machine
+    batch: int
+    placements: tuple[Placement, ...]
+    micro_batches: tuple[int, ...]
+    dtype: str
+    optimizer: str
+    fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    most_work: float = inf
+
+    def encoding(self, placement: Placement, k: int) -> Encoding:
+        return encode(
+            with_batch(self.pcg, self.batch // k),
+            self.machine,
+            placement,
+            micro_batches=k,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            fixed=self.fixed,
+        )
+
+    def floor_ns(self) -> int:
+        """No plan is faster: all arithmetic at the devices' full rate, evenly spread, and nothing else."""
+        rate = self.machine.device.flops(precision(self.dtype).compute) * self.machine.devices
+        whole, work = with_batch(self.pcg, self.batch), 0.0
+        for node in whole.nodes:
+            if node.op in SOURCES or not operator(node.op).passes:
+                continue
+            inputs = tuple(whole.nodes[i] for i in node.inputs)
+            entry = operator(node.op)
+            work += entry.work(node, inputs) * (1 + backward_factor(node, inputs, entry.matmul))
+        return int(work / rate * 1e9 * (1 - 1e-9))
+
+    def fits(self) -> tuple[int, ...]:
+        """The numbers of micro-batches without those that need too much memory at any split.
+
+        Every tensor that is kept for backward is kept somewhere, as is every parameter: a device holds its share at
+        least.
+        """
+        whole, form = with_batch(self.pcg, self.batch), precision(self.dtype)
+        grouped = classes(whole)
+        kept: dict[int, int] = {}
+        fixed = sum(whole.nodes[i].numel for i in whole.of("parameter")) * ITEMSIZE[form.master]
+        for index, node in enumerate(whole.nodes):
+            if not node.gradient or node.op in SOURCES:
+                continue
+            entry = operator(node.op)
+            named = zip(entry.named(node), node.inputs, strict=True)
+            for tensor in (*(i for name, i in named if name in entry.saved), *((index,) if "y" in entry.saved else ())):
+                base = grouped.base[tensor]
+                if whole.nodes[base].op not in ("parameter", "buffer") and not grouped.constant[base]:
+                    kept[base] = whole.nodes[base].numel * form.itemsize(whole.nodes[base].dtype)
+        known, devices = atoms(whole), self.machine.devices
+        cut = sum(size for base, size in kept.items() if known[base].batch)
+        fixed += sum(size for base, size in kept.items() if not known[base].batch)
+        capacity = self.machine.device.capacity_bytes * devices
+        return tuple(k for k in self.micro_batches if fixed + cut / k <= capacity)
+
+
+def divisors(n: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    return tuple(d for d in range(1, n + 1) if n % d == 0)
+
+
+def check_batch(batch: int, micro_batches: int | None) -> tuple[int, ...]:
+    """The numbers of micro-batches to consider. PartitaError if the one that is asked does not divide the batch."""
+    if micro_batches is None:
+        return divisors(batch)
+    if batch % micro_batches:
+        raise PartitaError(f"a batch of {batch} is not divided by {micro_batches} micro-batches")
+    return (micro_batches,)
+
+
+def atom_sizes(pcg: PCG, batch: int, micro_batches: Sequence[int]) -> set[int]:
+    """The sizes that can be split, of every tensor at every number of micro-batches."""
+    sizes: set[int] = set()
+    for found in set(atoms(with_batch(pcg, batch))):
+        for atom, size in enumerate(found.sizes):
+            sizes |= {size // k for k in micro_batches if size % k == 0} if atom in found.batch else {size}
+    return sizes

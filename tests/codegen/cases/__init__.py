@@ -1,0 +1,34 @@
+"""Every operator in graphs of its own, one family a module as in `model/operators/`."""
+
+from . import (
+    attention,
+    batch_norm,
+    contraction,
+    convolution,
+    creation,
+    elementwise,
+    embedding,
+    loss,
+    normalization,
+    reduction,
+    space,
+    unknown,
+    views,
+)
+
+FAMILIES = (
+    attention.CASES,
+    batch_norm.CASES,
+    contraction.CASES,
+    convolution.CASES,
+    creation.CASES,
+    elementwise.CASES,
+    embedding.CASES,
+    loss.CASES,
+    normalization.CASES,
+    reduction.CASES,
+    space.CASES,
+    unknown.CASES,
+    views.CASES,
+)
+CASES = {op: builds for family in FAMILIES for op, builds in family.items()}

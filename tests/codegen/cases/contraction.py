@@ -1,0 +1,37 @@
+"""Products of matrices."""
+
+from partita.model.pcg import Builder
+
+from .build import BATCH, Build, Cases, leaf, weight
+
+
+def linear(bias: bool) -> Build:
+    def build(b: Builder) -> int:
+        operands = (leaf(b, BATCH, 5, 4), weight(b, 7, 4), *([weight(b, 7)] if bias else []))
+        return b.add("linear", *operands, shape=(BATCH, 5, 7))
+
+    return build
+
+
+def matmul(a: tuple[int, ...], c: tuple[int, ...], y: tuple[int, ...]) -> Build:
+    return lambda b: b.add("matmul", leaf(b, *a), weight(b, *c), shape=y)
+
+
+def einsum(equation: str, a: tuple[int, ...], c: tuple[int, ...], y: tuple[int, ...]) -> Build:
+    return lambda b: b.add("einsum", leaf(b, *a), weight(b, *c), shape=y, equation=equation)
+
+
+CASES: Cases = {
+    "linear": (linear(bias=True), linear(bias=False)),
+    "matmul": (
+        matmul((BATCH, 5, 4), (4, 7), (BATCH, 5, 7)),
+        matmul((BATCH, 2, 5, 4), (2, 4, 3), (BATCH, 2, 5, 3)),
+        matmul((BATCH, 5, 4), (4,), (BATCH, 5)),
+    ),
+    "einsum": (
+        einsum("bik,kj->bji", (BATCH, 5, 4), (4, 7), (BATCH, 7, 5)),
+        einsum("bhd,hde->be", (BATCH, 3, 4), (3, 4, 5), (BATCH, 5)),
+        einsum("bi,j->bij", (BATCH, 5), (4,), (BATCH, 5, 4)),
+        lambda b: b.add("einsum", leaf(b, BATCH, 5, 4), shape=(4, BATCH), equation="bij->jb"),
+    ),
+}

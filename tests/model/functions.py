@@ -1,0 +1,161 @@
+"""Functions of a tensor that between them call what is captured as known operators, and a module around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partita.model.pcg import PCG, Node
+
+X = torch.zeros(4, 3, 4)
+LABELS = torch.zeros(4, 3, dtype=torch.int64)
+
+
+class Lambda(nn.Module):
+    """A linear layer, then any function of its output."""
+
+    def __init__(self, function: Callable[..., Any], width: int = 6) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, width)
+        self.function = function
+
+    def forward(self, x: Tensor, *more: Tensor) -> Any:
+        return self.function(self.first(x), *more)
+
+
+def of(graph: PCG, op: str) -> Node:
+    """The only node with an operator."""
+    (index,) = graph.of(op)
+    return graph.nodes[index]
+
+
+def split_and_join(x: Tensor) -> Tensor:
+    a, b, c = x.chunk(3, -1)
+    d, e = x.split([2, 4], -1)
+    return torch.cat((a * b, torch.stack((c, d)).sum(0), e[..., ::2]), -1)
+
+
+def masked(x: Tensor) -> Tensor:
+    keep = torch.ones(3, 6, dtype=torch.bool).tril(1)
+    y = x.masked_fill(~keep, -1.0)
+    z = torch.where(x > 0, x, x * 0.5) + torch.where(keep & (x < 1), y, 0.0)
+    return z.triu().maximum(y).minimum(z + 1)
+
+
+def shaped(x: Tensor) -> Tensor:
+    y = x.unsqueeze(1).expand(-1, 2, -1, -1).transpose(1, 2).contiguous().flatten(2)
+    z = x[:, None].repeat(1, 2, 1, 1).movedim(1, -1).mT.reshape(4, 3, 12)
+    w = x.repeat_interleave(2, 0).narrow(0, 2, 4).unflatten(-1, (2, 3)).permute(0, 1, 3, 2)[:, :, 1, -1:]
+    return y + z + w.squeeze().unsqueeze(-1) + x.select(1, 0).unbind(-1)[2][:, None, None]
+
+
+def scalars(x: Tensor) -> Tensor:
+    y = 1 - x + 2 * x / 3 - torch.rsub(x, 2, alpha=3) + torch.add(x, x * x, alpha=0.5)
+    return (y.clamp(-1, 2) + x.abs().clamp_min(0.1).log()) ** 2 + 2.0 ** (-x) + x.square().add(1).sqrt().reciprocal()
+
+
+def activations(x: Tensor) -> Tensor:
+    y = F.gelu(x) + F.gelu(x, approximate="tanh") + F.silu(x) + F.elu(x, 0.7) + F.leaky_relu(x, 0.2) + F.softplus(x)
+    return y * torch.tanh(x) + torch.sigmoid(x) * torch.erf(x) + x.exp().rsqrt() + x.sin() * x.cos() + (-x).relu()
+
+
+def reduced(x: Tensor) -> tuple[Tensor, ...]:
+    return (
+        x.softmax(-1) + x.log_softmax(1),
+        x.mean((0, -1), keepdim=True) + x.sum(1, keepdim=True),
+        x.amax(-1),
+        x.max(1).values,
+        x.var(-1) + x.std(1, unbiased=False).mean(-1, keepdim=True),
+        x.mean() * x.max(),
+    )
+
+
+def inplace(x: Tensor) -> Tensor:
+    y = torch.zeros(4, 3, 6) + x
+    y.mul_(2).add_(1)
+    return F.relu(y, inplace=True)
+
+
+def no_gradient(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.abs().mean()
+    return x / scale * x.detach()
+
+
+def tables(x: Tensor) -> Tensor:
+    weights = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    steps = torch.arange(0, 6, 2, dtype=torch.float64).repeat(2) / 3
+    return x * weights + steps.to(x.dtype) + torch.full((6,), 0.25) + torch.zeros_like(x) + x.new_ones(6)
+
+
+def products(x: Tensor) -> Tensor:
+    y = torch.baddbmm(x @ x.mT, x, x.mT, beta=0.5, alpha=2)
+    return torch.bmm(y, x) + x.matmul(torch.mm(x[0].t(), x[1])) @ torch.eye(6, dtype=x.dtype).mul(2)
+
+
+def looked_up(x: Tensor) -> Tensor:
+    ids = torch.tensor([2, 0, 1])
+    y = x.sum(0)[ids] + x[0].index_select(0, ids)
+    z = x.log_softmax(-1).gather(-1, torch.tensor([5, 0, 3]).view(1, 3, 1).expand(4, 3, 1))
+    return y * F.one_hot(ids, 6) + z + x.cumsum(1)
+
+
+def indexed(x: Tensor) -> tuple[Tensor, ...]:
+    ids, back = torch.tensor([[2, 0], [1, 1]]), torch.tensor([-1, 0, -2])
+    some = torch.tensor([[[1], [0], [2]], [[2], [1], [0]]])
+    last = torch.tensor(-1)
+    return (
+        x[:, ids]
+        + x[:, back][:, :1, None]
+        + x.index_select(1, ids[0])[:, :, None] * x[:, last].unsqueeze(1).unsqueeze(1),
+        x[:, ids, ids + 1] * x[:2, ids[0], ids[:, :1]].sum(),
+        torch.take(x, ids)
+        + torch.take_along_dim(x, some[:1], -1)[0, 0]
+        + torch.take_along_dim(x, some.flatten(), None)[0],
+        x.gather(2, some) * torch.where((x > 0).gather(2, some), 2.0, 0.5),
+    )
+
+
+def moved(x: Tensor) -> tuple[Tensor, ...]:
+    y = F.pad(x, (1, 2)) + F.pad(x, (0, 3), value=0.5) + F.pad(x, (2, 1), mode="reflect")
+    z = F.pad(x, (1, 1), mode="circular") + F.pad(x, (2, 0), mode="replicate") + F.pad(x, (3, -1, 0, 0))
+    return (
+        y,
+        z,
+        x.roll((1, 2), (1, 2)) + x.roll(5) * x.flip(1, -1) + x.fliplr() + torch.stack((x, -x), 1).flipud()[:, 0],
+    )
+
+
+def accumulated(x: Tensor) -> tuple[Tensor, ...]:
+    y = F.normalize(x, dim=1) * x.logsumexp(-1, keepdim=True) + x.norm(dim=(0, 2), keepdim=True) + x.norm(p=3)
+    return y * torch.logsumexp(x, (0, 1)) + x.cumprod(1) + torch.linalg.vector_norm(x, 1, -1, True)
+
+
+def contracted(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.einsum("bsi,bti->bst", x, x.exp())
+    z = torch.einsum("...ij,...kj,kl", x, x[0], x[0])
+    w = torch.einsum("i...,i...", x[0], x[1]) + torch.einsum("bsi,bti,btj,cj->cs", x, x, x, x[0]).mean()
+    return torch.einsum("bst, bsi -> tbi", y, x) + torch.einsum("bsi->bi", x), z * torch.einsum("bsi->sbi", x).sum(), w
+
+
+FUNCTIONS = [
+    split_and_join,
+    masked,
+    shaped,
+    scalars,
+    activations,
+    reduced,
+    inplace,
+    no_gradient,
+    tables,
+    products,
+    looked_up,
+    indexed,
+    moved,
+    accumulated,
+    contracted,
+]

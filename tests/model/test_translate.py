@@ -1,0 +1,162 @@
+"""What calls become: the graph's nodes compute what torch does, forward and backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partita.model.capture import capture
+from partita.model.pcg import PCG
+
+from .functions import FUNCTIONS, LABELS, Lambda, X, of
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_operators(function: Callable[..., Any], agrees: Any) -> None:
+    agrees(Lambda(function), (X,))
+
+
+LOSSES: list[tuple[Callable[..., Any], tuple[Tensor, ...]]] = [
+    (lambda x, t: F.cross_entropy(x.flatten(0, 1), t.flatten()), (LABELS,)),
+    (lambda x, t: F.cross_entropy(x.mT, t, ignore_index=1), (LABELS,)),
+    (lambda x, t: F.cross_entropy(x[:, 0], t, x[0, 0].detach().exp(), reduction="sum"), (LABELS[:, 0],)),
+    (lambda x, t: F.nll_loss(F.log_softmax(x[:, 0], 1), t), (LABELS[:, 0],)),
+    (lambda x, t: F.cross_entropy(x[:, 0], t.softmax(-1)), (torch.zeros(4, 6),)),
+    (lambda x, t: F.binary_cross_entropy_with_logits(x, t.sigmoid()), (torch.zeros(4, 3, 6),)),
+    (lambda x, t: F.nll_loss(x[:, 0], t, x[0, 0].detach().exp()), (LABELS[:, 0],)),
+    (lambda x, t: F.cross_entropy(x.mT, t, x[0, 0].detach().exp(), label_smoothing=0.1), (LABELS,)),
+    (
+        lambda x, t: F.cross_entropy(x.mT, t, ignore_index=2, label_smoothing=0.1, reduction="none").sum(0).mean(),
+        (LABELS,),
+    ),
+    (
+        lambda x, t: F.cross_entropy(x.mT, t.mT.softmax(1), x[0, 0].detach().exp(), label_smoothing=0.1),
+        (torch.zeros(4, 3, 6),),
+    ),
+    (lambda x, t: F.binary_cross_entropy(x.sigmoid(), t.sigmoid(), t[0].exp()), (torch.zeros(4, 3, 6),)),
+    (
+        lambda x, t: F.binary_cross_entropy_with_logits(
+            x, t, t[:, :1].exp(), pos_weight=t[0, 0].exp(), reduction="sum"
+        ),
+        (torch.zeros(4, 3, 6),),
+    ),
+    (lambda x, t: F.kl_div(x.log_softmax(-1), t, reduction="none", log_target=True).sum(), (torch.zeros(4, 3, 6),)),
+    (lambda x, t: F.kl_div(x.log_softmax(-1), t.softmax(-1), reduction="batchmean"), (torch.zeros(4, 3, 6),)),
+    (lambda x, t: F.smooth_l1_loss(x, t, beta=0.3) + F.huber_loss(x, t[:, :1], delta=0.4), (torch.zeros(4, 3, 6),)),
+    (lambda x, t: F.mse_loss(x, t), (torch.zeros(4, 3, 6),)),
+    (lambda x, t: F.mse_loss(x, t, reduction="sum") + F.l1_loss(x, t), (torch.zeros(4, 3, 6),)),
+    (lambda x, t: F.mse_loss(x, t, reduction="none").mean(-1).sum(), (torch.zeros(4, 3, 6),)),
+]
+
+
+@pytest.mark.parametrize("case", range(len(LOSSES)))
+def test_losses(case: int, agrees: Any) -> None:
+    loss, targets = LOSSES[case]
+    graph = agrees(Lambda(loss), (X, *targets))
+    assert not graph.of("projection")
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"dropout_p": 0.5, "is_causal": True}])
+def test_attention(options: dict[str, Any], agrees: Any) -> None:
+    def attend(x: Tensor) -> Tensor:
+        q, k, v = x.unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, **options)
+
+    graph = agrees(Lambda(attend, 24), (X,))
+    assert len(graph.of("attention")) == (0 if "dropout_p" in options else 1)
+
+
+@pytest.mark.parametrize("boolean", [True, False])
+def test_attention_mask_and_groups(boolean: bool, agrees: Any) -> None:
+    def attend(x: Tensor) -> Tensor:
+        q, k, v = x.unflatten(-1, (8, 3)).transpose(1, 2).split((4, 2, 2), 1)
+        mask = torch.ones(3, 3, dtype=torch.bool).tril()
+        bias = mask if boolean else mask * -1.0
+        return F.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
+
+    graph = agrees(Lambda(attend, 24), (X,))
+    assert len(of(graph, "attention").inputs) == 4
+    assert of(graph, "attention")["grouped"] and not graph.of("expand")  # keys and values are not copied
+
+
+class Bags(nn.Module):
+    """Sums with weights of their own, and means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.EmbeddingBag(7, 6)
+        self.sum = nn.EmbeddingBag(5, 6, mode="sum")
+        self.scales = nn.Embedding(4, 1)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.mean(a) * self.sum(b, per_sample_weights=self.scales(b.clamp(max=3)).squeeze(-1))
+
+
+def test_embedding_bags(agrees: Any) -> None:
+    graph = agrees(Bags(), (torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, 2, dtype=torch.int64)))
+    assert [graph.nodes[i]["high"] for i in graph.of("input")] == [7, 5]
+    assert [len(graph.nodes[i].inputs) for i in graph.of("embedding_bag")] == [2, 3]
+
+
+class Conv1D(nn.Module):
+    """Hugging Face's transposed linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 12))
+        self.bias = nn.Parameter(torch.zeros(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, 4), self.weight).view(*x.shape[:-1], 12)
+
+
+def test_addmm(agrees: Any) -> None:
+    graph = agrees(Conv1D(), (X,))
+    assert len(graph.of("matmul")) == 1 and len(graph.of("add")) == 1
+
+
+class Norm(nn.Module):
+    """Hugging Face's RMS norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.weight.dtype)
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3))
+
+
+def test_rms_norm_is_recognised(agrees: Any) -> None:
+    graph = agrees(nn.Sequential(nn.Linear(4, 4), Norm()), (X,))
+    assert [n.op for n in graph.nodes if n.inputs] == ["linear", "rms_norm", "projection"]
+    assert of(graph, "rms_norm")["eps"] == 1e-3
+
+
+def test_encoder_layer(agrees: Any) -> None:
+    agrees(nn.TransformerEncoderLayer(4, 2, 8, 0.1, batch_first=True), (X,))
+
+
+def test_unknown_operators(agrees: Any) -> None:
+    def unknown(x: Tensor) -> Tensor:
+        return x.cumsum(1).topk(2, -1).values.cummax(0).values.rot90() * math.pi
+
+    graph = agrees(Lambda(unknown), (X,), allow_unknown=True)
+    assert {graph.nodes[i]["target"] for i in graph.of("opaque")} == {
+        "aten.topk.default",
+        "aten.cummax.default",
+        "aten.rot90.default",
+    }
+    assert PCG.from_json(graph.to_json()) == graph
+
+
+def test_split_of_equal_pieces_is_a_dim() -> None:
+    """Heads inside a fused projection stay free: the cut is along a dim of its own."""
+    graph = capture(Lambda(lambda x: x.chunk(3, -1)[1]), (X,))
+    assert of(graph, "slice").shape == (4, 3, 1, 2)
