@@ -8,7 +8,7 @@ Under one capacity the last join is never formed: its two lists meet, sorted by 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, prod
 
@@ -131,9 +131,14 @@ def _bucket(
     With a capacity `fit` at most one label: of the last pair of lists the fastest that fits.
     """
     kept = tuple(range(1, len(bucket.dims)))
-    left = list(range(len(bucket.inputs)))
-    made = np.zeros((1 + len(left), 1), np.int64)
+    made = np.zeros((1 + len(bucket.inputs), 1), np.int64)
     state = Labels(np.zeros((0, 1), np.int64), np.zeros(1, np.int64), np.zeros((1, len(price)), np.int64), made)
+    left = []
+    for k, (slot, more) in enumerate(bucket.inputs):
+        if more or len(lists[slot]) != 1:
+            left.append(k)
+        else:  # no choice is left there; of equal layers there are thousands
+            state = replace(state, time=state.time + lists[slot].time, use=state.use + lists[slot].use)
     axes: tuple[int, ...] = ()
     while left:
         k = min(left, key=lambda k: (-len({*axes} & {*bucket.inputs[k][1]}), len(lists[bucket.inputs[k][0]])))

@@ -72,7 +72,7 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
     sides = {_fits(use, network): best}  # the last solutions that fit, and that do not
     box = _FIRST * max(1.0, abs(best.total)) / np.maximum(1.0, use)
     # One elimination of the use alone tells the infeasible from the tight before prices are raised in vain.
-    if any(_least_use(circuit, r, search.until) > c for r, c in enumerate(network.capacities) if use[r] > c):
+    if any(least_use_of(circuit, r, search.until) > c for r, c in enumerate(network.capacities) if use[r] > c):
         return None
     for _ in range(_ROUNDS if len(capacities) else 0):
         if search.done:
@@ -113,10 +113,10 @@ def _offer(circuit: Circuit, now: Price, search: Search) -> tuple[int, tuple[int
     return cost, use
 
 
-def _least_use(circuit: Circuit, r: int, until: float) -> int:
-    """The least use of capacity r, exactly: integers below 2^53."""
+def least_use_of(circuit: Circuit, r: int, until: float = inf) -> float:
+    """The least use of capacity r, exactly: integers below 2^53; +inf where the costs forbid everything."""
     price = [float(k == r) for k in range(len(circuit.network.capacities))]
-    return int(circuit.forward(circuit.tables(0, price), until)[-1])
+    return float(circuit.forward(circuit.tables(0, price), until)[-1])
 
 
 def _highest(cuts: Floats, capacities: Floats, box: Floats) -> tuple[tuple[float, ...], float]:

@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-import numpy as np
-import numpy.typing as npt
-
 from ..formulation.encode import Encoding
 from ..formulation.network import INFINITE, Network
 from ..formulation.placement import Placement
 from ..model.errors import PartitaError
 from .order import TooWideError, compile_network
-from .protocol import INTERRUPTED, NO_LIMITS, Limits, Progress, Solution, Solver, Status, solver
+from .price import least_use_of
+from .protocol import INTERRUPTED, NO_LIMITS, Limits, Progress, Solution, Solver, Status
 from .question import Question, divisors
 
 
@@ -294,27 +292,12 @@ def _unbounded(network: Network) -> int:
 
 
 def least_use(network: Network) -> int:
-    """The least that any assignment uses of the first capacity: minimized as if it were the cost."""
-
-    def as_cost(cost: npt.NDArray[np.int64], use: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
-        return np.where(cost >= INFINITE, INFINITE, 0 if use is None else use[..., 0])
-
-    tables: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
-
-    def shared(cost: npt.NDArray[np.int64], use: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
-        """Equal tables stay one object, so that equal copies are still seen at once."""
-        key = id(cost), id(use)
-        if key not in tables:
-            tables[key] = as_cost(cost, use)
-        return tables[key]
-
-    nothing = {id(v.use): v.use[:, :0] for v in network.variables}
-    only = Network(
-        tuple(replace(v, cost=shared(v.cost, v.use), use=nothing[id(v.use)]) for v in network.variables),
-        tuple(replace(e, cost=shared(e.cost, e.use), use=None) for e in network.edges),
-        chains=network.chains,
-    )
-    return solver("elimination").solve(only).bound
+    """The least that any assignment uses of the first capacity, whatever it costs; 0 where that takes too long."""
+    try:
+        least = least_use_of(compile_network(network), 0)
+    except TooWideError:
+        return 0
+    return INFINITE if least == inf else int(least)
 
 
 def _use(network: Network, assignment: Sequence[int]) -> int:
