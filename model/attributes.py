@@ -103,7 +103,8 @@ def _tables(value: Any) -> bool:
 
 _CONVOLUTION: dict[str, Check] = {"stride": _sizes, "dilation": _sizes, "groups": _place}
 _WINDOW: dict[str, Check] = {"kernel_size": _sizes, "stride": _sizes, "padding": _sizes, "ceil_mode": _flag}
-_RELATION = _word("eq", "ne", "lt", "le", "gt", "ge")
+_RELATION = _word("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or")
+_RELATE = _word("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "logical_and", "logical_or")
 _REDUCTION: dict[str, Check] = {"reduction": _word("none", "mean", "sum")}
 _WEIGHTED: dict[str, Check] = {"operands": _tuple(_word("x", "t", "weight", "pos_weight"))}
 _CLASSES: dict[str, Check] = {**_REDUCTION, "ignore_index": _whole}
@@ -127,7 +128,7 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "shift": {"value": _number},
     "scale": {"value": _number},
     "compare": {"relation": _RELATION, "value": _constant},
-    "relate": {"relation": _RELATION},
+    "relate": {"relation": _RELATE},
     "dropout": {"p": _share, "site": _place},
     "einsum": {"equation": _equation},
     "attention": {"causal": _flag, "scale": _or_none(_number)},
@@ -150,7 +151,7 @@ REQUIRED: dict[str, dict[str, Check]] = {
     },
     "layer_norm": _NORM,
     "group_norm": {"groups": _place, "eps": _number},
-    "rms_norm": _NORM,
+    "rms_norm": _NORM | {"eps": _or_none(_number)},
     "moments": {"statistics": _word("batch", "micro-batch"), "site": _place},
     "batch_norm": _BATCH_NORM,
     "local_batch_norm": _BATCH_NORM,

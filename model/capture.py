@@ -15,14 +15,16 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from .alike import equal_layers
 from .aten import TABLE
 from .aten.batch_norm import stop_counting
 from .errors import PartitaError
+from .gradients import check_hooks, only_autograd, trained
 from .merge import merged
-from .pcg import PCG, Builder, live
+from .pcg import FLOATS, PCG, Builder, live
 from .ranges import with_ranges
 from .repeat import Repeating, note_calls
 from .sparse import settled
@@ -189,7 +191,7 @@ def _export(
             torch.empty(shape, dtype=t.dtype) for shape, t in zip(inputs.shapes(batch), inputs.tensors, strict=True)
         )
     try:
-        with warnings.catch_warnings(), _quiet():
+        with warnings.catch_warnings(), _quiet(), only_autograd():
             warnings.simplefilter("ignore")
             program = torch.export.export(wrapped, examples, strict=False)
             if any(_mutates(node) for node in program.graph.nodes):
@@ -234,6 +236,10 @@ def capture(
         raise PartitaError(f"a module is captured, a torch.nn.Module, not {type(module).__name__}")
     if statistics not in STATISTICS:
         raise PartitaError(f"statistics {statistics!r}: choose from {', '.join(STATISTICS)}")
+    lazy = next((name for name, weight in module.state_dict(keep_vars=True).items() if is_lazy(weight)), None)
+    if lazy is not None:
+        raise PartitaError(f"{lazy!r} has no shape yet: call the module once before it is captured")
+    check_hooks(module)
     found = Inputs.of(module, inputs)
     samples = max(2, found.batch) if batch is None else batch
     if samples < 1:
@@ -260,6 +266,7 @@ def _captured(
     builder = Builder(batch)
     translation = (Repeating if layers else Translation)(TABLE, builder, allow_unknown, statistics)
     sources = _sources(program, builder, module, inputs)
+    translation.least = _least(builder, module)
     results = translation.run(program.graph, sources)
     results = _unchanged(program, results, sources)
     check_updates(builder.nodes)
@@ -301,6 +308,14 @@ def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn
                 )
         nodes.append(Index(made[name]))
     return nodes
+
+
+def _least(builder: Builder, module: nn.Module) -> dict[int, int]:
+    """The smallest numbers of integer buffers, where their values are known: negative indices count from the end."""
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    known = [(i, buffers[n.name]) for i, n in enumerate(builder.nodes) if n.op == "buffer" and n.dtype not in FLOATS]
+    fake = torch._subclasses.FakeTensor
+    return {i: int(v.min()) for i, v in known if v.numel() and not v.is_meta and not isinstance(v, fake)}
 
 
 def _constant(builder: Builder, name: str, tensor: torch.Tensor) -> Index:
@@ -374,5 +389,5 @@ def _finish(builder: Builder, loss: int, aliases: Sequence[tuple[str, str]], lim
     names = {node.name for node in builder.nodes}
     builder.aliases = [(alias, name) for alias, name in aliases if name in names]
     kept = {number[i]: limit for i, limit in limits.items() if i in number}
-    builder.nodes = with_ranges(settled(builder.nodes), kept)
+    builder.nodes = with_ranges(settled(trained(builder.nodes, number[loss])), kept)
     return merged(builder.build(number[loss]))

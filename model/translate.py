@@ -101,6 +101,7 @@ class Translation:
         self.values: dict[fx.Node, Value] = {}
         self._constants: dict[tuple[object, ...], Index] = {}
         self.limits: dict[int, int] = {}
+        self.least: dict[int, int] = {}  # the smallest numbers of integer buffers whose values are known
         self._current: fx.Node | None = None
         self._reason = ""
         self._path = ""
@@ -353,7 +354,7 @@ class Translation:
         """sum, mean, amax and the like over `dims` (None: all)."""
         shape = self.shape(x)
         rank = len(shape)
-        chosen = tuple(sorted({d % rank for d in dims} if dims else range(rank)))
+        chosen = tuple(sorted({d % rank for d in dims} if dims and rank else range(rank)))
         if not chosen:
             return x
         kept = [1 if d in chosen else size for d, size in enumerate(shape) if keepdim or d not in chosen]

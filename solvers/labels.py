@@ -96,8 +96,7 @@ def enumerate_labels(
             continue
         bucket, outside = circuit.buckets[slot - len(circuit.factors)], outside_of(through[slot], slots[slot])
         fit = capacity if slot == stem else None
-        lists[slot] = _bucket(bucket, lists, slots, outside, prices, most, limit, fit)
-        check_clock(until)
+        lists[slot] = _bucket(bucket, lists, slots, outside, prices, most, limit, fit, until)
     return Listing(circuit, lists)
 
 
@@ -125,6 +124,7 @@ def _bucket(
     most: float,
     limit: int,
     fit: int | None,
+    until: float,
 ) -> Labels:
     """Join the inputs, the most connected next, dropping what cannot be completed within `most`.
 
@@ -146,7 +146,7 @@ def _bucket(
         slot, more = bucket.inputs[k]
         rest = [(slots[bucket.inputs[j][0]], bucket.inputs[j][1]) for j in left] + [(outside, kept)]
         if left or fit is None or not axes:
-            state, axes = _join(state, axes, lists[slot], more, k, rest, bucket.dims, price, most, limit)
+            state, axes = _join(state, axes, lists[slot], more, k, rest, bucket.dims, price, most, limit, until)
         else:
             state, axes = _meet(state, axes, lists[slot], more, k, bucket.dims, fit)
     option = state.at[axes.index(0)] if 0 in axes else np.zeros(len(state), np.int64)
@@ -174,6 +174,7 @@ def _join(
     price: Floats,
     most: float,
     limit: int,
+    until: float,
 ) -> tuple[Labels, tuple[int, ...]]:
     """The pairs that agree on the shared axes, less those that the least of the rest takes beyond `most`."""
     new = tuple(a for a in more if a not in axes)
@@ -200,6 +201,7 @@ def _join(
     else:
         stored = ((i + p.start, j) for p in _chunks(ends - starts) for i, j in [pairs_between(starts[p], ends[p])])
     for i, j in stored:
+        check_clock(until)
         if len(i) > _PAIRS * limit:
             raise TooManyError(f"{len(i)} pairs of labels, the limit is {limit} in a table")
         pairs = _pair(state, i, other, [more.index(a) for a in new], order[j], place)

@@ -3,6 +3,7 @@
 from math import log
 from typing import Any, TypeAlias
 
+from ..pcg import FLOATS
 from ..translate import Index, Rule, Translation, Value, dtype_name
 from .folds import batch_mean, rms_norm
 
@@ -71,9 +72,9 @@ def _pow(t: T, a: A) -> Value:
     base, exponent = t.number(a["self"]), t.number(a["exponent"])
     if exponent is not None:
         return a["self"] if exponent == 1 else t.add("pow", t.tensor(a["self"]), exponent=exponent)
-    if base is None:
-        return t.add("power", a["self"], a["exponent"])
-    return t.add("exp", t.add("scale", a["exponent"], value=log(base))) if base > 0 else None
+    if base is None or base <= 0 or dtype_name(t.like.dtype) not in FLOATS:
+        return t.add("power", t.tensor(a["self"]), a["exponent"])
+    return t.add("exp", t.add("scale", a["exponent"], value=log(base)))
 
 
 def _clamp(t: T, a: A) -> Value:
@@ -86,11 +87,23 @@ def _clamp(t: T, a: A) -> Value:
 def _compare(relation: str) -> Rule:
     def rule(t: T, a: A) -> Value:
         number = t.number(a["other"])
+        if relation.startswith("logical"):  # of tensors only
+            return t.add("relate", a["self"], a["other"], relation=relation)
         if number is not None:
             return t.add("compare", a["self"], relation=relation, value=number)
         return t.add("relate", a["self"], a["other"], relation=relation)
 
     return rule
+
+
+def _not(t: T, a: A) -> Value:
+    """The inverse of truth values; of a number, whether it is zero."""
+    x = a["self"]
+    return t.add("logical_not", x) if t.at(x).dtype == "bool" else t.add("compare", x, relation="eq", value=0)
+
+
+def _invert(t: T, a: A) -> Value:
+    return _not(t, a) if t.at(a["self"]).dtype == "bool" else t.no("the bits of integers")
 
 
 def _where(t: T, a: A) -> Value:
@@ -111,7 +124,9 @@ def _dropout(t: T, a: A) -> Value:
 
 
 def dropout(t: T, x: Index, p: float) -> Index:
-    """Call sites are numbered in the order of the calls."""
+    """Call sites are numbered in the order of the calls; what drops everything draws nothing."""
+    if p == 1:
+        return t.add("scale", x, shape=t.shape(x), value=0.0)
     t.sites += 1
     return t.add("dropout", x, shape=t.shape(x), p=p, site=t.sites - 1)
 
@@ -171,10 +186,10 @@ TABLE: dict[str, Rule] = {
             "erf",
             "abs",
             "reciprocal",
-            "logical_not",
         ]
     },
-    "bitwise_not": _unary("logical_not"),
+    "logical_not": _not,
+    "bitwise_not": _invert,
     "gelu": _unary("gelu", approximate="approximate"),
     "leaky_relu": _unary("leaky_relu", slope="negative_slope"),
     "elu": _elu,

@@ -1,6 +1,6 @@
 """Reductions, products, normalizations and attention."""
 
-from math import inf, sqrt
+from math import inf, prod, sqrt
 from string import ascii_letters
 from typing import Any, TypeAlias
 
@@ -25,12 +25,18 @@ def _norm(t: T, a: A) -> Value:
     """The p-norm over all dims or some; `norm` calls p what `linalg_vector_norm` calls ord."""
     order, dims = t.number(a.get("ord", a.get("p"))), a.get("dim")
     x = t.to(a["self"], a.get("dtype"))
+    if not t.shape(x):
+        return t.view(t.reduce("norm", t.view(x, (1,)), [0], False, ord=2 if order is None else order), ())
     dims = [dims] if isinstance(dims, int) else dims
     return t.reduce("norm", x, dims, a.get("keepdim", False), ord=2 if order is None else order)
 
 
 def _cumulative(op: str) -> Rule:
-    return lambda t, a: t.add(op, t.to(a["self"], a["dtype"]), dim=a["dim"] % max(1, len(t.like.shape)))
+    def rule(t: T, a: A) -> Value:
+        x = t.to(a["self"], a["dtype"])
+        return t.add(op, x, dim=a["dim"] % len(t.shape(x))) if t.shape(x) else t.no("a tensor without dims")
+
+    return rule
 
 
 def _max(t: T, a: A) -> Value:
@@ -41,25 +47,30 @@ def _max(t: T, a: A) -> Value:
     return t.reduce("amax", a["self"], None, False)
 
 
-def _variance(t: T, a: A) -> Index:
+def _variance(t: T, a: A) -> Value:
     x, dims, correction = a["self"], a.get("dim"), a.get("correction")
     correction = int(a.get("unbiased", True)) if correction is None else correction
+    shape = t.shape(x)
+    count = prod(shape[d] for d in dims) if dims else prod(shape)
+    if not shape or count <= correction:
+        return t.no(f"a variance of {count} values with correction {correction}")
     mean = t.reduce("mean", x, dims, True)
     centred = t.add("sub", x, mean, shape=t.shape(x))
     square = t.add("pow", centred, shape=t.shape(x), exponent=2)
     total = t.reduce("mean", square, dims, a.get("keepdim", False))
-    count = t.at(mean)["count"]
     return t.scale(total, count / (count - correction))
 
 
 def _deviation(t: T, a: A) -> Value:
-    return t.add("sqrt", _variance(t, a))
+    variance = _variance(t, a)
+    return None if variance is None else t.add("sqrt", variance)
 
 
 def _softmax(op: str, x: str = "self") -> Rule:
     def rule(t: T, a: A) -> Value:
         inner = t.to(a[x], a.get("dtype"))
-        return t.add(op, inner, dim=a["dim"] % max(1, len(t.shape(inner))))
+        shape = t.shape(inner)
+        return t.add(op, inner, dim=a["dim"] % len(shape)) if shape else t.no("a tensor without dims")
 
     return rule
 
@@ -69,6 +80,8 @@ def _linear(t: T, a: A) -> Value:
 
 
 def _matmul(t: T, a: A) -> Value:
+    if "out_dtype" in a:
+        return t.no("out_dtype")
     return t.add("matmul", a["self"], a["other"] if "other" in a else a["mat2"])
 
 
@@ -76,6 +89,8 @@ def _add_matmul(first: str, second: str) -> Rule:
     """beta * self + alpha * first @ second; Hugging Face's Conv1D arrives as one."""
 
     def rule(t: T, a: A) -> Value:
+        if "out_dtype" in a:
+            return t.no("out_dtype")
         product = t.scale(t.add("matmul", a[first], a[second]), a["alpha"])
         return t.add("add", product, t.scale(a["self"], a["beta"])) if a["beta"] else product
 

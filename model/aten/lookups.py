@@ -3,6 +3,7 @@
 from typing import Any, TypeAlias
 
 from ..translate import Index, Rule, Translation, Value, broadcast
+from .bounds import bounds
 
 T: TypeAlias = Translation
 A: TypeAlias = dict[str, Any]
@@ -95,15 +96,16 @@ def _index(t: T, a: A) -> Value:
 
 
 def _counted(t: T, ids: Index, size: int) -> Index:
-    """Ids into a dim; constant ones are counted from its start."""
+    """Ids into a dim, all counted from its start: those that may be negative get the size added."""
     t.limit(ids, size)
     node = t.at(ids)
-    values = node["values"] if node.op == "constant" else (node["value"],) if node.op == "full" else ()
-    if min(values, default=0) >= 0:
+    if bounds(t, ids)[0] >= 0:
         return ids
-    counted = tuple(v % size for v in values)
-    flat = t.add("constant", shape=(len(values),), dtype="int64", values=counted)
-    return t.view(flat, node.shape)
+    if node.op == "constant":
+        return t.add("constant", shape=node.shape, dtype=node.dtype, values=tuple(v % size for v in node["values"]))
+    negative = t.add("compare", ids, shape=node.shape, dtype="bool", relation="lt", value=0)
+    counted = t.add("shift", ids, shape=node.shape, dtype=node.dtype, value=size)
+    return t.add("where", negative, counted, ids, shape=node.shape, dtype=node.dtype)
 
 
 def _rows(t: T, x: Index, dim: int, ids: Index) -> Index:

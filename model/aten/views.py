@@ -10,8 +10,8 @@ T: TypeAlias = Translation
 A: TypeAlias = dict[str, Any]
 
 
-def _view(name: str = "self") -> Rule:
-    return lambda t, a: t.view(a[name], t.like.shape)
+def _view(t: T, a: A) -> Value:
+    return t.no("bits read as another dtype") if "dtype" in a else t.view(a["self"], t.like.shape)
 
 
 def _expand(t: T, a: A) -> Value:
@@ -95,9 +95,9 @@ def _repeat(t: T, a: A) -> Value:
 
 
 def _repeat_interleave(t: T, a: A) -> Value:
-    x, repeats = a["self"], a["repeats"]
-    if isinstance(repeats, Index):
-        return None
+    x, repeats = a.get("self"), a["repeats"]
+    if x is None or isinstance(repeats, Index):
+        return t.no("as often as a tensor says")
     flat = a["dim"] is None
     x = t.view(x, (prod(t.shape(x)),)) if flat else x
     dim = 0 if flat else a["dim"] % len(t.shape(x))
@@ -182,9 +182,8 @@ def _triangle(op: str) -> Rule:
 
 
 TABLE: dict[str, Rule] = {
-    **{
-        name: _view()
-        for name in [
+    **dict.fromkeys(
+        [
             "view",
             "reshape",
             "_unsafe_view",
@@ -195,8 +194,9 @@ TABLE: dict[str, Rule] = {
             "squeeze",
             "unsqueeze",
             "ravel",
-        ]
-    },
+        ],
+        _view,
+    ),
     "expand": _expand,
     "expand_as": _expand,
     "broadcast_to": _expand,

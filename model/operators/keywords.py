@@ -1,6 +1,7 @@
 """Calls of `torch.nn.functional` whose keywords are a node's attributes, under the same names."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from ..pcg import Node
@@ -16,7 +17,9 @@ def keywords(node: Node, defaults: Mapping[str, Any]) -> str:
 
 
 def text(value: Any) -> str:
-    """An attribute as Python writes it; a tuple of equal entries is one of them."""
+    """An attribute as Python source; a tuple of equal entries is one of them."""
+    if isinstance(value, float) and not isfinite(value):
+        return f'float("{value}")'
     return repr(value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value)
 
 
