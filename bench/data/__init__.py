@@ -1,0 +1,1 @@
+"""Published measurements that benchmarks compare predictions with; each file names its source."""

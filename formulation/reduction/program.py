@@ -1,0 +1,126 @@
+"""Programs of collectives over the levels of one reduction, and the groups of devices that they mean (P², section 3).
+
+A reduction over some mesh axes under a placement has one *level* for every machine level over which its group spreads:
+its size is the product of the axes' factors there. Levels of size 1 vanish; the outermost comes first. Members of a
+group are numbered in mixed radix over the levels, so that neighbours on the innermost level have consecutive numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..placement import Placement, ranks
+
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class Collective(StrEnum):
+    """What the devices of a group do together; the first of them is the root."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    REDUCE = "reduce"
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One collective in every group of members that differ only on the levels `first` to `last` (both included).
+
+    Of the levels in `zero` only digit 0 takes part (P²'s Master: all levels below `last`; after a Reduce: those that it
+    left empty).
+    """
+
+    collective: Collective
+    first: int
+    last: int
+    zero: tuple[int, ...] = ()
+
+    @property
+    def levels(self) -> range:
+        """The levels over which a group spreads."""
+        return range(self.first, self.last + 1)
+
+
+Program: TypeAlias = tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction over `axes` of a placement: its levels, and which devices form its groups.
+
+    `sizes` are the sizes of its levels, `machine_levels` which levels of the machine they are (0: the outermost).
+    """
+
+    placement: Placement
+    axes: tuple[int, ...]
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """How many units of each machine level one group spreads over."""
+        return tuple(prod(self.placement.matrix[a][level] for a in self.axes) for level in range(self._depth))
+
+    @property
+    def _depth(self) -> int:
+        return len(self.placement.matrix[0])
+
+    @property
+    def machine_levels(self) -> tuple[int, ...]:
+        return tuple(level for level, m in enumerate(self.row) if m > 1)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(m for m in self.row if m > 1)
+
+    @property
+    def size(self) -> int:
+        """Members of one group."""
+        return prod(self.row)
+
+    def members(self) -> NDArray[np.int64]:
+        """[groups, size]: the ranks of every group, in the order of the members' numbers (level-major)."""
+        matrix, depth = self.placement.matrix, self._depth
+        # One digit an (axis, level): a rank's coordinate on an axis is in mixed radix over the levels.
+        digits = ranks(self.placement).reshape([matrix[a][level] for a in range(len(matrix)) for level in range(depth)])
+        mine = [a * depth + level for level in range(depth) for a in self.axes]
+        rest = [d for d in range(len(matrix) * depth) if d not in mine]
+        return digits.transpose(*rest, *mine).reshape(-1, self.size)
+
+
+def groups(step: Step, sizes: Sequence[int]) -> Groups:
+    """The groups of a step among the members of one reduction group, each with its root first, in ascending order."""
+    numbers = np.arange(prod(sizes)).reshape(sizes)
+    others = [level for level in range(len(sizes)) if level not in step.levels]
+    found = []
+    for digits in product(*(range(1 if level in step.zero else sizes[level]) for level in others)):
+        where: list[int | slice] = [slice(None)] * len(sizes)
+        for level, digit in zip(others, digits, strict=True):
+            where[level] = digit
+        found.append(tuple(numbers[tuple(where)].ravel().tolist()))
+    return tuple(sorted(found))
+
+
+def lowered(program: Program, reduction: Reduction) -> list[tuple[Collective, Groups]]:
+    """The collectives of a program with the ranks of all their groups, for every group of the reduction."""
+    members = reduction.members()
+    return [
+        (
+            step.collective,
+            tuple(tuple(row[list(group)].tolist()) for row in members for group in groups(step, reduction.sizes)),
+        )
+        for step in program
+    ]
+
+
+def flat(sizes: Sequence[int]) -> Program:
+    """One all-reduce over everything; nothing to do in a group of one."""
+    return (Step(Collective.ALL_REDUCE, 0, len(sizes) - 1),) if sizes else ()
