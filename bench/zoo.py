@@ -21,7 +21,7 @@ from ..model.zoo.registry import entry
 GIB = 2**30
 NODES = 4
 SECONDS = 120.0
-AFTER = 0.15
+AFTER = 0.2
 """The share of the time that is kept for what follows the search: the plan is priced again and emitted."""
 
 

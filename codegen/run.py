@@ -21,7 +21,7 @@ from ..model.pcg import PCG
 from ..solvers.protocol import Limits, Progress, Status
 from ..solvers.protocol import solver as find_solver
 from ..solvers.question import Question, atom_sizes, check_batch
-from ..solvers.search import Found, least_use, search
+from ..solvers.search import Found, search
 from .decode import choices, report
 from .plan import Plan
 from .price import priced
@@ -296,11 +296,12 @@ def _without_plan(question: Question, found: Found, model: dict[str, Any], searc
     machine, gib = question.machine, 2**30
     capacity = machine.device.capacity_bytes
     if found.status is Status.INFEASIBLE:
-        least = min(_least_memory(question, p) for p in question.placements)
+        missing = found.missing_bytes or 0
         return PartitaError(
             f"the model fits no placement on {machine.devices} x {machine.device.name}: "
-            f"it needs at least {least / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
-            f"{max(0, least - capacity) / gib:.2f} GiB are missing"
+            f"it needs at least {(capacity + missing) / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
+            f"{missing / gib:.2f} GiB are missing"
+            + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")
         )
     summary = {
         "model": model.get("reference"),
@@ -324,12 +325,6 @@ def _without_plan(question: Question, found: Found, model: dict[str, Any], searc
     if found.interrupted:
         return NoPlanError(INTERRUPTED_EARLY, summary, interrupted=True)
     return NoPlanError(f"no plan was found in {found.seconds:.1f} s; give it more time", summary)
-
-
-def _least_memory(question: Question, placement: Placement) -> int:
-    """The least that any plan of this placement needs on a device: memory minimized as if it were the cost."""
-    network = question.encoding(placement, max(question.micro_batches)).network
-    return least_use(network) + question.machine.device.capacity_bytes - network.capacities[0]
 
 
 def _save_network(question: Question, path: str) -> None:

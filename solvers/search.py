@@ -38,6 +38,7 @@ class Found:
     interrupted: bool = False
     left_out: int = 0  # placements of too many axes
     near: bool = False  # whether the plan is proved within the gap that was asked for
+    missing_bytes: int | None = None  # by how much the smallest of those that fit nowhere exceeds its capacity
 
     @property
     def objective(self) -> int | None:
@@ -91,6 +92,7 @@ class _Search:
         self.unproved: list[int] = []  # bounds of networks that were left before they were proved
         self.solved = self.discarded = self.options = 0
         self.solving = 0.0
+        self.missing: int | None = None
         self.refusal: PartitaError | None = None
         self.interrupted = False
         self.axes = 0  # the most for which elimination is quick
@@ -147,6 +149,7 @@ class _Search:
             self.interrupted,
             len({c.number for c in self.too_wide}),
             self.best is not None and bound >= self.reach,
+            self.missing,
         )
 
     def _consider(self, candidate: _Candidate) -> None:
@@ -219,10 +222,11 @@ class _Search:
             self.unproved.append(bound)
             return
         began = time.monotonic()
-        impossible = not fits and least_use(encoding.network) > encoding.network.capacities[0]
+        missing = 0 if fits else least_use(encoding.network) - encoding.network.capacities[0]
         self.solving += time.monotonic() - began
-        if impossible:
+        if missing > 0:
             self.discarded += 1
+            self.missing = missing if self.missing is None else min(self.missing, missing)
         elif not (fits and relaxed.status is Status.OPTIMAL):
             self._push(_Candidate(candidate.fine, bound, True, candidate.k, candidate.number))
         if not (fits and relaxed.status is Status.OPTIMAL):  # finer ones need less memory, and cost no less than this
