@@ -75,14 +75,16 @@ def encode(
     optimizer: str = "adam",
     fixed: Mapping[str, tuple[str, ...]] | None = None,
     capacity_bytes: int | None = None,
+    flat: bool = False,
 ) -> Encoding:
     """The cost network of one mesh under one placement; `pcg` has the shapes of one micro-batch.
 
     `fixed` names strategies (one row a mesh axis, see `row_names`) for nodes. Costs are ns of a whole step; the one
-    capacity is a device's memory. PartitaError: unknown names in `fixed`, a node without legal option.
+    capacity is a device's memory. `flat`: every collective takes one step, to compare with. PartitaError: unknown names
+    in `fixed`, a node without legal option.
     """
     return _Encoder(
-        pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes
+        pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes, flat
     ).run()
 
 
@@ -115,6 +117,7 @@ class _Encoder:
     optimizer: str
     fixed: Mapping[str, tuple[str, ...]]
     capacity_bytes: int | None
+    flat: bool
     variables: list[Variable] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -127,7 +130,7 @@ class _Encoder:
         self.domains = Domains(self.pcg, self.placement.sizes, self.roofline, self.precision, self.fixed)
         self.reads = Reads(
             self.pcg, self.placement, self.k, self.precision, self.roofline, self.classes, self.domains,
-            Transitions(self.machine, self.placement), self.sparse,
+            Transitions(self.machine, self.placement, self.flat), self.sparse,
         )  # fmt: skip
         self.cache: dict[object, Prices] = {}
         self.storages: dict[object, Storage] = {}
@@ -279,7 +282,9 @@ class _Encoder:
         """What a parameter's gradient and update cost in a step, and what is kept of both; see `looked_up_bytes`."""
         use = stored_bytes(stored, dense, self.precision, self.states)
         if dense:
-            cost = per_step_ns(stored, self.machine, self.placement, self.precision, self.roofline, self.states)
+            cost = per_step_ns(
+                stored, self.machine, self.placement, self.precision, self.roofline, self.states, self.flat
+            )
             return cost + self.k * accumulate_ns(stored, self.precision, self.roofline), use
         looked_up = looked_up_bytes(stored, rows, ids, self.precision)  # nothing of a frozen parameter
         return looked_up_ns(looked_up, self.k, self.roofline), use + self.k * looked_up

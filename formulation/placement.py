@@ -62,12 +62,8 @@ def placements(
     the larger factor on the outermost level comes first. With `mesh`: those sizes in that order, every matrix.
     PartitaError: sizes that do not multiply to the devices, or an axis of size 1.
     """
-    levels = tuple(hierarchy)
+    levels = _checked(hierarchy)
     devices = math.prod(levels)
-    if not levels or any(size < 1 for size in levels):
-        raise PartitaError(f"hierarchy {_x(levels)}: every level has a size of 1 or more")
-    if devices > MAX_DEVICES:
-        raise PartitaError(f"hierarchy {_x(levels)} has {devices:,} devices; the most is {MAX_DEVICES:,}")
     if mesh is not None:
         sizes = tuple(mesh)
         if not sizes or math.prod(sizes) != devices:
@@ -79,6 +75,52 @@ def placements(
         return (of_rows([levels]),)
     counts = range(1, max_axes + 1) if axes is None else (axes,)
     return tuple(of_rows(rows) for count in counts for rows in _canonical(levels, count, levels))
+
+
+def arrangements(hierarchy: Sequence[int], axes: Sequence[int]) -> tuple[Placement, ...]:
+    """Every parallelism matrix of these axes, in their order, on the hierarchy; axes of size 1 are allowed.
+
+    PartitaError: a size below 1, or axes that do not multiply to the devices.
+    """
+    levels, sizes = check_axes(hierarchy, axes)
+    return tuple(of_rows(rows) for rows in _matrices(levels, sizes))
+
+
+def check_axes(hierarchy: Sequence[int], axes: Sequence[int]) -> tuple[Row, Row]:
+    """Levels and axes as tuples; PartitaError: a size below 1, or axes that do not multiply to the devices."""
+    levels, sizes = _checked(hierarchy), tuple(axes)
+    if not sizes or any(size < 1 for size in sizes):
+        raise PartitaError(f"axes {_x(sizes)}: one or more axes are needed, each of size 1 or more")
+    if math.prod(sizes) != math.prod(levels):
+        raise PartitaError(
+            f"axes {_x(sizes)} multiply to {math.prod(sizes):,}, "
+            f"but hierarchy {_x(levels)} has {math.prod(levels):,} devices; both must be equal"
+        )
+    return levels, sizes
+
+
+def check_reduced(axes: Sequence[int], reduced: Sequence[int]) -> tuple[int, ...]:
+    """The reduction axes in ascending order; PartitaError where they are none, unknown, repeated or all of size 1."""
+    if not reduced:
+        raise PartitaError("the reduction is empty: name at least one axis to reduce over")
+    for axis in reduced:
+        if not 0 <= axis < len(axes):
+            raise PartitaError(f"no axis {axis} to reduce over: the axes are 0 to {len(axes) - 1}")
+        if reduced.count(axis) > 1:
+            raise PartitaError(f"axis {axis} is to be reduced over twice; name it once")
+    if all(axes[axis] == 1 for axis in reduced):
+        names = ", ".join(map(str, reduced))
+        raise PartitaError(f"the reduction is empty: each axis it is over ({names}) has size 1, a group of one device")
+    return tuple(sorted(reduced))
+
+
+def _checked(hierarchy: Sequence[int]) -> Row:
+    levels = tuple(hierarchy)
+    if not levels or any(size < 1 for size in levels):
+        raise PartitaError(f"hierarchy {_x(levels)}: every level has a size of 1 or more")
+    if math.prod(levels) > MAX_DEVICES:
+        raise PartitaError(f"hierarchy {_x(levels)} has {math.prod(levels):,} devices; the most is {MAX_DEVICES:,}")
+    return levels
 
 
 def _matrices(residual: Row, sizes: tuple[int, ...]) -> Iterator[tuple[Row, ...]]:

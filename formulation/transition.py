@@ -3,11 +3,12 @@
 The direct program of a pair is `model.layout.steps`; here the same phases run over arrays of pairs. A program depends
 only on letters, so it is worked out once for a set of layouts; prices and sizes enter afterwards. A route may pass
 through other layouts: the table is closed under shortest paths (as SuperScaler searches RVD transitions), so for
-example an all-reduce becomes a reduce-scatter and an all-gather where that is cheaper.
+example an all-reduce becomes a reduce-scatter and an all-gather where that is cheaper. A collective costs what its best
+program over the levels of the machine costs (`reduction.schedule`).
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import product
 from math import prod
 
@@ -15,10 +16,14 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from ..model.collectives import ROUNDING_NS, CollectivePrice, Kind, price
-from ..model.layout import Action, B, Layout, P, R, S, largest_part, move, splittable
+from ..model.collectives import ROUNDING_NS, CollectivePrice
+from ..model.layout import COLLECTIVES, Action, B, Layout, P, R, S, largest_part, move, splittable
 from ..model.machine import Machine
 from .placement import Placement
+from .reduction.cost import exchange_price
+from .reduction.program import Reduction
+from .reduction.schedule import schedule
+from .reduction.statuses import Kind
 
 Codes = npt.NDArray[np.int64]
 Times = npt.NDArray[np.int64]
@@ -29,7 +34,6 @@ _KINDS: dict[Action, Kind] = {
     Action.GATHER: "all_gather",
     Action.SCATTER_SUM: "reduce_scatter",
     Action.SUM: "all_reduce",
-    Action.EXCHANGE: "all_to_all",
 }
 # Priced by what they write (the rest by what they read): an all-gather's and a pad's output is the larger side.
 _BY_OUTPUT = np.array([a in (Action.GATHER, Action.PAD, Action.SLICE, Action.KEEP_FIRST) for a in ACTIONS])
@@ -256,26 +260,47 @@ def _close(total: Times, forward: Times, moves: npt.NDArray[np.bool_], via: npt.
 
 
 class Transitions:
-    """Prices of moves on one machine under one placement."""
+    """Prices of moves on one machine under one placement; `flat`: without programs of several steps."""
 
-    def __init__(self, machine: Machine, placement: Placement) -> None:
-        self.machine, self.placement, self.axes = machine, placement, placement.sizes
-        self._lines = [[self._line(action, row) for action in ACTIONS] for row in placement.matrix]
-        self._latency = np.array([[line.latency_ns for line in row] for row in self._lines])
-        self._rate = np.array([[line.ns_per_byte for line in row] for row in self._lines])
+    def __init__(self, machine: Machine, placement: Placement, flat: bool = False) -> None:
+        self.machine, self.placement, self.axes, self.flat = machine, placement, placement.sizes, flat
+        self._lines = [[self._prices(action, axis) for action in ACTIONS] for axis in range(len(self.axes))]
         self._tables: dict[tuple[Space, int, bool], Table] = {}
 
-    def _line(self, action: Action, row: tuple[int, ...]) -> CollectivePrice:
+    def _prices(self, action: Action, axis: int) -> tuple[CollectivePrice, ...]:
+        """The lines of which the lowest is the price: one for each program of a reduction."""
         launch = CollectivePrice(self.machine.device.launch_ns, 0.0)
         if action is Action.NOTHING:
-            return CollectivePrice(0.0, 0.0)
+            return (CollectivePrice(0.0, 0.0),)
+        if self.axes[axis] == 1 and action in COLLECTIVES:
+            return (launch,)
         if action in _KINDS:
-            return launch + price(self.machine, _KINDS[action], row)
-        return launch + CollectivePrice(0.0, 2e9 / self.machine.device.memory_bandwidth)  # read and written once
+            return schedule(self.machine, self.placement, (axis,), _KINDS[action], self.flat).prices
+        if action is Action.EXCHANGE:
+            return (exchange_price(self.machine, Reduction(self.placement, (axis,)), "all_to_all"),)
+        return (launch + CollectivePrice(0.0, 2e9 / self.machine.device.memory_bandwidth),)  # read and written once
+
+    @cached_property
+    def _arrays(self) -> list[list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]]:
+        """For every axis and line the latency and the rate of every action; one that has no such line has its first."""
+        most = [max(map(len, actions)) for actions in self._lines]
+        chosen = [
+            [[lines[k if k < len(lines) else 0] for lines in actions] for k in range(count)]
+            for actions, count in zip(self._lines, most, strict=True)
+        ]
+        return [
+            [(np.array([x.latency_ns for x in row]), np.array([x.ns_per_byte for x in row])) for row in axis]
+            for axis in chosen
+        ]
 
     def step_ns(self, axis: int, action: Action, size_bytes: int) -> int:
         """Time of one action of one axis on `size_bytes` (the larger side of a gather or reduce-scatter)."""
-        return self._lines[axis][_NUMBER[action]].ns(size_bytes)
+        return min(line.ns(size_bytes) for line in self._lines[axis][_NUMBER[action]])
+
+    def _times(self, axis: int, actions: npt.NDArray[np.int8], sizes: npt.NDArray[np.int64]) -> Times:
+        """`step_ns` for many actions of one axis."""
+        times = (latency[actions] + rate[actions] * sizes for latency, rate in self._arrays[axis])
+        return _ns(reduce(np.minimum, times))
 
     def direct(
         self, tensor: Space, codes: Codes, itemsize: int, gradient: bool
@@ -286,13 +311,10 @@ class Transitions:
         moves = np.zeros(prod(shape), dtype=bool)
         sizes = tensor.numel * itemsize
         for phase in _programs(len(self.axes), tensor.base, codes.tobytes(), codes.tobytes()):
-            latency, rate = self._latency[phase.axis], self._rate[phase.axis]
-            forward[phase.pairs] += _ns(latency[phase.value] + rate[phase.value] * sizes[phase.value_code])
+            forward[phase.pairs] += self._times(phase.axis, phase.value, sizes[phase.value_code])
             moves[phase.pairs] |= phase.value != _NUMBER[Action.NOTHING]
             if gradient:
-                backward[phase.pairs] += _ns(
-                    latency[phase.gradient] + rate[phase.gradient] * sizes[phase.gradient_code]
-                )
+                backward[phase.pairs] += self._times(phase.axis, phase.gradient, sizes[phase.gradient_code])
         return forward.reshape(shape), backward.reshape(shape), moves.reshape(shape)
 
     def table(self, tensor: Space, itemsize: int, gradient: bool) -> Table:

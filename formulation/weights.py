@@ -13,18 +13,19 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ..model.collectives import ROUNDING_NS, CollectivePrice, joint, price
+from ..model.collectives import ROUNDING_NS, CollectivePrice
 from ..model.cost import ITEMSIZE, Precision, Roofline
 from ..model.layout import B, P
 from ..model.machine import Machine
 from ..model.pcg import FLOATS
 from .placement import Placement
+from .reduction.schedule import schedule
 from .transition import Codes, Space, space
 
 Array = npt.NDArray[np.int64]
 
 BUCKET_BYTES = 25_000_000
-"""Gradients are synchronized in flat buckets of this size; a smaller weight pays its share of a bucket's latency."""
+"""Gradients are synchronized in flat buckets of this size; a weight pays its share of what a full bucket costs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,16 +90,24 @@ def _shards(choice: Storage) -> Array:
 
 
 def per_step_ns(
-    choice: Storage, machine: Machine, placement: Placement, precision: Precision, roofline: Roofline, states: int
+    choice: Storage,
+    machine: Machine,
+    placement: Placement,
+    precision: Precision,
+    roofline: Roofline,
+    states: int,
+    flat: bool = False,
 ) -> Array:
-    """Synchronizing the gradient over the axes at B, and updating: once a step."""
+    """Synchronizing the gradient over the axes at B, and updating: once a step; `flat`: by collectives of one step."""
     item = ITEMSIZE[precision.master]
     axes = _axes_at(choice.space, B)
     total = np.zeros(len(choice), dtype=np.int64)
     for group in {axes[c] for c in choice.codes.tolist()} - {()}:
-        row = joint(placement.matrix[a] for a in group)
-        both = price(machine, "reduce_scatter", row) + price(machine, "all_gather", row)
-        for sharded, line in ((False, price(machine, "all_reduce", row)), (True, both)):
+        total_of, part_of, whole_of = (
+            schedule(machine, placement, group, kind, flat).at(BUCKET_BYTES)
+            for kind in ("all_reduce", "reduce_scatter", "all_gather")
+        )
+        for sharded, line in ((False, total_of), (True, part_of + whole_of)):
             here = (choice.sharded == sharded) & np.array([axes[c] == group for c in choice.codes.tolist()])
             total[here] += _bucketed(line, choice.numel[here] * item)
     updated = -(-choice.numel // _shards(choice))

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from .errors import PartitaError
+from .wiring import Link, Switch, Wiring
 
 PRESETS = Path(__file__).resolve().parent / "machines"
+PROFILES = ("nccl-ring", "nccl-tree", "gloo")
 MAX_DEVICES = 2**24  # keeps byte counts times device counts far inside 64 bits
 
 
@@ -20,13 +22,15 @@ class Level:
     """`size` equal units under one unit of the next outer level, joined by one network.
 
     `bandwidth` is what one unit reaches towards its siblings in collectives, bytes/s per direction, shared by all
-    devices below the unit; `latency_ns` is paid per message.
+    devices below the unit; `latency_ns` is paid per message. `wiring` says how the units are joined where that is no
+    plain switch.
     """
 
     name: str
     size: int
     bandwidth: float
     latency_ns: float
+    wiring: Wiring | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +63,31 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """Levels from the outermost inwards, and the device of which the innermost level counts copies."""
+    """Levels from the outermost inwards, and the device of which the innermost level counts copies.
+
+    `collectives` says whose algorithms move the data: one of PROFILES.
+    """
 
     name: str
     levels: tuple[Level, ...]
     device: Device
+    collectives: str = "nccl-ring"
 
     def __post_init__(self) -> None:
         if not self.levels:
             raise PartitaError(f"machine {self.name} has no levels")
+        if self.collectives not in PROFILES:
+            raise PartitaError(
+                f"machine {self.name} has collectives {self.collectives!r:.60} (known: {', '.join(PROFILES)})"
+            )
         names = [level.name for level in self.levels]
         if len(set(names)) < len(names):
             raise PartitaError(f"machine {self.name} names a level twice: {', '.join(names)}")
         for level in self.levels:
             if isinstance(level.size, bool) or not isinstance(level.size, int) or level.size < 1:
                 raise PartitaError(f"level {level.name} of {self.name} has size {level.size!r}; a size is 1 or more")
+            if level.wiring is not None:
+                level.wiring.check(f"level {level.name} of {self.name}", level.size)
         if self.devices > MAX_DEVICES:
             raise PartitaError(f"machine {self.name} has {self.devices:,} devices; the most is {MAX_DEVICES:,}")
         if self.device.capacity_bytes <= 0:
@@ -90,6 +104,12 @@ class Machine:
     def devices(self) -> int:
         """Number of ranks."""
         return math.prod(self.hierarchy)
+
+    @cached_property
+    def node_level(self) -> int:
+        """The level whose units are computers: the one named `node`, else the last but one (-1: there is only one)."""
+        names = [level.name for level in self.levels]
+        return names.index("node") if "node" in names else len(names) - 2
 
     def devices_below(self, level: int) -> int:
         """Devices inside one unit of `level`; they share the unit's link."""
@@ -139,10 +159,14 @@ class Machine:
         return cls("adhoc-" + "x".join(map(str, hierarchy)), tuple(levels), base.device)
 
     def to_json(self) -> dict[str, Any]:
-        """Name, levels and device in full."""
-        levels = [{f.name: getattr(level, f.name) for f in fields(Level)} for level in self.levels]
+        """Name, levels, device and collectives in full."""
         device = {f.name: getattr(self.device, f.name) for f in fields(Device)}
-        return {"name": self.name, "levels": levels, "device": device | {"peak": dict(self.device.peak)}}
+        return {
+            "name": self.name,
+            "levels": [_level_json(level) for level in self.levels],
+            "device": device | {"peak": dict(self.device.peak)},
+            "collectives": self.collectives,
+        }
 
     @classmethod
     def from_json(cls, data: Any) -> Machine:
@@ -150,7 +174,7 @@ class Machine:
         if not isinstance(data["levels"], list):
             raise ValueError(f"{data['levels']!r:.60} is not a list")
         levels = tuple(
-            Level(_name(x["name"]), whole(x["size"]), _rate(x["bandwidth"]), number(x["latency_ns"]))
+            Level(_name(x["name"]), whole(x["size"]), _rate(x["bandwidth"]), number(x["latency_ns"]), _wiring(x))
             for x in data["levels"]
         )
         d = data["device"]
@@ -163,7 +187,8 @@ class Machine:
             _rate(d["matmul_efficiency"]),
             number(d["launch_ns"]),
         )
-        return cls(_name(data["name"]), levels, device)
+        # Plans of older versions name no collectives.
+        return cls(_name(data["name"]), levels, device, _name(data.get("collectives", cls.collectives)))
 
 
 ADHOC_NAMES = {1: ("gpu",), 2: ("node", "gpu"), 3: ("rack", "node", "gpu")}
@@ -210,6 +235,28 @@ def _rate(value: Any) -> float:
     if not number(value):
         raise ValueError(f"{value!r:.60} is not a rate above 0")
     return value  # type: ignore[no-any-return]
+
+
+def _level_json(level: Level) -> dict[str, Any]:
+    data = {f.name: getattr(level, f.name) for f in fields(Level) if f.name != "wiring"}
+    return data if level.wiring is None else data | {"wiring": level.wiring.to_json()}
+
+
+def _wiring(level: Any) -> Wiring | None:
+    if "wiring" not in level:
+        return None
+    data = level["wiring"]
+    links = tuple(
+        Link(tuple((whole(a), whole(b)) for a, b in link["pairs"]), _rate(link["bandwidth"])) for link in data["links"]
+    )
+    switches = tuple(Switch(whole(x["units"]), _rate(x["bandwidth"]), _flag(x["duplex"])) for x in data["switches"])
+    return Wiring(links, switches)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r:.60} is neither true nor false")
+    return value
 
 
 def _name(value: Any) -> str:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from .errors import PartitaError
 from .machine import Device, Level, Machine
+from .wiring import Link, Switch, Wiring
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 10  # a machine file needs 5
@@ -140,14 +141,41 @@ class _Share(_Strict):
     source: _Text
 
 
+class _LinkFile(_Strict):
+    pairs: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(min_length=1)
+    bandwidth: _Number
+
+    def link(self) -> Link:
+        return Link(tuple((a, b) for a, b in self.pairs), self.bandwidth.value)
+
+
+class _SwitchFile(_Strict):
+    units: _Count
+    bandwidth: _Number
+    duplex: bool = True
+
+    def switch(self) -> Switch:
+        return Switch(int(self.units.value), self.bandwidth.value, self.duplex)
+
+
+class _WiringFile(_Strict):
+    links: list[_LinkFile] = []
+    switches: list[_SwitchFile] = []
+
+    def wiring(self) -> Wiring:
+        return Wiring(tuple(x.link() for x in self.links), tuple(x.switch() for x in self.switches))
+
+
 class _LevelFile(_Strict):
     name: _Text
     size: _Count
     bandwidth: _Number
     latency_ns: _Number
+    wiring: _WiringFile | None = None
 
     def level(self) -> Level:
-        return Level(self.name, int(self.size.value), self.bandwidth.value, self.latency_ns.value)
+        wiring = None if self.wiring is None else self.wiring.wiring()
+        return Level(self.name, int(self.size.value), self.bandwidth.value, self.latency_ns.value, wiring)
 
 
 class _DeviceFile(_Strict):
@@ -178,9 +206,11 @@ class _MachineFile(_Strict):
     name: _Text
     levels: list[_LevelFile] = Field(min_length=1, max_length=16)
     device: _DeviceFile
+    collectives: _Text = "nccl-ring"
 
     def machine(self) -> Machine:
-        return Machine(self.name, tuple(level.level() for level in self.levels), self.device.device())
+        levels = tuple(level.level() for level in self.levels)
+        return Machine(self.name, levels, self.device.device(), self.collectives)
 
 
 def _first(error: ValidationError) -> str:

@@ -1,1 +1,1 @@
-"""Optimal reduction programs by other solvers: the boolean states of P², with the cost as the objective."""
+"""Solvers of boolean states for the cheapest reduction program: independent checks of the shortest path."""

@@ -1,5 +1,6 @@
 """Machines: presets, the file format, and what happens to files that are not machines."""
 
+import json
 import random
 import re
 import time
@@ -180,6 +181,70 @@ def test_a_device_keeps_memory_for_the_plan() -> None:
 def test_wrong_fields_are_named(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert TEXT.count(old) >= 1
     assert re.search(words, refusal(tmp_path, TEXT.replace(old, new, 1)))
+
+
+WIRED = (PRESETS / "gcp-v100.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("name: gcp-v100", "name: a\ncollectives: mpi", r"collectives 'mpi' \(known: nccl-ring, nccl-tree, gloo\)"),
+        ("name: gcp-v100", "name: a\ncollectives: 5", "collectives: .*not 5"),
+        ("[7, 0]", "[7, 8]", r"level gpu of gcp-v100: a link joins two different units of 0 to 7, not \[7, 8\]"),
+        ("[7, 0]", "[7]", r"levels\.1\.wiring\.links\.0\.pairs\.7: "),
+        ("[7, 0]", "[7, '0']", r"levels\.1\.wiring\.links\.0\.pairs\.7\.1: .*not '0'"),
+        ("units: {value: 2", "units: {value: 3", "a switch of 3 units does not divide the 8 around it"),
+        ("units: {value: 2", "units: {value: 1.5", r"levels\.1\.wiring\.switches\.0\.units\.value: .*whole number"),
+        ("duplex: false", "duplex: 0", r"levels\.1\.wiring\.switches\.0\.duplex: .*not 0"),
+        ("      switches:", "      hubs:", r"levels\.1\.wiring\.hubs: is not a field"),
+        ("    wiring:", "    wiring: []\n    more:", r"levels\.1\.wiring: should be a mapping"),
+    ],
+)
+def test_wrong_wiring_and_collectives_are_named(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert WIRED.count(old) == 1
+    assert re.search(words, refusal(tmp_path, WIRED.replace(old, new)))
+
+
+def test_collectives_are_those_of_nccl_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    assert load(tmp_path, TEXT).collectives == "nccl-ring"
+    assert load(tmp_path, "collectives: nccl-tree\n" + TEXT).collectives == "nccl-tree"
+    assert Machine.load("cpu").collectives == "gloo"
+
+
+@pytest.mark.parametrize("name", machines())
+def test_machines_in_json(name: str) -> None:
+    machine = Machine.load(name)
+    data = json.loads(json.dumps(machine.to_json()))
+    assert Machine.from_json(data) == machine
+    del data["collectives"]  # as plans of older versions are
+    assert Machine.from_json(data).collectives == "nccl-ring"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"collectives": "mpi"}, "known: nccl-ring"),
+        ({"collectives": 5}, "5 is not a name"),
+        ({"wiring": {"links": []}}, "switches"),
+        ({"wiring": {"links": [], "switches": [{"units": 1, "bandwidth": 1e9, "duplex": 0}]}}, "neither true nor"),
+        ({"wiring": {"links": [{"pairs": [[0, 1, 2]], "bandwidth": 1e9}], "switches": []}}, "values to unpack"),
+        ({"wiring": {"links": [], "switches": []}}, "units 0 and 1 have neither a link nor a switch"),
+    ],
+)
+def test_what_is_no_machine_in_json(change: dict[str, object], words: str) -> None:
+    data = Machine.load("gcp-v100").to_json()
+    place = data if "collectives" in change else data["levels"][1]
+    place.update(change)
+    with pytest.raises((KeyError, TypeError, ValueError), match=words):
+        Machine.from_json(data)
+
+
+def test_the_level_of_computers() -> None:
+    assert Machine.load("summit").node_level == 0  # node, socket, gpu
+    assert Machine.load("cpu").node_level == -1
+    assert Machine.adhoc((2, 2, 4)).node_level == 1  # rack, node, gpu
+    assert Machine.adhoc((2, 2, 2, 2)).node_level == 2
 
 
 def test_every_number_needs_a_source(tmp_path: Path) -> None:

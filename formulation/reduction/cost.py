@@ -1,0 +1,148 @@
+"""What a step of a reduction program costs: messages and the links that all its groups share (P², section 5).
+
+All groups of all reduction groups run a step at once. On a machine whose levels are all switches, the link of a unit of
+level l carries what one group sends through it, times the groups that the unit has a part in:
+
+    prod over machine levels q > l of  (devices at q outside the reduction)
+                                     * (1 where the step's groups spread over q or only digit 0 takes part, else the
+                                        reduction's size there)
+
+and the step takes as long as its busiest link, plus its hops and one launch. Where a level is wired, every message of
+every group is routed over links and switches instead; on a machine of switches both ways give the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from ...model.collectives import FREE, CollectivePrice
+from ...model.errors import PartitaError
+from ...model.flows import busiest
+from ...model.machine import PROFILES, Machine
+from ...model.patterns import PATTERNS, Pattern, Shape
+from .program import Collective, Program, Reduction, Step
+
+Over: TypeAlias = tuple[int, int, tuple[int, ...]]
+"""The first and the last level of a step, and those of which only digit 0 takes part."""
+
+
+def step_price(
+    machine: Machine, reduction: Reduction, step: Step, share: float, profile: str | None = None
+) -> CollectivePrice:
+    """Price of one step as a line in D0, the bytes that every device holds before the reduction.
+
+    `share`: what a device holds of D0 before the step, for an all-gather after it. One launch is included.
+    PartitaError: an unknown profile, a reduction of another machine, a step outside the reduction's levels.
+    """
+    line = _line(machine, reduction, (step.first, step.last, step.zero), step.collective, profile)
+    return CollectivePrice(line.latency_ns, line.ns_per_byte * share)
+
+
+def exchange_price(
+    machine: Machine, reduction: Reduction, kind: Literal["all_to_all", "send"], profile: str | None = None
+) -> CollectivePrice:
+    """Price of an all-to-all among the members of every group, or of sending to the next member; one launch included.
+
+    In the bytes that a device has before the all-to-all, or sends. A group of one device has nothing to do: free.
+    """
+    depth = len(reduction.sizes)
+    return _line(machine, reduction, (0, depth - 1, ()), kind, profile) if depth else FREE
+
+
+def program_price(
+    machine: Machine, reduction: Reduction, program: Program, profile: str | None = None
+) -> CollectivePrice:
+    """Sum of the steps' prices: after a reduce-scatter in groups of m a device holds an m-th, a gather undoes that."""
+    total, share = FREE, 1.0
+    for step in program:
+        members = math.prod(reduction.sizes[step.first : step.last + 1])
+        if step.collective is Collective.ALL_GATHER:
+            share *= members
+        total += step_price(machine, reduction, step, share, profile)
+        if step.collective is Collective.REDUCE_SCATTER:
+            share /= members
+    return total
+
+
+def _line(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str | None) -> CollectivePrice:
+    """The price for a share of 1."""
+    name, row = profile or machine.collectives, reduction.row
+    _check(machine, row, over, name)
+    wired = any(level.wiring for level in machine.levels[reduction.machine_levels[over[0]] :])
+    return routed(machine, reduction, over, kind, name) if wired else symmetric(machine, row, over, kind, name)
+
+
+@cache
+def symmetric(machine: Machine, row: tuple[int, ...], over: Over, kind: str, profile: str) -> CollectivePrice:
+    """The price for a share of 1 where every level is a switch: all units of a level carry the same."""
+    levels = [level for level, m in enumerate(row) if m > 1]
+    first, last, zero = over
+    spread, alone = levels[first : last + 1], [levels[i] for i in zero]
+
+    def seconds(shape: Shape) -> float:
+        most = 0.0
+        for level in range(spread[0], len(row)):
+            inside = math.prod(row[q] for q in spread if q > level)
+            groups = math.prod(
+                machine.hierarchy[q] // (row[q] if q in spread or q in alone else 1) for q in range(level + 1, len(row))
+            )
+            most = max(most, _through(shape, inside) * groups / machine.levels[level].bandwidth)
+        return most
+
+    return _price(machine, row, spread, PATTERNS[profile][kind], seconds)
+
+
+@cache
+def routed(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str) -> CollectivePrice:
+    """The price for a share of 1 on any machine: messages of all groups, each on its way."""
+    sizes = reduction.sizes
+    first, last, zero = over
+    digits = reduction.members().reshape(-1, *sizes)
+    for level in zero:
+        digits = digits.take([0], axis=level + 1)
+    inner = range(first + 1, last + 2)
+    outer = [axis for axis in range(digits.ndim) if axis not in inner]
+    groups = digits.transpose(*outer, *inner).reshape(-1, math.prod(sizes[first : last + 1]))
+
+    def seconds(shape: Shape) -> float:
+        share = np.broadcast_to(shape.share, (len(groups), len(shape.share))).ravel()
+        return busiest(machine, groups[:, shape.source].ravel(), groups[:, shape.target].ravel(), share)
+
+    spread = list(reduction.machine_levels[first : last + 1])
+    return _price(machine, reduction.row, spread, PATTERNS[profile][kind], seconds)
+
+
+def _price(
+    machine: Machine, row: tuple[int, ...], spread: list[int], pattern: Pattern, seconds: Callable[[Shape], float]
+) -> CollectivePrice:
+    """A launch, the hops, and the phases' bytes; `seconds` is how long a byte a device takes in a shape."""
+    phases = pattern(tuple(row[level] for level in spread), sum(level <= machine.node_level for level in spread))
+    delay = [machine.latency_ns(level) for level in spread]
+    hops = sum(x.laps * sum(n * ns for n, ns in zip(x.shape.hops, delay, strict=True)) for x in phases)
+    return CollectivePrice(machine.device.launch_ns + hops, 1e9 * sum(x.share * seconds(x.shape) for x in phases))
+
+
+@cache
+def _through(shape: Shape, inside: int) -> float:
+    """The most that one unit of `inside` consecutive members sends or receives, in D."""
+    source, target = shape.source // inside, shape.target // inside
+    apart = source != target
+    return float(max(np.bincount(end[apart], shape.share[apart], 1).max() for end in (source, target)))
+
+
+def _check(machine: Machine, row: tuple[int, ...], over: Over, profile: str) -> None:
+    if profile not in PROFILES:
+        raise PartitaError(f"unknown collectives {profile!r:.60}; known: {', '.join(PROFILES)}")
+    if len(row) != len(machine.levels) or any(h % m for h, m in zip(machine.hierarchy, row, strict=True)):
+        raise PartitaError(
+            f"a reduction over {row} units does not fit the hierarchy {machine.hierarchy} of {machine.name}"
+        )
+    depth = sum(m > 1 for m in row)
+    first, last, zero = over
+    if not 0 <= first <= last < depth or any(not 0 <= level < depth or first <= level <= last for level in zero):
+        raise PartitaError(f"a step over levels {first} to {last} (0 of {zero}) of a reduction that has {depth} levels")

@@ -1,0 +1,233 @@
+"""The cheapest program of a reduction as a question about booleans: clauses, and literals that cost something.
+
+It states what collectives mean (P², section 3) and knows nothing of statuses: an independent check of the shortest
+path. The model is small: every level has size 2, so that members, rows (chunks) and columns (addends) are the numbers
+below 2^L and a level is one of their bits. Real sizes enter through the costs only. Before every step:
+
+    held[d, r, c]   member d holds row r with the addend of member c in it
+    row[d, r]       member d holds some of row r; `some[d]`: it holds something
+    cut[zero, l]    members with bit 0 on the levels `zero` hold only rows with their own bit on level l
+
+At every time one step is taken, or none and then none later. A step is a collective over a range of levels, in all
+groups or only in those with bit 0 on some other levels, all of which hold something. What it costs depends on these and
+on the levels that are cut for those who take part. A reduce-scatter leaves a member the rows with its own bits: with a
+free choice, programs would be found that are right for levels of size 2 only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations, combinations_with_replacement, pairwise, product
+from typing import TypeAlias
+
+from ...model.errors import PartitaError
+from ...model.machine import Machine
+from .cost import step_price
+from .program import Collective, Program, Reduction, Step, groups
+from .statuses import Kind, Status, task
+
+UNITS = 2**29
+"""What the program of one step costs. Costs are whole numbers, and small ones, for solvers that know no others."""
+
+MOST_LEVELS = 3
+DEFAULT_LIMIT = 5
+
+Option: TypeAlias = tuple[Step, tuple[int, ...]]
+"""A step, and those of the other levels that are cut for those who take part."""
+
+Group: TypeAlias = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Clauses:
+    """Variables are 1, 2, ..; a literal is a variable or, negative, its opposite; one literal of a clause is true.
+
+    `choices`: for every time the literals of which exactly one is true, each with its step, the last with none.
+    `costs`: how many units of `ns_per_unit` are paid where a literal is true.
+    """
+
+    ns_per_unit: float
+    variables: int = 0
+    clauses: list[tuple[int, ...]] = field(default_factory=list)
+    choices: list[dict[int, Step | None]] = field(default_factory=list)
+    costs: dict[int, int] = field(default_factory=dict)
+
+    def new(self) -> int:
+        """A variable."""
+        self.variables += 1
+        return self.variables
+
+    def add(self, *literals: int) -> None:
+        """One of them is true."""
+        self.clauses.append(literals)
+
+    def equal(self, a: int, b: int, where: int) -> None:
+        """`a` is `b` where a third literal is true."""
+        self.add(-where, -a, b)
+        self.add(-where, a, -b)
+
+    def some(self, literals: Iterable[int]) -> int:
+        """A variable that is true where one of the literals is."""
+        parts, x = tuple(literals), self.new()
+        self.add(-x, *parts)
+        for part in parts:
+            self.add(x, -part)
+        return x
+
+    def program(self, value: Callable[[int], bool]) -> Program:
+        """The program of a solution, given by the values of its variables."""
+        return tuple(step for choice in self.choices for x, step in choice.items() if step and value(x))
+
+
+def encode_programs(
+    machine: Machine,
+    reduction: Reduction,
+    size_bytes: int,
+    kind: Kind = "all_reduce",
+    profile: str | None = None,
+    limit: int = DEFAULT_LIMIT,
+) -> Clauses:
+    """All programs of at most `limit` steps; bytes as in `optimal`. PartitaError: too many levels, a limit below 1."""
+    levels = len(reduction.sizes)
+    if not 0 < levels <= MOST_LEVELS:
+        raise PartitaError(
+            f"boolean states are for 1 to {MOST_LEVELS} levels, not {levels}; the shortest path has no limit"
+        )
+    if limit < 1:
+        raise PartitaError(f"no program has {limit} steps or fewer; give a limit of 1 or more")
+    start, end, _ = task(kind)
+    costs = {option: option_ns(machine, reduction, option, profile, size_bytes) for option in options(levels)}
+    most = costs[Step(Collective(kind), 0, levels - 1), ()]  # one step over all levels is a program: none costs more
+    made = Clauses(most / UNITS or 1.0)
+    units = {option: round(ns / made.ns_per_unit) for option, ns in costs.items() if ns <= most}
+    state = _State(made, levels)
+    state.fix(start)
+    for _ in range(limit):
+        state = _step(made, state, units)
+    state.fix(end)
+    for before, after in pairwise(made.choices):
+        made.add(-list(before)[-1], list(after)[-1])  # once nothing is done, nothing is done
+    return made
+
+
+def options(levels: int) -> Iterator[Option]:
+    """Every step with the other levels that are cut for those who take part."""
+    for first, last in combinations_with_replacement(range(levels), 2):
+        others = [i for i in range(levels) if not first <= i <= last]
+        for collective, marks in product(Collective, product(("", "zero", "cut"), repeat=len(others))):
+            zero, cut = (tuple(i for i, mark in zip(others, marks, strict=True) if mark == x) for x in ("zero", "cut"))
+            yield Step(collective, first, last, zero), cut
+
+
+def option_ns(machine: Machine, reduction: Reduction, option: Option, profile: str | None, size_bytes: int) -> float:
+    """What an option costs."""
+    step, cut = option
+    share = 1 / math.prod(reduction.sizes[i] for i in cut)
+    line = step_price(machine, reduction, step, share, profile)
+    return line.latency_ns + line.ns_per_byte * size_bytes
+
+
+class _State:
+    """The variables of one time."""
+
+    def __init__(self, made: Clauses, levels: int) -> None:
+        self.made, self.levels, self.members = made, levels, range(2**levels)
+        cells = product(self.members, repeat=3)
+        self.held = {cell: made.new() for cell in cells}
+        self.row = {
+            (d, r): made.some(self.held[d, r, c] for c in self.members) for d, r in product(self.members, repeat=2)
+        }
+        self.some = {d: made.some(self.row[d, r] for r in self.members) for d in self.members}
+        self.cut = {
+            (zero, i): -made.some(
+                x
+                for (d, r), x in self.row.items()
+                if self.bit(d, i) != self.bit(r, i) and not any(self.bit(d, z) for z in zero)
+            )
+            for zero in _subsets(levels)
+            for i in range(levels)
+            if i not in zero
+        }
+
+    def bit(self, number: int, level: int) -> int:
+        return number >> (self.levels - 1 - level) & 1
+
+    def fix(self, status: Status) -> None:
+        """All levels are in this status."""
+        for (d, r, c), x in self.held.items():
+            true = {Status.OWN: c == d, Status.SCATTERED: r == d, Status.FULL: True}[status]
+            self.made.add(x if true else -x)
+
+
+def _step(made: Clauses, now: _State, units: dict[Option, int]) -> _State:
+    """The state after one step or none."""
+    after = _State(made, now.levels)
+    choice: dict[int, Step | None] = {}
+    for (step, cut), cost in units.items():
+        x = made.new()
+        choice[x] = step
+        made.costs[x] = cost
+        for level in range(now.levels):
+            if level not in step.levels and level not in step.zero:
+                made.add(-x, now.cut[step.zero, level] if level in cut else -now.cut[step.zero, level])
+    nothing = made.new()
+    for cell, x in now.held.items():
+        made.equal(x, after.held[cell], nothing)
+    for first, last in combinations_with_replacement(range(now.levels), 2):
+        over = range(first, last + 1)
+        taken = [(x, step) for x, step in choice.items() if step and step.levels == over]
+        for group in groups(Step(Collective.ALL_REDUCE, first, last), (2,) * now.levels):
+            within = {x: not any(now.bit(group[0], i) for i in step.zero) for x, step in taken}
+            does = {c: made.some(x for x, step in taken if within[x] and step.collective is c) for c in Collective}
+            _allowed(made, now, group, does)
+            _effect(made, now, after, over, group, does)
+            rests = made.some(x for x, _ in taken if not within[x])
+            for d, r, c in product(group, now.members, now.members):
+                made.equal(now.held[d, r, c], after.held[d, r, c], rests)
+    choice[nothing] = None
+    made.choices.append(choice)
+    return after
+
+
+def _allowed(made: Clauses, now: _State, group: Group, does: dict[Collective, int]) -> None:
+    """What a collective needs of the members of a group."""
+    reduces = made.some(does[c] for c in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE))
+    gathers, broadcasts = does[Collective.ALL_GATHER], does[Collective.BROADCAST]
+    for literal in does.values():
+        made.add(-literal, *(now.some[d] for d in group))
+    for a, b in pairwise(group):
+        # Members of a group that hold something hold equally many rows, since a scatter cuts for all of them alike.
+        made.equal(now.some[a], now.some[b], gathers)
+        for r in now.members:
+            made.equal(now.row[a, r], now.row[b, r], reduces)
+    for a, b in combinations(group, 2):
+        for r in now.members:
+            made.add(-gathers, -now.row[a, r], -now.row[b, r])
+            for c in now.members:
+                made.add(-reduces, -now.held[a, r, c], -now.held[b, r, c])
+    for d, r, c in product(group[1:], now.members, now.members):
+        made.add(-broadcasts, -now.held[d, r, c], now.held[group[0], r, c])
+
+
+def _effect(made: Clauses, now: _State, after: _State, over: range, group: Group, does: dict[Collective, int]) -> None:
+    """What the members of a group hold then: all that any of them held, their own rows of it, or nothing."""
+    scatters, reduces = does[Collective.REDUCE_SCATTER], does[Collective.REDUCE]
+    spreads = made.some(does[c] for c in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST))
+    for r, c in product(now.members, repeat=2):
+        union = made.some(now.held[d, r, c] for d in group)
+        for d in group:
+            x = after.held[d, r, c]
+            made.equal(x, union, spreads)
+            own = all(now.bit(d, i) == now.bit(r, i) for i in over)
+            for literal, keeps in ((scatters, own), (reduces, d == group[0])):
+                if keeps:
+                    made.equal(x, union, literal)
+                else:
+                    made.add(-literal, -x)
+
+
+def _subsets(levels: int) -> Iterator[tuple[int, ...]]:
+    for count in range(levels):
+        yield from combinations(range(levels), count)

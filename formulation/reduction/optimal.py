@@ -1,0 +1,182 @@
+"""The cheapest program of a reduction: a shortest path over what has been done on each level.
+
+The price of a step depends on its collective, its levels, the levels on which only digit 0 takes part, and how many
+ways the bytes are split; nothing else of the way there matters. So the cheapest program is a shortest path over the
+states of `statuses`, of which there are few whatever the sizes of the levels. P² (MLSys 2022) enumerates all programs
+of up to 5 steps instead.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...model.collectives import FREE, CollectivePrice
+from ...model.errors import PartitaError
+from ...model.machine import Machine
+from ..placement import of_rows
+from .cost import step_price
+from .program import Collective, Program, Reduction, Step
+from .statuses import Kind, graph, mirrored, task, transposes
+
+Entry: TypeAlias = tuple[CollectivePrice, Program]
+Envelope: TypeAlias = tuple[Entry, ...]
+
+MOST_BYTES = 2**40
+"""The largest payload that an envelope is made for."""
+
+TIE = 1e-14  # relative; rounding of sums that are equal in exact numbers stays below
+LEAST_NS = 0.1  # what an entry of an envelope has to save
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """A cheapest program, its time for the bytes asked about in ns, and its price for any bytes."""
+
+    program: Program
+    ns: int
+    price: CollectivePrice
+
+
+def optimal(
+    machine: Machine,
+    reduction: Reduction,
+    size_bytes: int,
+    kind: Kind = "all_reduce",
+    profile: str | None = None,
+    limit: int | None = None,
+) -> Best:
+    """The cheapest program of at most `limit` steps for `size_bytes`, the bytes of the whole (unscattered) buffer.
+
+    `profile`: how the collectives run, else as the machine says. Between equal prices the program with fewer steps is
+    taken, and one whose chunks need no transpose. PartitaError: an unknown kind, or a limit below 1.
+    """
+    if size_bytes < 0:
+        raise PartitaError(f"a reduction of {size_bytes} bytes; give 0 or more")
+    if limit is not None and limit < 1 and reduction.sizes:
+        raise PartitaError(f"no program has {limit} steps or fewer; give a limit of 1 or more, or none")
+    task(kind)
+    price, program = _paths(machine, profile, kind, _canonical(machine, reduction)).best(size_bytes, limit)
+    return Best(program, price.ns(size_bytes), price)
+
+
+def envelope(machine: Machine, reduction: Reduction, kind: Kind = "all_reduce", profile: str | None = None) -> Envelope:
+    """The cheapest programs and their prices as lines over the bytes of the whole buffer, for small payloads first.
+
+    Each is the cheapest from where its line crosses that of the one before it, up to `MOST_BYTES`; so the least of the
+    lines is the price of `optimal`, to a tenth of a nanosecond. A group of one device has one program of no steps.
+    PartitaError: an unknown kind.
+    """
+    task(kind)
+    return _envelope(machine, profile, kind, _canonical(machine, reduction))
+
+
+def _canonical(machine: Machine, reduction: Reduction) -> Reduction:
+    """One reduction for all that cost the same: among plain switches only the row matters, not where the groups lie."""
+    used = machine.levels[min(reduction.machine_levels, default=0) :]
+    if any(level.wiring for level in used):
+        return reduction
+    row = reduction.row
+    rest = tuple(h // m for h, m in zip(reduction.placement.hierarchy, row, strict=True))
+    return Reduction(of_rows((row, rest)), (0,))
+
+
+@lru_cache(maxsize=256)  # a megabyte each with five levels
+def _paths(machine: Machine, profile: str | None, kind: Kind, reduction: Reduction) -> _Paths:
+    return _Paths(machine, profile, kind, reduction)
+
+
+@lru_cache(maxsize=4096)
+def _envelope(machine: Machine, profile: str | None, kind: Kind, reduction: Reduction) -> Envelope:
+    paths = _paths(machine, profile, kind, reduction)
+    low, high = paths.best(1), paths.best(MOST_BYTES)
+    between = _between(paths, low, high)
+    return (low, *between, high) if between or _at(high, MOST_BYTES) < _at(low, MOST_BYTES) - LEAST_NS else (low,)
+
+
+def _between(paths: _Paths, low: Entry, high: Entry) -> Envelope:
+    """The entries of the envelope between two that are on it: whatever is below both where they cross."""
+    saved = low[0].ns_per_byte - high[0].ns_per_byte
+    if saved <= 0:
+        return ()
+    crossing = (high[0].latency_ns - low[0].latency_ns) / saved
+    middle = paths.best(crossing)
+    if _at(middle, crossing) >= _at(low, crossing) - LEAST_NS:
+        return ()
+    return (*_between(paths, low, middle), middle, *_between(paths, middle, high))
+
+
+class _Paths:
+    """The graph of a reduction's states with the price of every step, as lines over the bytes of the whole buffer."""
+
+    def __init__(self, machine: Machine, profile: str | None, kind: Kind, reduction: Reduction) -> None:
+        self.kind: Kind = kind
+        self.sizes = reduction.sizes
+        self.graph = graph(len(self.sizes), kind)
+        self.lines = {step: step_price(machine, reduction, step, 1.0, profile) for step in self.graph.steps}
+        fixed, rate = np.array([(p.latency_ns, p.ns_per_byte) for p in self.lines.values()]).reshape(-1, 2).T
+        shares = 1 / np.where(self.graph.scattered, np.array(self.sizes), 1).prod(axis=1)
+        self.latency_ns: NDArray[np.float64] = fixed[self.graph.step]
+        self.ns_per_byte: NDArray[np.float64] = rate[self.graph.step] * shares
+        # The edges lie in the order of their targets; `runs` is where those of each target begin.
+        self.targets, self.runs = np.unique(self.graph.target, return_index=True)
+
+    def best(self, size_bytes: float, limit: int | None = None) -> Entry:
+        """The cheapest program of at most `limit` steps and its price."""
+        if not self.sizes:
+            return FREE, ()
+        found = self._entry(self._shortest(size_bytes, 2 * len(self.sizes) if limit is None else limit))
+        if self.kind != "all_reduce" or transposes(found[1], self.sizes, self.kind) == (None, None):
+            return found
+        other = self._entry(mirrored(found[1]))
+        lines = ((price.latency_ns, price.ns_per_byte) for price, _ in (other, found))
+        cheap = all(mine <= its * (1 + TIE) for mine, its in zip(*lines, strict=True))
+        return other if cheap and len(other[1]) <= len(found[1]) else found
+
+    def _shortest(self, size_bytes: float, limit: int) -> Program:
+        """The cheapest program, of equally cheap ones the shortest."""
+        source, target = self.graph.source, self.graph.target
+        cost = self.latency_ns + self.ns_per_byte * size_bytes
+        best = np.full(self.graph.states, math.inf)
+        best[0] = 0.0
+        layers = [best]  # the cost of every state in at most so many steps
+        for _ in range(limit):
+            best = layers[-1].copy()
+            least = np.minimum.reduceat(layers[-1][source] + cost, self.runs)
+            best[self.targets] = np.minimum(best[self.targets], least)
+            if (best == layers[-1]).all():
+                break
+            layers.append(best)
+        steps: list[Step] = []
+        state = self.graph.goal
+        for before, after in zip(reversed(layers[:-1]), reversed(layers[1:]), strict=True):
+            if before[state] > after[state]:
+                into = np.flatnonzero(target == state)
+                costs = before[source[into]] + cost[into]
+                edge = into[np.argmax(costs <= costs.min() * (1 + TIE))]  # the first of equals
+                steps.append(self.graph.steps[self.graph.step[edge]])
+                state = source[edge]
+        return tuple(reversed(steps))
+
+    def _entry(self, program: Program) -> Entry:
+        """The program with its price."""
+        share = 1 / math.prod(self.sizes) if self.kind == "all_gather" else 1.0
+        price = FREE
+        for step in program:
+            members = math.prod(self.sizes[i] for i in step.levels)
+            if step.collective is Collective.ALL_GATHER:
+                share *= members
+            line = self.lines[step]
+            price += CollectivePrice(line.latency_ns, line.ns_per_byte * share)
+            if step.collective is Collective.REDUCE_SCATTER:
+                share /= members
+        return price, program
+
+
+def _at(entry: Entry, size_bytes: float) -> float:
+    return entry[0].latency_ns + entry[0].ns_per_byte * size_bytes

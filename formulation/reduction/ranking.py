@@ -1,0 +1,101 @@
+"""Every placement of a mesh with its reduction programs: how many there are, and how fast the best one is (P²)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...model.errors import PartitaError
+from ...model.machine import Machine
+from ..placement import Placement, arrangements, check_reduced
+from .cost import program_price
+from .enumeration import programs
+from .optimal import Best, optimal
+from .program import Collective, Program, Reduction, Step, flat
+
+ALGORITHMS = {"ring": "nccl-ring", "tree": "nccl-tree", "gloo": "gloo"}
+"""Names of the cost profiles as the paper's tables and the command line have them."""
+
+DEFAULT_BYTES = 10 * 2**29 * 4
+"""Ten float32 tensors of 2 GiB on every device: the payload at which P²'s measured seconds make sense."""
+
+DEFAULT_LIMIT = 5
+"""Collectives in a program, as in P²."""
+
+MOST_COUNTED = 4
+"""Levels of a reduction whose programs are enumerated to be counted; five take minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One placement: the number of valid programs, the flat all-reduce's time (ns), the optimal program.
+
+    The programs are not counted (None) for reductions over more than `MOST_COUNTED` levels.
+    """
+
+    placement: Placement
+    programs: int | None
+    allreduce_ns: int
+    best: Best
+
+
+def ranking(
+    machine: Machine,
+    axes: Sequence[int],
+    reduced: Sequence[int],
+    size_bytes: int = DEFAULT_BYTES,
+    profile: str | None = None,
+    limit: int = DEFAULT_LIMIT,
+) -> tuple[Ranked, ...]:
+    """All placements of the axes on a machine, for a reduction of `size_bytes` a device over the axes in `reduced`.
+
+    `profile` is a cost profile, by default the machine's; no program has more than `limit` collectives. PartitaError:
+    axes that do not multiply to the devices, a reduction over nothing or over an axis that does not exist, negative
+    bytes, a limit that admits no program.
+    """
+    placements = arrangements(machine.hierarchy, axes)
+    over = check_reduced(axes, reduced)
+    if size_bytes < 0:
+        raise PartitaError(f"a reduction of {size_bytes} bytes: 0 or more are needed")
+    if limit < 1:
+        raise PartitaError(f"a limit of {limit} collectives admits no program: the shortest is one all-reduce; give 1")
+    return tuple(_ranked(machine, Reduction(p, over), size_bytes, profile, limit) for p in placements)
+
+
+def profile_of(algorithm: str | None) -> str | None:
+    """The cost profile of an algorithm, None for the machine's own; PartitaError: an unknown one."""
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        raise PartitaError(f"unknown algorithm {algorithm!r:.60}; choose from {', '.join(ALGORITHMS)}")
+    return None if algorithm is None else ALGORITHMS[algorithm]
+
+
+def _ranked(machine: Machine, reduction: Reduction, size_bytes: int, profile: str | None, limit: int) -> Ranked:
+    levels = len(reduction.sizes)
+    count = len(programs(levels, limit)) if levels <= MOST_COUNTED else None
+    flat_ns = program_price(machine, reduction, flat(reduction.sizes), profile).ns(size_bytes)
+    return Ranked(
+        reduction.placement, count, flat_ns, optimal(machine, reduction, size_bytes, "all_reduce", profile, limit)
+    )
+
+
+# Words
+
+_WORDS = {
+    Collective.ALL_REDUCE: "all-reduce",
+    Collective.REDUCE_SCATTER: "reduce-scatter",
+    Collective.ALL_GATHER: "all-gather",
+    Collective.REDUCE: "reduce",
+    Collective.BROADCAST: "broadcast",
+}
+
+
+def words(program: Program, reduction: Reduction, machine: Machine) -> tuple[str, ...]:
+    """A program in words, one for each step: `all-reduce over node (first gpu)`."""
+    names = [machine.levels[level].name for level in reduction.machine_levels]
+    return tuple(_step(step, names) for step in program)
+
+
+def _step(step: Step, names: Sequence[str]) -> str:
+    over = " x ".join(names[level] for level in step.levels)
+    zero = [names[level] for level in step.zero if level not in step.levels]
+    return f"{_WORDS[step.collective]} over {over}" + (f" (first {', '.join(zero)})" if zero else "")

@@ -1,0 +1,278 @@
+"""What every member of a reduction holds, and what a collective may do to it (P², figure 8).
+
+The data of k members is cut into k chunks, the rows. A state is bool [members, rows, columns]: entry [d, r, c] says
+that member d holds chunk r and that the addend of member c is in it. A collective is a Hoare rule, preconditions and
+an effect, for all groups of a step at once.
+
+The paper's rules see which chunks a member holds, not where they lie in its buffer. `order` [members, positions] says
+that: the chunk at every position, -1 behind the last one. A reduce-scatter cuts the buffer into contiguous parts, an
+all-gather puts parts one behind the other in the order of the group. The paper's rules are the case of chunks that are
+sorted again before every step; those of a real buffer are not, so a valid program can leave them permuted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...model.errors import PartitaError
+from .program import Collective, Groups
+
+Bools: TypeAlias = NDArray[np.bool_]
+States: TypeAlias = Bools
+Order: TypeAlias = NDArray[np.int64]
+
+
+def initial(k: int) -> States:
+    """Every member holds all chunks, with its own addend only."""
+    return np.repeat(np.eye(k, dtype=np.bool_)[:, None, :], k, axis=1)
+
+
+def scattered(k: int) -> States:
+    """Member d holds chunk d only, wholly summed."""
+    return np.repeat(np.eye(k, dtype=np.bool_)[:, :, None], k, axis=2)
+
+
+def goal(k: int) -> States:
+    """Every member holds all chunks, wholly summed."""
+    return np.ones((k, k, k), dtype=np.bool_)
+
+
+def ascending(states: States) -> Order:
+    """The order of chunks that are sorted in every buffer."""
+    held = some(states, 2)
+    order = np.argsort(~held, axis=1, kind="stable")
+    return np.where(np.arange(order.shape[1]) < held.sum(axis=1, keepdims=True), order, -1)
+
+
+def some(flags: Bools, *axes: int) -> Bools:
+    """Or over axes."""
+    return np.asarray(flags.any(axis=axes), np.bool_)
+
+
+def every(flags: Bools, *axes: int) -> Bools:
+    """And over axes."""
+    return np.asarray(flags.all(axis=axes), np.bool_)
+
+
+# The rules: `s` is bool [groups, members of a group, rows, columns], `order` int [groups, members, positions]
+
+
+def _has_data(s: Bools, order: Order) -> Bools:
+    return some(s, 1, 2, 3)
+
+
+def _same_chunks(s: Bools, order: Order) -> Bools:
+    held = some(s, 3)
+    return every(held == held[:, :1], 1, 2)
+
+
+def _same_order(s: Bools, order: Order) -> Bools:
+    return every(order == order[:, :1], 1, 2)
+
+
+def _disjoint_addends(s: Bools, order: Order) -> Bools:
+    return every(s.sum(axis=1) <= 1, 1, 2)
+
+
+def _divisible(s: Bools, order: Order) -> Bools:
+    return np.asarray(some(s, 3)[:, 0].sum(axis=1) % s.shape[1] == 0, np.bool_)
+
+
+def _disjoint_chunks(s: Bools, order: Order) -> Bools:
+    return every(some(s, 3).sum(axis=1) <= 1, 1)
+
+
+def _equal_counts(s: Bools, order: Order) -> Bools:
+    counts = some(s, 3).sum(axis=2)
+    return every(counts == counts[:, :1], 1)
+
+
+def _root_has_all(s: Bools, order: Order) -> Bools:
+    return every(s <= s[:, :1], 1, 2, 3)
+
+
+def _someone_gains(s: Bools, order: Order) -> Bools:
+    return some(s != s[:, :1], 1, 2, 3)
+
+
+def _everywhere(s: Bools, order: Order) -> tuple[Bools, Order]:
+    return np.broadcast_to(s.any(axis=1, keepdims=True), s.shape), order
+
+
+def _parts(s: Bools, order: Order) -> tuple[Bools, Order]:
+    chunks = order.shape[2]
+    part = (order[:, :1] >= 0).sum(axis=2, keepdims=True) // s.shape[1]  # [groups, 1, 1]
+    place = np.arange(chunks)
+    start = np.arange(s.shape[1])[:, None] * part  # [groups, members, 1]
+    mine = np.where(place < part, np.take_along_axis(order, (start + place) % chunks, axis=2), -1)
+    kept = (mine[..., None] == place).any(axis=2)
+    return s.any(axis=1, keepdims=True) & kept[..., None], mine
+
+
+def _at_root(s: Bools, order: Order) -> tuple[Bools, Order]:
+    root = (np.arange(s.shape[1]) == 0)[:, None]
+    return s.any(axis=1, keepdims=True) & root[..., None], np.where(root, order, -1)
+
+
+def _joined(s: Bools, order: Order) -> tuple[Bools, Order]:
+    count, size, chunks = order.shape
+    row = order.reshape(count, size * chunks)
+    # All held positions to the front: a stable sort by whether there is a chunk.
+    row = np.take_along_axis(row, np.argsort(row < 0, axis=1, kind="stable"), axis=1)[:, None, :chunks]
+    return np.broadcast_to(s.any(axis=1, keepdims=True), s.shape), np.broadcast_to(row, order.shape)
+
+
+def _from_root(s: Bools, order: Order) -> tuple[Bools, Order]:
+    return np.broadcast_to(s[:, :1], s.shape), np.broadcast_to(order[:, :1], order.shape)
+
+
+# In words what is wrong with one group: its states [m, rows, columns], its order [m, positions], its members.
+
+
+def first(bad: Bools) -> tuple[int, ...]:
+    """Indices of the first true entry."""
+    return tuple(np.argwhere(bad)[0].tolist())
+
+
+def _pair(holders: Bools, members: Sequence[int]) -> str:
+    i, j, *_ = np.flatnonzero(holders).tolist()
+    return f"members {members[i]} and {members[j]}"
+
+
+def _say_empty(s: Bools, order: Order, members: Sequence[int]) -> str:
+    return "no member of the group holds any data"
+
+
+def _say_chunks(s: Bools, order: Order, members: Sequence[int]) -> str:
+    held = some(s, 2)
+    i, r = first(held != held[0])
+    have, lack = (members[0], members[i]) if held[0, r] else (members[i], members[0])
+    return f"member {have} holds chunk {r} and member {lack} does not: they would add different chunks"
+
+
+def _say_order(s: Bools, order: Order, members: Sequence[int]) -> str:
+    i, p = first(order != order[0])
+    return (
+        f"position {p} of the buffers holds chunk {order[0, p]} on member {members[0]} and chunk {order[i, p]} on "
+        f"member {members[i]}: they would add different chunks; gather in reverse order of scattering"
+    )
+
+
+def _say_addends(s: Bools, order: Order, members: Sequence[int]) -> str:
+    r, c = first(s.sum(axis=0) > 1)
+    return f"chunk {r} of {_pair(s[:, r, c], members)}: both contain member {c}'s addend: it would be counted twice"
+
+
+def _say_divisible(s: Bools, order: Order, members: Sequence[int]) -> str:
+    return f"{some(s[0], 1).sum()} chunks cannot be scattered evenly over {len(members)} members"
+
+
+def _say_overlap(s: Bools, order: Order, members: Sequence[int]) -> str:
+    held = some(s, 2)
+    (r,) = first(held.sum(axis=0) > 1)
+    return f"{_pair(held[:, r], members)} both hold chunk {r}: gathered parts must be different chunks"
+
+
+def _say_counts(s: Bools, order: Order, members: Sequence[int]) -> str:
+    counts = some(s, 2).sum(axis=1)
+    (i,) = first(counts != counts[0])
+    return (
+        f"member {members[0]} holds {counts[0]} chunks and member {members[i]} {counts[i]}: they must hold equally many"
+    )
+
+
+def _say_lost(s: Bools, order: Order, members: Sequence[int]) -> str:
+    i, r, c = first(s > s[0])
+    return f"chunk {r} of member {members[i]} contains member {c}'s addend, and the root's does not: it would be lost"
+
+
+def _say_nothing(s: Bools, order: Order, members: Sequence[int]) -> str:
+    return "every member already holds what the root holds: nothing would change"
+
+
+class _Precondition(NamedTuple):
+    holds: Callable[[Bools, Order], Bools]
+    say: Callable[[Bools, Order, Sequence[int]], str]
+
+
+_DATA = _Precondition(_has_data, _say_empty)
+_ADD = (
+    _DATA,
+    _Precondition(_same_chunks, _say_chunks),
+    _Precondition(_disjoint_addends, _say_addends),
+    _Precondition(_same_order, _say_order),
+)
+
+
+class _Rule(NamedTuple):
+    before: tuple[_Precondition, ...]
+    after: Callable[[Bools, Order], tuple[Bools, Order]]
+
+
+RULES: dict[Collective, _Rule] = {
+    Collective.ALL_REDUCE: _Rule(_ADD, _everywhere),
+    Collective.REDUCE_SCATTER: _Rule((*_ADD, _Precondition(_divisible, _say_divisible)), _parts),
+    Collective.REDUCE: _Rule(_ADD, _at_root),
+    Collective.ALL_GATHER: _Rule(
+        (_DATA, _Precondition(_disjoint_chunks, _say_overlap), _Precondition(_equal_counts, _say_counts)), _joined
+    ),
+    Collective.BROADCAST: _Rule(
+        (_DATA, _Precondition(_root_has_all, _say_lost), _Precondition(_someone_gains, _say_nothing)), _from_root
+    ),
+}
+"""What must hold before a collective, and what its groups hold after it."""
+
+
+def _stacked(step_groups: Groups) -> list[NDArray[np.int64]]:
+    """The groups as arrays [groups, members], one for every size of group."""
+    sizes = dict.fromkeys(map(len, step_groups))
+    return [np.array([g for g in step_groups if len(g) == size], dtype=np.int64) for size in sizes]
+
+
+def allowed(collective: Collective, step_groups: Groups, states: Bools, order: Order) -> bool:
+    """Whether all preconditions hold in all groups."""
+    return all(
+        bool(condition.holds(states[index], order[index]).all())
+        for index in _stacked(step_groups)
+        for condition in RULES[collective].before
+    )
+
+
+def advance(
+    collective: Collective, step_groups: Groups, states: Bools, order: Order, ranks: Sequence[int] | None = None
+) -> tuple[States, Order]:
+    """States and orders after one step in disjoint groups; members of no group keep theirs.
+
+    PartitaError: a precondition fails; names the group (with `ranks`, the rank of every member, those too) and why.
+    """
+    new_states, new_order = states.copy(), order.copy()
+    for index in _stacked(step_groups):
+        s, o = states[index], order[index]
+        for condition in RULES[collective].before:
+            held = condition.holds(s, o)
+            if not held.all():
+                g = int(np.argmin(held))
+                why = condition.say(s[g], o[g], index[g].tolist())
+                raise PartitaError(f"{words(collective)} of {named(index[g].tolist(), ranks)}: {why}")
+        new_states[index], new_order[index] = RULES[collective].after(s, o)
+    return new_states, new_order
+
+
+def apply(collective: Collective, step_groups: Groups, states: States, ranks: Sequence[int] | None = None) -> States:
+    """The states after one step, by the paper's rules. PartitaError: see `advance`."""
+    return advance(collective, step_groups, states, ascending(states), ranks)[0]
+
+
+def words(collective: Collective) -> str:
+    """As in prose: reduce-scatter."""
+    return collective.value.replace("_", "-")
+
+
+def named(members: Sequence[int], ranks: Sequence[int] | None = None) -> str:
+    """The members of a group and, where `ranks` has the rank of every member, theirs."""
+    text = "members " + ", ".join(map(str, members))
+    return text + (f" (ranks {', '.join(str(ranks[m]) for m in members)})" if ranks is not None else "")

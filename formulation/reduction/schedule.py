@@ -1,0 +1,71 @@
+"""What the planner pays for a collective, and what the emitted program runs: the cheapest program for each payload."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...model.collectives import FREE, CollectivePrice
+from ...model.machine import Machine
+from ..placement import Placement
+from .cost import step_price
+from .optimal import envelope
+from .program import Collective, Program, Reduction, Step
+from .statuses import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The cheapest programs of one collective and their prices, for small payloads first.
+
+    The payload is the whole of which members hold addends or parts: what an all-reduce or a reduce-scatter reads, what
+    an all-gather writes.
+    """
+
+    prices: tuple[CollectivePrice, ...]
+    programs: tuple[Program, ...]
+
+    def ns(self, size_bytes: int) -> int:
+        """Time of the cheapest program, rounded up to whole nanoseconds."""
+        return min(line.ns(size_bytes) for line in self.prices)
+
+    def ns_array(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same for an array of sizes, equal to `ns` on every element."""
+        times: NDArray[np.int64] = np.minimum.reduce([line.ns_array(sizes_bytes) for line in self.prices])
+        return times
+
+    def at(self, size_bytes: int) -> CollectivePrice:
+        """The price of the program that runs at one payload."""
+        return self.prices[sum(start <= size_bytes for start in self.starts) - 1]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The bytes from which on each program is the cheapest; the first starts at 0."""
+        crossings = (
+            math.ceil((after.latency_ns - before.latency_ns) / (before.ns_per_byte - after.ns_per_byte))
+            for before, after in pairwise(self.prices)
+        )
+        return (0, *crossings)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether every payload takes one collective over the whole group, or none."""
+        return all(len(program) <= 1 for program in self.programs)
+
+
+@lru_cache(maxsize=4096)
+def schedule(machine: Machine, placement: Placement, axes: tuple[int, ...], kind: Kind, flat: bool = False) -> Schedule:
+    """The schedule of a collective over some axes; `flat`: only one step over the whole group, whatever it costs."""
+    reduction = Reduction(placement, axes)
+    if not reduction.sizes:
+        return Schedule((FREE,), ((),))
+    if flat:
+        step = Step(Collective(kind), 0, len(reduction.sizes) - 1)
+        return Schedule((step_price(machine, reduction, step, 1.0),), ((step,),))
+    prices, programs = zip(*envelope(machine, reduction, kind), strict=True)
+    return Schedule(prices, programs)

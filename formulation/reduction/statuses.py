@@ -1,0 +1,206 @@
+"""What a reduction has done on each of its levels, and the steps that lead from one such state to the next.
+
+On every level the members are in one of a few statuses, whatever the size of the level: 10,055 states for five levels,
+where the boolean state of k members is a matrix of k^3 entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cache
+from itertools import groupby, product
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...model.errors import PartitaError
+from .program import Collective, Program, Step
+
+Kind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Status(IntEnum):
+    """What members hold that differ only on this level."""
+
+    OWN = 0  # each its own addend
+    SCATTERED = 1  # the sum, each another part of it
+    FIRST = 2  # the sum, only the member with digit 0; the others nothing
+    LED = 3  # the sum, the member with digit 0 and whatever it added since; the others what they had before that
+    FULL = 4  # the sum, every member
+    SCATTERED_LATE = 5  # as above, but since another level was led, and among its members with digit 0
+    FIRST_LATE = 6  # so too
+
+
+State: TypeAlias = tuple[int, ...]
+"""The statuses of all levels, as plain integers since there are many states."""
+
+OWN, SCATTERED, FIRST, LED, FULL, SCATTERED_LATE, FIRST_LATE = map(int, Status)
+SPLIT = (SCATTERED, SCATTERED_LATE)
+HEADED = (FIRST, FIRST_LATE, LED)  # only digit 0 takes part in a step over other levels
+LATER = {SCATTERED: SCATTERED_LATE, FIRST: FIRST_LATE}
+
+MAKES: dict[Collective, tuple[int, ...]] = {
+    Collective.ALL_REDUCE: (FULL, LED),
+    Collective.REDUCE_SCATTER: (SCATTERED,),
+    Collective.REDUCE: (FIRST,),
+}
+"""What a collective makes of a level that is OWN. After an all-reduce it may be digit 0 only that goes on."""
+
+SPREADS: dict[Collective, tuple[int, ...]] = {Collective.ALL_GATHER: SPLIT, Collective.BROADCAST: HEADED}
+"""From what a collective makes a level FULL."""
+
+MOST_LED = 5
+"""With more levels than this none is led: the states would be too many, and what is gained is latency only."""
+
+STARTS = {status: tuple(c for c in Collective if status in SPREADS.get(c, (OWN,))) for status in map(int, Status)}
+"""The collectives that can start from a status."""
+
+UNDONE = {Collective.REDUCE_SCATTER: Collective.ALL_GATHER, Collective.REDUCE: Collective.BROADCAST}
+
+TASKS: dict[Kind, tuple[Status, Status, tuple[Collective, ...]]] = {
+    "all_reduce": (Status.OWN, Status.FULL, tuple(Collective)),
+    "reduce_scatter": (Status.OWN, Status.SCATTERED, (Collective.REDUCE_SCATTER,)),
+    "all_gather": (Status.SCATTERED, Status.FULL, (Collective.ALL_GATHER,)),
+}
+"""Where a kind of reduction starts and ends on every level, and the collectives that can be on the way."""
+
+
+def task(kind: Kind) -> tuple[Status, Status, tuple[Collective, ...]]:
+    """Start, end and collectives of a kind; PartitaError where there is no such kind."""
+    if kind not in TASKS:
+        raise PartitaError(f"no programs for {kind!r}; there are some for {', '.join(KINDS)}")
+    return TASKS[kind]
+
+
+def outcomes(state: State) -> Iterator[tuple[Collective, int, int, State]]:
+    """All collectives over a range of levels (first and last) that are allowed in a state, and where they can lead.
+
+    Nothing is spread before all is reduced: a later reduction would then only move more bytes, in as many steps.
+    """
+    reduced, led = OWN not in state, LED in state
+    late = [level for level, status in enumerate(state) if status in LATER.values()]
+    for first, status in enumerate(state):
+        for collective in STARTS[status]:
+            if collective in SPREADS and not reduced:
+                continue
+            for last in range(first, len(state)):
+                if collective not in STARTS[state[last]]:
+                    break
+                inside = state[first : last + 1]
+                # A led level is spread when its first member holds as much as the others: what came late is undone.
+                if LED in inside and any(not first <= level <= last for level in late):
+                    continue
+                for made in _made(collective, led, len(inside), len(state)):
+                    yield collective, first, last, state[:first] + made + state[last + 1 :]
+
+
+@cache
+def _made(collective: Collective, led: bool, count: int, levels: int) -> tuple[State, ...]:
+    """What a collective can make of `count` of the levels, with another one led or not."""
+    if collective in SPREADS:
+        return ((FULL,) * count,)
+    makes = [LATER.get(s, s) if led else s for s in MAKES[collective] if s != LED or levels <= MOST_LED]
+    return tuple(product(makes, repeat=count))
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """All states that can be reached from the start (state 0) and the steps between them, in the order of `target`.
+
+    `source`, `target`, `step` [edges]: states, and the number of the step in `steps`; `scattered` [edges, levels]: the
+    levels among whose members the reduced bytes lie split during the step. `goal`: a state.
+    """
+
+    states: int
+    steps: tuple[Step, ...]
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    step: NDArray[np.int64]
+    scattered: NDArray[np.bool_]
+    goal: int
+
+
+@cache
+def graph(levels: int, kind: Kind) -> Graph:
+    """The states and steps of a reduction over so many levels."""
+    start, end, collectives = task(kind)
+    states: dict[State, int] = {(int(start),) * levels: 0}
+    steps: dict[tuple[str, int, int, tuple[int, ...]], int] = {}
+    edges: list[tuple[int, int, int]] = []
+    queue = list(states)
+    for state in queue:  # grows while it is read
+        number = states[state]
+        headed = [level for level, status in enumerate(state) if status in HEADED]
+        for collective, first, last, after in outcomes(state):
+            if collective in collectives:
+                if after not in states:
+                    states[after] = len(states)
+                    queue.append(after)
+                zero = tuple(level for level in headed if not first <= level <= last)
+                step = steps.setdefault((collective.value, first, last, zero), len(steps))
+                edges.append((states[after], number, step))
+    table = np.array(edges, dtype=np.int64).reshape(-1, 3)
+    target, source, step = table[np.argsort(table[:, 0], kind="stable")].T
+    named = tuple(Step(Collective(name), first, last, zero) for name, first, last, zero in steps)
+    split = np.isin(np.array(queue, dtype=np.int64).reshape(len(queue), levels), SPLIT)
+    # An all-gather's bytes are those that a member has afterwards, so its own levels do not count.
+    gathers = np.array([s.collective is Collective.ALL_GATHER for s in named], dtype=np.bool_)
+    scattered = split[np.where(gathers[step], target, source)]
+    return Graph(len(states), named, source, target, step, scattered, states[(int(end),) * levels])
+
+
+def mirrored(program: Program) -> Program:
+    """The same reductions undone in reverse, so that all chunks end in order; with led levels the program as it is."""
+    reductions = [step for step in program if step.collective in MAKES]
+    back = [replace(s, collective=UNDONE[s.collective]) for s in reversed(reductions) if s.collective in UNDONE]
+    spread = [sorted(i for s in steps for i in s.levels) for steps in (program[len(reductions) :], back)]
+    return (*reductions, *back) if spread[0] == spread[1] else program
+
+
+# Which chunk lies where
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """A local change of the order of chunks: `x.reshape(*sizes, -1).permute(*order, -1)`, then flat again."""
+
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+def transposes(program: Program, sizes: Sequence[int], kind: Kind) -> tuple[Transpose | None, Transpose | None]:
+    """What to do to the buffer before and after a program so that its chunks end in order; None: nothing.
+
+    A reduce-scatter cuts what is left into contiguous parts, an all-gather puts parts one behind the other, in the
+    order of the members. So the levels scattered first are the outermost in a member's chunk number, and the levels
+    gathered last the outermost in the buffer. A reduction of kind `reduce_scatter` leaves chunk i with member i, and
+    `all_gather` starts from there.
+    ValueError: a program that scatters again after it has gathered.
+    """
+    scattered, gathered = _order(program)
+    natural = tuple(sorted(scattered or gathered))
+    if kind == "reduce_scatter":
+        return _transpose(natural, scattered, sizes), None
+    if kind == "all_gather":
+        return None, _transpose(gathered, natural, sizes)
+    return None, _transpose(gathered, scattered, sizes)
+
+
+def _order(program: Program) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Levels of the scattered and of the gathered chunks, outermost first."""
+    parts = [list(run) for _, run in groupby(program, lambda step: step.collective in SPREADS)]
+    if len(parts) > 2 or (len(parts) == 2 and parts[0][0].collective in SPREADS):
+        raise ValueError(f"a program that reduces after it has spread: {program}")
+    scattered = [step for step in program if step.collective is Collective.REDUCE_SCATTER]
+    gathered = [step for step in reversed(program) if step.collective is Collective.ALL_GATHER]
+    return tuple(i for step in scattered for i in step.levels), tuple(i for step in gathered for i in step.levels)
+
+
+def _transpose(now: tuple[int, ...], wanted: tuple[int, ...], sizes: Sequence[int]) -> Transpose | None:
+    if now == wanted:
+        return None
+    return Transpose(tuple(sizes[i] for i in now), tuple(now.index(i) for i in wanted))

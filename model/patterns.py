@@ -1,0 +1,214 @@
+"""Who sends how much to whom in a collective, by NCCL's and gloo's algorithms.
+
+The members of a group are numbered 0 .. m-1, level-major: with the sizes (s_0 .. s_k) of the levels that the group
+spreads over, outermost first, the members of one unit are consecutive. Bytes are in units of D, which is what a member
+holds before the collective (afterwards, for an all-gather).
+
+    nccl-ring   all_reduce 2 (m-1)/m D on every edge of a ring, reduce_scatter and all_gather (m-1)/m D;
+                reduce and broadcast D along a chain
+    nccl-tree   the same, but all_reduce up and down two binary trees over the nodes, D/2 each, and along a chain of D
+                each way inside a node
+    all         all_to_all D/m from each to each; send D to the next
+    gloo        all_reduce and all_gather as a ring; reduce_scatter is an all_reduce of which a member keeps its part;
+                reduce scatters around the ring, then gathers at the root; broadcast doubles the holders round by round,
+                D to each (gloo/allreduce.cc, allgather_ring.cc, reduce.cc, broadcast.cc; ProcessGroupGloo.cpp)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .wiring import MAX_UNITS
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """Messages that flow at the same time: `share` of D from member `source` to member `target`.
+
+    `hops` counts for every level of the group the messages that wait for one another there.
+    """
+
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    share: NDArray[np.float64]
+    hops: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A shape with `share` of its bytes and `laps` times its hops."""
+
+    shape: Shape
+    share: float = 1.0
+    laps: int = 1
+
+
+Pattern = Callable[[Sizes, int], tuple[Phase, ...]]
+"""From the sizes of a group's levels, and how many of them are between nodes, to phases that follow each other."""
+
+
+@cache
+def ring(sizes: Sizes) -> Shape:
+    """Each member sends D to the next, the last to the first, half of it the other way round; m-1 hops.
+
+    On a switch the direction makes no difference; NCCL turns rings both ways to use both directions of NVLink.
+    """
+    members = np.arange(math.prod(sizes))
+    after = np.roll(members, -1)
+    both = np.concatenate([members, after]), np.concatenate([after, members])
+    return Shape(*both, np.full(2 * len(members), 0.5), _walk(sizes))
+
+
+@cache
+def chain(sizes: Sizes) -> Shape:
+    """Each member sends D to the next; the first is the root."""
+    members = np.arange(math.prod(sizes))
+    return Shape(members[:-1], members[1:], np.ones(len(members) - 1), _walk(sizes))
+
+
+@cache
+def reverse(shape: Shape) -> Shape:
+    """The same messages the other way."""
+    return Shape(shape.target, shape.source, shape.share, shape.hops)
+
+
+@cache
+def double_tree(sizes: Sizes, across: int) -> Shape:
+    """Two binary trees over the nodes, D/2 up and down each (NCCL, src/graph/trees.cc), a chain inside each node.
+
+    The outer `across` levels are those between nodes. The first member of a node speaks for it for one half of the
+    data, the last for the other half, which takes the chain the other way.
+    """
+    nodes, inside = math.prod(sizes[:across]), math.prod(sizes[across:])
+    members = np.arange(nodes * inside)
+    followers = members[members % inside > 0]
+    child = np.arange(1, nodes)
+    bit = child & -child
+    parent = (child ^ bit) | (bit << 1)
+    parent = np.where(parent < nodes, parent, child ^ bit)
+    # The second tree is the first one mirrored, or shifted by one where the number of nodes is odd.
+    second = [(node + 1) % nodes if nodes % 2 else nodes - 1 - node for node in (child, parent)]
+    ends = [(child, parent), second]
+    speakers = (0, inside - 1)
+    low = np.concatenate([followers, *(lower * inside + speaker for lower, _ in ends for speaker in speakers)])
+    high = np.concatenate([followers - 1, *(upper * inside + speaker for _, upper in ends for speaker in speakers)])
+    share = np.concatenate([np.ones(len(followers)), np.full(4 * len(child), 0.25)])
+    hops = (*((size - 1).bit_length() for size in sizes[:across]), *_walk(sizes[across:]))
+    return Shape(np.concatenate([low, high]), np.concatenate([high, low]), np.concatenate([share, share]), hops)
+
+
+@cache
+def doubling(sizes: Sizes, round_: int) -> Shape:
+    """The first 2^round members send D to as many others (fewer, if no more are left)."""
+    source = np.arange(min(2**round_, math.prod(sizes) - 2**round_))
+    target = source + 2**round_
+    units = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    outermost = next(i for i, unit in enumerate(units) if (source // unit != target // unit).any())
+    return Shape(source, target, np.ones(len(source)), tuple(int(i == outermost) for i in range(len(sizes))))
+
+
+@cache
+def forward(sizes: Sizes) -> Shape:
+    """Each member sends D to the next, the last to the first, all at once."""
+    members = np.arange(math.prod(sizes))
+    return Shape(members, np.roll(members, -1), np.ones(len(members)), (1, *(0 for _ in sizes[1:])))
+
+
+@cache
+def exchange(sizes: Sizes) -> Shape:
+    """Each member sends D/m to each other one; what goes to one unit counts as one message.
+
+    What a member sends to all members of a unit is drawn as one message to the one in its own position there: no link
+    carries more or less for it. Beyond `MAX_UNITS` units on a level, which no wiring joins, all of them are the next.
+    """
+    m = math.prod(sizes)
+    members = np.arange(m)
+    source, target, share = [], [], []
+    for i, size in enumerate(sizes):
+        inside = math.prod(sizes[i + 1 :])
+        digit = members // inside % size
+        steps = range(1, size) if size <= MAX_UNITS else (1,)
+        for step in steps:
+            source.append(members)
+            target.append(members + ((digit + step) % size - digit) * inside)
+            share.append(np.full(m, (size - 1) / len(steps) * inside / m))
+    hops = tuple(size - 1 for size in sizes)
+    return Shape(np.concatenate(source), np.concatenate(target), np.concatenate(share), hops)
+
+
+@cache
+def gather(sizes: Sizes) -> Shape:
+    """Each member sends D to the root at once."""
+    members = np.arange(1, math.prod(sizes))
+    return Shape(members, np.zeros_like(members), np.ones(len(members)), (1, *(0 for _ in sizes[1:])))
+
+
+def _walk(sizes: Sizes) -> tuple[int, ...]:
+    """Hops on every level of a walk over all members, level-major."""
+    return tuple(math.prod(sizes[:i]) * (size - 1) for i, size in enumerate(sizes))
+
+
+# Patterns
+
+
+def _scatter(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+    m = math.prod(sizes)
+    return (Phase(ring(sizes), (m - 1) / m),)
+
+
+def _around(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+    m = math.prod(sizes)
+    return (Phase(ring(sizes), 2 * (m - 1) / m, laps=2),)
+
+
+def _reduce(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+    return (Phase(reverse(chain(sizes))),)
+
+
+def _broadcast(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+    return (Phase(chain(sizes)),)
+
+
+def _tree(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+    return (Phase(double_tree(sizes, across), laps=2),)
+
+
+def _gloo_reduce(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+    return (*_scatter(sizes, across), Phase(gather(sizes), 1 / math.prod(sizes)))
+
+
+def _gloo_broadcast(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+    return tuple(Phase(doubling(sizes, i)) for i in range((math.prod(sizes) - 1).bit_length()))
+
+
+def _exchange(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+    return (Phase(exchange(sizes)),)
+
+
+def _send(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+    return (Phase(forward(sizes)),)
+
+
+_RING: Mapping[str, Pattern] = {
+    "all_reduce": _around,
+    "reduce_scatter": _scatter,
+    "all_gather": _scatter,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "all_to_all": _exchange,
+    "send": _send,
+}
+PATTERNS: Mapping[str, Mapping[str, Pattern]] = {
+    "nccl-ring": _RING,
+    "nccl-tree": {**_RING, "all_reduce": _tree},
+    "gloo": {**_RING, "reduce_scatter": _around, "reduce": _gloo_reduce, "broadcast": _gloo_broadcast},
+}
+"""By profile and collective."""

@@ -1,0 +1,70 @@
+"""How the units of one level are joined where that is no plain switch: direct links, and nested switches for the rest.
+
+Two units with a direct link use it. Everything else, also what enters and leaves the unit around them, climbs the
+switches: `Switch(2, b)` is the uplink that every two consecutive units share. For example the eight GPUs of a V100
+server: NVLink between neighbours, and a PCIe switch for every two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import PartitaError
+
+MAX_UNITS = 256  # routes are kept for all pairs of units
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A cable between the two units of every pair; `bandwidth` in bytes/s per direction."""
+
+    pairs: tuple[tuple[int, int], ...]
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One uplink for every `units` consecutive units, `bandwidth` in bytes/s.
+
+    That is per direction with `duplex`, else for both directions together.
+    """
+
+    units: int
+    bandwidth: float
+    duplex: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Direct links, and switches from the outermost inwards."""
+
+    links: tuple[Link, ...] = ()
+    switches: tuple[Switch, ...] = ()
+
+    def check(self, name: str, size: int) -> None:
+        """PartitaError where this does not join `size` units: `name` says whose wiring it is."""
+        if size > MAX_UNITS:
+            raise PartitaError(f"{name}: wiring joins at most {MAX_UNITS} units, not {size}")
+        seen: set[frozenset[int]] = set()
+        for pair in (pair for link in self.links for pair in link.pairs):
+            if len(set(pair)) != 2 or not all(0 <= unit < size for unit in pair):
+                raise PartitaError(f"{name}: a link joins two different units of 0 to {size - 1}, not {list(pair)}")
+            if frozenset(pair) in seen:
+                raise PartitaError(f"{name}: units {pair[0]} and {pair[1]} are linked twice; add up the bandwidths")
+            seen.add(frozenset(pair))
+        around = size
+        for switch in self.switches:
+            if switch.units < 1 or around % switch.units:
+                raise PartitaError(f"{name}: a switch of {switch.units} units does not divide the {around} around it")
+            around = switch.units
+        if not self.switches and len(seen) < size * (size - 1) // 2:
+            a, b = next((a, b) for b in range(size) for a in range(b) if frozenset((a, b)) not in seen)
+            raise PartitaError(f"{name}: units {a} and {b} have neither a link nor a switch between them")
+
+    def to_json(self) -> dict[str, Any]:
+        """Lists of links and switches."""
+        return {
+            "links": [{"pairs": [list(pair) for pair in x.pairs], "bandwidth": x.bandwidth} for x in self.links],
+            "switches": [{"units": x.units, "bandwidth": x.bandwidth, "duplex": x.duplex} for x in self.switches],
+        }

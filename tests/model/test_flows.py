@@ -1,0 +1,89 @@
+"""Messages that share links: wiring of one level, routes, the busiest resource."""
+
+import numpy as np
+import pytest
+
+from partita.model.errors import PartitaError
+from partita.model.flows import busiest, routes
+from partita.model.machine import Device, Level, Machine
+from partita.model.wiring import Link, Switch, Wiring
+
+DEVICE = Device("d", 10, 1, 1e9, {"float32": 1e9}, 0.5, 1.0)
+RING = Link(((0, 1), (1, 2), (2, 3), (3, 0)), 20.0)
+WIRED = Wiring((RING,), (Switch(2, 4.0),))
+"""Four units: fast links between neighbours, 0 and 2 as well as 1 and 3 only over the switches of pairs."""
+
+
+def machine(wiring: Wiring | None, size: int = 4) -> Machine:
+    return Machine("m", (Level("node", 2, 3.0, 0.0), Level("gpu", size, 10.0, 0.0, wiring)), DEVICE)
+
+
+def seconds(where: Machine, *flows: tuple[int, int, float]) -> float:
+    source, target, size = zip(*flows, strict=True)
+    return busiest(where, np.array(source), np.array(target), np.array(size, dtype=float))
+
+
+def test_a_switch() -> None:
+    where = machine(None)
+    assert seconds(where, (0, 1, 10)) == 1.0
+    assert seconds(where, (0, 1, 10), (1, 0, 10)) == 1.0  # directions do not share
+    assert seconds(where, (0, 1, 10), (2, 1, 10)) == 2.0
+    assert seconds(where, (0, 4, 10), (1, 5, 10)) == 20 / 3  # both leave the node
+    assert seconds(where, (0, 0, 10)) == 0.0
+
+
+def test_direct_links_go_before_switches() -> None:
+    where = machine(WIRED)
+    assert seconds(where, (0, 1, 10)) == 0.5
+    assert seconds(where, (0, 1, 10), (1, 0, 10), (1, 2, 10), (2, 3, 10), (3, 0, 10)) == 0.5
+    assert seconds(where, (0, 2, 10)) == 2.5
+    assert seconds(where, (0, 2, 10), (1, 3, 10)) == 5.0  # one uplink for units 0 and 1
+    assert seconds(where, (0, 2, 10), (3, 1, 10)) == 2.5  # the other direction
+    assert seconds(where, (0, 2, 10), (4, 6, 10)) == 2.5  # another node
+
+
+def test_both_directions_can_share_an_uplink() -> None:
+    where = machine(Wiring((RING,), (Switch(2, 4.0, duplex=False),)))
+    assert seconds(where, (0, 2, 10), (3, 1, 10)) == 5.0
+    assert seconds(where, (0, 2, 10)) == 2.5
+
+
+def test_what_leaves_the_node_climbs_the_switches() -> None:
+    where = machine(Wiring((RING,), (Switch(2, 1.0), Switch(1, 8.0))))
+    assert seconds(where, (0, 4, 10)) == 10.0
+    assert seconds(where, (0, 4, 10), (2, 6, 10)) == 10.0
+    assert seconds(where, (0, 4, 10), (1, 5, 10)) == 20.0
+
+
+def test_routes_are_seconds_a_byte_of_every_resource() -> None:
+    table = routes(WIRED, 4)
+    assert table.shape == (5, 5, 2 * 4 + 2 * 2)
+    assert (table[range(5), range(5)] == 0).all()
+    assert table[0, 1].max() == 1 / 20 and table[0, 1].sum() == 1 / 20
+    assert sorted(table[0, 2][table[0, 2] > 0]) == [0.25, 0.25]  # up from one pair, down to the other
+
+
+@pytest.mark.parametrize(
+    ("wiring", "words"),
+    [
+        (Wiring((Link(((0, 4),), 1.0),), (Switch(1, 1.0),)), r"two different units of 0 to 3, not \[0, 4\]"),
+        (Wiring((Link(((1, 1),), 1.0),), (Switch(1, 1.0),)), r"two different units of 0 to 3, not \[1, 1\]"),
+        (Wiring((RING, Link(((1, 0),), 1.0)), (Switch(1, 1.0),)), "units 1 and 0 are linked twice"),
+        (Wiring((), (Switch(3, 1.0),)), "a switch of 3 units does not divide the 4 around it"),
+        (Wiring((), (Switch(1, 1.0), Switch(2, 1.0))), "a switch of 2 units does not divide the 1 around it"),
+        (Wiring((RING,)), "units 0 and 2 have neither a link nor a switch"),
+    ],
+)
+def test_wiring_that_does_not_join_the_units(wiring: Wiring, words: str) -> None:
+    with pytest.raises(PartitaError, match=f"level gpu of m: .*{words}"):
+        machine(wiring)
+
+
+def test_wiring_has_a_limit() -> None:
+    with pytest.raises(PartitaError, match="at most 256 units, not 300"):
+        machine(Wiring((), (Switch(1, 1.0),)), 300)
+
+
+def test_a_fully_linked_level_needs_no_switch() -> None:
+    pairs = tuple((a, b) for b in range(4) for a in range(b))
+    assert seconds(machine(Wiring((Link(pairs, 5.0),))), (0, 2, 10), (1, 3, 10)) == 2.0

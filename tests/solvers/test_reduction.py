@@ -1,0 +1,124 @@
+"""The cheapest reduction program by CP-SAT and Z3 on boolean states, beside the shortest path."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from partita.formulation.placement import of_rows
+from partita.formulation.reduction.encoding import MOST_LEVELS, UNITS, Clauses, encode_programs, options
+from partita.formulation.reduction.optimal import optimal
+from partita.formulation.reduction.program import Collective, Reduction, Step
+from partita.formulation.reduction.semantics import validate
+from partita.formulation.reduction.statuses import KINDS, Kind
+from partita.model.errors import PartitaError
+from partita.model.machine import PROFILES, Level, Machine
+from partita.solvers.protocol import Status
+from partita.solvers.reduction import cpsat, smt
+
+DEVICE = Machine.load("gcp-a100").device
+SOLVERS = {"cpsat": cpsat.solve, "z3": smt.solve}
+
+
+def some(seed: int, levels: int) -> tuple[Machine, Reduction, int, str]:
+    """Any hierarchy, a reduction over all of it, bytes and a profile."""
+    rng = random.Random(seed)
+    sizes = [rng.choice((2, 3, 4, 8, 16)) for _ in range(levels)]
+    made = [
+        Level(f"level {i}", size, 10 ** rng.uniform(8, 12), 10 ** rng.uniform(1, 5)) for i, size in enumerate(sizes)
+    ]
+    if rng.random() < 0.5:
+        made[-1] = replace(made[-1], name="node")  # all levels are between nodes
+    machine = Machine("any", tuple(made), replace(DEVICE, launch_ns=rng.choice((0, 10, 5000))))
+    return machine, Reduction(of_rows([sizes]), (0,)), int(10 ** rng.uniform(0, 9)), rng.choice(PROFILES)
+
+
+CASES = [
+    *((name, levels, "all_reduce", seed) for name in SOLVERS for levels in (1, 2) for seed in range(5)),
+    *(("cpsat", 2, "all_reduce", seed) for seed in range(5, 20)),
+    *((name, levels, kind, 0) for name in SOLVERS for levels in (1, 2) for kind in KINDS[1:]),
+]
+
+
+@pytest.mark.parametrize(("name", "levels", "kind", "seed"), CASES)
+def test_boolean_states_have_the_optimum_of_the_shortest_path(name: str, levels: int, kind: Kind, seed: int) -> None:
+    machine, reduction, size, profile = some(seed, levels)
+    best = optimal(machine, reduction, size, kind, profile, limit=5)
+    answer = SOLVERS[name](encode_programs(machine, reduction, size, kind, profile))
+    assert answer.status is Status.OPTIMAL and answer.program is not None
+    mine = best.price.latency_ns + best.price.ns_per_byte * size
+    assert answer.ns == pytest.approx(mine, rel=1e-7)
+    assert answer.bound == pytest.approx(mine, rel=1e-7)
+    validate(answer.program, reduction.sizes, kind)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_no_time_proves_nothing(name: str) -> None:
+    machine, reduction, size, profile = some(0, 2)
+    question = encode_programs(machine, reduction, size, profile=profile)
+    answer = SOLVERS[name](question, 0.001)
+    assert answer.status in (Status.UNKNOWN, Status.FEASIBLE)
+    best = optimal(machine, reduction, size, profile=profile, limit=5)
+    assert answer.bound <= best.ns
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_what_no_program_can_do_is_infeasible(name: str) -> None:
+    """One step that is not the one over all levels."""
+    machine, reduction, size, profile = some(0, 2)
+    question = encode_programs(machine, reduction, size, profile=profile, limit=1)
+    for literal, step in question.choices[0].items():
+        if step and (step.first, step.last) == (0, 1):
+            question.add(-literal)
+    assert SOLVERS[name](question).status is Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3])
+def test_every_option_is_one_of_a_kind(levels: int) -> None:
+    found = list(options(levels))
+    assert len(found) == len(set(found)) == {1: 5, 2: 35, 3: 170}[levels]
+    for step, cut in found:
+        assert not set(cut) & {*step.levels, *step.zero}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_where_a_chain_is_long_one_all_reduce_leads(name: str) -> None:
+    """The first member of an all-reduce alone goes on: no product of statuses, and cheapest by NCCL's tree."""
+    levels = (Level("rack", 2, 1e9, 1000.0), Level("node", 16, 1e12, 1000.0))
+    machine = Machine("m", levels, DEVICE)
+    whole = Reduction(of_rows([(2, 16)]), (0,))
+    answer = SOLVERS[name](encode_programs(machine, whole, 10**6, profile="nccl-tree"))
+    collectives = (Collective.ALL_REDUCE, Collective.ALL_REDUCE, Collective.BROADCAST)
+    led = tuple(map(Step, collectives, (1, 0, 1), (1, 0, 1), ((), (1,), ())))
+    assert answer.program == optimal(machine, whole, 10**6, profile="nccl-tree").program == led
+    validate(led, (2, 16))
+
+
+def test_nothing_costs_more_than_one_step_that_does_it_all() -> None:
+    machine, reduction, size, profile = some(1, 2)
+    assert max(encode_programs(machine, reduction, size, profile=profile).costs.values()) == UNITS
+
+
+def test_clauses_mean_what_they_say() -> None:
+    """`equal` and `some`, by all values of four variables."""
+    clauses = Clauses(1.0)
+    a, b, where = (clauses.new() for _ in range(3))
+    either = clauses.some((a, -b))
+    clauses.equal(a, b, where)
+    for values in itertools.product((False, True), repeat=4):
+        true = dict(zip((a, b, where, either), values, strict=True))
+        holds = all(any(true[abs(x)] == (x > 0) for x in clause) for clause in clauses.clauses)
+        expected = true[either] == (true[a] or not true[b]) and (not true[where] or true[a] == true[b])
+        assert holds == expected
+
+
+@pytest.mark.parametrize(
+    ("levels", "limit", "words"), [(MOST_LEVELS + 1, 5, "for 1 to 3 levels, not 4"), (2, 0, "no program has 0 steps")]
+)
+def test_what_cannot_be_asked_is_refused(levels: int, limit: int, words: str) -> None:
+    machine, reduction, size, _ = some(0, levels)
+    with pytest.raises(PartitaError, match=words):
+        encode_programs(machine, reduction, size, limit=limit)
