@@ -81,6 +81,9 @@ def plan(
     ] = None,
     hierarchy: Annotated[str | None, typer.Option(help="Levels of an ad hoc machine, outermost first: 2x4.")] = None,
     mesh: Annotated[str | None, typer.Option(help="Fixes the axes' sizes, not their placement: 8x8.")] = None,
+    mapping: Annotated[
+        str | None, typer.Option(help="Fixes axes and placement: unity-2d, or a registered one.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Samples in a step, over all ranks.")] = None,
     sequence: Annotated[int | None, typer.Option(help="Tokens in a sample.")] = None,
     dtype: Annotated[
@@ -122,6 +125,7 @@ def plan(
         nodes=nodes,
         hierarchy=None if hierarchy is None else parse_sizes("--hierarchy", hierarchy),
         mesh=None if mesh is None else parse_sizes("--mesh", mesh),
+        mapping=mapping,
         batch=batch,
         sequence=sequence,
         dtype=dtype,
@@ -246,11 +250,66 @@ def solve(
 
 
 @app.command()
+def placements(
+    hierarchy: Annotated[str, typer.Option(help="The machine's levels, outermost first: 4x16.")],
+    axes: Annotated[str, typer.Option(help="Sizes of the mesh's axes, in their order: 16,2,2.")],
+    as_json: Json = False,
+) -> None:
+    """List every parallelism matrix: how the axes of a mesh can lie on the levels of a machine."""
+    from .codegen.report.reductions import placements_summary, print_placements
+    from .codegen.request import parse_sizes
+    from .formulation.placement import arrangements
+
+    summary = placements_summary(
+        arrangements(parse_sizes("--hierarchy", hierarchy), parse_sizes("--axes", axes)),
+    )
+    if as_json:
+        _print_json(summary)
+    else:
+        print_placements(summary)
+
+
+@app.command()
+def reductions(
+    axes: Annotated[str, typer.Option(help="Sizes of the mesh's axes, in their order: 8,2,2.")],
+    reduce: Annotated[str, typer.Option(help="Numbers of the axes to reduce over, from 0: 0,2.")],
+    machine: Annotated[str | None, typer.Option(help="A machine's name, or its YAML file.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="How many of the machine's nodes.")] = None,
+    hierarchy: Annotated[str | None, typer.Option(help="Levels of an ad hoc machine instead: 4x8.")] = None,
+    size: Annotated[
+        int | None,
+        typer.Option("--bytes", help="Held by each device before the reduction; default 21474836480 (10 x 2 GiB)."),
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="ring, tree or gloo; by default the machine's.")] = None,
+    limit: Annotated[int, typer.Option(help="Most collectives in a program.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Count the reduction programs of every placement, and find the fastest."""
+    from .codegen.report.reductions import print_reductions, reductions_summary
+    from .codegen.request import machine_for, parse_axes, parse_sizes
+    from .formulation.reduction.ranking import DEFAULT_BYTES, profile_of, ranking
+
+    where = machine_for(machine, nodes, None if hierarchy is None else parse_sizes("--hierarchy", hierarchy))
+    sizes, over = parse_sizes("--axes", axes), parse_axes("--reduce", reduce)
+    payload = DEFAULT_BYTES if size is None else size
+    with _words_to_stderr():
+        found = ranking(where, sizes, over, payload, profile_of(algorithm), limit)
+    summary = reductions_summary(where, over, found)
+    if as_json:
+        _print_json(summary)
+    else:
+        print_reductions(summary, f"{where.name}: {axes} reduced over {reduce}, {payload:,} bytes a device")
+
+
+@app.command()
 def bench(
     name: Annotated[str, typer.Argument(metavar="NAME", help="plan: from models to proven plans.")],
     small: Annotated[bool, typer.Option("--small", help="Small twins: does it run?")] = False,
     only: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Cases with this in their name; repeatable.")
+    ] = None,
+    p2: Annotated[
+        Path | None, typer.Option(parser=_path, metavar="FILE", help="Measurements for truth, as in P²'s appendix.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -259,7 +318,7 @@ def bench(
     from .bench import text
 
     with _words_to_stderr(), _progress() as progress:
-        result = run(name, small, tuple(only or ()), progress)
+        result = run(name, small, tuple(only or ()), progress, p2)
     if as_json:
         _print_json(result)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..formulation.classes import classes
 from ..model.layout import is_split
 from .plan import Plan
+from .program.axes import steps_text
 from .program.text import WIDTH
 from .report.words import equal_layers
 
@@ -20,6 +21,9 @@ def docstring(plan: Plan) -> str:
     if report.get("memory_bytes") is not None:
         capacity = report.get("capacity_bytes", machine.device.capacity_bytes)
         rows.append(("memory", f"{_bytes(report['memory_bytes'])} of {_bytes(capacity)} on every rank"))
+    programs = _programs(plan)
+    if programs:
+        rows.append(("programs", programs))
     rows.append(("batch", _batch(plan)))
     rows.append(("weights", _weights(plan)))
     lines = [f"Training program for {name}, planned for {machine.name}: {where}.", ""]
@@ -68,6 +72,20 @@ def _step(plan: Plan) -> str:
         gap = 100 * (report.get("gap") or 0)
         return f"{text}, at most {gap:.1f}% above the optimum (bound {_time(report['bound_ns'])})"
     return text
+
+
+def _programs(plan: Plan) -> str:
+    """How collectives over several levels of the machine run: of programs of several steps that for most bytes."""
+    parts: dict[str, list[str]] = {}
+    for group in plan.groups:
+        for kind, known in group.schedules.items():
+            last = max(i for i, program in enumerate(known.programs) if len(program) > 1)
+            bounds = [f"from {_bytes(known.starts[last])}"] if last else []
+            bounds += [f"to {_bytes(start)}" for start in known.starts[last + 1 : last + 2]]
+            sizes = f" ({' '.join(bounds)})" if bounds else ""
+            words = f"{kind.replace('_', '-')}: {steps_text(group, known.programs[last])}{sizes}"
+            parts.setdefault(words, []).append(group.name)
+    return "; ".join(f"{', '.join(names)} {words}" for words, names in parts.items())
 
 
 def _batch(plan: Plan) -> str:

@@ -26,6 +26,8 @@ from ..model.updates import updated
 if TYPE_CHECKING:
     from torch import nn
 
+    from .program.axes import Group
+
 FORMAT = 1
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
@@ -90,6 +92,13 @@ class Plan:
         from .program.names import axis_names
 
         return axis_names(self)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The axes, and those that sum gradients together, with the programs of their collectives."""
+        from .program.axes import groups
+
+        return groups(self)
 
     def layout_text(self, node: int, layout: Layout) -> str:
         """A layout in words of this plan's axes: `data:S(0) tensor:P`; R is left out."""

@@ -12,10 +12,12 @@ from math import prod
 
 from ..formulation.classes import Classes, Use, classes, without_addends
 from ..formulation.domain import LOSS_TRANSIENTS
+from ..formulation.reduction.schedule import schedule
+from ..formulation.reduction.statuses import Kind
 from ..formulation.transition import Transitions
 from ..formulation.weights import BUCKET_BYTES
 from ..model.atoms import atoms
-from ..model.collectives import FREE, ROUNDING_NS, CollectivePrice, joint, price
+from ..model.collectives import FREE, ROUNDING_NS, CollectivePrice
 from ..model.cost import ITEMSIZE, backward_factor, optimizer_states, precision
 from ..model.layout import Action, B, Layout, R, S, Step, atom_of, is_split, largest_part
 from ..model.operator import operator
@@ -26,6 +28,7 @@ from .plan import Plan
 from .routes import route
 
 _WRITTEN = (Action.GATHER, Action.PAD, Action.SLICE, Action.KEEP_FIRST)
+_SUMS: dict[bool, Kind] = {True: "reduce_scatter", False: "all_reduce"}  # of gradients, by whether states are sharded
 
 
 def priced(plan: Plan) -> Priced:
@@ -330,9 +333,9 @@ class _Pricing:
         self.work("gradients", "accumulate", "backward", index, accumulated, at, Slot.ACCUMULATE)
         sum_ns = gather_ns = 0
         if axes:
-            machine, row, size = self.plan.machine, joint(self.plan.placement.matrix[a] for a in axes), stored * item
-            gather = price(machine, "all_gather", row) if choice.sharded_states else FREE
-            line = price(machine, "reduce_scatter" if choice.sharded_states else "all_reduce", row)
+            size, sums = stored * item, _SUMS[choice.sharded_states]
+            line = self.bucket(axes, sums)
+            gather = self.bucket(axes, "all_gather") if choice.sharded_states else FREE
             sum_ns, total_ns = bucketed(line, size), bucketed(line + gather, size)
             gather_ns = total_ns - sum_ns  # rounded up once, over both
             kind = Action.SCATTER_SUM if choice.sharded_states else Action.SUM
@@ -340,6 +343,10 @@ class _Pricing:
         self.step("gradients", "update", index, at, Slot.KERNEL, self.stream(updated * float(item) * (3 + 2 * states)))
         if gather_ns:
             self.step("gradients", Action.GATHER.value, index, at, Slot.AFTER, gather_ns, axes, stored * item)
+
+    def bucket(self, axes: tuple[int, ...], kind: Kind) -> CollectivePrice:
+        """The price of what moves a full bucket of gradients or weights."""
+        return schedule(self.plan.machine, self.plan.placement, axes, kind).at(BUCKET_BYTES)
 
     def train_rows(self, index: int, stored: int, item: int) -> None:
         """A table of which a rank stores `stored` elements, and a gradient of the rows that are looked up, with ids."""

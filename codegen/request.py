@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..model.errors import PartitaError
 from ..model.updates import STATISTICS
+
+if TYPE_CHECKING:
+    from ..model.machine import Machine
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "mixed-float16", "mixed-bfloat16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -24,10 +28,10 @@ class PlanRequest:
     """One `partita plan`; None leaves a choice to the model, the machine or the search.
 
     `machine` or `hierarchy` must be given; both together mean that machine's devices and links in that hierarchy.
-    `mesh` fixes the axes' sizes, not their placement. `time_limit` is in seconds; a plan proved within the share `gap`
-    of the optimum ends the search. `fix` holds (node, strategy) pairs. `save_network` is where the cost network goes,
-    as soon as there is one. Raises PartitaError on what cannot be meant; that the names of model, machine, solver and
-    nodes exist is checked where they are known.
+    `mesh` fixes the axes' sizes, not their placement; `mapping` names a placement. `time_limit` is in seconds; a plan
+    proved within the share `gap` of the optimum ends the search. `fix` holds (node, strategy) pairs. `save_network` is
+    where the cost network goes, as soon as there is one. Raises PartitaError on what cannot be meant; that the names of
+    model, machine, mapping, solver and nodes exist is checked where they are known.
     """
 
     model: str
@@ -48,25 +52,23 @@ class PlanRequest:
     statistics: str = "batch"
     micro_batches: int | None = None
     save_network: str | None = None
+    mapping: str | None = None
 
     def __post_init__(self) -> None:
         if not self.model.strip():
             raise PartitaError("the model's name is empty")
-        if self.machine is None and self.hierarchy is None:
-            raise PartitaError("give --machine NAME or --hierarchy, such as --hierarchy 2x4")
-        if self.nodes is not None and self.hierarchy is not None:
-            raise PartitaError("--nodes and --hierarchy both say how many devices there are; give one of them")
-        for option, count, limit in (
-            ("--nodes", self.nodes, MAX_DEVICES),
-            ("--batch", self.batch, MAX_COUNT),
-            ("--sequence", self.sequence, MAX_COUNT),
-            ("--micro-batches", self.micro_batches, MAX_COUNT),
+        _check_machine(self.machine, self.nodes, self.hierarchy)
+        for option, count in (
+            ("--batch", self.batch),
+            ("--sequence", self.sequence),
+            ("--micro-batches", self.micro_batches),
         ):
             if count is not None:
-                _check_count(option, count, limit)
-        for option, sizes, most in (("--hierarchy", self.hierarchy, MAX_LEVELS), ("--mesh", self.mesh, MAX_AXES)):
-            if sizes is not None:
-                _check_sizes(option, sizes, most)
+                _check_count(option, count, MAX_COUNT)
+        if self.mesh is not None and self.mapping is not None:
+            raise PartitaError("--mesh and --mapping both fix the axes; give one of them")
+        if self.mesh is not None:
+            _check_sizes("--mesh", self.mesh, MAX_AXES)
         if self.mesh is not None and len(self.mesh) > 1 and 1 in self.mesh:
             raise PartitaError(f"--mesh {_times(self.mesh)}: an axis of size 1 splits nothing; leave it out")
         if self.mesh is not None and self.hierarchy is not None and math.prod(self.mesh) != math.prod(self.hierarchy):
@@ -102,6 +104,17 @@ def parse_sizes(option: str, text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in re.split("[x,]", text))
 
 
+def parse_axes(option: str, text: str) -> tuple[int, ...]:
+    """Numbers joined by commas, none if the text is empty.
+
+    >>> parse_axes("--reduce", "0,2")
+    (0, 2)
+    """
+    if not re.fullmatch(r"([0-9]{1,9}(,[0-9]{1,9})*)?", text, re.ASCII):
+        raise PartitaError(f"{option} {text!r}: numbers of axes, from 0, joined by commas are needed, such as 0,2")
+    return tuple(int(axis) for axis in text.split(",") if axis)
+
+
 def parse_fix(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """NAME=STRATEGY pairs, split at the first `=`.
 
@@ -115,6 +128,37 @@ def parse_fix(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
             raise PartitaError(f"--fix {text!r}: NAME=STRATEGY is needed")
         pairs.append((name, strategy))
     return tuple(pairs)
+
+
+def machine_for(name: str | None, nodes: int | None, hierarchy: tuple[int, ...] | None) -> Machine:
+    """A preset or file with as many nodes, or its devices and links in another hierarchy; without a name an ad hoc one.
+
+    PartitaError: neither or both of nodes and hierarchy say how many devices there are, sizes that no machine has.
+    """
+    from ..model.machine import Machine
+
+    _check_machine(name, nodes, hierarchy)
+    if name is None:
+        assert hierarchy is not None
+        return Machine.adhoc(hierarchy)
+    machine = Machine.load(name, nodes=nodes)
+    if hierarchy is None:
+        return machine
+    if len(hierarchy) != len(machine.levels):
+        raise PartitaError(f"--hierarchy has {len(hierarchy)} levels, machine {machine.name} has {len(machine.levels)}")
+    levels = tuple(replace(level, size=size) for level, size in zip(machine.levels, hierarchy, strict=True))
+    return replace(machine, levels=levels)
+
+
+def _check_machine(name: str | None, nodes: int | None, hierarchy: tuple[int, ...] | None) -> None:
+    if name is None and hierarchy is None:
+        raise PartitaError("give --machine NAME or --hierarchy, such as --hierarchy 2x4")
+    if nodes is not None and hierarchy is not None:
+        raise PartitaError("--nodes and --hierarchy both say how many devices there are; give one of them")
+    if nodes is not None:
+        _check_count("--nodes", nodes, MAX_DEVICES)
+    if hierarchy is not None:
+        _check_sizes("--hierarchy", hierarchy, MAX_LEVELS)
 
 
 def check_seconds(time_limit: float | None) -> float | None:

@@ -7,16 +7,17 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..formulation.encode import Encoding
+from ..formulation.mappings import mapped, without_ones
 from ..formulation.network import INFINITE
 from ..formulation.placement import Placement, distinct, placements, reordered
 from ..model.batch import with_batch
 from ..model.errors import NoPlanError, PartitaError
 from ..model.files import write_atomically
-from ..model.machine import Level, Machine
+from ..model.machine import Machine
 from ..model.pcg import PCG
 from ..solvers.protocol import Limits, Progress, Status
 from ..solvers.protocol import solver as find_solver
@@ -26,7 +27,7 @@ from .decode import choices, report
 from .plan import Plan
 from .price import priced
 from .program.micro import divided
-from .request import PlanRequest, check_gap, check_seconds
+from .request import PlanRequest, check_gap, check_seconds, machine_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,6 +56,7 @@ class Settings:
     gap: float = 0.0
     fix: tuple[tuple[str, str], ...] = ()
     save_network: str | None = None
+    mapping: str | None = None
 
 
 def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
@@ -68,7 +70,7 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
     from ..model.zoo.registry import entry
 
     start = time.monotonic()
-    machine = machine_of(request)
+    machine = machine_for(request.machine, request.nodes, request.hierarchy)
     known = entry(request.model) if request.model in zoo() else None
     batch = request.batch
     if batch is None:
@@ -84,8 +86,11 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
         request.gap,
         request.fix,
         request.save_network,
+        request.mapping,
     )
     check_batch(batch, request.micro_batches)
+    if request.mapping is not None:
+        mapped(request.mapping, machine.hierarchy)
     find_solver(request.solver)
     _tell(progress, f"capturing {request.model}")
     module, inputs = load_module(request.model, small=request.small, sequence=request.sequence)
@@ -108,6 +113,7 @@ def optimize(
     dtype: str = "float32",
     optimizer: str = "adamw",
     mesh: Sequence[int] | None = None,
+    mapping: str | None = None,
     micro_batches: int | None = None,
     solver: str = "auto",
     time_limit: float | None = None,
@@ -121,9 +127,9 @@ def optimize(
 
     `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch
     of a step (default: the example's). `dtype`: float32, float64, mixed-float16 or mixed-bfloat16. `mesh` fixes the
-    axes' sizes. A plan proved within the share `gap` of the optimum ends the search. `statistics`: over what batch
-    norms in training normalize (see `capture`). `progress`: True prints to standard error, or a function that takes
-    words and `Progress`.
+    axes' sizes, `mapping` names a placement (`formulation.mappings`). A plan proved within the share `gap` of the
+    optimum ends the search. `statistics`: over what batch norms in training normalize (see `capture`). `progress`: True
+    prints to standard error, or a function that takes words and `Progress`.
     Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt
     ended the search before any plan was found.
     """
@@ -144,6 +150,7 @@ def optimize(
         check_seconds(time_limit),
         check_gap(gap),
         tuple((fix or {}).items()),
+        mapping=mapping,
     )
     model = {"reference": None, "batch": settings.batch}
     return plan_graph(graph, machine, settings, model, tell, start, (module, inputs))
@@ -163,11 +170,12 @@ def plan_graph(
     captured = time.monotonic()
     counts = _micro_batches(graph, settings)
     places = _placements(machine, settings)
-    if settings.mesh is None and not settings.fix:
+    asked = settings.mesh is not None or settings.mapping is not None
+    if not asked and not settings.fix:
         places = reordered(places, atom_sizes(graph, settings.batch, counts))
     question = Question(
         graph, machine, settings.batch, places, counts,
-        settings.dtype, settings.optimizer, _fixed(settings.fix, places), math.inf if settings.mesh else MOST_WORK,
+        settings.dtype, settings.optimizer, _fixed(settings.fix, places), math.inf if asked else MOST_WORK,
     )  # fmt: skip
     if settings.save_network:
         _save_network(question, settings.save_network)
@@ -224,32 +232,18 @@ def _space(question: Question, found: Found) -> dict[str, Any]:
     }
 
 
-def machine_of(request: PlanRequest) -> Machine:
-    """The machine that a request names: a preset or file, with as many nodes, or its devices in another hierarchy."""
-    if request.machine is None:
-        assert request.hierarchy is not None
-        return Machine.adhoc(request.hierarchy)
-    machine = Machine.load(request.machine, nodes=request.nodes)
-    if request.hierarchy is None:
-        return machine
-    if len(request.hierarchy) != len(machine.levels):
-        raise PartitaError(
-            f"--hierarchy has {len(request.hierarchy)} levels, machine {machine.name} has {len(machine.levels)}"
-        )
-    levels = tuple(
-        Level(level.name, size, level.bandwidth, level.latency_ns)
-        for level, size in zip(machine.levels, request.hierarchy, strict=True)
-    )
-    return replace(machine, levels=levels)
-
-
 def _mixed(dtype: str | None) -> str | None:
     """`float16` and `bfloat16` mean computing in them with float32 parameters."""
     return f"mixed-{dtype}" if dtype in ("float16", "bfloat16") else dtype
 
 
 def _placements(machine: Machine, settings: Settings) -> tuple[Placement, ...]:
-    places = distinct(placements(machine.hierarchy, mesh=settings.mesh))
+    if settings.mapping is not None:
+        if settings.mesh is not None:
+            raise PartitaError("a mesh and a machine mapping both fix the axes; give one of them")
+        places: tuple[Placement, ...] = (without_ones(mapped(settings.mapping, machine.hierarchy)),)
+    else:
+        places = distinct(placements(machine.hierarchy, mesh=settings.mesh))
     counts = {s.count(",") + 1 for _, s in settings.fix if "," in s}
     if len(counts) > 1:
         raise PartitaError("--fix names strategies for different numbers of axes")

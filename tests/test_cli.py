@@ -103,6 +103,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "micro_batches": 4,
         "statistics": "local",
         "save_network": "n.json",
+        "mapping": None,
     }
 
 

@@ -44,7 +44,7 @@ def test_the_page_of_the_command_line_names_every_command_and_option() -> None:
     sections = dict(re.findall(r"^## partita (\w+)(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     assert set(sections) == set(COMMANDS)
     for command, section in sections.items():
-        written = set(re.findall(r"`(?:-o DIR`, `)?(--[a-z-]+)", section))
+        written = set(re.findall(r"`(?:-o DIR`, `)?(--[a-z0-9-]+)", section))
         assert written - {"--save-network"} <= options(command) | {"--json"}
         assert options(command) - {"--json", "--help"} <= written, command
 

@@ -21,7 +21,8 @@ from ...model.updates import updated
 from .. import defaults
 from ..describe import docstring, mesh_sentence
 from ..plan import Plan
-from .modules import Modules, argument_name, summed_over
+from .axes import collectives, disordered, mesh_lines, summed_over, table
+from .modules import Modules, argument_name
 from .moves import Local, Used
 from .sites import numbers_text
 from .text import WIDTH, enclosed, shape_text, wrap
@@ -55,18 +56,19 @@ def emit(plan: Plan) -> str:
     weights = [(n, c) for n, c in zip(plan.graph.nodes, plan.choices, strict=True) if n.op in ("parameter", "buffer")]
     synchronized = [_synchronized(plan, i) for i in _trained(plan)]
     sharded, alone, reduced = (kind in synchronized for kind in ("sharded", "alone", "reduced"))
-    several = any(
-        kind == "reduced" and len(summed_over(plan, i)) > 1
-        for i, kind in zip(_trained(plan), synchronized, strict=True)
-    )
     joined = any(n.get("tables") for n, _ in weights)
     cut = joined or any(is_split(x) for _, c in weights for x in c.output)
     if cut or sharded or "positions" in used.helpers or "pad" in used.primitives or any("cut(" in x for x in shares):
         used.primitives |= {"cut"}
-    if cut or sharded or several:
+    if cut or sharded:
         used.primitives |= {"gather"}
-    if sharded or several:
+    if sharded:
         used.primitives |= {"scatter_sum"}
+    programs = table(plan.groups)
+    if programs and (reduced or "all_reduce" in used.primitives):
+        used.primitives |= {"add_up"}
+    kinds = {"gather": "all_gather", "scatter_sum": "reduce_scatter", "add_up": "all_reduce"}
+    steps = collectives(plan.groups) | {kind for name, kind in kinds.items() if name in used.primitives}
     loss = plan.choices[plan.graph.loss].output
     sizes = plan.placement.sizes
     program = (
@@ -75,10 +77,13 @@ def emit(plan: Plan) -> str:
         .render(
             docstring=docstring(plan),
             imports=_imports(used),
-            constants=[*_constants(plan), *_values(used)],
+            constants=[*_constants(plan), *programs, *_values(used)],
+            programs=bool(programs),
+            collectives=steps,
+            disordered=disordered(plan.groups),
             uneven=used.uneven or _uneven_weights(plan),
             mesh_doc=mesh_sentence(plan),
-            mesh_lines=_mesh_lines(plan),
+            mesh_lines=mesh_lines(plan, plan.groups),
             per_node=plan.placement.hierarchy[-1],
             micro=plan.micro_batches > 1,
             stepped="dropout" in used.helpers,
@@ -99,7 +104,6 @@ def emit(plan: Plan) -> str:
             factors=modules.factors,
             running=bool(updated(plan.graph)),
             sparse=bool(sparse_tables(plan.graph)),
-            several=several,
             aliases=plan.graph.aliases,
             optimizer_doc=f"{_OPTIMIZERS[plan.optimizer][0]} over this rank's part of the weights.",
             optimizer_call=_OPTIMIZERS[plan.optimizer][1],
@@ -185,21 +189,6 @@ def _values(used: Used) -> list[str]:
         filled = textwrap.fill(", ".join(map(repr, values)), WIDTH - 8)
         lines += [f'    "{name}": [', textwrap.indent(filled, " " * 8), "    ],"]
     return [*lines, "}  # fmt: skip"]
-
-
-def _mesh_lines(plan: Plan) -> list[str]:
-    """The array of all ranks with one dimension per axis, and from it every axis."""
-    axes, matrix = plan.axes, plan.placement.matrix
-    levels = len(plan.placement.hierarchy)
-    digits = [(level, axis) for level in range(levels) for axis in range(len(axes)) if matrix[axis][level] > 1]
-    order = sorted(range(len(digits)), key=lambda i: (digits[i][1], digits[i][0]))
-    shape = ", ".join(a.upper() for a in axes)
-    if order == list(range(len(digits))):
-        numbers = f"numbers = torch.arange(RANKS).reshape({shape})"
-    else:
-        factors = shape_text(matrix[axis][level] for level, axis in digits)
-        numbers = f"numbers = torch.arange(RANKS).reshape{factors}.permute{shape_text(order)}.reshape({shape})"
-    return [numbers, *(f"self.{name} = make_axis(numbers, {i})" for i, name in enumerate(axes))]
 
 
 def _counters(*names: str) -> str:

@@ -13,6 +13,7 @@ from ...model.operator import operator
 from ...model.pcg import FLOATS, SOURCES, Node
 from ...model.sparse import sparse_tables
 from ...model.updates import updated
+from .axes import joint_name, summed_over
 from .blocks import chains
 from .body import Body
 from .expressions import local_shape_text
@@ -233,7 +234,7 @@ class Modules:
         head = [f"    def __init__(self, {arguments}):", "        super().__init__()", *(f"        {x}" for x in first)]
         if any("precision" in line for line in lines):
             head.append("        precision = torch.promote_types(dtype, torch.float32)  # of the weights themselves")
-        return head + _axes(lines, plan.axes, "mesh") + lines + list(lists)
+        return head + _axes(lines, [group.name for group in plan.groups], "mesh") + lines + list(lists)
 
     def _options(self, index: int) -> dict[str, str]:
         """What the program's `weight` must know besides name and shape."""
@@ -241,9 +242,9 @@ class Modules:
         node, choice = plan.graph.nodes[index], plan.choices[index]
         float_dtype = "precision" if plan.dtype.startswith("mixed") else "dtype"
         options = {"dtype": float_dtype if node.dtype in FLOATS else f"torch.{node.dtype}"}
-        summed = [plan.axes[a] for a in summed_over(plan, index)]
+        summed = joint_name(plan, summed_over(plan, index))
         if summed and node.gradient:
-            options["summed"] = _tuple(summed)
+            options["summed"] = summed
             if choice.sharded_states and not self.all_sharded:
                 options["sharded"] = "True"
         if not node.gradient:
@@ -332,7 +333,7 @@ def _axes(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:
     return [f"        {', '.join(read)} = {', '.join(f'{mesh}.{a}' for a in read)}"]
 
 
-_DEFAULTS = {"summed": "()", "sharded": "False", "trainable": "True", "running": "None", "sparse": "False"}
+_DEFAULTS = {"summed": "None", "sharded": "False", "trainable": "True", "running": "None", "sparse": "False"}
 
 
 def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -359,10 +360,3 @@ def _tables(node: Node, original: Callable[[str], str]) -> str:
 
 def _tuple(parts: Sequence[str]) -> str:
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-
-
-def summed_over(plan: Plan, index: int) -> list[int]:
-    """The axes over which the gradient of a weight is added up, those that reach furthest out first."""
-    sizes, matrix = plan.placement.sizes, plan.placement.matrix
-    axes = [a for a, letter in enumerate(plan.choices[index].output) if letter == B and sizes[a] > 1]
-    return sorted(axes, key=lambda a: matrix[a], reverse=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...formulation.classes import classes
-from ...model.collectives import joint
 from ...model.errors import PartitaError
 from ...model.layout import COLLECTIVES, B, is_split
 from ...model.operator import operator
@@ -17,20 +16,10 @@ from ..describe import mesh_sentence
 from ..items import MEMORY, PARTS, Item, Priced, Slot
 from ..plan import Plan
 from ..price import priced
+from .tables import Table, place, programs_table
 from .words import bytes_text, equal_layers, label, module_of, pattern, percent, shape_text, split_word
 
 LARGEST = 16  # rows of the table of collectives; the others are summed
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """`text` says in a sentence what the table shows; the first `words` columns are left aligned, the others right."""
-
-    title: str
-    text: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: int = 1
 
 
 @dataclass(frozen=True)
@@ -51,13 +40,13 @@ def facts(plan: Plan) -> Facts:
     name = plan.model.get("reference") or "a model"
     title = f"{name} on {plan.machine.name}, {plan.ranks} x {plan.machine.device.name}"
     tables = (axes_table(plan), operators_table(plan), weights_table(plan, cost), modules_table(plan, cost))
-    moves = collectives_table(plan, cost)
+    moves = tuple(table for table in (collectives_table(plan, cost), programs_table(plan)) if table.rows)
     return Facts(
         plan,
         cost,
         title,
         summary(plan, cost),
-        (*tables, *((moves,) if moves.rows else ()), memory_table(plan, cost)),
+        (*tables, *moves, memory_table(plan, cost)),
         optimum(plan, cost),
     )
 
@@ -107,13 +96,6 @@ def summary(plan: Plan, cost: Priced) -> tuple[tuple[str, str], ...]:
         ("mesh", mesh_sentence(plan)),
         ("batch", f"{batch}, {plan.dtype}, {plan.optimizer}"),
     )
-
-
-def place(plan: Plan, axes: Sequence[int]) -> str:
-    """The units that a group over some axes joins: `8 nodes`, `2 nodes x 3 gpus`."""
-    row = joint(plan.placement.matrix[a] for a in axes)
-    names = [f"{m} {level.name}s" for m, level in zip(row, plan.machine.levels, strict=True) if m > 1]
-    return " x ".join(names) or "one device"
 
 
 # What is split

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from .facts import Facts, Table
+from .facts import Facts
+from .tables import Table
 
 WIDTH = 120
 

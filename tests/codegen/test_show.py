@@ -13,7 +13,8 @@ from partita import Machine, Plan
 from partita.codegen.items import PARTS
 from partita.codegen.plan import Choice
 from partita.codegen.price import priced
-from partita.codegen.report.facts import Facts, Table, facts, weights_table
+from partita.codegen.report.facts import Facts, facts, weights_table
+from partita.codegen.report.tables import Table
 from partita.codegen.report.words import label, module_of, pattern, ranges, roles, split_word
 from partita.codegen.run import Settings, plan_graph
 from partita.codegen.show import show

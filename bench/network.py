@@ -1,0 +1,269 @@
+"""Reduction programs on an emulated network: predicted beside measured seconds and bytes on the wire.
+
+Real gloo ranks in network namespaces run emitted files: every program of a reduction over all ranks (of three levels a
+sample of the 825), and for every placement of a smaller mesh the flat all-reduce and the planner's program.
+
+Predictions are `program_price`'s with the profile gloo, for a machine whose links carry the shaped rate less what
+TCP/IP and Ethernet add. Loopback and latency are the preset cpu's, measured with 4 ranks and shared here by all; they
+matter little where the network is the limit. A program is network-bound if NETWORK_BOUND of its predicted time is bytes
+on shaped links. With `ring` a ring of messages takes the place of gloo's reduce-scatter, which sends as much as an
+all-reduce; it costs what nccl-ring says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..codegen.reduction import emit
+from ..formulation.placement import Placement, arrangements, of_rows
+from ..formulation.reduction.cost import step_price
+from ..formulation.reduction.enumeration import programs
+from ..formulation.reduction.optimal import optimal
+from ..formulation.reduction.program import Collective, Program, Reduction, Step, flat, groups
+from ..model.collectives import FREE, CollectivePrice
+from ..model.errors import PartitaError
+from ..model.machine import Level, Machine
+from ..model.patterns import PATTERNS
+from .emulated import WIRE_BYTES, Network, emulated, refusal, run_ranks
+
+NAMES = ("rack", "node", "rank")
+SHORT = {"all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "reduce": "R", "broadcast": "B"}
+NETWORK_BOUND, WITHIN = 0.8, 0.15
+ROUNDS = 2
+"""All programs run once a round, and the fastest round counts: other work on the computer disturbs one, not all."""
+
+SECONDS = 1200.0
+MOST = 60
+"""Programs measured of one reduction; of more, a sample from the cheapest to the dearest predicted one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A network, and the bytes that every rank holds; `mesh`: the smaller one, reduced over its first axis."""
+
+    name: str
+    network: Network
+    size_bytes: int
+    mesh: tuple[int, ...]
+    ring: bool = False
+    most: int = MOST
+
+
+MB = 10**6
+CASES = (
+    Case("2x4 100 Mbit/s", Network((2, 4), (100e6,)), 2 * MB, (2, 4)),
+    Case("2x4 200 Mbit/s", Network((2, 4), (200e6,)), 4 * MB, (2, 4)),
+    Case("4x4 100 Mbit/s", Network((4, 4), (100e6,)), 2 * MB, (4, 4)),
+    Case("4x4 200 Mbit/s", Network((4, 4), (200e6,)), 4 * MB, (4, 4)),
+    Case("2x2x2 50, 100 Mbit/s", Network((2, 2, 2), (50e6, 100e6)), 2 * MB, (2, 4), most=24),
+    Case("2x4 100 Mbit/s, ring", Network((2, 4), (100e6,)), 2 * MB, (2, 4), ring=True),
+)
+SMALL = (Case("2x2 100 Mbit/s", Network((2, 2), (100e6,)), MB // 2, (2, 2), most=6),)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One emitted file: programs of one reduction by their names, and which of them the planner takes."""
+
+    reduction: Reduction
+    programs: dict[str, Program]
+    picked: str
+
+
+def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Run every case; times in ms, bytes in MB of all nodes together. PartitaError: no network can be emulated here."""
+    cases = [c for c in (SMALL if small else CASES) if not only or any(text in c.name for text in only)]
+    if not cases:
+        raise PartitaError(f"no case has {' or '.join(only)} in its name")
+    why = refusal()
+    if why is not None:
+        raise PartitaError(f"no network can be emulated: {why}")
+    rows = []
+    for number, case in enumerate(cases, 1):
+        tell(f"{number} of {len(cases)}: {case.name}")
+        rows += measure(case)
+    return rows
+
+
+def measure(case: Case) -> list[dict[str, Any]]:
+    """One row per placement and program, the placements in their order, their programs from the fastest on."""
+    machine = described(case.network)
+    whole = Reduction(of_rows([case.network.sizes]), (0,))
+    smaller = [Reduction(p, (0,)) for p in arrangements(case.network.sizes, case.mesh)]
+    runs = [_every(case, machine, whole), *(_chosen(case, machine, reduction) for reduction in smaller)]
+    measured = _measured(case, machine, runs)
+    rows = []
+    for one, found in zip(runs, measured, strict=True):
+        mine = [_row(case, machine, one, name, found) for name in one.programs]
+        rows += sorted(mine, key=lambda row: row["measured_ms"])
+    return rows
+
+
+def described(network: Network) -> Machine:
+    """The network as a machine: rates of links by what frames leave for data, loopback shared by all ranks."""
+    cpu = Machine.load("cpu")
+    crowd = network.ranks / cpu.devices
+    loopback, latency = cpu.levels[0].bandwidth / crowd, cpu.latency_ns(0) * crowd
+    bandwidths = [*(rate / 8 / WIRE_BYTES for rate in network.rates), loopback]
+    names = NAMES[-len(network.sizes) :]
+    levels = tuple(Level(*level, latency) for level in zip(names, network.sizes, bandwidths, strict=True))
+    return Machine(f"emulated {'x'.join(map(str, network.sizes))}", levels, cpu.device, "gloo")
+
+
+def _every(case: Case, machine: Machine, reduction: Reduction) -> Run:
+    """The enumerated programs, or a sample of them, with the flat and the planner's."""
+    chosen = _chosen(case, machine, reduction)
+    names = machine_names(machine, reduction)
+    found = sorted(
+        programs(len(reduction.sizes)), key=lambda p: price(machine, reduction, p, case.ring).ns(case.size_bytes)
+    )
+    if len(found) > case.most:
+        found = [found[i * (len(found) - 1) // (case.most - 1)] for i in range(case.most)]
+    return replace(chosen, programs=chosen.programs | {notation(p, names): p for p in found})
+
+
+def _chosen(case: Case, machine: Machine, reduction: Reduction) -> Run:
+    profile = "nccl-ring" if case.ring else machine.collectives
+    best = optimal(machine, reduction, case.size_bytes, profile=profile).program
+    names = machine_names(machine, reduction)
+    picked = notation(best, names)
+    return Run(reduction, {notation(flat(reduction.sizes), names): flat(reduction.sizes), picked: best}, picked)
+
+
+def machine_names(machine: Machine, reduction: Reduction) -> list[str]:
+    """Names of the reduction's levels."""
+    return [machine.levels[level].name for level in reduction.machine_levels]
+
+
+def notation(program: Program, names: Sequence[str]) -> str:
+    """`RS(rank) AR(node) AG(rank)`; a step in which only first members take part: `AR(node, first rank)`."""
+    return " ".join(
+        f"{SHORT[s.collective]}({'+'.join(names[i] for i in s.levels)}{''.join(f', first {names[i]}' for i in s.zero)})"
+        for s in program
+    )
+
+
+def _measured(case: Case, machine: Machine, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What the ranks report of every run, in one start: the fastest round of every program."""
+    with tempfile.TemporaryDirectory(prefix="partita-network-") as name, emulated(case.network) as nodes:
+        folder = Path(name)
+        job = []
+        for number, one in enumerate(runs):
+            file = f"reduction_{number}.py"
+            (folder / file).write_text(emit(one.programs, one.reduction, machine))
+            job.append({"file": file, "bytes": case.size_bytes, "ring": case.ring})
+        (folder / "job.json").write_text(json.dumps({"rounds": ROUNDS, "runs": job}))
+        run_ranks(case.network, nodes, ["-m", f"{__package__}.ranks", str(folder / "job.json")], SECONDS)
+        rounds = json.loads((folder / "results.json").read_text())
+    return [
+        {name: min((r[name] for r in of_run), key=_seconds) for name in of_run[0]}
+        for of_run in zip(*rounds, strict=True)
+    ]
+
+
+def _seconds(found: dict[str, Any]) -> float:
+    return float(found["seconds"])
+
+
+# Predictions
+
+
+def held(program: Program, sizes: Sequence[int]) -> Iterator[tuple[Step, float]]:
+    """Every step and the share of the buffer that a member holds before it, of an all-gather after it."""
+    share = 1.0
+    for step in program:
+        members = math.prod(sizes[step.first : step.last + 1])
+        if step.collective is Collective.ALL_GATHER:
+            share *= members
+        yield step, share
+        if step.collective is Collective.REDUCE_SCATTER:
+            share /= members
+
+
+def profile_of(step: Step, ring: bool) -> str:
+    return "nccl-ring" if ring and step.collective is Collective.REDUCE_SCATTER else "gloo"
+
+
+def price(machine: Machine, reduction: Reduction, program: Program, ring: bool) -> CollectivePrice:
+    """`program_price` where gloo runs all steps, or all but the reduce-scatters."""
+    steps = held(program, reduction.sizes)
+    return sum((step_price(machine, reduction, s, share, profile_of(s, ring)) for s, share in steps), FREE)
+
+
+def wire_bytes(network: Network, reduction: Reduction, program: Program, size_bytes: int, ring: bool) -> float:
+    """What all nodes send to others, headers and acknowledgements included: every message of every group by itself."""
+    members = reduction.members() // network.per_node
+    hosts = len(network.sizes) - 1
+    total = 0.0
+    for step, share in held(program, reduction.sizes):
+        across = sum(reduction.machine_levels[level] < hosts for level in step.levels)
+        phases = PATTERNS[profile_of(step, ring)][step.collective](reduction.sizes[step.first : step.last + 1], across)
+        for group in groups(step, reduction.sizes):
+            nodes = members[:, list(group)]
+            for phase in phases:
+                apart = nodes[:, phase.shape.source] != nodes[:, phase.shape.target]
+                total += share * phase.share * float((apart * phase.shape.share).sum())
+    return total * size_bytes * WIRE_BYTES
+
+
+def _row(case: Case, machine: Machine, one: Run, name: str, found: dict[str, Any]) -> dict[str, Any]:
+    program, seconds = one.programs[name], found[name]["seconds"]
+    line = price(machine, one.reduction, program, case.ring)
+    free = [replace(x, latency_ns=0.0, bandwidth=x.bandwidth if i + 1 < len(machine.levels) else sys.float_info.max)
+            for i, x in enumerate(machine.levels)]  # fmt: skip
+    wire = price(replace(machine, levels=tuple(free)), one.reduction, program, case.ring).ns_per_byte
+    fastest = min(run["seconds"] for run in found.values())
+    predicted = line.ns(case.size_bytes) / 1e9
+    return {
+        "case": case.name,
+        "placement": _matrix(one.reduction.placement),
+        "program": name,
+        "predicted_ms": predicted * 1e3,
+        "measured_ms": seconds * 1e3,
+        "ratio": predicted / seconds,
+        "wire_mb": wire_bytes(case.network, one.reduction, program, case.size_bytes, case.ring) / 1e6,
+        "sent_mb": found[name]["sent_bytes"] / 1e6,
+        "over_flat": found[next(iter(one.programs))]["seconds"] / seconds,
+        "over_fastest": seconds / fastest,
+        "network_bound": wire * case.size_bytes >= NETWORK_BOUND * predicted * 1e9,
+        "picked": name == one.picked,
+    }
+
+
+def _matrix(placement: Placement) -> str:
+    return " ".join("[" + " ".join(map(str, row)) + "]" for row in placement.matrix)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per case: how near the predictions are, what the planner's choice of program and of placement is worth."""
+    return [_total([row for row in rows if row["case"] == name]) for name in dict.fromkeys(r["case"] for r in rows)]
+
+
+def _total(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    bound = [row for row in rows if row["network_bound"]]
+    ratios = [row["ratio"] for row in bound]
+    whole = [row for row in rows if row["placement"] == rows[0]["placement"]]
+    picked = next(row for row in whole if row["picked"])
+    placed = [row for row in rows if row["placement"] != rows[0]["placement"] and row["picked"]]
+    best, worst = (pick(placed, key=lambda row: row["predicted_ms"]) for pick in (min, max))
+    return {
+        "case": rows[0]["case"],
+        "network_bound": len(bound),
+        f"within_{WITHIN:.0%}": sum(abs(ratio - 1) <= WITHIN for ratio in ratios),
+        "lowest": min(ratios, default=None),
+        "mean": math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
+        "highest": max(ratios, default=None),
+        "picked": picked["program"],
+        "of_fastest": picked["over_fastest"],
+        "over_flat": picked["over_flat"],
+        "worst_placement": worst["placement"],
+        "over_best": worst["measured_ms"] / best["measured_ms"],
+        "predicted_over_best": worst["predicted_ms"] / best["predicted_ms"],
+    }

@@ -1,0 +1,80 @@
+"""What `partita placements` and `partita reductions` say: one JSON object, and the same as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ...formulation.placement import Placement, Row
+from ...formulation.reduction.program import Reduction
+from ...formulation.reduction.ranking import Ranked, words
+from ...model.machine import Machine
+
+_WIDTH = 120  # where the output is no terminal
+
+
+def placements_summary(found: Sequence[Placement]) -> dict[str, Any]:
+    """`count` and `matrices`, whose rows are the axes."""
+    return {"count": len(found), "matrices": [placement.matrix for placement in found]}
+
+
+def reductions_summary(machine: Machine, reduced: Sequence[int], found: Sequence[Ranked]) -> dict[str, Any]:
+    """`total` programs of all matrices, and for each matrix what `partita reductions` says of it (seconds)."""
+    counts = [one.programs for one in found if one.programs is not None]
+    return {
+        "total": sum(counts) if len(counts) == len(found) else None,
+        "matrices": [
+            {
+                "matrix": one.placement.matrix,
+                "programs": one.programs,
+                "allreduce_s": one.allreduce_ns / 1e9,
+                "optimal_s": one.best.ns / 1e9,
+                "optimal": words(one.best.program, Reduction(one.placement, tuple(sorted(reduced))), machine),
+            }
+            for one in found
+        ],
+    }
+
+
+def print_placements(summary: Mapping[str, Any]) -> None:
+    """A line for each matrix."""
+    table = Table("axes as rows, levels as columns", caption=f"{summary['count']:,} placements")
+    for matrix in summary["matrices"]:
+        table.add_row(Text(_matrix(matrix)))
+    _print(table)
+
+
+def print_reductions(summary: Mapping[str, Any], title: str) -> None:
+    """A line for each matrix, in the order of the summary."""
+    table = Table("matrix", title=Text(title), caption=f"{_count(summary['total'])} programs in all")
+    for name in ("programs", "all-reduce", "optimal", "gain"):
+        table.add_column(name, justify="right")
+    table.add_column("optimal program")
+    for row in summary["matrices"]:
+        flat_s, best_s = row["allreduce_s"], row["optimal_s"]
+        table.add_row(
+            Text(_matrix(row["matrix"])),
+            _count(row["programs"]),
+            f"{flat_s:,.6g} s",
+            f"{best_s:,.6g} s",
+            f"{flat_s / best_s:.2f}x" if best_s else "",
+            Text("; ".join(row["optimal"])),
+        )
+    _print(table)
+
+
+def _count(programs: int | None) -> str:
+    return "uncounted" if programs is None else f"{programs:,}"
+
+
+def _matrix(rows: Sequence[Row]) -> str:
+    return " ".join(f"[{' '.join(map(str, row))}]" for row in rows)
+
+
+def _print(table: Table) -> None:
+    console = Console()
+    Console(width=None if console.is_terminal else _WIDTH).print(table)

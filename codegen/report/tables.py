@@ -1,0 +1,47 @@
+"""What a table of a report is, and the table of the programs that collectives run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...formulation.reduction.program import Reduction
+from ..plan import Plan
+from ..program.axes import steps_text
+from .words import bytes_text
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`text` says in a sentence what the table shows; the first `words` columns are left aligned, the others right."""
+
+    title: str
+    text: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 1
+
+
+def place(plan: Plan, axes: Sequence[int]) -> str:
+    """The units that a group over some axes joins: `8 nodes`, `2 nodes x 3 gpus`."""
+    row = Reduction(plan.placement, tuple(axes)).row
+    names = [f"{m} {level.name}s" for m, level in zip(row, plan.machine.levels, strict=True) if m > 1]
+    return " x ".join(names) or "one device"
+
+
+def programs_table(plan: Plan) -> Table:
+    """The steps of every collective that takes several for some message."""
+    rows = []
+    for group in plan.groups:
+        axes = "+".join(plan.axes[a] for a in group.axes)
+        for kind, known in group.schedules.items():
+            name, where = kind.replace("_", "-"), place(plan, group.axes)
+            for start, program in zip(known.starts, known.programs, strict=True):
+                rows.append((name, axes, where, steps_text(group, program), bytes_text(start)))
+    return Table(
+        "Programs",
+        "Collectives over several levels of the machine: the cheapest steps for messages from so many bytes on.",
+        ("collective", "axis", "over", "steps", "from"),
+        tuple(rows),
+        words=4,
+    )

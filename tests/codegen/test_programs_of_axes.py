@@ -1,0 +1,315 @@
+"""Axes that span levels of the machine: what their collectives cost, what the program runs, and what it adds up."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partita.codegen.plan import Choice, Plan
+from partita.codegen.price import priced
+from partita.codegen.program import axes
+from partita.codegen.report.facts import facts
+from partita.codegen.report.text import text
+from partita.codegen.run import Settings, plan_graph
+from partita.codegen.verification.threads import run_threads
+from partita.codegen.verification.worker import load_program
+from partita.formulation.encode import encode
+from partita.formulation.placement import Placement, distinct, of_rows, placements
+from partita.formulation.reduction.program import Collective, Program, Step
+from partita.formulation.reduction.schedule import Schedule, schedule
+from partita.formulation.reduction.statuses import KINDS
+from partita.formulation.strategy import Row, rows
+from partita.model.capture import capture
+from partita.model.collectives import CollectivePrice
+from partita.model.layout import B, S
+from partita.model.load import load_module
+from partita.model.machine import Machine
+from partita.model.pcg import PCG, SOURCES
+from partita.solvers.protocol import solver
+
+HIERARCHIES = ((2, 2), (2, 3), (2, 2, 2))
+SIZES = (1, 5, 12, 24, 1000)
+
+
+def machine_of(hierarchy: tuple[int, ...], latency: float = 1.0) -> Machine:
+    """Latencies are multiplied, so that programs change at other payloads; links to the outside are slow."""
+    base = Machine.adhoc(hierarchy)
+    last = len(hierarchy) - 1
+    levels = (
+        replace(level, latency_ns=level.latency_ns * latency, bandwidth=level.bandwidth / 20 ** (last - i))
+        for i, level in enumerate(base.levels)
+    )
+    return replace(base, levels=tuple(levels), device=replace(base.device, launch_ns=base.device.launch_ns * latency))
+
+
+class Perceptron(nn.Module):
+    """Weights of sizes that few numbers of ranks divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 10), nn.Linear(10, 7)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.down(torch.relu(self.up(x))), target)
+
+
+@cache
+def perceptron() -> PCG:
+    return capture(Perceptron(), (torch.zeros(24, 6), torch.zeros(24, 7)), batch=24)
+
+
+# What the functions of a program do
+
+
+def of_all_kinds(hierarchy: tuple[int, ...], machine: Machine, force: Callable[..., Plan]) -> Plan:
+    """A plan in which one axis over the whole machine gathers, scatters and sums."""
+    for seed in range(100):
+        drawn = force(perceptron(), (math.prod(hierarchy),), random.Random(seed))
+        plan = replace(drawn, machine=machine, placement=of_rows([hierarchy]))
+        kinds = {item.kind for item in priced(plan).items}
+        if {"all-reduce", "reduce-scatter", "all-gather"} <= kinds:
+            return plan
+    raise AssertionError("no such plan was drawn")
+
+
+def works(program: Any, name: str, kinds: tuple[str, ...] = KINDS) -> Callable[[int], None]:
+    """What every rank checks: each collective on integers, split along either dim, under every program of its table."""
+
+    def check(rank: int) -> None:
+        axis = getattr(program.Mesh(), name)
+        for kind in kinds:
+            for _, steps in axis.programs[kind]:
+                axis.programs = {kind: [(0, steps)]}
+                for size in SIZES:
+                    addends = [torch.arange(3.0 * size).view(3, size).double() * (m + 1) for m in range(axis.size)]
+                    total = sum(addends, torch.zeros(3, size).double())
+                    mine = addends[axis.index].clone()
+                    if kind == "all_reduce":
+                        assert torch.equal(program.all_reduce(mine, axis), total), (rank, steps, size)
+                        assert torch.equal(mine, addends[axis.index])
+                        continue
+                    many = (total[:, :, None] + torch.arange(axis.size)).flatten(1).double()  # divides
+                    for whole, dim in ((many, 1), (many.T, 0)):
+                        part = whole.chunk(axis.size, dim)[axis.index]
+                        if kind == "all_gather":
+                            assert torch.equal(program.gather(part, dim, axis), whole), (rank, steps, size, dim)
+                        else:
+                            given = whole * (axis.index + 1)
+                            wanted = part * sum(range(1, axis.size + 1))
+                            assert torch.equal(program.scatter_sum(given, dim, axis), wanted), (rank, steps, size, dim)
+            axis.programs = program.PROGRAMS[name]
+
+    return check
+
+
+@pytest.mark.parametrize("latency", [0.01, 1.0])
+@pytest.mark.parametrize("hierarchy", HIERARCHIES, ids=lambda h: "x".join(map(str, h)))
+def test_every_program_of_every_kind(
+    hierarchy: tuple[int, ...], latency: float, force: Callable[..., Plan], tmp_path: Path
+) -> None:
+    plan = of_all_kinds(hierarchy, machine_of(hierarchy, latency), force)
+    plan.emit(tmp_path / "program.py")
+    program = load_program(tmp_path / "program.py")
+    (name,) = plan.axes
+    assert set(program.PROGRAMS[name]) == set(KINDS)
+    run_threads(works(program, name), plan.ranks, timeout=60)
+
+
+AR, RS, AG, RE, BC = Collective
+ROOTED: tuple[Program, ...] = (
+    (Step(RE, 1, 1), Step(AR, 0, 0, (1,)), Step(BC, 1, 1)),
+    (Step(RE, 0, 1), Step(BC, 0, 1)),
+    (Step(RE, 1, 1), Step(RE, 0, 0, (1,)), Step(BC, 0, 0, (1,)), Step(BC, 1, 1)),
+    (Step(RS, 1, 1), Step(RE, 0, 0), Step(BC, 0, 0), Step(AG, 1, 1)),
+)
+PERMUTED: tuple[Program, ...] = (
+    (Step(RS, 0, 1), Step(AG, 0, 0), Step(AG, 1, 1)),
+    (Step(RS, 1, 1), Step(RS, 0, 0), Step(AG, 0, 1)),
+    (Step(RS, 1, 1), Step(RS, 0, 0), Step(AG, 1, 1), Step(AG, 0, 0)),
+)
+
+
+@pytest.mark.parametrize("programs", [ROOTED, PERMUTED], ids=["rooted", "permuted"])
+@pytest.mark.parametrize("hierarchy", [(2, 3), (3, 2)])
+def test_programs_that_no_envelope_has_add_up_too(
+    programs: tuple[Program, ...],
+    hierarchy: tuple[int, ...],
+    force: Callable[..., Plan],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whose groups have roots, and whose chunks are gathered in another order than they were scattered in."""
+    lines = tuple(CollectivePrice(float(i), 10.0 - i) for i in range(len(programs)))
+    monkeypatch.setattr(axes, "schedule", lambda *_: Schedule(lines, programs))
+    plan = of_all_kinds(hierarchy, machine_of(hierarchy), force)
+    plan.emit(tmp_path / "program.py")
+    program = load_program(tmp_path / "program.py")
+    run_threads(works(program, plan.axes[0], ("all_reduce",)), plan.ranks, timeout=60)
+
+
+# Whole programs
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("latency", [1e-4, 1.0])
+@pytest.mark.parametrize(
+    "placement",
+    [
+        of_rows([(2, 2)]),
+        of_rows([(2, 3)]),
+        of_rows([(2, 2, 2)]),
+        of_rows([(1, 2), (2, 1)]),
+        of_rows([(2, 2), (1, 2)]),
+        of_rows([(1, 2), (2, 2)]),
+        of_rows([(2, 1, 2), (1, 2, 1)]),
+        of_rows([(2, 1, 1), (1, 1, 2), (1, 2, 1)]),
+    ],
+    ids=lambda p: "-".join("x".join(map(str, row)) for row in p.matrix),
+)
+def test_random_plans_train_as_the_whole_graph(
+    placement: Placement, latency: float, seed: int, force: Callable[..., Plan], judge: Callable[..., Any]
+) -> None:
+    drawn = force(perceptron(), placement.sizes, random.Random(seed), micro_batches=1 + seed % 2)
+    judge(replace(drawn, machine=machine_of(placement.hierarchy, latency), placement=placement))
+
+
+def data_parallel(placement: Placement, machine: Machine, sharded: bool) -> Plan:
+    """Samples over all axes, weights whole, their gradients summed over all axes at once."""
+    graph, n = perceptron(), len(placement.sizes)
+    choices = []
+    for index, node in enumerate(graph.nodes):
+        if node.op in SOURCES:
+            row = Row((), B if node.op == "parameter" else S(0))
+        else:
+            row = next(row for row in rows(graph, index) if row.inputs[0] == S(0))
+        choices.append(Choice(tuple((x,) * n for x in row.inputs), (row.output,) * n))
+        if sharded and node.op == "parameter":
+            choices[-1] = replace(choices[-1], sharded_states=True)
+    return Plan(graph, machine, placement, 1, tuple(choices), "float64")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("latency", [1e-4, 1.0])
+@pytest.mark.parametrize("matrix", [((2, 1), (1, 2)), ((1, 2), (2, 1)), ((1, 2, 2), (2, 1, 1)), ((2, 3),)])
+def test_gradients_are_summed_over_all_axes_at_once(
+    matrix: tuple[tuple[int, ...], ...], latency: float, sharded: bool, judge: Callable[..., Any]
+) -> None:
+    placement = of_rows(matrix)
+    plan = data_parallel(placement, machine_of(placement.hierarchy, latency), sharded)
+    judge(plan)
+    group = plan.groups[-1]
+    assert group.axes == tuple(range(len(matrix)))
+    assert set(group.schedules) <= ({"reduce_scatter", "all_gather"} if sharded else {"all_reduce"})
+    program = plan.emit()
+    assert f"summed={group.name}" in program
+    assert ("PROGRAMS" in program) == bool(group.schedules)
+    if not sharded:
+        assert [[c for c, _ in group.steps(p)] for p in group.schedules["all_reduce"].programs][-1] == [
+            *["reduce_scatter"] * (len(group.levels) - 1), "all_reduce", *["all_gather"] * (len(group.levels) - 1),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_an_axis_on_one_level_stays_simple(sharded: bool) -> None:
+    program = data_parallel(of_rows([(4,)]), machine_of((4,)), sharded).emit()
+    for word in ("PROGRAMS", "programs", "levels", "add_up", "def run", "make_group"):
+        assert word not in program, word
+
+
+# Prices
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("latency", [0.01, 1.0])
+@pytest.mark.parametrize("hierarchy", HIERARCHIES)
+def test_the_program_that_runs_is_the_one_that_is_paid(hierarchy: tuple[int, ...], latency: float, kind: Any) -> None:
+    """At and around every threshold the step that `starts` names has the least line; arrays say the same."""
+    known = schedule(machine_of(hierarchy, latency), of_rows([hierarchy]), (0,), kind)
+    assert known.starts[0] == 0
+    assert list(known.starts) == sorted(known.starts)
+    sizes = sorted({max(0, start + d) for start in known.starts for d in (-2, -1, 0, 1, 10**6)} | {0, 2**34})
+    for size in sizes:
+        assert known.at(size).ns(size) == known.ns(size), size
+    assert known.ns_array(np.array(sizes)).tolist() == [known.ns(size) for size in sizes]
+    flat = schedule(machine_of(hierarchy, latency), of_rows([hierarchy]), (0,), kind, flat=True)
+    assert flat.is_flat
+    assert all(known.ns(size) <= flat.ns(size) for size in sizes)
+
+
+@pytest.mark.parametrize("latency", [1e-3, 1.0])
+@pytest.mark.parametrize("mesh", [(8,), (4, 2), (2, 4), (2, 2, 2)])
+def test_both_prices_agree_where_axes_span_levels(mesh: tuple[int, ...], latency: float) -> None:
+    """`plan_graph` compares the network's price with that of the plan, whatever is chosen."""
+    plan = plan_graph(perceptron(), machine_of((2, 2, 2), latency), Settings(24, "float32", "adamw", mesh=mesh), {})
+    assert priced(plan).objective_ns == plan.report["objective_ns"]
+
+
+# A language model on slow links
+
+
+@cache
+def language_model() -> PCG:
+    module, inputs = load_module("gpt2")
+    return capture(module, inputs, batch=8)
+
+
+def two_nodes(slower: float) -> Machine:
+    """Two nodes of four devices; links between nodes so many times slower than a DGX A100's."""
+    base = Machine.load("dgx-a100", nodes=2)
+    node, gpu = base.levels
+    return replace(base, levels=(replace(node, bandwidth=node.bandwidth / slower), replace(gpu, size=4)))
+
+
+@cache
+def best(slower: float) -> Plan:
+    return plan_graph(
+        language_model(), two_nodes(slower), Settings(8, "mixed-bfloat16", "adamw"), {"reference": "gpt2"}
+    )
+
+
+def test_slow_links_change_the_placement() -> None:
+    fast, slow = best(1), best(10)
+    assert fast.report["gap"] == slow.report["gap"] == 0
+    assert fast.placement.matrix != slow.placement.matrix
+
+
+def test_slow_links_change_the_programs() -> None:
+    fast, slow = (
+        {kind: known.programs for kind, known in group.schedules.items()}
+        for group in (max(best(slower).groups, key=lambda group: len(group.levels)) for slower in (1, 10))
+    )
+    assert fast["reduce_scatter"] != slow["reduce_scatter"]
+    assert [len(program) for program in slow["reduce_scatter"]] == [2]
+    said = text(facts(best(10)))
+    assert "PROGRAMS" in said
+    assert "reduce-scatter over gpus, reduce-scatter over nodes" in said
+    assert "programs    " in best(10).emit().partition("import")[0]
+
+
+@pytest.mark.parametrize("slower", [1, 10, 100])
+def test_programs_are_never_slower_than_flat_collectives(slower: float) -> None:
+    """The optimum of every placement with one axis over both levels, or an axis for each."""
+    machine, found = two_nodes(slower), []
+    for place in distinct((*placements(machine.hierarchy, mesh=(8,)), *placements(machine.hierarchy, mesh=(4, 2)))):
+        programs, flat = (
+            solver("elimination").solve(
+                encode(language_model(), machine, place, dtype="mixed-bfloat16", optimizer="adamw", flat=flat).network
+            )
+            for flat in (False, True)
+        )
+        assert programs.objective is not None
+        assert flat.objective is not None
+        assert programs.objective <= flat.objective
+        found.append((programs.objective, flat.objective))
+    assert min(a for a, _ in found) <= min(b for _, b in found)
+    assert any(a < b for a, b in found)
