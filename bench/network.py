@@ -6,7 +6,8 @@ sample of the 825), and for every placement of a smaller mesh the flat all-reduc
 Predictions are `program_price`'s with the profile gloo, for a machine whose links carry the shaped rate less what
 TCP/IP and Ethernet add. Loopback and latency are the preset cpu's, measured with 4 ranks and shared here by all; they
 matter little where the network is the limit. A program is network-bound if NETWORK_BOUND of its predicted time is bytes
-on shaped links. With `ring` a ring of messages takes the place of gloo's reduce-scatter, which sends as much as an
+on shaped links. `other_load` is the load average before the ranks start: above the number of cores, the processors are
+the limit and not the links. With `ring` a ring of messages takes the place of gloo's reduce-scatter, which sends as much as an
 all-reduce; it costs what nccl-ring says.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +38,7 @@ from .emulated import WIRE_BYTES, Network, emulated, refusal, run_ranks
 NAMES = ("rack", "node", "rank")
 SHORT = {"all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "reduce": "R", "broadcast": "B"}
 NETWORK_BOUND, WITHIN = 0.8, 0.15
-ROUNDS = 2
+ROUNDS = 3
 """All programs run once a round, and the fastest round counts: other work on the computer disturbs one, not all."""
 
 SECONDS = 1200.0
@@ -97,12 +99,13 @@ def measure(case: Case) -> list[dict[str, Any]]:
     machine = described(case.network)
     whole = Reduction(of_rows([case.network.sizes]), (0,))
     smaller = [Reduction(p, (0,)) for p in arrangements(case.network.sizes, case.mesh)]
+    load = os.getloadavg()[0]
     runs = [_every(case, machine, whole), *(_chosen(case, machine, reduction) for reduction in smaller)]
     measured = _measured(case, machine, runs)
     rows = []
     for one, found in zip(runs, measured, strict=True):
         mine = [_row(case, machine, one, name, found) for name in one.programs]
-        rows += sorted(mine, key=lambda row: row["measured_ms"])
+        rows += sorted(({**row, "other_load": load} for row in mine), key=lambda row: row["measured_ms"])
     return rows
 
 
@@ -255,6 +258,7 @@ def _total(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     best, worst = (pick(placed, key=lambda row: row["predicted_ms"]) for pick in (min, max))
     return {
         "case": rows[0]["case"],
+        "other_load": rows[0]["other_load"],
         "network_bound": len(bound),
         f"within_{WITHIN:.0%}": sum(abs(ratio - 1) <= WITHIN for ratio in ratios),
         "lowest": min(ratios, default=None),

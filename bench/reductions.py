@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..formulation.placement import of_rows
+from ..formulation.reduction import enumeration
 from ..formulation.reduction import optimal as search
 from ..formulation.reduction.cost import program_price
 from ..formulation.reduction.encoding import encode_programs
-from ..formulation.reduction.enumeration import programs
 from ..formulation.reduction.program import Reduction, flat
 from ..formulation.reduction.statuses import graph
 from ..model.errors import PartitaError
@@ -75,7 +75,7 @@ def measure(hierarchy: tuple[int, ...], solved: int = 3) -> Row:
     """The row of a hierarchy; with more than `solved` levels no solver of boolean states is asked."""
     machine, levels = tree(hierarchy), len(hierarchy)
     reduction = Reduction(of_rows([hierarchy]), (0,))
-    for kept in (graph, search._paths, search._envelope):
+    for kept in (graph, search._paths, search._envelope, enumeration._programs):
         kept.cache_clear()
     best, optimal_s = _timed(lambda: search.optimal(machine, reduction, BYTES))
     count, enumerated, enumerate_s = None, None, None
@@ -103,7 +103,7 @@ def measure(hierarchy: tuple[int, ...], solved: int = 3) -> Row:
 def _enumerated(machine: Machine, reduction: Reduction) -> tuple[int, int]:
     """How many valid programs there are, and the ns of the cheapest."""
     sizes = reduction.sizes
-    found = programs(len(sizes), sizes=sizes if math.prod(sizes) <= MOST_MEMBERS else None)
+    found = enumeration.programs(len(sizes), sizes=sizes if math.prod(sizes) <= MOST_MEMBERS else None)
     return len(found), min(program_price(machine, reduction, program).ns(BYTES) for program in found)
 
 

@@ -116,7 +116,14 @@ def test_refused_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def row(**changes: object) -> dict[str, object]:
     common = {"case": "c", "placement": "[2 4]", "program": "p", "predicted_ms": 90.0, "measured_ms": 100.0}
-    flags = {"ratio": 0.9, "over_flat": 1.0, "over_fastest": 2.0, "network_bound": True, "picked": False}
+    flags = {
+        "ratio": 0.9,
+        "over_flat": 1.0,
+        "over_fastest": 2.0,
+        "network_bound": True,
+        "picked": False,
+        "other_load": 0.5,
+    }
     return common | flags | changes
 
 

@@ -55,7 +55,7 @@ def reductions(draw: st.DrawFn) -> tuple[Machine, Reduction]:
     between = draw(st.integers(0, count))  # so many levels are between nodes, for the tree
     levels = [replace(level, name="node" if i + 1 == between else level.name) for i, level in enumerate(levels)]
     device = replace(DEVICE, launch_ns=draw(st.sampled_from((0, 10, 5000))))
-    return Machine("any", tuple(levels), device), Reduction(of_rows([row, rest]), (0,))
+    return Machine("any", tuple(levels), device), Reduction(of_rows([tuple(row), tuple(rest)]), (0,))
 
 
 BYTES = st.floats(0, 11).map(lambda exponent: int(10**exponent))

@@ -33,7 +33,7 @@ def some(seed: int, levels: int) -> tuple[Machine, Reduction, int, str]:
     if rng.random() < 0.5:
         made[-1] = replace(made[-1], name="node")  # all levels are between nodes
     machine = Machine("any", tuple(made), replace(DEVICE, launch_ns=rng.choice((0, 10, 5000))))
-    return machine, Reduction(of_rows([sizes]), (0,)), int(10 ** rng.uniform(0, 9)), rng.choice(PROFILES)
+    return machine, Reduction(of_rows([tuple(sizes)]), (0,)), int(10 ** rng.uniform(0, 9)), rng.choice(PROFILES)
 
 
 CASES = [
