@@ -7,8 +7,8 @@ Predictions are `program_price`'s with the profile gloo, for a machine whose lin
 TCP/IP and Ethernet add. Loopback and latency are the preset cpu's, measured with 4 ranks and shared here by all; they
 matter little where the network is the limit. A program is network-bound if NETWORK_BOUND of its predicted time is bytes
 on shaped links. `other_load` is the load average before the ranks start: above the number of cores, the processors are
-the limit and not the links. With `ring` a ring of messages takes the place of gloo's reduce-scatter, which sends as much as an
-all-reduce; it costs what nccl-ring says.
+the limit and not the links. With `ring` a ring of messages takes the place of gloo's reduce-scatter, which sends as
+much as an all-reduce; it costs what nccl-ring says.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def test_emitted_programs_run_as_predicted() -> None:
     assert sum(r["picked"] for r in whole) == 1 and len(whole) >= 6
     for r in result["rows"]:
         assert r["sent_mb"] == pytest.approx(r["wire_mb"], rel=0.1, abs=0.05)
-        assert not r["network_bound"] or r["ratio"] < 1.25
+        assert r["measured_ms"] > 0.9 * r["wire_mb"] / 2 / 12.5 * 1e3  # two nodes at 12.5 MB/s
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert text(result).splitlines()[0] == "$ partita bench network --small"
     (total,) = result["summary"]
