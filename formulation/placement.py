@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations, product
+from itertools import combinations, islice, permutations, product
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from ..model.layout import splittable
 from ..model.machine import MAX_DEVICES
 
 Row = tuple[int, ...]
+
+MOST_SIZES = 64  # levels, or axes; ones included
+MOST_MATRICES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +84,27 @@ def placements(
 def arrangements(hierarchy: Sequence[int], axes: Sequence[int]) -> tuple[Placement, ...]:
     """Every parallelism matrix of these axes, in their order, on the hierarchy; axes of size 1 are allowed.
 
-    PartitaError: a size below 1, or axes that do not multiply to the devices.
+    PartitaError: see `check_axes`; more than `MOST_MATRICES` matrices.
     """
     levels, sizes = check_axes(hierarchy, axes)
-    return tuple(of_rows(rows) for rows in _matrices(levels, sizes))
+    found = tuple(islice(_matrices(levels, sizes), MOST_MATRICES + 1))
+    if len(found) > MOST_MATRICES:
+        raise PartitaError(
+            f"axes {_x(sizes)} have more than {MOST_MATRICES:,} placements on hierarchy {_x(levels)}; join some axes"
+        )
+    return tuple(map(of_rows, found))
 
 
 def check_axes(hierarchy: Sequence[int], axes: Sequence[int]) -> tuple[Row, Row]:
-    """Levels and axes as tuples; PartitaError: a size below 1, or axes that do not multiply to the devices."""
+    """Levels and axes as tuples.
+
+    PartitaError: too many, a size that is no whole number of 1 or more, axes that do not multiply to the devices.
+    """
     levels, sizes = _checked(hierarchy), tuple(axes)
-    if not sizes or any(size < 1 for size in sizes):
-        raise PartitaError(f"axes {_x(sizes)}: one or more axes are needed, each of size 1 or more")
+    if not _are_sizes(sizes):
+        raise PartitaError(
+            f"axes {_x(sizes):.60}: one or more axes (up to {MOST_SIZES}) are needed, each of size 1 or more, in whole"
+        )
     if math.prod(sizes) != math.prod(levels):
         raise PartitaError(
             f"axes {_x(sizes)} multiply to {math.prod(sizes):,}, "
@@ -116,11 +130,17 @@ def check_reduced(axes: Sequence[int], reduced: Sequence[int]) -> tuple[int, ...
 
 def _checked(hierarchy: Sequence[int]) -> Row:
     levels = tuple(hierarchy)
-    if not levels or any(size < 1 for size in levels):
-        raise PartitaError(f"hierarchy {_x(levels)}: every level has a size of 1 or more")
+    if not _are_sizes(levels):
+        raise PartitaError(
+            f"hierarchy {_x(levels):.60}: every level has a size of 1 or more, in whole; at most {MOST_SIZES} levels"
+        )
     if math.prod(levels) > MAX_DEVICES:
         raise PartitaError(f"hierarchy {_x(levels)} has {math.prod(levels):,} devices; the most is {MAX_DEVICES:,}")
     return levels
+
+
+def _are_sizes(sizes: Row) -> bool:
+    return 1 <= len(sizes) <= MOST_SIZES and all(isinstance(size, Integral) and size >= 1 for size in sizes)
 
 
 def _matrices(residual: Row, sizes: tuple[int, ...]) -> Iterator[tuple[Row, ...]]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ..formulation.placement import Placement, Row, arrangements, check_axes, check_reduced, of_rows
 from ..formulation.reduction.optimal import Best, optimal
 from ..formulation.reduction.program import Program, Reduction
+from ..formulation.reduction.ranking import check_bytes
 from ..model.errors import PartitaError
 from ..model.machine import Machine
 from .protocol import NO_LIMITS, Limits, Status
@@ -173,8 +174,7 @@ def check_demand(demand: tuple[Sequence[int], int, int], sizes: Row) -> Demand:
     """The demand with its axes in ascending order; PartitaError where it asks for what cannot be."""
     axes, size_bytes, weight = demand
     reduced = check_reduced(sizes, axes)
-    if size_bytes < 0:
-        raise PartitaError(f"a reduction of {size_bytes} bytes: 0 or more are needed")
+    check_bytes(size_bytes)
     if not isinstance(weight, int) or weight < 1:
         raise PartitaError(f"a reduction with weight {weight}: a whole number of 1 or more is needed")
     return Demand(reduced, size_bytes, weight)

@@ -157,6 +157,8 @@ def test_words_name_the_levels() -> None:
         ("--hierarchy 4x8 --axes 8,4 --reduce 0 --algorithm star", "unknown algorithm 'star'; choose from ring, tree"),
         ("--hierarchy 4x8 --axes 8,4 --reduce 0 --limit 0", "a limit of 0 collectives admits no program"),
         ("--hierarchy 4x8 --axes 8,4 --reduce 0 --bytes=-1", "a reduction of -1 bytes"),
+        (f"--hierarchy 4x8 --axes 8,4 --reduce 0 --bytes {10**400}", "a reduction of more than"),
+        (f"--hierarchy 4 --axes 4{',1' * 1500} --reduce 0", "one or more axes (up to 64) are needed"),
         ("--machine gcp-x100 --axes 8,4 --reduce 0", "unknown machine 'gcp-x100'; did you mean gcp-v100"),
         ("--machine gcp-v100 --nodes 0 --axes 8,4 --reduce 0", "--nodes 0: a whole number"),
         ("--machine gcp-v100 --nodes 2 --hierarchy 2x8 --axes 16 --reduce 0", "give one of them"),

@@ -54,7 +54,8 @@ def optimal(
     """The cheapest program of at most `limit` steps for `size_bytes`, the bytes of the whole (unscattered) buffer.
 
     `profile`: how the collectives run, else as the machine says. Between equal prices the program with fewer steps is
-    taken, and one whose chunks need no transpose. PartitaError: an unknown kind, or a limit below 1.
+    taken, and one whose chunks need no transpose. Exact up to five levels (see `statuses.MOST_LED`).
+    PartitaError: an unknown kind, or a limit below 1.
     """
     if size_bytes < 0:
         raise PartitaError(f"a reduction of {size_bytes} bytes; give 0 or more")

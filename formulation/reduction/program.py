@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ...model.errors import PartitaError
 from ..placement import Placement, ranks
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
@@ -59,10 +60,16 @@ class Reduction:
     """A reduction over `axes` of a placement: its levels, and which devices form its groups.
 
     `sizes` are the sizes of its levels, `machine_levels` which levels of the machine they are (0: the outermost).
+    PartitaError: an axis that the placement does not have, or one named twice.
     """
 
     placement: Placement
     axes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        known = range(len(self.placement.sizes))
+        if len(set(self.axes)) < len(self.axes) or any(a not in known for a in self.axes):
+            raise PartitaError(f"a reduction over axes {self.axes} of {len(known)}: name each once, from 0 on")
 
     @property
     def row(self) -> tuple[int, ...]:

@@ -19,6 +19,8 @@ ALGORITHMS = {"ring": "nccl-ring", "tree": "nccl-tree", "gloo": "gloo"}
 DEFAULT_BYTES = 10 * 2**29 * 4
 """Ten float32 tensors of 2 GiB on every device: the payload at which P²'s measured seconds make sense."""
 
+MOST_BYTES = 2**60
+
 DEFAULT_LIMIT = 5
 """Collectives in a program, as in P²."""
 
@@ -51,15 +53,22 @@ def ranking(
 
     `profile` is a cost profile, by default the machine's; no program has more than `limit` collectives. PartitaError:
     axes that do not multiply to the devices, a reduction over nothing or over an axis that does not exist, negative
-    bytes, a limit that admits no program.
+    or too many bytes, a limit that admits no program.
     """
     placements = arrangements(machine.hierarchy, axes)
     over = check_reduced(axes, reduced)
-    if size_bytes < 0:
-        raise PartitaError(f"a reduction of {size_bytes} bytes: 0 or more are needed")
+    check_bytes(size_bytes)
     if limit < 1:
         raise PartitaError(f"a limit of {limit} collectives admits no program: the shortest is one all-reduce; give 1")
     return tuple(_ranked(machine, Reduction(p, over), size_bytes, profile, limit) for p in placements)
+
+
+def check_bytes(size_bytes: int) -> None:
+    """PartitaError unless these are bytes that a device can hold before a reduction."""
+    if size_bytes < 0:
+        raise PartitaError(f"a reduction of {size_bytes} bytes: 0 or more are needed")
+    if size_bytes > MOST_BYTES:
+        raise PartitaError(f"a reduction of more than {MOST_BYTES:,} bytes; give fewer")
 
 
 def profile_of(algorithm: str | None) -> str | None:

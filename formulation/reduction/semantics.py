@@ -44,7 +44,8 @@ def explicit(program: Sequence[Step | Explicit], members: int | Sequence[int]) -
     """The collectives of a program with their groups of members, checked.
 
     `members`: the sizes of the levels, or how many members there are (one level). PartitaError: too many members, a
-    level or member that does not exist, a member twice in one step, no groups, an unknown collective; names the step.
+    level or member that does not exist, a member twice in one step, no groups, an unknown collective, what is
+    no step at all; names the step.
     """
     sizes = (members,) if isinstance(members, int) else tuple(members)
     if any(size < 1 for size in sizes) or prod(sizes) > MOST_MEMBERS:
@@ -57,15 +58,20 @@ def _explicit(step: Step | Explicit, sizes: tuple[int, ...], where: str) -> tupl
         if not (0 <= step.first <= step.last < len(sizes) and all(0 <= level < len(sizes) for level in step.zero)):
             raise PartitaError(f"{where}: {step} names levels that are not among the {len(sizes)} of {sizes}")
         return step.collective, groups(step, sizes)
-    name, found = step[0], tuple(tuple(group) for group in step[1])
+    try:
+        name, found = step[0], tuple(tuple(group) for group in step[1])
+    except (TypeError, LookupError):
+        raise PartitaError(f"{where}: {step!r:.60} is neither a Step nor a collective with a list of groups") from None
     if name not in list(Collective):
         raise PartitaError(f"{where}: unknown collective {name!r} (known: {', '.join(Collective)})")
     where = f"{where}, {words(Collective(name))}"
     if not found or not all(found):
         raise PartitaError(f"{where}: no groups, or an empty one; name at least one member in every group")
-    for member, times in Counter(m for group in found for m in group).items():
+    members = [member for group in found for member in group]
+    for member in members:
         if not isinstance(member, Integral) or not 0 <= member < prod(sizes):
-            raise PartitaError(f"{where}: no member {member!r}; the members are 0 to {prod(sizes) - 1}")
+            raise PartitaError(f"{where}: no member {member!r:.60}; the members are 0 to {prod(sizes) - 1}")
+    for member, times in Counter(members).items():
         if times > 1:
             raise PartitaError(
                 f"{where}: member {member} is named {times} times; the groups of a step must be disjoint"

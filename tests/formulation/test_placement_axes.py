@@ -64,6 +64,11 @@ def test_arrangements_are_all_matrices(hierarchy: tuple[int, ...], axes: int) ->
         ((4, 0), (1,), "every level has a size of 1 or more"),
         ((), (1,), "every level"),
         ((2**13, 2**12), (2**25,), "the most is"),
+        ((2, 1.5), (3,), "hierarchy 2x1.5: .* in whole"),
+        ((2, 2), (2.0, 2), "axes 2.0x2: .* in whole"),
+        ((1,) * 65, (1,), "at most 64 levels"),
+        ((2,), (2, *(1,) * 64), "up to 64"),
+        ((2,) * 9, (2,) * 9, "more than 100,000 placements"),
     ],
 )
 def test_axes_that_have_no_matrix(hierarchy: tuple[int, ...], axes: tuple[int, ...], words: str) -> None:

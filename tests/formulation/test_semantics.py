@@ -189,6 +189,10 @@ def test_a_reduce_scatter_that_is_not_one(program: Sequence[Step | Explicit], mi
     ("program", "members", "message"),
     [
         ([(AR, [(0, 4)])], 4, "step 1, all-reduce: no member 4; the members are 0 to 3"),
+        ([(AR, [(0, [1])])], 4, "step 1, all-reduce: no member [1]"),
+        ([(AR, [0, 1])], 4, "step 1: (<Collective.ALL_REDUCE: 'all_reduce'>, [0, 1]) is neither a Step nor"),
+        ([(AR,)], 4, "is neither a Step nor a collective with a list of groups"),
+        ([None], 4, "step 1: None is neither a Step nor a collective"),
         ([(AR, [(0, -1)])], 4, "step 1, all-reduce: no member -1"),
         ([(AR, [(0, 1.5)])], 4, "step 1, all-reduce: no member 1.5"),
         ([(AR, [(0, 1), (1, 2)])], 4, "step 1, all-reduce: member 1 is named 2 times; the groups of a step must be"),

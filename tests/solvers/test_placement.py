@@ -134,6 +134,7 @@ def test_without_time_nothing_is_found() -> None:
         (Demand((0,), 1, 0), "weight 0"),
         (Demand((0,), 1, 0.5), "weight 0.5"),  # type: ignore[arg-type]
         (Demand((0,), 2**60), "the reductions take up to"),
+        (Demand((0,), 10**400), "a reduction of more than"),
     ],
 )
 def test_demands_that_are_none(demand: Demand, words: str) -> None:
