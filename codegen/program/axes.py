@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...formulation.reduction.program import Program, Reduction
+from ...formulation.reduction.program import Program, Reduction, Step
 from ...formulation.reduction.schedule import Schedule, schedule
 from ...formulation.reduction.statuses import KINDS, transposes
 from ...model.layout import Action, B
 from ..price import priced
-from .text import shape_text
+from .text import WIDTH, shape_text, wrap
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -33,13 +33,15 @@ class Group:
     levels: Mapping[str, int]
     schedules: Mapping[str, Schedule]
 
-    def level(self, first: int, last: int) -> str:
-        """The name of some consecutive levels: `gpu`, `node+gpu`."""
-        return "+".join(list(self.levels)[first : last + 1])
+    def level(self, step: Step) -> str:
+        """The name of the levels of a step: `gpu`, `node+gpu`, or `node of first gpu` where the other gpus rest."""
+        names = list(self.levels)
+        over = "+".join(names[step.first : step.last + 1])
+        return over + (f" of first {'+'.join(names[level] for level in step.zero)}" if step.zero else "")
 
     def steps(self, program: Program) -> list[tuple[str, str]]:
         """The (collective, level) pairs of a program."""
-        return [(step.collective.value, self.level(step.first, step.last)) for step in program]
+        return [(step.collective.value, self.level(step)) for step in program]
 
 
 def summed_over(plan: Plan, index: int) -> tuple[int, ...]:
@@ -80,19 +82,22 @@ def _group(plan: Plan, axes: tuple[int, ...], used: set[str]) -> Group:
 def _level_names(names: Sequence[str]) -> list[str]:
     """Names of levels as they can stand in a program, each once."""
     plain = [re.sub(r"[^\w-]+", "_", name) for name in names]
-    return [n if n and plain.count(n) == 1 else f"level{i}" for i, n in enumerate(plain)]
+    return plain if len(set(plain)) == len(plain) else [f"level{i}" for i in range(len(plain))]
 
 
 # In words
 
 
 def steps_text(group: Group, program: Program) -> str:
-    """The steps of a program: `reduce-scatter over gpus, all-reduce over nodes, all-gather over gpus`."""
+    """The steps of a program: `reduce over gpus, all-reduce over nodes (first gpu), broadcast over gpus`."""
+    names = list(group.levels)
 
-    def over(first: int, last: int) -> str:
-        return " x ".join(f"{level}s" for level in list(group.levels)[first : last + 1])
+    def text(step: Step) -> str:
+        over = " x ".join(f"{names[level]}s" for level in step.levels)
+        first = f" (first {', '.join(names[level] for level in step.zero)})" if step.zero else ""
+        return f"{step.collective.replace('_', '-')} over {over}{first}"
 
-    return ", ".join(f"{step.collective.replace('_', '-')} over {over(step.first, step.last)}" for step in program)
+    return ", ".join(map(text, program))
 
 
 # Text of the program
@@ -105,22 +110,32 @@ def table(found: Sequence[Group]) -> list[str]:
         return []
     lines = ["", "# Collectives over several levels of the machine: from so many bytes on, which steps on which level."]
     lines.append("PROGRAMS = {")
+    resting = [text for group in groups for step in all_steps([group]) if " of first " in (text := group.level(step))]
+    if resting:
+        first = resting[0].partition(" of first ")[2].replace("+", " and ")
+        lines.append(f'    # "{resting[0]}": only ranks that are first on {first} take part, the others rest.')
     for group in groups:
         lines.append(f'    "{group.name}": {{')
         for kind, known in group.schedules.items():
             lines.append(f'        "{kind}": [')
             for start, program in zip(known.starts, known.programs, strict=True):
-                steps = ", ".join(f'("{collective}", "{level}")' for collective, level in group.steps(program))
-                lines.append(f"            ({start:_}, [{steps}]),")
+                steps = [f'("{collective}", "{level}")' for collective, level in group.steps(program)]
+                line = f"            ({start:_}, [{', '.join(steps)}]),"
+                long = [
+                    f"            ({start:_}, [",
+                    *(f"                {step}," for step in steps),
+                    "            ]),",
+                ]
+                lines += [line] if len(line) <= WIDTH else long
             lines.append("        ],")
         lines.append("    },")
     return [*lines, "}  # fmt: skip"]
 
 
-def collectives(found: Sequence[Group]) -> set[str]:
-    """The collectives that steps of the programs are."""
+def all_steps(found: Sequence[Group]) -> list[Step]:
+    """The steps of all programs."""
     programs = (p for group in found for known in group.schedules.values() for p in known.programs)
-    return {step.collective.value for program in programs for step in program}
+    return [step for program in programs for step in program]
 
 
 def disordered(found: Sequence[Group]) -> bool:
@@ -135,7 +150,10 @@ def disordered(found: Sequence[Group]) -> bool:
 
 
 def mesh_lines(plan: Plan, found: Sequence[Group]) -> list[str]:
-    """The array of all ranks with one dimension per axis, and from it every axis; joint axes from all ranks."""
+    """The array of all ranks with one dimension per axis, and from it every axis; joint axes from all ranks.
+
+    The lines are as wide as fits behind an indentation of 8.
+    """
     matrix, levels = plan.placement.matrix, len(plan.placement.hierarchy)
     digits = [(level, axis) for level in range(levels) for axis in range(len(matrix)) if matrix[axis][level] > 1]
     factors = shape_text(matrix[axis][level] for level, axis in digits)
@@ -157,7 +175,7 @@ def mesh_lines(plan: Plan, found: Sequence[Group]) -> list[str]:
             moved = "" if order == sorted(order) else f".permute{shape_text(order)}"
             ranks += f".reshape{factors}{moved}.flatten({len(others)})"
         lines.append(f"self.{group.name} = make_axis({ranks}, -1{_levels(group)})")
-    return lines
+    return [part[8:] for line in lines for part in wrap(line, 8)]
 
 
 def _levels(group: Group) -> str:

@@ -21,7 +21,7 @@ from ...model.updates import updated
 from .. import defaults
 from ..describe import docstring, mesh_sentence
 from ..plan import Plan
-from .axes import collectives, disordered, mesh_lines, summed_over, table
+from .axes import all_steps, disordered, mesh_lines, summed_over, table
 from .modules import Modules, argument_name
 from .moves import Local, Used
 from .sites import numbers_text
@@ -68,7 +68,9 @@ def emit(plan: Plan) -> str:
     if programs and (reduced or "all_reduce" in used.primitives):
         used.primitives |= {"add_up"}
     kinds = {"gather": "all_gather", "scatter_sum": "reduce_scatter", "add_up": "all_reduce"}
-    steps = collectives(plan.groups) | {kind for name, kind in kinds.items() if name in used.primitives}
+    steps = all_steps(plan.groups)
+    collectives = {kind for name, kind in kinds.items() if name in used.primitives}
+    collectives |= {step.collective.value for step in steps}
     loss = plan.choices[plan.graph.loss].output
     sizes = plan.placement.sizes
     program = (
@@ -79,7 +81,8 @@ def emit(plan: Plan) -> str:
             imports=_imports(used),
             constants=[*_constants(plan), *programs, *_values(used)],
             programs=bool(programs),
-            collectives=steps,
+            collectives=collectives,
+            resting=any(step.zero for step in steps),
             disordered=disordered(plan.groups),
             uneven=used.uneven or _uneven_weights(plan),
             mesh_doc=mesh_sentence(plan),

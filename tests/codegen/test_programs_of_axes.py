@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,12 @@ ROOTED: tuple[Program, ...] = (
     (Step(RE, 1, 1), Step(RE, 0, 0, (1,)), Step(BC, 0, 0, (1,)), Step(BC, 1, 1)),
     (Step(RS, 1, 1), Step(RE, 0, 0), Step(BC, 0, 0), Step(AG, 1, 1)),
 )
+RESTING: tuple[Program, ...] = (
+    (Step(RE, 1, 2), Step(AR, 0, 0, (1, 2)), Step(BC, 1, 1, (2,)), Step(BC, 2, 2)),
+    (Step(AR, 1, 2), Step(AR, 0, 0, (2,)), Step(BC, 2, 2)),
+    (Step(RS, 2, 2), Step(AR, 1, 1), Step(RS, 0, 0, (1,)), Step(AG, 0, 0, (1,)), Step(BC, 1, 1), Step(AG, 2, 2)),
+    (Step(RE, 2, 2), Step(RS, 0, 0, (2,)), Step(AR, 1, 1, (2,)), Step(BC, 2, 2), Step(AG, 0, 0)),
+)
 PERMUTED: tuple[Program, ...] = (
     (Step(RS, 0, 1), Step(AG, 0, 0), Step(AG, 1, 1)),
     (Step(RS, 1, 1), Step(RS, 0, 0), Step(AG, 0, 1)),
@@ -139,22 +146,52 @@ PERMUTED: tuple[Program, ...] = (
 )
 
 
-@pytest.mark.parametrize("programs", [ROOTED, PERMUTED], ids=["rooted", "permuted"])
-@pytest.mark.parametrize("hierarchy", [(2, 3), (3, 2)])
-def test_programs_that_no_envelope_has_add_up_too(
-    programs: tuple[Program, ...],
+@pytest.mark.parametrize(
+    ("hierarchy", "programs"),
+    [*product([(2, 3), (3, 2)], [ROOTED, PERMUTED]), *product([(2, 2, 2), (2, 3, 2)], [RESTING])],
+)
+def test_programs_that_few_envelopes_have_add_up_too(
     hierarchy: tuple[int, ...],
+    programs: tuple[Program, ...],
     force: Callable[..., Plan],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whose groups have roots, and whose chunks are gathered in another order than they were scattered in."""
+    """With roots, with ranks that rest, and with chunks gathered in another order than they were scattered in."""
     lines = tuple(CollectivePrice(float(i), 10.0 - i) for i in range(len(programs)))
     monkeypatch.setattr(axes, "schedule", lambda *_: Schedule(lines, programs))
     plan = of_all_kinds(hierarchy, machine_of(hierarchy), force)
     plan.emit(tmp_path / "program.py")
     program = load_program(tmp_path / "program.py")
     run_threads(works(program, plan.axes[0], ("all_reduce",)), plan.ranks, timeout=60)
+
+
+def test_ranks_rest_where_the_program_that_is_paid_says_so(judge: Callable[..., Any], tmp_path: Path) -> None:
+    """With gloo's collectives a reduce over two levels is undone level by level, by ever more ranks."""
+    base = Machine.adhoc((2, 2, 2))
+    links = zip(base.levels, (0.0, 250.0, 250.0), (0.001, 0.1, 1.0), strict=True)
+    levels = tuple(replace(x, latency_ns=ns, bandwidth=x.bandwidth * rate) for x, ns, rate in links)
+    machine = replace(base, levels=levels, collectives="gloo", device=replace(base.device, launch_ns=250.0))
+    plan = data_parallel(of_rows([(2, 2, 2)]), machine, sharded=False)
+    judge(plan)
+    plan.emit(tmp_path / "program.py")
+    program = load_program(tmp_path / "program.py")
+    (axis,) = plan.axes
+    steps = next(s for start, s in reversed(program.PROGRAMS[axis]["all_reduce"]) if start <= (6 + 7) * 10 * 8)
+    assert steps == [
+        ("reduce", "node+gpu"),
+        ("all_reduce", "rack of first node+gpu"),
+        ("broadcast", "node of first gpu"),
+        ("broadcast", "gpu"),
+    ]
+    assert "all-reduce over racks (first node, gpu)" in text(facts(plan))
+
+    def check(rank: int) -> None:
+        known = getattr(program.Mesh(), axis).levels
+        assert (known["rack of first node+gpu"].group is None) == (rank % 4 != 0)
+        assert (known["node of first gpu"].group is None) == (rank % 2 != 0)
+
+    run_threads(check, plan.ranks, timeout=60)
 
 
 # Whole programs
@@ -224,6 +261,24 @@ def test_an_axis_on_one_level_stays_simple(sharded: bool) -> None:
     program = data_parallel(of_rows([(4,)]), machine_of((4,)), sharded).emit()
     for word in ("PROGRAMS", "programs", "levels", "add_up", "def run", "make_group"):
         assert word not in program, word
+
+
+def test_only_what_is_used_is_written() -> None:
+    """Sums that are cut and gathered in order need no numbers of levels; long lines are broken."""
+    plan = data_parallel(of_rows([(2, 2, 1), (1, 1, 2)]), machine_of((2, 2, 2)), sharded=False)
+    program = plan.emit()
+    assert "def add_up" in program
+    for word in ("def order", " of first ", "def gather", "def scatter_sum", "part.group is not None"):
+        assert word not in program, word
+    assert max(map(len, program.splitlines())) <= 120
+
+
+def test_levels_whose_names_become_one_are_told_apart() -> None:
+    machine = machine_of((2, 2, 2))
+    named = zip(machine.levels, ("level1", "a b", "a.b"), strict=True)
+    machine = replace(machine, levels=tuple(replace(level, name=name) for level, name in named))
+    group = data_parallel(of_rows([(2, 2, 2)]), machine, sharded=False).groups[-1]
+    assert group.levels == {"level0": 2, "level1": 2, "level2": 2}
 
 
 # Prices
