@@ -17,20 +17,19 @@ from ...model.layout import Layout
 from ...model.operators.loss import LOSSES
 from ...model.pcg import SOURCES
 from .names import is_literal
-from .units import Chain, Unit, again, entry_name, signature, steady
+from .units import Chain, Looks, Unit, again, entry_name, signature, steady
 
 if TYPE_CHECKING:
     from ..plan import Plan
 
 Entries: TypeAlias = Mapping[int, Sequence[int]]
 """Number in a list -> the nodes below that entry."""
-Divided: TypeAlias = frozenset[tuple[int, int]]
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 PERIODS = (1, 2, 3, 4)
 
 
-def chains(plan: Plan, divided: Divided) -> tuple[Chain, ...]:
+def chains(plan: Plan, looks: Looks) -> tuple[Chain, ...]:
     """The loops of a plan's program, in the order of the model."""
     lists: dict[str, dict[int, list[int]]] = {}
     for index, node in enumerate(plan.graph.nodes):
@@ -42,7 +41,7 @@ def chains(plan: Plan, divided: Divided) -> tuple[Chain, ...]:
     found: list[Chain] = []
     for prefix in lists:
         if above[prefix] is None:
-            found += _of_lists(plan, prefix, lists, above, divided)
+            found += _of_lists(plan, prefix, lists, above, looks)
     return tuple(sorted(found, key=lambda chain: chain.units[0].nodes[0]))
 
 
@@ -57,22 +56,22 @@ def _of_lists(
     prefix: str,
     lists: Mapping[str, Entries],
     above: Mapping[str, str | None],
-    divided: Divided,
+    looks: Looks,
 ) -> list[Chain]:
     """The loops over a list, and over lists inside of it where its own do not reach; or only the latter, if better."""
-    outer = _of_list(plan, prefix, lists[prefix], divided)
-    inner = [c for below in lists if above[below] == prefix for c in _of_lists(plan, below, lists, above, divided)]
+    outer = _of_list(plan, prefix, lists[prefix], looks)
+    inner = [c for below in lists if above[below] == prefix for c in _of_lists(plan, below, lists, above, looks)]
     covered = {i for chain in outer for i in chain.nodes}
     kept = [chain for chain in inner if covered.isdisjoint(chain.nodes)]
     return inner if _gain(inner) > 1.2 * _gain(outer + kept) else outer + kept
 
 
-def _of_list(plan: Plan, prefix: str, entries: Entries, divided: Divided) -> list[Chain]:
+def _of_list(plan: Plan, prefix: str, entries: Entries, looks: Looks) -> list[Chain]:
     """The loops over one list, with the period that saves most."""
     passes = [_with_glue(plan, prefix, one) for one in _passes(plan, entries)]
     best: list[Chain] = []
     for period in PERIODS:
-        made = _of_period(plan, prefix, passes, period, divided)
+        made = _of_period(plan, prefix, passes, period, looks)
         if _gain(made) > 1.2 * _gain(best):
             best = made
     return best
@@ -131,7 +130,7 @@ def _with_glue(plan: Plan, prefix: str, entries: Entries) -> Entries:
     return result
 
 
-def _of_period(plan: Plan, prefix: str, passes: Sequence[Entries], period: int, divided: Divided) -> list[Chain]:
+def _of_period(plan: Plan, prefix: str, passes: Sequence[Entries], period: int, looks: Looks) -> list[Chain]:
     numbers = sorted(number for entries in passes for number in entries)
     firsts = range(numbers[0], numbers[-1] + 2 - period, period)
     homes = {f: {i for e in passes for k in range(period) for i in e.get(f + k, ())} for f in firsts}
@@ -145,8 +144,8 @@ def _of_period(plan: Plan, prefix: str, passes: Sequence[Entries], period: int, 
     result = []
     for group in _in_all(runs):
         linked = [_linked(plan, run) for run in group]
-        signed = tuple(tuple(replace(u, signature=signature(plan, prefix, u, divided)) for u in run) for run in linked)
-        made = again(plan, Chain(prefix, period, signed), divided)
+        signed = tuple(tuple(replace(u, signature=signature(plan, prefix, u, looks)) for u in run) for run in linked)
+        made = again(plan, Chain(prefix, period, signed), looks)
         if made is not None and steady(plan, made):
             result.append(made)
     return result

@@ -24,7 +24,7 @@ from .micro import divided
 from .moves import Local, Used
 from .names import identifier, roles, short_names
 from .text import wrap
-from .units import Unit, alike, entry_name, relative_name, site_step
+from .units import Looks, Unit, alike, entry_name, relative_name, site_step
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -43,7 +43,8 @@ class Modules:
         self.plan, self.used = plan, used
         self.micro_divided, self.loss_divided = divided(plan.graph, plan.micro_batches)
         self.divisors: list[dict[str, Any]] = []
-        self.loops = loops(plan, chains(plan, self.micro_divided))
+        self.looks = Looks.of(plan, self.micro_divided)
+        self.loops = loops(plan, chains(plan, self.looks))
         self.roles = roles(plan.graph) | results(self.loops)
         for loop in self.loops:
             self.roles |= loop.roles(plan)
@@ -172,7 +173,7 @@ class Modules:
         lines = self._init(weights, "mesh, dtype, i", [head], original=original)
         lines += ["", *self._pass(loop, chain.main, place, weights)]
         for way in chain.ways[1:]:
-            if alike(self.plan, chain, way, chain.main, place, self.micro_divided):
+            if alike(self.plan, chain, way, chain.main, place, self.looks):
                 lines += ["", f"    {loop.method(way)} = forward"]
             else:
                 lines += ["", *self._pass(loop, way, place, weights)]

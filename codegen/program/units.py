@@ -17,6 +17,32 @@ Divided: TypeAlias = frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
+class Looks:
+    """A number for every node, equal where operator, shape, attributes, layouts and divided operands are.
+
+    `values`: without what only the backward knows, so B is R. Call sites of dropout and inputs are left out.
+    """
+
+    full: tuple[int, ...]
+    values: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, divided: Divided) -> Looks:
+        """The numbers of a plan's nodes."""
+        known: dict[object, int] = {}
+        full, values = [], []
+        for i, node in enumerate(plan.graph.nodes):
+            choice = plan.choices[i]
+            attributes = tuple((k, v) for k, v in node.attributes if k != "site")
+            parts = tuple((i, k) in divided for k in range(len(node.inputs)))
+            of_node = node.op, node.shape, node.dtype, attributes, parts
+            layouts = *choice.inputs, choice.output
+            full.append(known.setdefault((of_node, node.gradient, layouts), len(known)))
+            values.append(known.setdefault((of_node, tuple(map(_of_value, layouts))), len(known)))
+        return cls(tuple(full), tuple(values))
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
     """Nodes of one turn: `first` is its number in the list.
 
@@ -82,7 +108,7 @@ def relative_name(prefix: str, first: int, name: str) -> tuple[int, str]:
     return int(number) - first, rest
 
 
-def signature(plan: Plan, prefix: str, unit: Unit, divided: Divided, values_only: bool = False) -> Any:
+def signature(plan: Plan, prefix: str, unit: Unit, looks: Looks, values_only: bool = False) -> Any:
     """What units of one class have in common: operators, shapes, choices, and how values reach them.
 
     `values_only`: without what only the backward knows, so B is R.
@@ -92,26 +118,14 @@ def signature(plan: Plan, prefix: str, unit: Unit, divided: Divided, values_only
     for kind, numbers in (("n", unit.nodes), ("w", unit.weights), ("o", unit.outside)):
         place.update({i: (kind, k) for k, i in enumerate(numbers)})
     layout = _of_value if values_only else tuple
+    look = looks.values if values_only else looks.full
+    first, outs = _first_site(plan, unit), dict(zip(unit.outs, unit.layouts, strict=False))
 
     def entry(i: int) -> Any:
-        node, choice = graph.nodes[i], plan.choices[i]
-        inputs = tuple(place.get(k, ("literal", k)) for k in node.inputs)
-        attributes = tuple((k, v) for k, v in node.attributes if k != "site")
-        site = node["site"] - _first_site(plan, unit) if node.op == "dropout" else 0
-        extra = tuple((i, k) in divided for k in range(len(node.inputs)))
-        given = unit.layouts[unit.outs.index(i)] if i in unit.outs else choice.given
-        layouts = tuple(map(layout, (*choice.inputs, choice.output, given)))
-        return (
-            node.op,
-            inputs,
-            node.shape,
-            node.dtype,
-            attributes,
-            site,
-            node.gradient and not values_only,
-            extra,
-            layouts,
-        )
+        node = graph.nodes[i]
+        inputs = tuple([place.get(k, ("literal", k)) for k in node.inputs])
+        site = node["site"] - first if node.op == "dropout" else 0
+        return look[i], inputs, site, layout(outs.get(i, plan.choices[i].given))
 
     weights = tuple(
         (
@@ -133,7 +147,7 @@ def _of_value(layout: Layout) -> Layout:
     return tuple(R if letter == B else letter for letter in layout)
 
 
-def again(plan: Plan, chain: Chain, divided: Divided) -> Chain | None:
+def again(plan: Plan, chain: Chain, looks: Looks) -> Chain | None:
     """A chain of several passes with those that are computed alike; None where it must not become loops.
 
     A pass without gradient may be as one with gradient is, with R for B: the values are the same. Of several passes
@@ -150,15 +164,15 @@ def again(plan: Plan, chain: Chain, divided: Divided) -> Chain | None:
     like: dict[int, int] = {}
     for p in (main, *range(len(gradient))):
         if p not in like:
-            like[p] = next((q for q in like.values() if all(alike(plan, chain, p, q, k, divided) for k in entries)), p)
+            like[p] = next((q for q in like.values() if all(alike(plan, chain, p, q, k, looks) for k in entries)), p)
     return replace(chain, main=main, like=tuple(like[p] for p in range(len(gradient))))
 
 
-def alike(plan: Plan, chain: Chain, p: int, q: int, place: int, divided: Divided) -> bool:
+def alike(plan: Plan, chain: Chain, p: int, q: int, place: int, looks: Looks) -> bool:
     """Whether passes p and q compute the same in a unit."""
     units = chain.passes[p][place], chain.passes[q][place]
     gradient = [any(plan.graph.nodes[i].gradient for i in unit.nodes) for unit in units]
-    one, other = (signature(plan, chain.prefix, u, divided, gradient[0] != gradient[1]) for u in units)
+    one, other = (signature(plan, chain.prefix, u, looks, gradient[0] != gradient[1]) for u in units)
     return bool(one == other)
 
 
