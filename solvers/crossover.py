@@ -4,11 +4,12 @@ Under a price of memory equal layers all choose alike: either too much memory, o
 whose variables stand in the order of its layers, the best mixture of the two at one place is found by running sums.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-from ..formulation.network import INFINITE, Network
+from ..formulation.network import INFINITE, Edge, Network, Variable
 
 
 def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
@@ -17,29 +18,43 @@ def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tu
     None where none is feasible.
     """
     count = len(network.capacities)
-    steps = np.zeros((len(network.variables) + 1, 2 + count), dtype=np.int64)  # changes of [forbidden, cost, uses]
+    known: dict[object, tuple[int, ...]] = {}  # (forbidden, cost, uses) of an entry; equal layers share tables
+    base: Counter[tuple[int, ...]] = Counter()
+    places: list[int] = []
+    changes: list[tuple[int, ...]] = []
 
-    def parts(cost: int, use: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return np.array([cost >= INFINITE, 0 if cost >= INFINITE else cost, *use], dtype=np.int64)
+    def parts(of: Variable | Edge, entry: tuple[int, ...]) -> tuple[int, ...]:
+        key = id(of.cost), id(of.use), entry
+        if key not in known:
+            cost = int(of.cost[entry])
+            use = (0,) * count if of.use is None else tuple(of.use[entry].tolist())
+            known[key] = (1, 0, *use) if cost >= INFINITE else (0, cost, *use)
+        return known[key]
 
-    nothing = (0,) * count
+    def change(place: int, old: tuple[int, ...], new: tuple[int, ...]) -> None:
+        if old != new:
+            places.append(place)
+            changes.append(tuple(n - o for o, n in zip(old, new, strict=True)))
+
     for v, (x, y) in enumerate(zip(before, after, strict=True)):
-        variable = network.variables[v]
-        old, new = (parts(variable.cost.item(i), variable.use[i].tolist()) for i in (y, x))
-        steps[0] += old
-        steps[v + 1] += new - old
+        old = parts(network.variables[v], (y,))
+        base[old] += 1
+        if x != y:
+            change(v + 1, old, parts(network.variables[v], (x,)))
     for e in network.edges:
-        ends = sorted(((e.u, 0), (e.v, 1)))
-        values = []
-        for switched in range(3):  # how many of the ends are among the first variables
-            pair = [0, 0]
-            for rank, (v, side) in enumerate(ends):
-                pair[side] = before[v] if rank < switched else after[v]
-            use = nothing if e.use is None else e.use[pair[0], pair[1]].tolist()
-            values.append(parts(e.cost.item(*pair), use))
-        steps[0] += values[0]
-        for rank, (v, _) in enumerate(ends):
-            steps[v + 1] += values[rank + 1] - values[rank]
+        entry = after[e.u], after[e.v]
+        value = parts(e, entry)
+        base[value] += 1
+        if entry == (before[e.u], before[e.v]):
+            continue
+        for v in sorted((e.u, e.v)):  # the ends switch one after the other
+            entry = (before[v], entry[1]) if v == e.u else (entry[0], before[v])
+            last, value = value, parts(e, entry)
+            change(v + 1, last, value)
+    steps = np.zeros((len(network.variables) + 1, 2 + count), dtype=np.int64)  # changes of (forbidden, cost, uses)
+    steps[0] = [sum(n * value[k] for value, n in base.items()) for k in range(2 + count)]
+    if places:
+        np.add.at(steps, places, np.array(changes, dtype=np.int64))
     totals = steps.cumsum(axis=0)
     fine = (totals[:, 0] == 0) & (totals[:, 2:] <= np.array(network.capacities)).all(axis=1)
     if not fine.any():
