@@ -28,6 +28,7 @@ def main(job: Path) -> None:
     ]
     if dist.get_rank() == 0:
         (job.parent / "results.json").write_text(json.dumps(rounds))
+    dist.barrier()  # no rank ends while a thread of its backend still holds a tensor
     dist.destroy_process_group()
 
 
