@@ -4,11 +4,12 @@ Real gloo ranks in network namespaces run emitted files: every program of a redu
 sample of the 825), and for every placement of a smaller mesh the flat all-reduce and the planner's program.
 
 Predictions are `program_price`'s with the profile gloo, for a machine whose links carry the shaped rate less what
-TCP/IP and Ethernet add. Loopback and latency are the preset cpu's, measured with 4 ranks and shared here by all; they
-matter little where the network is the limit. A program is network-bound if NETWORK_BOUND of its predicted time is bytes
-on shaped links. `other_load` is the load average before the ranks start: above the number of cores, the processors are
-the limit and not the links. With `ring` a ring of messages takes the place of gloo's reduce-scatter, which sends as
-much as an all-reduce; it costs what nccl-ring says.
+TCP/IP and Ethernet add. Loopback and latency are the preset cpu's, measured with 4 ranks: here the messages of all
+ranks share what those four got together, for the same cores copy them. They matter little where the network is the
+limit. A program is network-bound if NETWORK_BOUND of its predicted time is bytes on shaped links. `other_load` is the
+load average before the ranks start: above the number of cores, the processors are the limit and not the links. With
+`ring` a ring of messages takes the place of gloo's reduce-scatter, which sends as much as an all-reduce; it costs what
+nccl-ring says.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..codegen.reduction import emit
 from ..formulation.placement import Placement, arrangements, of_rows
-from ..formulation.reduction.cost import step_price
+from ..formulation.reduction.cost import held, step_price
 from ..formulation.reduction.enumeration import programs
 from ..formulation.reduction.optimal import optimal
 from ..formulation.reduction.program import Collective, Program, Reduction, Step, flat, groups
@@ -33,6 +34,7 @@ from ..model.collectives import FREE, CollectivePrice
 from ..model.errors import PartitaError
 from ..model.machine import Level, Machine
 from ..model.patterns import PATTERNS
+from ..model.wiring import Wiring
 from .emulated import WIRE_BYTES, Network, emulated, refusal, run_ranks
 
 NAMES = ("rack", "node", "rank")
@@ -110,13 +112,17 @@ def measure(case: Case) -> list[dict[str, Any]]:
 
 
 def described(network: Network) -> Machine:
-    """The network as a machine: rates of links by what frames leave for data, loopback shared by all ranks."""
+    """The network as a machine: rates of links by what frames leave for data; loopback is what cores copy for all."""
     cpu = Machine.load("cpu")
-    crowd = network.ranks / cpu.devices
-    loopback, latency = cpu.levels[0].bandwidth / crowd, cpu.latency_ns(0) * crowd
-    bandwidths = [*(rate / 8 / WIRE_BYTES for rate in network.rates), loopback]
+    copied = cpu.devices * cpu.levels[0].bandwidth / network.nodes  # every node's share of what the cores can do
+    latency = cpu.latency_ns(0) * network.ranks / cpu.devices
+    bandwidths = [*(rate / 8 / WIRE_BYTES for rate in network.rates), copied]
+    wirings = [*(None for _ in network.rates), Wiring(shared=copied)]
     names = NAMES[-len(network.sizes) :]
-    levels = tuple(Level(*level, latency) for level in zip(names, network.sizes, bandwidths, strict=True))
+    levels = tuple(
+        Level(name, size, bandwidth, latency, wiring)
+        for name, size, bandwidth, wiring in zip(names, network.sizes, bandwidths, wirings, strict=True)
+    )
     return Machine(f"emulated {'x'.join(map(str, network.sizes))}", levels, cpu.device, "gloo")
 
 
@@ -176,18 +182,6 @@ def _seconds(found: dict[str, Any]) -> float:
 
 
 # Predictions
-
-
-def held(program: Program, sizes: Sequence[int]) -> Iterator[tuple[Step, float]]:
-    """Every step and the share of the buffer that a member holds before it, of an all-gather after it."""
-    share = 1.0
-    for step in program:
-        members = math.prod(sizes[step.first : step.last + 1])
-        if step.collective is Collective.ALL_GATHER:
-            share *= members
-        yield step, share
-        if step.collective is Collective.REDUCE_SCATTER:
-            share /= members
 
 
 def profile_of(step: Step, ring: bool) -> str:

@@ -6,12 +6,8 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from math import prod
-from pathlib import Path
 from typing import TypeAlias
-
-import jinja2
 
 from ..formulation.reduction.program import Collective, Program, Reduction, Step
 from ..formulation.reduction.semantics import MOST_MEMBERS, repaired, transpose
@@ -19,23 +15,13 @@ from ..model.errors import PartitaError
 from ..model.machine import ADHOC_NAMES, Machine
 from .program.names import identifier
 from .program.text import WIDTH, shape_text
+from .templates import environment
 
-_TEMPLATES = Path(__file__).resolve().parent / "templates"
 _RING = "ring"  # a name that the emitted class Groups has besides its groups
 _PRIMES = (2, 3, 5, 7)
 
 Span: TypeAlias = tuple[int, int, tuple[int, ...]]
 """First and last level of a step, and the levels of which only place 0 takes part."""
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
 
 
 def emit(
@@ -60,7 +46,7 @@ def emit(
     names = _level_names(reduction, machine, spans)
     functions = _functions(programs)
     text = (
-        _environment()
+        environment()
         .get_template("reduction.jinja")
         .render(
             title=_title(reduction),

@@ -57,7 +57,8 @@ def _wired(level: Level, sender: Numbers, receiver: Numbers, size: NDArray[np.fl
 def routes(wiring: Wiring, size: int) -> NDArray[np.float64]:
     """[size + 1, size + 1, resources]: seconds that a byte from one unit to another takes of every resource.
 
-    Number `size` stands for everything outside. A resource is one direction of a link or of an uplink, or an uplink.
+    Number `size` stands for everything outside. A resource is one direction of a link or of an uplink, an uplink, or
+    the shared medium.
     """
     columns: list[NDArray[np.float64]] = []
 
@@ -79,4 +80,6 @@ def routes(wiring: Wiring, size: int) -> NDArray[np.float64]:
             up, down = climbs & here & ~there, climbs & ~here & there
             for used in (up, down) if switch.duplex else (up | down,):
                 resource(used, switch.bandwidth)
+    if wiring.shared is not None:
+        resource(climbs, wiring.shared)
     return np.stack(columns, axis=-1) if columns else np.zeros((size + 1, size + 1, 1))

@@ -250,7 +250,7 @@ def _wiring(level: Any) -> Wiring | None:
         Link(tuple((whole(a), whole(b)) for a, b in link["pairs"]), _rate(link["bandwidth"])) for link in data["links"]
     )
     switches = tuple(Switch(whole(x["units"]), _rate(x["bandwidth"]), _flag(x["duplex"])) for x in data["switches"])
-    return Wiring(links, switches)
+    return Wiring(links, switches, _rate(data["shared"]) if "shared" in data else None)
 
 
 def _flag(value: Any) -> bool:

@@ -161,9 +161,11 @@ class _SwitchFile(_Strict):
 class _WiringFile(_Strict):
     links: list[_LinkFile] = []
     switches: list[_SwitchFile] = []
+    shared: _Number | None = None
 
     def wiring(self) -> Wiring:
-        return Wiring(tuple(x.link() for x in self.links), tuple(x.switch() for x in self.switches))
+        shared = None if self.shared is None else self.shared.value
+        return Wiring(tuple(x.link() for x in self.links), tuple(x.switch() for x in self.switches), shared)
 
 
 class _LevelFile(_Strict):

@@ -2,7 +2,8 @@
 
 Two units with a direct link use it. Everything else, also what enters and leaves the unit around them, climbs the
 switches: `Switch(2, b)` is the uplink that every two consecutive units share. For example the eight GPUs of a V100
-server: NVLink between neighbours, and a PCIe switch for every two.
+server: NVLink between neighbours, and a PCIe switch for every two. All of it together may share one more medium, as
+messages between processes do that the same cores copy.
 """
 
 from __future__ import annotations
@@ -37,10 +38,14 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Direct links, and switches from the outermost inwards."""
+    """Direct links, and switches from the outermost inwards.
+
+    `shared`: bytes/s of one medium that all units together have for what takes no direct link; None: there is none.
+    """
 
     links: tuple[Link, ...] = ()
     switches: tuple[Switch, ...] = ()
+    shared: float | None = None
 
     def check(self, name: str, size: int) -> None:
         """PartitaError where this does not join `size` units: `name` says whose wiring it is."""
@@ -58,13 +63,14 @@ class Wiring:
             if switch.units < 1 or around % switch.units:
                 raise PartitaError(f"{name}: a switch of {switch.units} units does not divide the {around} around it")
             around = switch.units
-        if not self.switches and len(seen) < size * (size - 1) // 2:
+        if not self.switches and self.shared is None and len(seen) < size * (size - 1) // 2:
             a, b = next((a, b) for b in range(size) for a in range(b) if frozenset((a, b)) not in seen)
-            raise PartitaError(f"{name}: units {a} and {b} have neither a link nor a switch between them")
+            raise PartitaError(f"{name}: units {a} and {b} have no link, switch or shared medium between them")
 
     def to_json(self) -> dict[str, Any]:
-        """Lists of links and switches."""
-        return {
+        """Lists of links and switches, and the shared medium where there is one."""
+        shared = {} if self.shared is None else {"shared": self.shared}
+        return shared | {
             "links": [{"pairs": [list(pair) for pair in x.pairs], "bandwidth": x.bandwidth} for x in self.links],
             "switches": [{"units": x.units, "bandwidth": x.bandwidth, "duplex": x.duplex} for x in self.switches],
         }

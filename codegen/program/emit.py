@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 import textwrap
-from functools import cache
 from math import prod
-from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from ...formulation.weights import BUCKET_BYTES
 from ...model.atoms import atoms
@@ -21,6 +17,7 @@ from ...model.updates import updated
 from .. import defaults
 from ..describe import docstring, mesh_sentence
 from ..plan import Plan
+from ..templates import FOLDER, environment
 from .axes import all_steps, disordered, mesh_lines, summed_over, table
 from .modules import Modules, argument_name
 from .moves import Local, Used
@@ -33,18 +30,6 @@ _OPTIMIZERS = {
     "adam": ("Adam", f"torch.optim.Adam(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
     "adamw": ("AdamW", f"torch.optim.AdamW(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
 }
-_TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=False,
-        undefined=jinja2.StrictUndefined,
-    )
 
 
 def emit(plan: Plan) -> str:
@@ -74,7 +59,7 @@ def emit(plan: Plan) -> str:
     loss = plan.choices[plan.graph.loss].output
     sizes = plan.placement.sizes
     program = (
-        _environment()
+        environment()
         .get_template("program.jinja")
         .render(
             docstring=docstring(plan),
@@ -196,7 +181,7 @@ def _values(used: Used) -> list[str]:
 
 def _counters(*names: str) -> str:
     """Functions of the counter-based generator, as text: the reference runs the same."""
-    text = (_TEMPLATES / "counters.py").read_text()
+    text = (FOLDER / "counters.py").read_text()
     body = text.partition("# --- copied from here ---")[2]
     return "\n\n\n".join(
         part.strip()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import jinja2
 
 from ...formulation.placement import ranks
 from ..items import PARTS
+from ..templates import environment
 from .facts import Facts, by_module, time_unit
 from .words import bytes_text, percent
 
-_TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 MOST_UNITS, MOST_DEVICES = 16, 32  # drawn of a machine: units of its outermost level, devices in each
 
 
@@ -45,23 +42,19 @@ class Grid:
 
 def page(facts: Facts) -> str:
     """The HTML of a report."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("show.html").render(
-        facts=facts,
-        parts=PARTS,
-        step=_step(facts),
-        modules=_modules(facts),
-        memory=_memory(facts),
-        grids=_grids(facts),
-        hidden=_hidden(facts),
-        level=facts.plan.machine.levels[0].name if len(facts.plan.machine.levels) > 1 else "machine",
+    return (
+        environment(html=True)
+        .get_template("show.html")
+        .render(
+            facts=facts,
+            parts=PARTS,
+            step=_step(facts),
+            modules=_modules(facts),
+            memory=_memory(facts),
+            grids=_grids(facts),
+            hidden=_hidden(facts),
+            level=facts.plan.machine.levels[0].name if len(facts.plan.machine.levels) > 1 else "machine",
+        )
     )
 
 

@@ -14,7 +14,7 @@ every group is routed over links and switches instead; on a machine of switches 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Literal, TypeAlias
 
@@ -57,16 +57,24 @@ def exchange_price(
 def program_price(
     machine: Machine, reduction: Reduction, program: Program, profile: str | None = None
 ) -> CollectivePrice:
-    """Sum of the steps' prices: after a reduce-scatter in groups of m a device holds an m-th, a gather undoes that."""
-    total, share = FREE, 1.0
+    """Sum of the steps' prices."""
+    steps = held(program, reduction.sizes)
+    return sum((step_price(machine, reduction, step, share, profile) for step, share in steps), FREE)
+
+
+def held(program: Program, sizes: Sequence[int]) -> Iterator[tuple[Step, float]]:
+    """Every step and the share of the buffer that a member holds before it, of an all-gather after it.
+
+    After a reduce-scatter in groups of m that is an m-th; a gather undoes that.
+    """
+    share = 1.0
     for step in program:
-        members = math.prod(reduction.sizes[step.first : step.last + 1])
+        members = math.prod(sizes[step.first : step.last + 1])
         if step.collective is Collective.ALL_GATHER:
             share *= members
-        total += step_price(machine, reduction, step, share, profile)
+        yield step, share
         if step.collective is Collective.REDUCE_SCATTER:
             share /= members
-    return total
 
 
 def _line(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str | None) -> CollectivePrice:

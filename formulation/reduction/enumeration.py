@@ -31,7 +31,7 @@ from typing import TypeAlias
 
 from ...model.errors import PartitaError
 from .program import Collective, Groups, Program, Step, groups
-from .rules import States, advance, allowed, ascending, goal, initial, words
+from .rules import States, advance, allowed, ascending, goal, initial
 
 Move: TypeAlias = tuple[Collective, Groups]
 
@@ -62,7 +62,7 @@ class Instruction:
 
     def __str__(self) -> str:
         form = self.form.value + ("" if self.over is None else f"({self.over})")
-        return f"(slice {self.slice}, {form}, {words(self.collective)})"
+        return f"(slice {self.slice}, {form}, {self.collective.words})"
 
 
 def instructions(levels: int) -> tuple[Instruction, ...]:
@@ -148,7 +148,7 @@ def _name(step: Step, names: Sequence[str]) -> str:
     else:
         where = outside or f" across all {_plural(names[-1])}"
     master = f" (first {', '.join(names[level] for level in step.zero)} only)" if step.zero else ""
-    return f"{words(step.collective)}{where}{master}"
+    return f"{step.collective.words}{where}{master}"
 
 
 def _plural(noun: str) -> str:

@@ -32,6 +32,11 @@ class Collective(StrEnum):
     REDUCE = "reduce"
     BROADCAST = "broadcast"
 
+    @property
+    def words(self) -> str:
+        """As in prose: reduce-scatter."""
+        return self.value.replace("_", "-")
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -11,7 +11,7 @@ from ..placement import Placement, arrangements, check_reduced
 from .cost import program_price
 from .enumeration import programs
 from .optimal import Best, optimal
-from .program import Collective, Program, Reduction, Step, flat
+from .program import Program, Reduction, Step, flat
 
 ALGORITHMS = {"ring": "nccl-ring", "tree": "nccl-tree", "gloo": "gloo"}
 """Names of the cost profiles as the paper's tables and the command line have them."""
@@ -19,7 +19,7 @@ ALGORITHMS = {"ring": "nccl-ring", "tree": "nccl-tree", "gloo": "gloo"}
 DEFAULT_BYTES = 10 * 2**29 * 4
 """Ten float32 tensors of 2 GiB on every device: the payload at which P²'s measured seconds make sense."""
 
-MOST_BYTES = 2**60
+LARGEST = 2**60
 
 DEFAULT_LIMIT = 5
 """Collectives in a program, as in P²."""
@@ -67,8 +67,8 @@ def check_bytes(size_bytes: int) -> None:
     """PartitaError unless these are bytes that a device can hold before a reduction."""
     if size_bytes < 0:
         raise PartitaError(f"a reduction of {size_bytes} bytes: 0 or more are needed")
-    if size_bytes > MOST_BYTES:
-        raise PartitaError(f"a reduction of more than {MOST_BYTES:,} bytes; give fewer")
+    if size_bytes > LARGEST:
+        raise PartitaError(f"a reduction of more than {LARGEST:,} bytes; give fewer")
 
 
 def profile_of(algorithm: str | None) -> str | None:
@@ -89,14 +89,6 @@ def _ranked(machine: Machine, reduction: Reduction, size_bytes: int, profile: st
 
 # Words
 
-_WORDS = {
-    Collective.ALL_REDUCE: "all-reduce",
-    Collective.REDUCE_SCATTER: "reduce-scatter",
-    Collective.ALL_GATHER: "all-gather",
-    Collective.REDUCE: "reduce",
-    Collective.BROADCAST: "broadcast",
-}
-
 
 def words(program: Program, reduction: Reduction, machine: Machine) -> tuple[str, ...]:
     """A program in words, one for each step: `all-reduce over node (first gpu)`."""
@@ -107,4 +99,4 @@ def words(program: Program, reduction: Reduction, machine: Machine) -> tuple[str
 def _step(step: Step, names: Sequence[str]) -> str:
     over = " x ".join(names[level] for level in step.levels)
     zero = [names[level] for level in step.zero if level not in step.levels]
-    return f"{_WORDS[step.collective]} over {over}" + (f" (first {', '.join(zero)})" if zero else "")
+    return f"{step.collective.words} over {over}" + (f" (first {', '.join(zero)})" if zero else "")

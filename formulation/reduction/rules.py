@@ -257,7 +257,7 @@ def advance(
             if not held.all():
                 g = int(np.argmin(held))
                 why = condition.say(s[g], o[g], index[g].tolist())
-                raise PartitaError(f"{words(collective)} of {named(index[g].tolist(), ranks)}: {why}")
+                raise PartitaError(f"{collective.words} of {named(index[g].tolist(), ranks)}: {why}")
         new_states[index], new_order[index] = RULES[collective].after(s, o)
     return new_states, new_order
 
@@ -265,11 +265,6 @@ def advance(
 def apply(collective: Collective, step_groups: Groups, states: States, ranks: Sequence[int] | None = None) -> States:
     """The states after one step, by the paper's rules. PartitaError: see `advance`."""
     return advance(collective, step_groups, states, ascending(states), ranks)[0]
-
-
-def words(collective: Collective) -> str:
-    """As in prose: reduce-scatter."""
-    return collective.value.replace("_", "-")
 
 
 def named(members: Sequence[int], ranks: Sequence[int] | None = None) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...model.errors import PartitaError
 from .program import Collective, Groups, Step, groups
-from .rules import Order, States, advance, apply, ascending, first, goal, initial, named, scattered, some, words
+from .rules import Order, States, advance, apply, ascending, first, goal, initial, named, scattered, some
 from .statuses import Kind, Transpose, task
 
 __all__ = [
@@ -64,7 +64,7 @@ def _explicit(step: Step | Explicit, sizes: tuple[int, ...], where: str) -> tupl
         raise PartitaError(f"{where}: {step!r:.60} is neither a Step nor a collective with a list of groups") from None
     if name not in list(Collective):
         raise PartitaError(f"{where}: unknown collective {name!r} (known: {', '.join(Collective)})")
-    where = f"{where}, {words(Collective(name))}"
+    where = f"{where}, {Collective(name).words}"
     if not found or not all(found):
         raise PartitaError(f"{where}: no groups, or an empty one; name at least one member in every group")
     members = [member for group in found for member in group]

@@ -45,7 +45,9 @@ def test_machine() -> None:
     machine = described(Network((2, 2, 2), (50e6, 100e6)))
     assert [level.name for level in machine.levels] == ["rack", "node", "rank"]
     assert [level.bandwidth * 8 * WIRE_BYTES for level in machine.levels[:2]] == pytest.approx([50e6, 100e6])
-    assert machine.levels[2].bandwidth == pytest.approx(0.4e9)  # the preset's four ranks have 0.8e9 each
+    inside = machine.levels[2].wiring
+    assert inside is not None
+    assert inside.shared == pytest.approx(0.8e9)  # a node's quarter of what the preset's four ranks have together
     assert (machine.collectives, machine.hierarchy) == ("gloo", (2, 2, 2))
 
 

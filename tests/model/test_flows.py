@@ -48,6 +48,15 @@ def test_both_directions_can_share_an_uplink() -> None:
     assert seconds(where, (0, 2, 10)) == 2.5
 
 
+def test_a_medium_is_shared_by_all_that_has_no_link() -> None:
+    where = machine(Wiring((RING,), shared=2.0))
+    assert seconds(where, (0, 1, 10)) == 0.5
+    assert seconds(where, (0, 2, 10)) == 5.0
+    assert seconds(where, (0, 2, 10), (1, 3, 10), (3, 1, 10)) == 15.0
+    assert seconds(where, (0, 2, 10), (4, 6, 10)) == 5.0  # another node has its own
+    assert seconds(where, (0, 4, 10), (1, 3, 10)) == 10.0  # what leaves the node passes it, at either end
+
+
 def test_what_leaves_the_node_climbs_the_switches() -> None:
     where = machine(Wiring((RING,), (Switch(2, 1.0), Switch(1, 8.0))))
     assert seconds(where, (0, 4, 10)) == 10.0
@@ -71,7 +80,7 @@ def test_routes_are_seconds_a_byte_of_every_resource() -> None:
         (Wiring((RING, Link(((1, 0),), 1.0)), (Switch(1, 1.0),)), "units 1 and 0 are linked twice"),
         (Wiring((), (Switch(3, 1.0),)), "a switch of 3 units does not divide the 4 around it"),
         (Wiring((), (Switch(1, 1.0), Switch(2, 1.0))), "a switch of 2 units does not divide the 1 around it"),
-        (Wiring((RING,)), "units 0 and 2 have neither a link nor a switch"),
+        (Wiring((RING,)), "units 0 and 2 have no link, switch or shared medium"),
     ],
 )
 def test_wiring_that_does_not_join_the_units(wiring: Wiring, words: str) -> None:

@@ -229,7 +229,8 @@ def test_machines_in_json(name: str) -> None:
         ({"wiring": {"links": []}}, "switches"),
         ({"wiring": {"links": [], "switches": [{"units": 1, "bandwidth": 1e9, "duplex": 0}]}}, "neither true nor"),
         ({"wiring": {"links": [{"pairs": [[0, 1, 2]], "bandwidth": 1e9}], "switches": []}}, "values to unpack"),
-        ({"wiring": {"links": [], "switches": []}}, "units 0 and 1 have neither a link nor a switch"),
+        ({"wiring": {"links": [], "switches": []}}, "units 0 and 1 have no link, switch or shared medium"),
+        ({"wiring": {"links": [], "switches": [], "shared": 0.0}}, "not a rate above 0"),
     ],
 )
 def test_what_is_no_machine_in_json(change: dict[str, object], words: str) -> None:
