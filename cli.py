@@ -7,7 +7,6 @@ Results go to standard output, words and progress to standard error. Exit code 0
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -205,48 +204,36 @@ def show(
 @app.command()
 def solve(
     instance: Annotated[
-        Path, typer.Argument(parser=_path, metavar="INSTANCE", help="A cost network: .json or .json.gz.")
+        Path,
+        typer.Argument(parser=_path, metavar="INSTANCE", help="A cost network or contest instance: .json, .json.gz."),
     ],
     solver: Solver = "auto",
     time_limit: TimeLimit = None,
     gap: Gap = 0.0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", parser=_path, metavar="FILE", help="Keep the options chosen.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Solve a cost network, such as `partita plan --save-network` keeps."""
+    """Solve a cost network that `partita plan --save-network` kept, or an instance of the IOPDDL contest."""
     from .codegen.request import check_gap, check_seconds
-    from .model.files import read_json
-
-    seconds = check_seconds(time_limit)
-    data = read_json(instance)
-    if isinstance(data, dict) and "problem" in data:
-        raise PartitaError(f"{instance} is an IOPDDL instance; only Partita's own cost networks can be read so far")
-
-    from .formulation.network import Network
+    from .solvers.instance import solve_instance
     from .solvers.protocol import INTERRUPTED as INTERRUPT
-    from .solvers.protocol import Limits, Status
-    from .solvers.protocol import solver as solver_named
 
-    with _words_to_stderr(), _progress() as progress:
-        network = Network.from_json(data)
-        backend = solver_named(solver)
-        if not backend.accepts(network):
-            raise PartitaError(f"{solver} cannot solve {instance}; `--solver auto` can")
-        limits = Limits(math.inf if seconds is None else seconds, progress=progress, gap=check_gap(gap))
-        answer = backend.solve(network, limits)
-    _print_result(
-        {
-            "status": answer.status.value,
-            "objective": answer.objective,
-            "bound": None if answer.status is Status.INFEASIBLE else answer.bound,
-            "gap": answer.gap,
-            "seconds": answer.seconds,
-            "assignment": None if answer.assignment is None else [int(option) for option in answer.assignment],
-        },
-        as_json,
-    )
-    if answer.words == INTERRUPT:
+    seconds, share = check_seconds(time_limit), check_gap(gap)
+    try:
+        with _words_to_stderr(), _progress() as progress:
+            summary = solve_instance(instance, solver, seconds, share, output, progress)
+    except KeyboardInterrupt:
+        print("partita: interrupted before there was an answer", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        _print_json(summary)
+    else:
+        _print_result({name: value for name, value in summary.items() if name != "assignment" or output is None}, False)
+    if summary["words"] == INTERRUPT:
         raise typer.Exit(INTERRUPTED)
-    _leave(answer.assignment is not None)
+    _leave(summary["assignment"] is not None)
 
 
 @app.command()
@@ -311,18 +298,35 @@ def bench(
     p2: Annotated[
         Path | None, typer.Option(parser=_path, metavar="FILE", help="Measurements for truth, as in P²'s appendix.")
     ] = None,
+    instances: Annotated[
+        Path | None, typer.Option(parser=_path, metavar="DIR", help="For solvers: a folder of contest instances.")
+    ] = None,
+    solver: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="For solvers: one of those to compare; repeatable.")
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="For solvers: seconds, instead of the limit of each case.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", parser=_path, metavar="DIR", help="For solvers: rows and pictures go here."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a benchmark and say on what it ran."""
     from .bench import bench as run
     from .bench import text
+    from .codegen.request import check_seconds
 
+    options = {"p2": p2, "instances": instances, "time_limit": check_seconds(time_limit), "solver": solver}
     with _words_to_stderr(), _progress() as progress:
-        result = run(name, small, tuple(only or ()), progress, p2)
+        result = run(name, small, tuple(only or ()), progress, output, **options)
     if as_json:
         _print_json(result)
     else:
         print(text(result))
+    if result["rows"][-1].get("status") == "interrupted":
+        raise typer.Exit(INTERRUPTED)
 
 
 def _leave(yes: bool) -> None:

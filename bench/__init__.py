@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,23 @@ BENCHES = {
     "plan": "From model to proven plan: capture, formulate and solve, timed apart.",
     "reductions": "The search for the cheapest reduction program as devices and levels grow, beside enumeration.",
     "results": "The five results of P² (MLSys 2022) by name: what it measured and what is predicted here.",
+    "solvers": "All backends on contest instances, networks of the planner and random families, with limits.",
     "truth": "Predicted beside measured: the tables of P² (MLSys 2022), with --p2 another file of its format.",
     "zoo": "Every model of the zoo on the machine of its paper, within two minutes.",
 }
-"""Every benchmark is a module of this package with `run(small, only, tell) -> rows`, and perhaps `summary(rows)`."""
+"""Every benchmark is a module of this package with `run(small, only, tell) -> rows`.
+
+It may have `summary(rows)`, one table or several by title, and `write(result, folder)`, which gives words about it.
+"""
+
+OPTIONS = {
+    "p2": ("truth", "--p2", "reads no measurements"),
+    "instances": ("solvers", "--instances", "solves no instances"),
+    "time_limit": ("solvers", "--time-limit", "has its own limits"),
+    "solver": ("solvers", "--solver", "compares no solvers"),
+    "output": ("solvers", "--output", "writes no files"),
+}
+"""What only one benchmark takes: the keyword of its `run` (or `write`), the benchmark, and why the others do not."""
 
 
 def bench(
@@ -25,32 +38,52 @@ def bench(
     small: bool = False,
     only: Sequence[str] = (),
     tell: Callable[[str], None] | None = None,
-    p2: Path | None = None,
+    output: Path | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Run a benchmark: its rows, and where they were measured; `only` keeps cases with one of its texts in their name.
 
-    `p2`: the measurements that `truth` reads. PartitaError: an unknown name, or no case left.
+    `options`: what only this benchmark takes (`OPTIONS`); None or an empty list leaves one out. `output`: the folder
+    for what the benchmark writes beside its rows. PartitaError: an unknown name, or no case left.
     """
     if name not in BENCHES:
         raise PartitaError(f"no benchmark {name!r}; there are {', '.join(BENCHES)}")
+    from ..model.files import check_writable
     from .hardware import hardware
 
-    if p2 is not None and name != "truth":
-        raise PartitaError(f"--p2 is for `bench truth`; {name} reads no measurements")
-    options = [*(["--small"] if small else []), *(f"--only {x}" for x in only), *([] if p2 is None else [f"--p2 {p2}"])]
+    given = {key: value for key, value in options.items() if value not in (None, (), [])}
+    for key in (*given, *(("output",) if output is not None else ())):
+        owner, flag, why = OPTIONS[key]
+        if name != owner:
+            raise PartitaError(f"{flag} is for `bench {owner}`; {name} {why}")
+    if output is not None:
+        check_writable(output)
+    words = [*(["--small"] if small else []), *(f"--only {x}" for x in only)]
+    words += _words(given | ({} if output is None else {"output": output}))
     module = importlib.import_module(f".{name}", __name__)
-    file = {} if p2 is None else {"p2": p2}
-    rows = module.run(small, tuple(only), tell or (lambda words: None), **file)
-    result = {"bench": name, "command": " ".join(["partita", "bench", name, *options]), "hardware": hardware()}
-    totals = {"summary": module.summary(rows)} if hasattr(module, "summary") else {}
-    return result | {"rows": rows} | totals
+    rows = module.run(small, tuple(only), tell or (lambda words: None), **given)
+    result = {"bench": name, "command": " ".join(["partita", "bench", name, *words]), "hardware": hardware()}
+    result |= {"rows": rows} | ({"summary": module.summary(rows)} if hasattr(module, "summary") else {})
+    return result | ({} if output is None else {"notes": module.write(result, output)})
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    """Options as they are typed."""
+    return [
+        f"{OPTIONS[key][1]} {one}"
+        for key, value in options.items()
+        for one in (value if isinstance(value, list | tuple) else [value])
+    ]
 
 
 def text(result: dict[str, Any]) -> str:
     """A benchmark's result as a table, with the command and the machine above it and what it sums up to below."""
     machine = ", ".join(f"{k} {v}" for k, v in result["hardware"].items())
-    tables = [line for rows in (result["rows"], result.get("summary")) if rows for line in ("", *_table(rows))]
-    return "\n".join([f"$ {result['command']}", machine, *tables])
+    sums = result.get("summary") or {}
+    titled = sums if isinstance(sums, Mapping) else {"": sums}
+    tables = [("", result["rows"]), *titled.items()]
+    lines = [line for title, rows in tables for line in ("", *([title] if title else []), *_table(rows))]
+    return "\n".join([f"$ {result['command']}", machine, *lines, *result.get("notes", ())])
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -68,4 +101,6 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:,.2f}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.2f}" if value == 0 or abs(value) >= 0.005 else f"{value:.1e}"  # what is small is not 0.00

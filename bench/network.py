@@ -213,9 +213,9 @@ def wire_bytes(network: Network, reduction: Reduction, program: Program, size_by
 def _row(case: Case, machine: Machine, one: Run, name: str, found: dict[str, Any]) -> dict[str, Any]:
     program, seconds = one.programs[name], found[name]["seconds"]
     line = price(machine, one.reduction, program, case.ring)
-    free = [replace(x, latency_ns=0.0, bandwidth=x.bandwidth if i + 1 < len(machine.levels) else sys.float_info.max)
-            for i, x in enumerate(machine.levels)]  # fmt: skip
-    wire = price(replace(machine, levels=tuple(free)), one.reduction, program, case.ring).ns_per_byte
+    shaped = [replace(level, latency_ns=0.0) for level in machine.levels[:-1]]
+    inside = Level(machine.levels[-1].name, machine.levels[-1].size, sys.float_info.max, 0.0)
+    wire = price(replace(machine, levels=(*shaped, inside)), one.reduction, program, case.ring).ns_per_byte
     fastest = min(run["seconds"] for run in found.values())
     predicted = line.ns(case.size_bytes) / 1e9
     return {

@@ -17,6 +17,7 @@ from ..codegen.run import Settings, plan_graph
 from ..model.capture import capture
 from ..model.errors import PartitaError
 from ..model.machine import Machine
+from ..model.pcg import PCG
 from ..model.zoo import build
 from ..model.zoo.registry import entry
 
@@ -77,18 +78,9 @@ def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[d
 
 def measure(case: Case) -> dict[str, Any]:
     """Plan one case."""
-    known = entry(case.model)
     start = time.monotonic()
-    machine = Machine.load(case.machine, nodes=case.nodes)
-    if case.memory is not None:
-        device = replace(machine.device, memory_bytes=case.memory + machine.device.reserved_bytes)
-        machine = replace(machine, device=device)
-    batch = case.batch or known.default_batch(case.small, machine.devices)
-    module, inputs = build(case.model, small=case.small)
-    if case.layers is not None:
-        with torch.device("meta"):
-            module = known.make(**(known.small if case.small else known.full) | {"layers": case.layers}).train()
-    graph = capture(module, inputs, batch=max(batch, 2))
+    graph, machine, batch = prepared(case)
+    known = entry(case.model)
     settings = Settings(batch, known.dtype, known.optimizer, case.mesh, case.micro_batches)
     made = plan_graph(graph, machine, settings, {"reference": case.model, "batch": batch}, start=start)
     report = made.report
@@ -105,3 +97,18 @@ def measure(case: Case) -> dict[str, Any]:
         "memory_gib": report["memory_bytes"] / GIB,
         "of_gib": report["capacity_bytes"] / GIB,
     }
+
+
+def prepared(case: Case) -> tuple[PCG, Machine, int]:
+    """The captured graph of a case, the machine with the memory that it may use, and the batch."""
+    known = entry(case.model)
+    machine = Machine.load(case.machine, nodes=case.nodes)
+    if case.memory is not None:
+        device = replace(machine.device, memory_bytes=case.memory + machine.device.reserved_bytes)
+        machine = replace(machine, device=device)
+    batch = case.batch or known.default_batch(case.small, machine.devices)
+    module, inputs = build(case.model, small=case.small)
+    if case.layers is not None:
+        with torch.device("meta"):
+            module = known.make(**(known.small if case.small else known.full) | {"layers": case.layers}).train()
+    return capture(module, inputs, batch=max(batch, 2)), machine, batch

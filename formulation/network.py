@@ -4,30 +4,43 @@
     min  constant + Σ_v c_v(x_v) + Σ_(u,v) c_uv(x_u, x_v)                      (ns)
     s.t. no cost is INFINITE;  Σ_v m_vr(x_v) + Σ_(u,v) m_uvr(x_u, x_v) ≤ M_r   ∀ r (bytes)
 
+Where capacities are many (a memory at tens of thousands of times), a variable names only the `rows` it counts on.
 Equal parts in a row are named by a `Chain`, so that a solver may solve one of them and count the rest.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from itertools import accumulate
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..model.errors import PartitaError
-
 INFINITE = 1 << 60  # a cost of at least this much is forbidden
 Table = npt.NDArray[np.int64]
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variable:
-    """A choice among n options: `cost` [n] in ns, `use` [n, R] in bytes, R the number of capacities."""
+    """A choice among n options: `cost` [n] in ns, `use` [n, P] in bytes.
+
+    Column p of `use` counts on each of the capacities rows[p, 0] to rows[p, 1] (`rows` [P, 2], half-open; columns may
+    overlap, and then add up). Without `rows`, P is the number of capacities, and column r counts on capacity r.
+    """
 
     name: str
     cost: Table
     use: Table
+    rows: Table | None = None
+
+    def dense(self, count: int) -> Table:
+        """[n, R]: what every option uses of each of R = `count` capacities."""
+        if self.rows is None:
+            return self.use
+        use = np.zeros((len(self.cost), count), np.int64)
+        for p, (first, last) in enumerate(self.rows.tolist()):
+            use[:, first:last] += self.use[:, p : p + 1]
+        return use
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,63 +95,16 @@ class Network:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain lists and numbers; equal tables are stored once, forbidden costs as None."""
-        tables = _Tables()
-        return {
-            "format": "partita-network",
-            "version": 1,
-            "constant": int(self.constant),
-            "capacities": [int(c) for c in self.capacities],
-            "variables": [
-                {"name": v.name, "cost": tables.put(v.cost, costs=True), "use": tables.put(v.use)}
-                for v in self.variables
-            ],
-            "edges": [
-                {"u": int(e.u), "v": int(e.v), "cost": tables.put(e.cost, costs=True)}
-                | ({} if e.use is None else {"use": tables.put(e.use)})
-                for e in self.edges
-            ],
-            "chains": [
-                {"boundaries": [int(b) for b in c.boundaries], "copies": [[int(v) for v in copy] for copy in c.copies]}
-                for c in self.chains
-            ],
-            "tables": tables.rows,
-        }
+        from .network_file import network_json
+
+        return network_json(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Network":
         """The network that `to_json` wrote; raises PartitaError that says what is wrong, and where."""
-        if not isinstance(data, Mapping) or data.get("format") != "partita-network":
-            raise PartitaError('not a cost network: expected an object with "format": "partita-network"')
-        if data.get("version") != 1:
-            raise PartitaError(f"cost network of version {data.get('version')!r}; this reads version 1")
-        tables = [_read_table(row, f"tables[{i}]") for i, row in enumerate(_list(data, "tables", ""))]
-        variables = tuple(
-            Variable(_field(v, "name", str, at), _table(tables, v, "cost", at), _table(tables, v, "use", at))
-            for v, at in _objects(data, "variables")
-        )
-        edges = tuple(
-            Edge(
-                _field(e, "u", int, at),
-                _field(e, "v", int, at),
-                _table(tables, e, "cost", at),
-                _table(tables, e, "use", at) if e.get("use") is not None else None,
-            )
-            for e, at in _objects(data, "edges")
-        )
-        chains = tuple(
-            Chain(
-                _integers(_list(c, "boundaries", at), f"{at}.boundaries"),
-                tuple(_integers(copy, f"{at}.copies[{i}]") for i, copy in enumerate(_list(c, "copies", at))),
-            )
-            for c, at in _objects(data, "chains")
-        )
-        capacities = _integers(_list(data, "capacities", ""), "capacities")
-        network = Network(variables, edges, capacities, _field(data, "constant", int, ""), chains)
-        try:
-            network.check()
-        except ValueError as error:
-            raise PartitaError(f"inconsistent cost network: {error}") from None
-        return network
+        from .network_file import read_network
+
+        return read_network(data)
 
 
 def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
@@ -152,13 +118,15 @@ def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
         if not 0 <= x < len(v.cost):
             raise ValueError(f"{v.name} has options 0 to {len(v.cost) - 1}, not {x}")
     cost, why = int(network.constant), ""
-    use = [0] * len(network.capacities)
-    capacities = range(len(use))
+    capacities = range(len(network.capacities))
+    steps = [0] * (len(capacities) + 1)  # by how much more is used of a capacity than of the one before
     for v, x in zip(network.variables, assignment, strict=True):  # `item` is several times faster than an index
         here = v.cost.item(x)
         cost += here
-        for r in capacities:
-            use[r] += v.use.item(x, r)
+        for p in range(v.use.shape[1]):
+            first, last = (p, p + 1) if v.rows is None else (v.rows.item(p, 0), v.rows.item(p, 1))
+            steps[first] += v.use.item(x, p)
+            steps[last] -= v.use.item(x, p)
         if here >= INFINITE:
             why = why or f"{v.name} may not take option {x}"
     for e in network.edges:
@@ -167,14 +135,16 @@ def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
         cost += here
         if e.use is not None:
             for r in capacities:
-                use[r] += e.use.item(i, j, r)
+                steps[r] += e.use.item(i, j, r)
+                steps[r + 1] -= e.use.item(i, j, r)
         if here >= INFINITE:
             names = network.variables[e.u].name, network.variables[e.v].name
             why = why or f"{names[0]} with option {i} and {names[1]} with option {j} exclude each other"
+    use = tuple(accumulate(steps[:-1]))
     for r, (total, capacity) in enumerate(zip(use, network.capacities, strict=True)):
         if total > capacity:
             why = why or f"capacity {r} is exceeded: {total} of {capacity} bytes"
-    return Evaluation(cost, tuple(use), not why, why)
+    return Evaluation(cost, use, not why, why)
 
 
 # Checking
@@ -187,8 +157,12 @@ def _problems(network: Network) -> Iterator[str]:
         if capacity < 0:
             yield f"capacity {r} is {capacity}"
     for v in variables:
-        if v.cost.ndim != 1 or len(v.cost) == 0 or v.use.shape != (len(v.cost), count):
-            yield f"{v.name}: cost {v.cost.shape} and use {v.use.shape}, for {count} capacities"
+        columns = count if v.rows is None else len(v.rows)
+        if v.cost.ndim != 1 or len(v.cost) == 0 or v.use.shape != (len(v.cost), columns):
+            where = f"{count} capacities" if v.rows is None else f"rows {v.rows.shape}"
+            yield f"{v.name}: cost {v.cost.shape} and use {v.use.shape}, for {where}"
+        if v.rows is not None:
+            yield from _bad_rows(v.name, v.rows, count)
         yield from _bad_values(v.name, v.cost, v.use)
     for e in network.edges:
         if not (0 <= e.u < len(variables) and 0 <= e.v < len(variables)) or e.u == e.v:
@@ -211,6 +185,14 @@ def _bad_values(name: str, cost: Table, use: Table | None) -> Iterator[str]:
         yield f"{name}: cost {cost.min()}"
     if use is not None and use.size and use.min() < 0:
         yield f"{name}: use {use.min()} bytes"
+
+
+def _bad_rows(name: str, rows: Table, count: int) -> Iterator[str]:
+    if rows.dtype != np.int64 or rows.ndim != 2 or rows.shape[1] != 2:
+        yield f"{name}: rows {rows.shape} of {rows.dtype}, expected [P, 2] of int64"
+    wrong = (rows[:, 0] < 0) | (rows[:, 0] > rows[:, 1]) | (rows[:, 1] > count)
+    if wrong.any():
+        yield f"{name}: rows {rows[wrong][0].tolist()} of {count} capacities"
 
 
 def chain_edges(network: Network) -> tuple[list[list[list[int]]], list[int]]:
@@ -283,7 +265,8 @@ def _signature(network: Network, chain: Chain, i: int, edges: list[int]) -> list
     scope = (*chain.copies[i], chain.boundaries[i], chain.boundaries[i + 1])
     position = {v: p for p, v in enumerate(scope)}
     parts: list[_Part] = [
-        ((p,), False, network.variables[v].cost, network.variables[v].use) for p, v in enumerate(chain.copies[i])
+        ((p,), False, network.variables[v].cost, network.variables[v].dense(len(network.capacities)))
+        for p, v in enumerate(chain.copies[i])
     ]
     for k in edges:
         e = network.edges[k]
@@ -310,78 +293,3 @@ def _differ(first: list[_Part], other: list[_Part]) -> Iterator[str]:
             same = a if flip == other_flip else np.swapaxes(a, 0, 1)
             if not np.array_equal(same, b):
                 yield f"the tables at {where}"
-
-
-# JSON
-
-
-class _Tables:
-    """Tables seen so far; equal ones share one row."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._known: dict[tuple[bool, tuple[int, ...], bytes], int] = {}
-        self._by_id: dict[
-            tuple[bool, int], tuple[int, Table]
-        ] = {}  # keeps the table alive, so that its id stays its own
-
-    def put(self, table: Table, costs: bool = False) -> int:
-        if (costs, id(table)) not in self._by_id:
-            key = costs, table.shape, table.tobytes()
-            if key not in self._known:
-                values = [None if costs and x >= INFINITE else x for x in table.ravel().tolist()]
-                self._known[key] = len(self.rows)
-                self.rows.append({"shape": list(table.shape), "values": values})
-            self._by_id[costs, id(table)] = self._known[key], table
-        return self._by_id[costs, id(table)][0]
-
-
-def _list(data: Any, key: str, at: str) -> list[Any]:
-    return _field(data, key, list, at)
-
-
-def _field(data: Any, key: str, kind: type[_T], at: str) -> _T:
-    place = f"{at}.{key}".lstrip(".")
-    if not isinstance(data, Mapping) or key not in data:
-        raise PartitaError(f"cost network: {place} is missing")
-    value = data[key]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise PartitaError(f"cost network: {place} is {_short(value)}, expected {kind.__name__}")
-    return value
-
-
-def _objects(data: Mapping[str, Any], key: str) -> Iterator[tuple[dict[str, Any], str]]:
-    for i, value in enumerate(_list(data, key, "")):
-        if not isinstance(value, dict):
-            raise PartitaError(f"cost network: {key}[{i}] is {_short(value)}, expected an object")
-        yield value, f"{key}[{i}]"
-
-
-def _integers(values: Any, at: str) -> tuple[int, ...]:
-    if not isinstance(values, list):
-        raise PartitaError(f"cost network: {at} is {_short(values)}, expected a list")
-    for i, x in enumerate(values):
-        if not isinstance(x, int) or isinstance(x, bool):
-            raise PartitaError(f"cost network: {at}[{i}] is {_short(x)}, expected an integer")
-    return tuple(values)
-
-
-def _read_table(row: Any, at: str) -> Table:
-    shape, values = _integers(_list(row, "shape", at), f"{at}.shape"), _list(row, "values", at)
-    filled = _integers([INFINITE if x is None else x for x in values], f"{at}.values")
-    try:
-        return np.array(filled, dtype=np.int64).reshape(shape)
-    except (ValueError, OverflowError) as error:
-        raise PartitaError(f"cost network: {at}: {error}") from None
-
-
-def _table(tables: list[Table], data: Mapping[str, Any], key: str, at: str) -> Table:
-    index = _field(data, key, int, at)
-    if not 0 <= index < len(tables):
-        raise PartitaError(f"cost network: {at}.{key} is table {index} of {len(tables)}")
-    return tables[index]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

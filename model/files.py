@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +86,36 @@ def check_writable(path: Path | str) -> None:
         raise PartitaError(f"cannot write {path}: {nearest} is not a folder that you may write to")
 
 
+def check_file_writable(path: Path | str) -> None:
+    """Raise PartitaError now where `write_atomically(path)` could only fail after a long search."""
+    target = Path(path).resolve()
+    if target.is_dir():
+        raise PartitaError(f"cannot write {path}: it is a folder")
+    place = target if target.exists() and not target.is_file() else target.parent
+    if not os.access(place, os.W_OK) or (place == target.parent and not place.is_dir()):
+        raise PartitaError(f"cannot write {path}: {place} is not a folder that you may write to")
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Not look for garbage meanwhile: among the many small lists of a large file that takes as long as reading it."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
 def read_json(path: Path | str) -> Any:
     """The value in a JSON file, unpacked first if its name ends in `.gz`; PartitaError says what is wrong with it."""
     source = Path(path)
     try:
         raw = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
-        return json.loads(raw, parse_constant=_no_constant)
-    except (OSError, EOFError) as error:
+        with without_collection():
+            return json.loads(raw, parse_constant=_no_constant)
+    except (OSError, EOFError, zlib.error) as error:
         raise PartitaError(f"cannot read {path}: {_reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise PartitaError(f"{path} is not JSON: {error}") from error

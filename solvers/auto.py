@@ -6,11 +6,15 @@ grow as in elimination, so the program only ever holds what can be part of a sol
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ..formulation.network import Network
 from .circuit import Circuit
-from .cpsat import CpSat, run, solve_whole
+from .cpsat import run
 from .elimination import close_by_labels, first_slack
+from .flat.form import flattened
+from .flat.integer import fits
+from .flat.portfolio import solve_flat
 from .labels import Listing, TooManyError, enumerate_labels
 from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
@@ -23,16 +27,16 @@ _COLUMNS = 1 << 15  # of one chain in a program
 
 
 class Auto:
-    """Exact for every network that elimination or CP-SAT accepts."""
+    """For every network whose totals are exact in floats; exact unless the time ends it."""
 
     name = "auto"
 
     def accepts(self, network: Network) -> bool:
-        """Whether the totals are exact in floats; what is too wide for elimination must suit CP-SAT."""
-        try:
-            return compile_network(network).exact
-        except TooWideError:
-            return CpSat().accepts(network)
+        """Whether the totals are exact in floats."""
+        with suppress(TooWideError):
+            if compile_network(network).exact:
+                return True
+        return fits(flattened(network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment, or the best found within the limits and a proved bound."""
@@ -43,12 +47,10 @@ class Auto:
         network = search.network
         try:
             circuit = compile_network(network)
-        except TooWideError as error:
-            if not CpSat().accepts(network):
-                return search.finish(f"too wide for elimination: {error}; too large for one program")
-            return solve_whole(search)
-        if not circuit.exact:
-            return search.finish("totals beyond 2^52 are not exact in floats")
+        except TooWideError:
+            return solve_flat(search)
+        if not circuit.exact:  # in 64 bits perhaps: uses may be larger there
+            return solve_flat(search)
         best = sweep(circuit, search)
         if best is None:
             return search.finish("no solution, at any price of memory", infeasible=True)

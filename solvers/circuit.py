@@ -93,7 +93,7 @@ class Circuit:
         """`exact_in_floats`, found from one copy of a chain."""
         cost = self._sum(lambda f: np.abs(f.time[f.time < np.inf]).max(initial=0))
         use = self._sum(lambda f: 0.0 if f.use is None else f.use.max(initial=0))
-        return max(cost, use, *self.network.capacities) < 1 << 52
+        return max(cost, use, abs(self.network.constant), *self.network.capacities) < 1 << 52
 
     @cached_property
     def most_use(self) -> float:

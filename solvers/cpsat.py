@@ -1,5 +1,7 @@
 """CP-SAT: the whole network as one program (`program.py` has the formulation), anytime, with a bound."""
 
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +10,7 @@ from .factors import exact_in_floats, network_factors
 from .program import Program, build, trail
 from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution
 
-_MOST_PAIRS = 3_000_000  # entries of all edges; beyond, the program alone takes minutes
+_MOST_TERMS = 3_000_000  # entries of all edges, or uses in all capacities; beyond, the program alone takes minutes
 _Decode = Callable[[dict[int, int], list[list[int]]], tuple[int, ...] | None]
 
 _EARLY = 1.0  # seconds before its time at which a stop is an interrupt
@@ -21,7 +23,8 @@ class CpSat:
 
     def accepts(self, network: Network) -> bool:
         """Whether the totals are safe in 64 bits and the program is of a sensible size."""
-        return exact_in_floats(network) and sum(e.cost.size for e in network.edges) <= _MOST_PAIRS
+        pairs = sum(e.cost.size for e in network.edges)
+        return max(pairs, _uses(network)) <= _MOST_TERMS and exact_in_floats(network)
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment, or the best found within the limits and a proved bound."""
@@ -29,6 +32,14 @@ class CpSat:
         if not self.accepts(network):
             return search.finish("too large for one program")
         return solve_whole(search)
+
+
+def _uses(network: Network) -> int:
+    """How many uses of options and of pairs the capacities add up."""
+    count = len(network.capacities)
+    rows = (count if v.rows is None else int((v.rows[:, 1] - v.rows[:, 0]).sum()) for v in network.variables)
+    own = sum(n * len(v.cost) for n, v in zip(rows, network.variables, strict=True))
+    return own + sum(e.use.size for e in network.edges if e.use is not None)
 
 
 def solve_whole(search: Search) -> Solution:
@@ -57,15 +68,25 @@ def run(program: Program, search: Search, decode: _Decode, known_to: int = INFIN
 
     constant, ceiling = search.network.constant, search.ceiling
 
+    failures: list[BaseException] = []  # raised through CP-SAT, they would leave its signal handler behind
+
     class Watch(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
-            assignment = decode(*program.read(self.value))
-            if assignment is not None:
-                search.offer(assignment)
+            try:
+                assignment = decode(*program.read(self.value))
+                if assignment is not None:
+                    search.offer(assignment)
+            except BaseException as error:
+                failures.append(error)
+                self.stop_search()
 
     def bound_grew(value: float) -> None:
-        if value > -INFINITE:
-            search.raise_bound(min(constant + round(value), known_to, ceiling))
+        try:
+            if value > -INFINITE:
+                search.raise_bound(min(constant + round(value), known_to, ceiling))
+        except BaseException as error:
+            failures.append(error)
+            solver.stop_search()
 
     while True:
         ceiling = search.ceiling
@@ -78,6 +99,9 @@ def run(program: Program, search: Search, decode: _Decode, known_to: int = INFIN
         solver.parameters.max_time_in_seconds = min(search.left, 1e6)
         solver.best_bound_callback = bound_grew
         status = solver.solve(program.model, Watch())
+        _hear_interrupts()
+        if failures:
+            raise failures[0]
         if status in (cp_model.FEASIBLE, cp_model.UNKNOWN) and search.left > _EARLY:
             raise KeyboardInterrupt  # CP-SAT keeps the signal to itself; nothing else ends it before its time
         if status == cp_model.INFEASIBLE:
@@ -91,6 +115,13 @@ def run(program: Program, search: Search, decode: _Decode, known_to: int = INFIN
             return False
         for chain, layouts in apart:
             program.cut(chain, layouts)
+
+
+def _hear_interrupts() -> None:
+    """Take back the terminal's interrupt: CP-SAT leaves it to the system, which would end the process at the next."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
 
 
 def _cut_off(program: Program, value: Callable[[Any], int]) -> list[tuple[int, set[int]]]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,12 +14,14 @@ from .kernels import Floats, Ints
 class Factor:
     """A table of the network over one or two variables: `time` +inf where forbidden, `use` [..., R] or None.
 
+    With `rows` [P, 2], `use` [..., P] counts as that of a `Variable` with them; the factors of a circuit have none.
     Of equal copies only the first has factors. The floats hold integers below 2^53, exactly.
     """
 
     scope: tuple[int, ...]
     time: Floats
     use: Floats | None
+    rows: Ints | None = None
 
     def priced(self, time: int, price: Sequence[float]) -> Floats:
         """time * cost + Σ_r price_r * use_r, +inf where forbidden; `time` is 0 or 1."""
@@ -37,12 +39,20 @@ class Factor:
             return self
         shape = [self.time.shape[k] for k in keep]
         use = None if self.use is None else self.use.reshape(*shape, -1)
-        return Factor(tuple(self.scope[k] for k in keep), self.time.reshape(shape), use)
+        return Factor(tuple(self.scope[k] for k in keep), self.time.reshape(shape), use, self.rows)
 
     def take(self, options: Sequence[Ints]) -> "Factor":
         """The same over some of the options."""
         at = np.ix_(*options)
-        return Factor(self.scope, self.time[at], None if self.use is None else self.use[at])
+        return Factor(self.scope, self.time[at], None if self.use is None else self.use[at], self.rows)
+
+
+def dense(network: Network) -> Network:
+    """The same network without `rows`: every variable with its use of every capacity."""
+    if all(v.rows is None for v in network.variables):
+        return network
+    count = len(network.capacities)
+    return replace(network, variables=tuple(replace(v, use=v.dense(count), rows=None) for v in network.variables))
 
 
 def network_factors(
@@ -54,7 +64,7 @@ def network_factors(
     factors = []
     for v in range(len(network.variables)) if variables is None else variables:
         variable = network.variables[v]
-        factors.append(Factor((v,), _floats(variable.cost, known), _uses(variable.use, used)))
+        factors.append(Factor((v,), _floats(variable.cost, known), _uses(variable.use, used), variable.rows))
     for k in range(len(network.edges)) if edges is None else edges:
         e = network.edges[k]
         factors.append(Factor((e.u, e.v), _floats(e.cost, known), None if e.use is None else _uses(e.use, used)))
@@ -74,11 +84,11 @@ def _uses(use: Ints, known: dict[int, Floats | None]) -> Floats | None:
 
 
 def exact_in_floats(network: Network) -> bool:
-    """Whether all costs, and all uses, sum to less than 2^52 in absolute value."""
+    """Whether all costs, and all uses, sum to less than 2^52 in absolute value, and the constant is less."""
     parts: list[Variable | Edge] = [*network.variables, *network.edges]
     cost = _sum_of([p.cost for p in parts], lambda t: np.abs(np.where(t >= INFINITE, 0, t)).max())
     use = _sum_of([p.use for p in parts if p.use is not None], lambda t: t.max(initial=0))
-    return max(cost, use, *network.capacities) < 1 << 52
+    return max(cost, use, abs(network.constant), *network.capacities) < 1 << 52
 
 
 def _sum_of(tables: Sequence[Table], measure: Callable[[Table], np.int64]) -> int:

@@ -10,11 +10,12 @@ import numpy as np
 from ..formulation.network import Chain, Network, chain_edges
 from .bucket import Bucket
 from .circuit import Circuit
-from .factors import Factor, network_factors
+from .factors import Factor, dense, network_factors
 from .kernels import Bools, Floats, Ints
 
 MOST_ENTRIES = 1 << 26  # of one table: 512 MiB
 MOST_WORK = 1 << 36  # additions of one bucket: some seconds
+MOST_CAPACITIES = 8  # each has a price and a column in every list of labels
 
 
 class TooWideError(Exception):
@@ -22,7 +23,13 @@ class TooWideError(Exception):
 
 
 def compile_network(network: Network) -> Circuit:
-    """The circuit of a network; equal copies appear once. Raises TooWideError when a table would be too large."""
+    """The circuit of a network; equal copies appear once.
+
+    Raises TooWideError when a table would be too large, or the capacities are too many.
+    """
+    if len(network.capacities) > MOST_CAPACITIES:
+        raise TooWideError(f"{len(network.capacities)} capacities, of which each needs a price")
+    network = dense(network)
     copy_edges, rest_edges = chain_edges(network)
     parent = list(range(len(network.variables)))
 

@@ -17,8 +17,9 @@ A solution of (5) to (7) is a trail that visits every layout in some order: equa
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,15 +79,16 @@ def build(
     x = {v: [model.new_bool_var(f"x[{v},{i}]") for i in range(n)] for v, n in sorted(size.items())}
     for v in x:
         model.add_exactly_one(x[v])  # (1)
-    terms: list[tuple[Any, int, list[int]]] = []  # a CP-SAT variable, its cost, its uses
+    sums = _Sums([], [[] for _ in capacities])
     for f in factors:
         if len(f.scope) == 1:
-            _unary(model, f, x[f.scope[0]], terms, len(capacities))
+            _unary(model, f, x[f.scope[0]], sums)
         else:
-            _pairs(model, f, x[f.scope[0]], x[f.scope[1]], terms, len(capacities))
+            _pairs(model, f, x[f.scope[0]], x[f.scope[1]], sums)
     counts = [[model.new_int_var(0, c.length, f"n[{k},{j}]") for j in range(len(c.time))] for k, c in enumerate(chains)]
     for c, ns in zip(chains, counts, strict=True):
-        terms += zip(ns, c.time.tolist(), c.use.tolist(), strict=True)
+        for n, time, uses in zip(ns, c.time.tolist(), c.use.tolist(), strict=True):
+            sums.add(n, time, uses)
         model.add(sum(ns) == c.length)  # (5)
         flow = defaultdict(list)
         for a, b, n in zip(*c.ends.tolist(), ns, strict=True):
@@ -94,42 +96,60 @@ def build(
             flow[b].append(n)
         for a in range(size[c.first]):
             model.add(sum(flow[a]) == x[c.last][a] - x[c.first][a])  # (6)
-    for r, capacity in enumerate(capacities):
-        model.add(sum(use[r] * b for b, _, use in terms if use[r]) <= capacity)  # (4)
-    cost = sum(time * b for b, time, _ in terms if time)
+    for load, capacity in zip(sums.loads, capacities, strict=True):
+        model.add(sum(amount * b for amount, b in load) <= capacity)  # (4)
+    cost = sum(time * b for time, b in sums.cost)
     model.minimize(cost)
     return Program(model, x, counts, chains, cost)
 
 
-def _unary(model: "CpModel", f: Factor, x: list[Any], terms: list[tuple[Any, int, list[int]]], count: int) -> None:
-    use = np.zeros((len(x), count)) if f.use is None else f.use
-    for b, time, uses in zip(x, f.time.tolist(), use.astype(np.int64).tolist(), strict=True):
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """The terms of the objective, and of every capacity: amounts with the CP-SAT variables that they multiply."""
+
+    cost: list[tuple[int, Any]]
+    loads: list[list[tuple[int, Any]]]
+
+    def add(self, b: Any, time: int, uses: Iterable[int], rows: Iterable[tuple[int, int]] | None = None) -> None:
+        """What `b` costs, and uses of every capacity, or of the half-open ranges `rows` of them."""
+        if time:
+            self.cost.append((time, b))
+        spans = ((r, r + 1) for r in count()) if rows is None else rows
+        for amount, (first, last) in zip(uses, spans, strict=False):
+            if amount:
+                for r in range(first, last):
+                    self.loads[r].append((amount, b))
+
+
+def _unary(model: "CpModel", f: Factor, x: list[Any], sums: _Sums) -> None:
+    rows = None if f.rows is None else f.rows.tolist()
+    for b, time, uses in zip(x, f.time.tolist(), _uses(f).tolist(), strict=True):
         if time == np.inf:
             model.add(b == 0)
         else:
-            terms.append((b, int(time), uses))
+            sums.add(b, int(time), uses, rows)
 
 
-def _pairs(
-    model: "CpModel",
-    f: Factor,
-    xu: list[Any],
-    xv: list[Any],
-    terms: list[tuple[Any, int, list[int]]],
-    count: int,
-) -> None:
-    use = np.zeros((*f.time.shape, count)) if f.use is None else f.use
-    both = np.concatenate([f.time[..., None], use], axis=2)
+def _uses(f: Factor) -> Ints:
+    """[..., columns] in integers, without columns where nothing is used."""
+    return np.zeros((*f.time.shape, 0), np.int64) if f.use is None else f.use.astype(np.int64)
+
+
+def _pairs(model: "CpModel", f: Factor, xu: list[Any], xv: list[Any], sums: _Sums) -> None:
+    both = np.concatenate([f.time[..., None], _uses(f)], axis=2)
     rows, of_u = np.unique(both, axis=0, return_inverse=True)
     columns, of_v = np.unique(rows, axis=1, return_inverse=True)
     y: dict[tuple[int, int], Any] = {}
     for p, q in zip(*np.nonzero(columns[..., 0] < np.inf), strict=True):
         time, *uses = columns[p, q].astype(np.int64).tolist()
         y[p, q] = model.new_bool_var("")
-        terms.append((y[p, q], time, uses))
+        sums.add(y[p, q], time, uses)
     for side, (x, of) in enumerate(((xu, of_u.ravel()), (xv, of_v.ravel()))):
+        joined = defaultdict(list)
+        for key, b in y.items():
+            joined[key[side]].append(b)
         for c in range(columns.shape[side]):
-            model.add(sum(b for key, b in y.items() if key[side] == c) == sum(x[i] for i in np.flatnonzero(of == c)))
+            model.add(sum(joined[c]) == sum(x[i] for i in np.flatnonzero(of == c)))  # (2), (3)
 
 
 def trail(start: int, ends: Ints, counts: Sequence[int]) -> tuple[list[int], set[int]]:

@@ -64,7 +64,7 @@ class Limits:
     def ceiling(self, objective: int | None) -> int:
         """The cost below which a solution is still wanted, where one of cost `objective` is known."""
         known = [x for x in (objective, self.cutoff) if x is not None]
-        return math.ceil(min(known, default=INFINITE) * Fraction(1 - self.gap)) if known else INFINITE
+        return math.ceil(min(known) - abs(min(known)) * Fraction(self.gap)) if known else INFINITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,8 @@ BUILT_IN = {
     "auto": "partita.solvers.auto:Auto",
     "elimination": "partita.solvers.elimination:Elimination",
     "cpsat": "partita.solvers.cpsat:CpSat",
+    "milp": "partita.solvers.milp:MILP",
+    "smt": "partita.solvers.smt:SMT",
 }
 
 

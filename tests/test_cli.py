@@ -11,31 +11,21 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from partita import PartitaError, Plan
 from partita.cli import main
 from partita.codegen.request import DTYPES
 from partita.formulation.encode import Encoding
-from partita.formulation.network import Network
+from partita.formulation.network import Network, Variable
 from partita.formulation.placement import Placement
 from partita.solvers.question import Question
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def partita(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["partita", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return (int(end.value.code or 0), *capfd.readouterr())
-
-    return run
 
 
 EARLY = "interrupted early"
@@ -295,42 +285,151 @@ def test_show(partita: Run, play: Callable[..., None]) -> None:
     assert partita("show", "plan", "--html", "page.html") == (0, "plan page.html None\n", "")
 
 
+EXAMPLE = {  # of the contest's description
+    "nodes": {
+        "intervals": [[30, 70], [40, 70], [50, 120], [110, 140], [110, 150]],
+        "costs": [[15], [55, 65], [25, 45, 35], [85, 75], [95]],
+        "usages": [[10], [25, 25], [15, 20, 15], [10, 10], [15]],
+    },
+    "edges": {
+        "nodes": [[0, 1], [0, 2], [1, 3], [2, 4], [3, 4]],
+        "costs": [[30, 40], [50, 10, 40], [90, 10, 20, 80], [60, 20, 30], [70, 60]],
+    },
+    "usage_limit": 50,
+}
+KEYS = {"status", "objective", "bound", "gap", "seconds", "seconds_reading", "source", "words", "assignment"}
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    (tmp_path / "example.json.gz").write_bytes(gzip.compress(json.dumps({"problem": EXAMPLE}).encode()))
+    return tmp_path / "example.json.gz"
+
+
+@pytest.fixture
+def solved_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Put a solver in place that gives this answer, and keep the limits that it is given."""
+
+    def put(status: str, assignment: tuple[int, ...] | None, objective: int | None, words: str = "") -> list[Any]:
+        from partita.solvers.protocol import Solution, Status
+
+        seen: list[Any] = []
+
+        class Played:
+            def accepts(self, network: object) -> bool:
+                return True
+
+            def solve(self, network: object, limits: Any) -> Solution:
+                seen.append(limits)
+                return Solution(Status[status], assignment, objective, 7, 0.5, "played", words)
+
+        monkeypatch.setattr("partita.solvers.instance.solver", lambda name: Played())
+        return seen
+
+    return put
+
+
+def test_solve_writes_a_contest_s_choice(partita: Run, example: Path) -> None:
+    out = example.with_name("choice")
+    code, text, _ = partita("solve", example, "-o", out)
+    assert code == 0 and out.read_text() == "[0, 0, 2, 1, 0]\n"
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line.strip())
+    assert (lines["objective"], lines["evaluated"], lines["output"]) == ("445", "445", str(out))
+    assert "assignment" not in lines and lines["source"]
+    code, text, _ = partita("solve", example, "--json")
+    answer = json.loads(text)
+    assert set(answer) == KEYS | {"evaluated"} and answer["assignment"] == [0, 0, 2, 1, 0]
+
+
+def test_solve_writes_a_network_s_choice(partita: Run, tmp_path: Path) -> None:
+    network = Network((Variable("a", np.array([3, 2]), np.zeros((2, 0), np.int64)),))
+    (tmp_path / "n.json").write_text(json.dumps(network.to_json()))
+    code, out, _ = partita("solve", tmp_path / "n.json", "--json", "--output", tmp_path / "choice")
+    assert code == 0 and set(json.loads(out)) == KEYS | {"output"}
+    assert (tmp_path / "choice").read_text() == "[1]\n"
+
+
 @pytest.mark.parametrize(
-    ("status", "assignment", "expected"), [("OPTIMAL", (0,), 0), ("INFEASIBLE", None, 1), ("UNKNOWN", None, 1)]
+    ("status", "assignment", "expected"),
+    [("OPTIMAL", (0, 0, 2, 1, 0), 0), ("INFEASIBLE", None, 1), ("UNKNOWN", None, 1)],
 )
-def test_solve(
+def test_solve_says_what_became_of_it(
     partita: Run,
-    play: Callable[..., None],
-    tmp_path: Path,
+    example: Path,
+    solved_as: Callable[..., list[Any]],
     status: str,
     assignment: tuple[int, ...] | None,
     expected: int,
 ) -> None:
-    from partita.solvers import protocol
-
-    class Played:
-        def accepts(self, network: object) -> bool:
-            return network == "the network"
-
-        def solve(self, network: object, limits: protocol.Limits) -> protocol.Solution:
-            assert limits.seconds == 2
-            return protocol.Solution(protocol.Status[status], assignment, 7 if assignment else None, 7, 0.5, "played")
-
-    play("partita.formulation.network", Network=SimpleNamespace(from_json=lambda data: data["network"]))
-    play("partita.solvers.protocol", **vars(protocol) | {"solver": lambda name: Played()})
-    (tmp_path / "n.json").write_text('{"network": "the network"}')
-    code, out, _ = partita("solve", tmp_path / "n.json", "--time-limit", "2", "--json")
-    answer = json.loads(out)
-    assert (code, answer["status"]) == (expected, status.lower())
+    seen = solved_as(status, assignment, None if assignment is None else 445)
+    out = example.with_name("choice")
+    out.write_text("old")
+    code, text, _ = partita("solve", example, "--time-limit", "2", "--gap", "0.1", "--json", "-o", out)
+    answer = json.loads(text)
+    assert (code, answer["status"], answer["source"]) == (expected, status.lower(), "played")
     assert answer["assignment"] == (None if assignment is None else list(assignment))
-    assert answer["bound"] == (None if status == "INFEASIBLE" else 7)
-    assert set(answer) == {"status", "objective", "bound", "gap", "seconds", "assignment"}
+    assert out.read_text() == ("old" if assignment is None else "[0, 0, 2, 1, 0]\n")
+    assert 0 < seen[0].seconds < 2 and seen[0].gap == 0.1  # what reading took is gone
+    assert answer["seconds"] >= answer["seconds_reading"] >= 2 - seen[0].seconds - 0.1
 
 
-def test_solve_refuses_iopddl_by_name(partita: Run, tmp_path: Path) -> None:
-    (tmp_path / "A.json").write_text('{"problem": {"nodes": {}, "edges": {}}}')
-    code, _, err = partita("solve", tmp_path / "A.json")
-    assert code == 2 and "IOPDDL" in err
+@pytest.mark.parametrize(("choice", "cost"), [((0, 0, 2, 1, 0), 444), ((0, 0, 1, 1, 0), 415)])
+def test_solve_believes_no_solver(
+    partita: Run,
+    example: Path,
+    solved_as: Callable[..., list[Any]],
+    choice: tuple[int, ...],
+    cost: int,
+) -> None:
+    """A wrong price, or a choice that does not fit, is an error of ours, and nothing is kept of it."""
+    solved_as("FEASIBLE", choice, cost)
+    out = example.with_name("choice")
+    with pytest.raises(AssertionError):
+        partita("solve", example, "-o", out)
+    assert not out.exists()
+
+
+def test_an_interrupt_of_solve_keeps_the_best(
+    partita: Run, example: Path, solved_as: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved_as("FEASIBLE", (0, 0, 2, 0, 0), 545, "interrupted")
+    out = example.with_name("choice")
+    assert partita("solve", example, "-o", out)[0] == 130
+    assert out.read_text() == "[0, 0, 2, 0, 0]\n"
+
+    def interrupted(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("partita.solvers.instance.read_instance", interrupted)
+    code, text, err = partita("solve", example)
+    assert (code, text) == (130, "") and "before there was an answer" in err
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"{", "is not JSON"),
+        (b"[]", "not a cost network"),
+        (json.dumps({"problem": EXAMPLE | {"usage_limit": -1}}).encode(), "problem.usage_limit is -1"),
+        (json.dumps({"problem": {}}).encode(), "problem.nodes is missing"),
+    ],
+)
+@pytest.mark.parametrize("cut", [0, 9, 40])
+def test_solve_refuses_what_it_cannot_read(partita: Run, tmp_path: Path, raw: bytes, words: str, cut: int) -> None:
+    packed = gzip.compress(raw + b" " * 100)
+    (tmp_path / "a.json.gz").write_bytes(packed[: len(packed) - cut])
+    code, out, err = partita("solve", tmp_path / "a.json.gz", "-o", tmp_path / "choice")
+    assert (code, out) == (2, "") and (cut or words in err) and len(err.splitlines()) == 1
+    assert not (tmp_path / "choice").exists()
+
+
+def test_solve_says_early_where_it_could_not_write(
+    partita: Run, example: Path, solved_as: Callable[..., list[Any]]
+) -> None:
+    seen = solved_as("OPTIMAL", (0, 0, 2, 1, 0), 445)
+    for bad in (example.parent, example.parent / "no" / "choice", example / "choice"):
+        code, out, err = partita("solve", example, "-o", bad)
+        assert (code, out) == (2, "") and "cannot write" in err and not seen
 
 
 def test_version(partita: Run) -> None:

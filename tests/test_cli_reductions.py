@@ -7,11 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
 
-from partita.cli import main
 from partita.formulation.placement import of_rows
 from partita.formulation.reduction.cost import program_price
 from partita.formulation.reduction.program import Collective, Reduction, Step, flat
@@ -22,17 +20,6 @@ Run = Callable[..., tuple[int, str, str]]
 
 HEAVY = ("torch", "numpy", "scipy", "numba", "ortools", "z3", "yaml")
 GROUPS = json.loads((files("partita.bench.data") / "p2_a100.json").read_text())["groups"]
-
-
-@pytest.fixture
-def partita(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["partita", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return (int(end.value.code or 0), *capfd.readouterr())
-
-    return run
 
 
 def joined(numbers: list[int]) -> str:

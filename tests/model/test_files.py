@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import re
 from pathlib import Path
@@ -9,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from partita import PartitaError
-from partita.model.files import check_writable, read_json, write_atomically, write_directory
+from partita.model.files import (
+    check_file_writable,
+    check_writable,
+    read_json,
+    without_collection,
+    write_atomically,
+    write_directory,
+)
 
 
 @pytest.mark.parametrize("data", ["größer\n", b"\x00\xff", ""])
@@ -71,6 +79,29 @@ def test_check_writable(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_check_file_writable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for fine in (tmp_path / "file", tmp_path / "new", "/dev/null"):
+        check_file_writable(fine)
+    for wrong in (tmp_path, tmp_path / "no" / "file", tmp_path / "file" / "file"):
+        with pytest.raises(PartitaError, match="cannot write"):
+            check_file_writable(wrong)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_collection_goes_on_as_before(running: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if running else gc.disable)()
+        with pytest.raises(KeyError), without_collection():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() is running
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
 def test_read_json(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": [1]}')
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'{"a": [1]}'))
@@ -90,6 +121,7 @@ def test_read_json(tmp_path: Path) -> None:
         ("a.json.gz", b"{}"),
         ("a.json.gz", gzip.compress(b"{}" * 1000, mtime=0)[:-9]),
         ("a.json.gz", gzip.compress(b"{}", mtime=0)[:12] + b"junkjunkjunk"),
+        ("a.json.gz", gzip.compress(b"{}", mtime=0)[:10] + b"\xff" * 20),
     ],
 )
 def test_read_json_says_what_is_wrong(tmp_path: Path, name: str, raw: bytes) -> None:

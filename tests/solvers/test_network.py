@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from partita import PartitaError
 from partita.formulation.network import INFINITE, Chain, Edge, Network, Variable, evaluate
+from partita.solvers.factors import dense
+from partita.solvers.protocol import Limits, Status, solver
 
 
 def table(*rows: object) -> np.ndarray:
@@ -94,6 +96,100 @@ def test_json_keeps_everything(make_network, seed: int) -> None:
         assert np.array_equal(a.use, b.use) if a.use is not None else b.use is None
 
 
+# Rows: of many capacities, those on which a variable counts
+
+
+def rows(*pairs: tuple[int, int]) -> np.ndarray:
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+WIDE = Network(
+    (
+        Variable("a", table(0, 1), table([3, 1], [0, 5]), rows((0, 3), (1, 2))),
+        Variable("b", table(0), table([2]), rows((2, 4))),
+        Variable("c", table(0), np.zeros((1, 0), np.int64), rows()),
+    ),
+    capacities=(3, 4, 5, 2),
+)
+
+
+@pytest.mark.parametrize(
+    ("picks", "use", "why"),
+    [((0, 0, 0), (3, 4, 5, 2), ""), ((1, 0, 0), (0, 5, 2, 2), "capacity 1 is exceeded: 5 of 4 bytes")],
+)
+def test_columns_count_on_their_rows(picks: tuple[int, ...], use: tuple[int, ...], why: str) -> None:
+    WIDE.check()
+    for network in (WIDE, dense(WIDE), Network.from_json(json.loads(json.dumps(WIDE.to_json())))):
+        verdict = evaluate(network, picks)
+        assert (verdict.use, verdict.why) == (use, why)
+
+
+def wide(seed: int) -> Network:
+    """A small network of up to 12 capacities, on ranges of which its variables count; some ranges are empty."""
+    rng = np.random.default_rng(seed)
+    count, capacities = int(rng.integers(1, 5)), int(rng.integers(1, 13))
+    variables = []
+    for v in range(count):
+        n, columns = int(rng.integers(1, 4)), int(rng.integers(0, 3))
+        spans = np.sort(rng.integers(0, capacities + 1, (columns, 2)), axis=1).astype(np.int64)
+        cost = np.where(rng.random(n) < 0.1, INFINITE, rng.integers(0, 9, n)).astype(np.int64)
+        variables.append(Variable(f"v{v}", cost, rng.integers(0, 5, (n, columns)).astype(np.int64), spans))
+    edges = []
+    for _ in range(int(rng.integers(0, 5)) if count > 1 else 0):
+        u, v = (int(x) for x in rng.choice(count, 2, replace=False))
+        shape = len(variables[u].cost), len(variables[v].cost)
+        use = rng.integers(0, 3, (*shape, capacities)).astype(np.int64) if rng.random() < 0.2 else None
+        edges.append(Edge(u, v, rng.integers(0, 9, shape).astype(np.int64), use))
+    return Network(tuple(variables), tuple(edges), tuple(int(c) for c in rng.integers(0, 12, capacities)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9))
+def test_solvers_read_rows(truth, seed: int) -> None:
+    network = wide(seed)
+    network.check()
+    best = truth(network)
+    assert truth(dense(network)) == best
+    for name in ("cpsat", "elimination", "auto"):
+        backend = solver(name)
+        assert backend.accepts(network) or len(network.capacities) > 8
+        if backend.accepts(network):
+            answer = backend.solve(network, Limits(seconds=20))
+            assert (answer.status is Status.INFEASIBLE, answer.objective) == (best is None, best)
+
+
+def test_elimination_refuses_many_capacities() -> None:
+    many = replace(WIDE, capacities=(9,) * 20)
+    assert solver("cpsat").accepts(many) and not solver("elimination").accepts(many)
+    assert solver("auto").solve(many).objective == 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (rows((0, 5), (1, 2)), r"a: rows \[0, 5\] of 4 capacities"),
+        (rows((2, 1), (1, 2)), r"a: rows \[2, 1\] of 4 capacities"),
+        (rows((-1, 1), (1, 2)), r"a: rows \[-1, 1\] of 4 capacities"),
+        (rows((0, 3)), r"a: cost \(2,\) and use \(2, 2\), for rows \(1, 2\)"),
+        (np.zeros((2, 3), np.int64), r"a: rows \(2, 3\) of int64"),
+        (None, r"a: cost \(2,\) and use \(2, 2\), for 4 capacities"),
+    ],
+)
+def test_check_says_which_rows_are_wrong(bad: np.ndarray | None, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(WIDE, variables=(replace(WIDE.variables[0], rows=bad), *WIDE.variables[1:])).check()
+
+
+def test_copies_of_a_chain_count_on_the_same_rows() -> None:
+    one = chain([[1, 2], [1, 2]])
+    spelled = tuple(replace(v, rows=rows((0, 1))) for v in one.variables)
+    replace(one, variables=spelled).check()
+    replace(one, variables=(*one.variables[:3], spelled[3], one.variables[4])).check()
+    none = replace(one.variables[3], rows=rows((0, 0)))
+    with pytest.raises(ValueError, match="copy 1 differs from copy 0 in the tables"):
+        replace(one, variables=(*one.variables[:3], none, one.variables[4])).check()
+
+
 def test_json_stores_equal_tables_once(make_transformer) -> None:
     few, many = (make_transformer(layers, axes=1).to_json() for layers in (2, 5))
     assert len(few["tables"]) == len(many["tables"])
@@ -109,6 +205,16 @@ def test_json_stores_equal_tables_once(make_transformer) -> None:
         ({"variables": [{"name": "a", "cost": 99, "use": 0}]}, r"variables\[0\].cost is table 99 of"),
         ({"tables": [{"shape": [2], "values": [1]}]}, r"tables\[0\]"),
         ({"tables": [{"shape": [1], "values": ["x"]}]}, r"tables\[0\].values\[0\] is 'x', expected an integer"),
+        (
+            {"variables": [{"name": "a", "cost": 0, "use": 1, "rows": [[0, 1, 2]]}]},
+            r"variables\[0\].rows\[0\] is \[0, 1, 2\]",
+        ),
+        (
+            {"variables": [{"name": "a", "cost": 0, "use": 1, "rows": [[0, "x"]]}]},
+            r"variables\[0\].rows\[0\]\[1\] is 'x'",
+        ),
+        ({"variables": [{"name": "a", "cost": 0, "use": 1, "rows": [[0, 1 << 63]]}]}, r"variables\[0\].rows\[0\] is"),
+        ({"variables": [{"name": "a", "cost": 0, "use": 1, "rows": [[0, 2]]}]}, r"a: rows \[0, 2\] of 1 capacities"),
         ({"capacities": [-3]}, "inconsistent cost network: capacity 0 is -3"),
         ({"chains": [{"boundaries": [0], "copies": []}]}, "inconsistent cost network: chain 0"),
     ],

@@ -1,0 +1,194 @@
+"""One solve in a process of its own, so that a crash, too much memory or a solver that does not stop ends only itself.
+
+    python -m partita.bench.contained REQUEST.json     writes the answer into a file that the request names
+
+The process sees to its own end: a while after the limit it interrupts itself, and after as long again the system's
+alarm ends it, whatever the solver is doing then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..model.errors import PartitaError
+
+PATIENCE = 0.1
+"""The share of the limit after which a solver is interrupted, and after as much again ended; at least LEAST seconds."""
+LEAST = 2.0
+START = 60.0
+"""Seconds for what comes before a limited solve: the start, the instance, the libraries."""
+SHARE = 0.75
+"""Of the machine's memory, for one process."""
+
+ENDED = {
+    signal.SIGALRM: ("late", "did not stop by itself"),
+    signal.SIGKILL: ("killed", "by the system, perhaps for its memory"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Solve the instance in `file` by `solver` within `seconds`.
+
+    `whole`: they count from the start of the process, as for somebody who types the command. Else they count from the
+    call of the solver, after a small network has loaded its libraries.
+    """
+
+    file: str
+    solver: str
+    seconds: float
+    whole: bool
+
+
+def contained(request: Request, folder: Path) -> dict[str, Any]:
+    """The answer to a request: status, objective, bound, assignment, seconds, words, memory_mib.
+
+    Where there is none, the status says how the process ended: refused, error, memory, late, killed or crashed.
+    """
+    asked, answer, said = folder / "request.json", folder / "answer.json", folder / "said.txt"
+    answer.unlink(missing_ok=True)
+    started = time.time()
+    asked.write_text(json.dumps(asdict(request) | {"started": started, "answer": str(answer)}))
+    with said.open("wb") as log:
+        command = [sys.executable, "-m", f"{__package__}.contained", str(asked)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        try:
+            code = process.wait(request.seconds + 3 * _patience(request.seconds) + START)
+        except subprocess.TimeoutExpired:
+            code = -signal.SIGALRM
+        finally:  # also when the benchmark is interrupted; and what the solver started ends with it
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if answer.exists():
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+    status, words = _ended(code, said.read_text(errors="replace").strip())
+    return _without(status, words) | {"seconds": time.time() - started}
+
+
+def _ended(code: int, said: str) -> tuple[str, str]:
+    """How a process ended that left no answer."""
+    last = said.splitlines()[-1].strip() if said else ""
+    if "bad_alloc" in said or "MemoryError" in said:
+        return "memory", last
+    if code >= 0:
+        return "crashed", last or f"exit code {code}"
+    number = signal.Signals(-code)
+    return ENDED.get(number, ("crashed", f"{number.name} {last}".strip()))
+
+
+def _without(status: str, words: str) -> dict[str, Any]:
+    nothing = dict.fromkeys(("objective", "bound", "assignment", "memory_mib"))
+    return {"status": status, "words": words} | nothing
+
+
+def _patience(seconds: float) -> float:
+    return max(LEAST, PATIENCE * seconds)
+
+
+# In the process
+
+
+def main(path: str) -> None:
+    """Answer the request in a file."""
+    asked = json.loads(Path(path).read_text())
+    started, answer = asked.pop("started"), Path(asked.pop("answer"))
+    request = Request(**asked)
+    try:
+        found = _solve(request, started)
+    except MemoryError as error:
+        found = _without("memory", str(error))
+    except KeyboardInterrupt:
+        found = _without("late", "did not answer an interrupt")
+    except Exception as error:  # any solver may stand here: what it raises is its answer
+        found = _without("error", f"{type(error).__name__}: {error}")
+    signal.alarm(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there; it is only to be written
+    found = {"seconds": time.time() - started} | found
+    found["memory_mib"] = _peak_mib()
+    partial = answer.with_suffix(".part")
+    partial.write_text(json.dumps(found))
+    partial.replace(answer)
+
+
+def _solve(request: Request, started: float) -> dict[str, Any]:
+    _limit_memory()
+    if request.whole:
+        _limit_time(request.seconds - (time.time() - started))
+    from ..formulation.contest import Contest
+    from ..solvers.instance import read_instance
+    from ..solvers.protocol import Limits, Status, solver
+
+    backend, instance = solver(request.solver), read_instance(request.file)
+    network = instance.network() if isinstance(instance, Contest) else instance
+    if not request.whole:
+        _warm(backend)
+        _limit_time(request.seconds)
+        started = time.time()
+    try:
+        if not backend.accepts(network):
+            return _without("refused", "does not accept it")
+        found = backend.solve(network, Limits(max(0.0, request.seconds - (time.time() - started))))
+    except PartitaError as refusal:
+        return _without("refused", str(refusal))
+    return {
+        "status": found.status.value,
+        "objective": found.objective,
+        "bound": None if found.status is Status.INFEASIBLE else found.bound,
+        "assignment": None if found.assignment is None else [int(option) for option in found.assignment],
+        "seconds": time.time() - started,
+        "words": f"{found.source}: {found.words}" if found.words else found.source,
+    }
+
+
+def _warm(backend: Any) -> None:
+    """Load a solver's libraries and compiled loops by networks that take it no time."""
+    from ..solvers.protocol import Limits
+    from .families import TIGHTNESS, Family, network
+
+    for tightness in TIGHTNESS:
+        small = network(Family("chords", 6, 2, 3, tightness))
+        if backend.accepts(small):
+            backend.solve(small, Limits(5.0))
+
+
+def _peak_mib() -> float:
+    """The most memory that this process held. Usage as the system counts it would begin with the parent's."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 2**10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def _limit_memory() -> None:
+    most = int(SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _limit_time(seconds: float) -> None:
+    """Interrupt this process some time after `seconds`, and end it after as long again."""
+    patience = _patience(seconds)
+    interrupt = threading.Timer(seconds + patience, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.daemon = True
+    interrupt.start()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds + 2 * patience)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,28 @@
+"""Close what reduction leaves of a network by the linear and the mixed-integer program, as a search sees it."""
+
+from __future__ import annotations
+
+from ...formulation.network import INFINITE
+from ..kernels import Ints
+from ..protocol import STOPPED, Search, Solution
+from .integer import Exact, solve_exactly
+from .substitution import Reduced
+
+
+def close(search: Search, small: Reduced, choice: Ints | None = None) -> Solution:
+    """The best assignment of a network by what reduction left of it; `choice` of the rest is one that is known."""
+    offered = INFINITE
+
+    def hear(state: Exact) -> None:
+        nonlocal offered
+        if state.choice is not None and state.cost < offered:
+            offered = state.cost
+            search.offer(tuple(small.lift(state.choice).tolist()))
+        search.raise_bound(min(state.bound, search.ceiling))
+
+    best = solve_exactly(small.flat, search.until, choice, search.limits.ceiling, hear)
+    if best.choice is None and best.bound >= INFINITE:
+        return search.finish("no solution, by HiGHS", infeasible=True)
+    if search.bound >= search.ceiling:
+        return search.finish("proved by HiGHS")
+    return search.finish(STOPPED if search.left <= 0 else "HiGHS cannot close it: too large, or priced too finely")

@@ -1,0 +1,71 @@
+"""A file to be solved: a cost network of ours, or an instance of the IOPDDL contest."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..formulation.contest import Contest
+from ..formulation.network import INFINITE, Network
+from ..model.errors import PartitaError
+from ..model.files import check_file_writable, read_json, without_collection, write_atomically
+from .protocol import Limits, Progress, Solution, solver
+
+
+@without_collection()  # what was read is large and soon gone
+def read_instance(path: Path | str) -> Contest | Network:
+    """What a file holds, `.json` or `.json.gz`; raises PartitaError that says what is wrong, and where."""
+    data = read_json(path)
+    return Contest.from_json(data) if isinstance(data, dict) and "problem" in data else Network.from_json(data)
+
+
+def solve_instance(
+    path: Path | str,
+    name: str = "auto",
+    seconds: float | None = None,
+    gap: float = 0.0,
+    output: Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Solve the instance in a file by a solver of this name; what `partita solve --json` prints.
+
+    The seconds count from here, reading included. A choice is priced again on the instance as it was read, and then
+    kept in the file `output`. Raises PartitaError where a file or the solver does not suit.
+    """
+    started = time.perf_counter()
+    if output is not None:
+        check_file_writable(output)
+    backend, instance = solver(name), read_instance(path)
+    network = instance.network() if isinstance(instance, Contest) else instance
+    if not backend.accepts(network):
+        raise PartitaError(f"{name} cannot solve {path}" + ("" if name == "auto" else "; `--solver auto` may"))
+    read = time.perf_counter() - started
+    left = float("inf") if seconds is None else max(0.0, seconds - (time.perf_counter() - started))
+    answer = backend.solve(network, Limits(left, progress=progress, gap=gap))
+    summary = _summary(answer) | {"seconds": time.perf_counter() - started, "seconds_reading": read}
+    if answer.assignment is None:
+        return summary
+    if isinstance(instance, Contest):
+        verdict = instance.evaluate(answer.assignment)
+        assert verdict.feasible and verdict.cost == answer.objective, (verdict, answer.objective)
+        summary["evaluated"] = verdict.cost
+    if output is None:
+        return summary
+    if isinstance(instance, Contest):
+        instance.write(output, answer.assignment)
+    else:
+        write_atomically(output, f"{summary['assignment']}\n")
+    return summary | {"output": str(output)}
+
+
+def _summary(answer: Solution) -> dict[str, Any]:
+    return {
+        "status": answer.status.value,
+        "objective": answer.objective,
+        "bound": answer.bound if -INFINITE < answer.bound < INFINITE else None,
+        "gap": answer.gap,
+        "seconds": answer.seconds,
+        "source": answer.source,
+        "words": answer.words,
+        "assignment": None if answer.assignment is None else [int(option) for option in answer.assignment],
+    }

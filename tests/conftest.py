@@ -1,0 +1,26 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from partita.cli import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def partita(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """The command line with these arguments: exit code, standard output, standard error."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["partita", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return (int(end.value.code or 0), *capfd.readouterr())
+
+    return run
