@@ -14,7 +14,7 @@ from .cpsat import run
 from .elimination import close_by_labels, first_slack
 from .flat.form import flattened
 from .flat.integer import fits
-from .flat.portfolio import solve_flat
+from .flat.portfolio import solve_flat, try_programs
 from .labels import Listing, TooManyError, enumerate_labels
 from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
@@ -57,11 +57,12 @@ class Auto:
         if search.limits.quick:
             return search.finish("" if search.done else PRICED)
         solution = close_by_labels(circuit, best, search, _LABELS)
-        return (
-            solution
-            if search.done or solution.status is Status.INFEASIBLE
-            else close_by_counting(circuit, best, search)
-        )
+        if search.done or solution.status is Status.INFEASIBLE:
+            return solution
+        tried = try_programs(search)
+        if tried is not None and (search.done or tried.status is Status.INFEASIBLE):
+            return tried
+        return close_by_counting(circuit, best, search)
 
 
 def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution:

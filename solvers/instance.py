@@ -38,7 +38,8 @@ def solve_instance(
     backend, instance = solver(name), read_instance(path)
     network = instance.network() if isinstance(instance, Contest) else instance
     if not backend.accepts(network):
-        raise PartitaError(f"{name} cannot solve {path}" + ("" if name == "auto" else "; `--solver auto` may"))
+        why = ": its numbers are too large to add up exactly" if name == "auto" else "; `--solver auto` may"
+        raise PartitaError(f"{name} cannot solve {path}{why}")
     read = time.perf_counter() - started
     left = float("inf") if seconds is None else max(0.0, seconds - (time.perf_counter() - started))
     answer = backend.solve(network, Limits(left, progress=progress, gap=gap))

@@ -94,9 +94,9 @@ def _minimized(search: Search, small: Reduced) -> str:
             found(solver.model())
     except z3.Z3Exception as error:
         failure.append(error)
-    for error in failure:
-        if not (isinstance(error, z3.Z3Exception) and "canceled" in str(error)):  # what its time's end may raise
-            raise error
+    for fault in failure:
+        if not (isinstance(fault, z3.Z3Exception) and "canceled" in str(fault)):  # what its time's end may raise
+            raise fault
     if failure:
         status = z3.unknown
     if status == z3.unknown and search.left > 0:

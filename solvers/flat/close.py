@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from ...formulation.network import INFINITE
-from ..kernels import Ints
 from ..protocol import STOPPED, Search, Solution
 from .integer import Exact, solve_exactly
 from .substitution import Reduced
 
 
-def close(search: Search, small: Reduced, choice: Ints | None = None) -> Solution:
-    """The best assignment of a network by what reduction left of it; `choice` of the rest is one that is known."""
+def close(search: Search, small: Reduced, until: float = math.inf) -> Solution:
+    """The best assignment of a network by what reduction left of it, as far as the search or `until` gives it time."""
     offered = INFINITE
 
     def hear(state: Exact) -> None:
@@ -20,8 +21,11 @@ def close(search: Search, small: Reduced, choice: Ints | None = None) -> Solutio
             search.offer(tuple(small.lift(state.choice).tolist()))
         search.raise_bound(min(state.bound, search.ceiling))
 
-    best = solve_exactly(small.flat, search.until, choice, search.limits.ceiling, hear)
-    if best.choice is None and best.bound >= INFINITE:
+    def ceiling(cost: int | None) -> int:
+        return min(search.ceiling, search.limits.ceiling(cost))
+
+    best = solve_exactly(small.flat, min(until, search.until), None, ceiling, hear)
+    if search.assignment is None and best.bound >= INFINITE:
         return search.finish("no solution, by HiGHS", infeasible=True)
     if search.bound >= search.ceiling:
         return search.finish("proved by HiGHS")

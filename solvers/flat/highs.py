@@ -115,7 +115,8 @@ def _mixed(program: Program, seconds: float) -> Outcome:
 
 
 class Highs:
-    """Solves one program after another; those that take more than a moment in a child process.
+    """Solves one program after another; those with whole numbers, which may overrun any time, and those that take more
+    than a moment in a child process.
 
     Leaving the block ends the process at once.
     """
@@ -136,7 +137,7 @@ class Highs:
         if seconds <= 0 or self._cancelled:
             return Outcome(End.STOPPED)
         began = time.perf_counter()
-        if program.equal.nnz + program.below.nnz <= _SMALL:
+        if not program.whole and program.equal.nnz + program.below.nnz <= _SMALL:
             outcome = run(program, min(seconds, _MOMENT))
             if outcome.end is not End.STOPPED or seconds <= _MOMENT:
                 return outcome

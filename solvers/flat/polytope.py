@@ -118,7 +118,8 @@ def polytope(flat: Flat) -> Polytope:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Classes:
     """The classes of one edge: `of` every option at each end, their `count`, the `first` of each; the cells between
-    them that are not forbidden, their cost; what moves to the options. `apart`: no cost or use is left between the ends."""
+    them that are not forbidden, their cost; what moves to the options. `apart`: neither cost nor use is left between
+    the ends."""
 
     of: tuple[Ints, Ints]
     count: tuple[int, int]

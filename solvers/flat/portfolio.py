@@ -19,7 +19,7 @@ from ...formulation.network import INFINITE
 from ..kernels import Ints
 from ..protocol import STOPPED, Search, Solution
 from .close import close
-from .decimation import decimated
+from .decimation import decimated, first_solution
 from .descent import Descent
 from .form import Flat, flattened
 from .fusion import fused
@@ -40,6 +40,7 @@ _DIVES = 0.5  # of the time left, for dives
 _FUSED = 4  # of the best descents
 _PROOF = 0.6  # of the time left, for the proof
 _SLICE = 0.05, 8.0  # of the time left, seconds: what descents may take in between
+_TRIAL = 0.4, 30.0  # of the time left, seconds: what programs may take where counting comes after them
 _FUSION, _MOMENT = 5.0, 0.05  # seconds
 
 
@@ -53,7 +54,35 @@ def solve_flat(search: Search) -> Solution:
         return search.finish("no solution, by reduction", infeasible=True)
     if _pairs(small.flat) <= _PROGRAM:
         return close(search, small)
+    if small.flat.pair_use is not None:
+        return _by_dive(search, small)
     return _Large(search, small).solve()
+
+
+def try_programs(search: Search) -> Solution | None:
+    """What programs make of a small network in a share of the time; None for a large one."""
+    if sum(e.cost.size for e in search.network.edges) > _PROGRAM:
+        return None
+    flat = flattened(search.network)
+    small = reduced(flat, search.until) if fits(flat) else None
+    if small is None:
+        return None
+    return close(search, small, time.perf_counter() + min(_TRIAL[0] * search.left, _TRIAL[1]))
+
+
+def _by_dive(search: Search, small: Reduced) -> Solution:
+    """Messages and one dive, then programs: for pairs that use something, which descent does not know."""
+    messages = Messages(small.flat)
+    messages.climb(1 << 30, until=time.perf_counter() + min(_MESSAGES[0] * search.left, _MESSAGES[1]))
+    if messages.bound >= INFINITE:
+        return search.finish("no solution, by messages", infeasible=True)
+    search.raise_bound(min(messages.bound, search.ceiling))
+    choice, cost = first_solution(
+        messages, until=time.perf_counter() + min(_DECIMATION[0] * search.left, _DECIMATION[1])
+    )
+    if cost is not None and search.better(cost):
+        search.offer(tuple(small.lift(choice).tolist()))
+    return close(search, small)
 
 
 def _pairs(flat: Flat) -> int:

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
@@ -125,6 +126,38 @@ def test_the_battery_by_brute_force(truth) -> None:
     }
 
 
+HALF, MOST = 1 << 59, (1 << 63) - 1
+HUGE = {
+    "costs that reach INFINITE together": Network((choice("a", [HALF]), B), (edge(0, 1, [[HALF, HALF + 1]]),)),
+    "parallel edges that do": Network((choice("a", [0]), B), (edge(0, 1, [[HALF, HALF + 1]]),) * 3),
+    "parallel edges beyond 64 bits": Network((choice("a", [0]), B), (edge(0, 1, [[1 - 2 * HALF, -5]]),) * 10),
+    "a constant of 2^60": Network((A,), constant=2 * HALF),
+    "a constant of -2^70": Network((A,), constant=-(1 << 70)),
+    "uses beyond 64 bits": Network(tuple(choice(f"v{i}", [0, 1], [[1 << 62], [0]]) for i in range(4)), (), (1 << 62,)),
+    "uses of edges beyond 64 bits": Network(
+        (choice("a", [0], [[0]]), choice("b", [0, 1], [[0], [0]])), (edge(0, 1, [[0, 0]], [[[MOST], [1]]]),) * 2, (9,)
+    ),
+    "a capacity beyond 64 bits": Network((choice("a", [0, 1], [[1], [0]]),), (), (1 << 70,)),
+    "such a capacity, nine times": Network((choice("a", [0, 1], [[1] * 9, [0] * 9]),), (), (1 << 70,) * 9),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("case", HUGE)
+def test_numbers_too_large_are_refused_or_solved(truth, name: str, case: str) -> None:
+    problem = HUGE[case]
+    problem.check()
+    if solver(name).accepts(problem):
+        answer = solver(name).solve(problem)
+        assert (answer.status, answer.objective) == (Status.OPTIMAL, truth(problem))
+    else:
+        assert solver(name).solve(problem).status is Status.UNKNOWN
+
+
+def test_auto_takes_what_is_exact_in_64_bits_only() -> None:
+    assert solver("auto").accepts(HUGE["a capacity beyond 64 bits"])
+
+
 def with_rows(problem: Network, seed: int) -> Network:
     """Capacities at some times instead, and uses that count on ranges of them; often just enough for some choice."""
     rng = np.random.default_rng(seed)
@@ -216,6 +249,30 @@ def test_without_time_the_answer_is_honest(name: str) -> None:
     assert best.status is Status.OPTIMAL and solution.status in (Status.UNKNOWN, Status.FEASIBLE)
     assert solution.bound <= best.bound
     assert solution.objective is None or solution.objective >= best.bound
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_any_time_limit_is_honest(name: str) -> None:
+    """Also one that ends in the middle of a step of a library, or before it is a unit of its clock."""
+    problem = mixed(7, 4)
+    best = solver(name).solve(problem).objective
+    assert best is not None
+    for seconds in np.geomspace(1e-5, 0.3, 25).tolist():
+        answer = solver(name).solve(problem, Limits(seconds=seconds))
+        assert answer.status is not Status.INFEASIBLE and answer.words != INTERRUPTED and answer.bound <= best
+        assert answer.objective is None or answer.objective >= best
+        assert answer.status is not Status.OPTIMAL or answer.objective == best
+
+
+@pytest.mark.parametrize("name", ["auto", "milp"])
+def test_a_gap_below_a_negative_cost(name: str) -> None:
+    assert Limits(gap=0.1).ceiling(-100) == -110 and Limits(gap=0.1).ceiling(100) == 90
+    answer = solver(name).solve(mixed_and(-10_000), Limits(gap=0.5))
+    assert answer.gap is not None and answer.gap <= 0.5 and "time" not in answer.words
+
+
+def mixed_and(constant: int) -> Network:
+    return replace(mixed(7, 4), constant=constant)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

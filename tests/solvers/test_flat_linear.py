@@ -16,7 +16,7 @@ from partita.solvers.flat.form import Flat, flattened
 from partita.solvers.flat.integer import fits, solve_exactly
 from partita.solvers.flat.linear import relaxed
 from partita.solvers.flat.messages import Messages
-from partita.solvers.flat.polytope import polytope
+from partita.solvers.flat.polytope import Held, polytope, program
 from partita.solvers.flat.proof import proved
 from partita.solvers.flat.substitution import Reduced
 
@@ -241,6 +241,24 @@ def test_what_is_known_is_used() -> None:
     assert solve_exactly(flat, ceiling=lambda cost: 7).bound == 7  # proved: nothing below
 
 
+def test_what_pairs_use_counts_where_it_is_the_same_for_all() -> None:
+    """Else HiGHS knows nothing of it, and excludes one choice after another."""
+    rng = np.random.default_rng(0)
+    uses = np.sort(rng.integers(0, 100, (12, 5)))
+    problem = Network(
+        tuple(Variable(f"v{i}", 100 - use, use[:, None]) for i, use in enumerate(uses)),
+        tuple(Edge(i, i + 1, np.zeros((5, 5), np.int64), np.full((5, 5, 1), 40)) for i in range(11)),
+        (40 * 11 + int(uses[:, 1].sum()),),
+    )
+    assert solve_exactly(flattened(problem)).cost == int((100 - uses[:, 1]).sum())
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_messages_that_are_no_numbers_prove_nothing(number: float) -> None:
+    flat = flattened(network([[3, 5], [0, 1]], edges=[(0, 1, [[0, 1], [1, 0]])], limits=(3,)))
+    assert least(flat, np.full(4, number), np.full(1, number)).bound(flat) == 3
+
+
 def test_without_time_nothing_is_claimed() -> None:
     flat = random_flat(2)
     found = solve_exactly(flat, until=time.perf_counter() - 1)
@@ -271,6 +289,22 @@ def test_a_child_answers_as_this_process_does(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(integer, "reduced", lambda flat, until=0.0: Reduced(flat))
     there = [solve_exactly(random_flat(seed)) for seed in range(12)]
     assert [(x.cost, x.bound) for x in here] == [(x.cost, x.bound) for x in there]
+
+
+def test_a_child_that_died_is_no_answer_and_another_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(highs, "_SMALL", -1)
+    shape = polytope(flattened(network([[3, 1, 2]])))
+    program_ = program(shape, Held(), 1.0)[0]
+    with highs.Highs() as child:
+        assert child.solve(program_, 60).end is highs.End.SOLVED
+        assert child._process is not None
+        child._process.kill()
+        child._process.wait()
+        assert child.solve(program_, 60).end is highs.End.STOPPED
+        assert child.solve(program_, 60).objective == 1.0
+        before = child._process
+        assert child.solve(program_, 0.0).end is highs.End.STOPPED
+        assert child._process is before
 
 
 def test_time_ends_a_program() -> None:
