@@ -1,12 +1,15 @@
 """The solver to take: elimination for the bound and the pruning, CP-SAT where the lists grow too long.
 
-Label lists finish most networks by themselves. Where they do not, CP-SAT composes: the rest of the network as it is
-left by the reduced costs, and every chain by how many copies use which of the copy's labels (`program.py`). Slacks
-grow as in elimination, so the program only ever holds what can be part of a solution within the slack.
+Label lists finish most networks by themselves. Where they grow long, the linear and the mixed-integer program are tried
+on small networks, then longer lists. Then CP-SAT composes: the rest of the network as it is left by the reduced costs,
+and every chain by how many copies use which of the copy's labels (`program.py`). Slacks grow as in elimination, so the
+program only ever holds what can be part of a solution within the slack. Networks too wide for elimination go another
+way (`flat/portfolio.py`).
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from ..formulation.network import Network
 from .circuit import Circuit
@@ -22,7 +25,7 @@ from .program import Columns, build, trail
 from .protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
 from .tables import Tables
 
-_LABELS = 1 << 15  # in one table, before CP-SAT takes over
+_FEW_LABELS, _LABELS = 1 << 10, 1 << 15  # in one table, before programs are tried, and before CP-SAT takes over
 _COLUMNS = 1 << 15  # of one chain in a program
 
 
@@ -56,12 +59,15 @@ class Auto:
             return search.finish("no solution, at any price of memory", infeasible=True)
         if search.limits.quick:
             return search.finish("" if search.done else PRICED)
-        solution = close_by_labels(circuit, best, search, _LABELS)
-        if search.done or solution.status is Status.INFEASIBLE:
-            return solution
-        tried = try_programs(search)
-        if tried is not None and (search.done or tried.status is Status.INFEASIBLE):
-            return tried
+        ways = (
+            partial(close_by_labels, circuit, best, search, _FEW_LABELS),
+            partial(try_programs, search),
+            partial(close_by_labels, circuit, best, search, _LABELS),
+        )
+        for way in ways:
+            solution = way()
+            if solution is not None and (search.done or solution.status is Status.INFEASIBLE):
+                return solution
         return close_by_counting(circuit, best, search)
 
 

@@ -13,7 +13,7 @@ from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution
 _MOST_TERMS = 3_000_000  # entries of all edges, or uses in all capacities; beyond, the program alone takes minutes
 _Decode = Callable[[dict[int, int], list[list[int]]], tuple[int, ...] | None]
 
-_EARLY = 1.0  # seconds before its time at which a stop is an interrupt
+_EARLY, _EARLY_SHARE = 1.0, 0.15  # before its time, in seconds and as a share, a stop is an interrupt
 
 
 class CpSat:
@@ -96,13 +96,14 @@ def run(program: Program, search: Search, decode: _Decode, known_to: int = INFIN
         solver.parameters.num_workers = 1  # the same answer every time, and quickest on counted programs
         solver.parameters.linearization_level = 2  # (2), (3) and (6) are where the bound comes from
         solver.parameters.random_seed = 1
-        solver.parameters.max_time_in_seconds = min(search.left, 1e6)
+        allowed = min(search.left, 1e6)
+        solver.parameters.max_time_in_seconds = allowed
         solver.best_bound_callback = bound_grew
         status = solver.solve(program.model, Watch())
         _hear_interrupts()
         if failures:
             raise failures[0]
-        if status in (cp_model.FEASIBLE, cp_model.UNKNOWN) and search.left > _EARLY:
+        if status in (cp_model.FEASIBLE, cp_model.UNKNOWN) and search.left > max(_EARLY, _EARLY_SHARE * allowed):
             raise KeyboardInterrupt  # CP-SAT keeps the signal to itself; nothing else ends it before its time
         if status == cp_model.INFEASIBLE:
             return True

@@ -48,7 +48,9 @@ def solve_instance(
         return summary
     if isinstance(instance, Contest):
         verdict = instance.evaluate(answer.assignment)
-        assert verdict.feasible and verdict.cost == answer.objective, (verdict, answer.objective)
+        if not verdict.feasible or verdict.cost != answer.objective:
+            why = verdict.why or f"it costs {verdict.cost}, not {answer.objective}"
+            raise PartitaError(f"the answer of {name} does not hold on {path}: {why}")
         summary["evaluated"] = verdict.cost
     if output is None:
         return summary

@@ -14,15 +14,17 @@ from torch.nn import functional
 
 from partita import PartitaError
 from partita.codegen.plan import Choice, Plan
+from partita.codegen.run import Settings, plan_graph
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic
-from partita.codegen.verification.verify import Trial, memory_bytes, run, trial, verify
+from partita.codegen.verification.verify import Trial, memory_bytes, run, trial, verify, verify_all
 from partita.formulation.placement import Placement
 from partita.formulation.strategy import rows
 from partita.model.capture import capture
 from partita.model.load import load_module
 from partita.model.machine import Machine
 from partita.model.pcg import Builder
+from partita.model.zoo import entry
 
 RANKS, BATCH, WIDTH, CLASSES = 2, 12, 6, 5
 
@@ -145,6 +147,24 @@ def test_a_pool_runs_many_programs_and_outlives_one_that_fails(tmp_path: Path) -
     verdicts = run(trials, "pool", timeout=60)
     assert [verdict["ok"] for verdict in verdicts] == [True, False, True]
     assert "ZeroDivisionError" in verdicts[1]["failure"]
+
+
+FAMILIES = {"dlrm": (8,), "xdl": (2, 4), "candle-uno": (2, 2, 2), "llama-70b": (2, 4), "inception-v3": (8,)}
+
+
+def planned(name: str, mesh: tuple[int, ...]) -> Plan:
+    known = entry(name)
+    batch = known.default_batch(True, 8)
+    graph = capture(*load_module(name, small=True), batch=batch)
+    settings = Settings(batch, "float32", known.optimizer, mesh=mesh)
+    return plan_graph(graph, Machine.adhoc(mesh), settings, {"reference": name, "small": True, "batch": batch})
+
+
+def test_one_launch_verifies_the_families() -> None:
+    plans = [planned(name, mesh) for name, mesh in FAMILIES.items()]
+    for name, verdict in zip(FAMILIES, verify_all(plans), strict=True):
+        assert verdict["ok"], (name, verdict.get("failure"))
+        assert (verdict["level"], verdict["ranks"]) == ("pool", 8)
 
 
 FAULTS = [
