@@ -11,6 +11,8 @@ from ..model.errors import PartitaError
 from ..model.files import check_file_writable, read_json, without_collection, write_atomically
 from .protocol import Limits, Progress, Solution, solver
 
+_REST = 0.02, 3.0  # of the time limit, at most seconds: for starting, checking the answer and writing it
+
 
 @without_collection()  # what was read is large and soon gone
 def read_instance(path: Path | str) -> Contest | Network:
@@ -41,7 +43,7 @@ def solve_instance(
         why = ": its numbers are too large to add up exactly" if name == "auto" else "; `--solver auto` may"
         raise PartitaError(f"{name} cannot solve {path}{why}")
     read = time.perf_counter() - started
-    left = float("inf") if seconds is None else max(0.0, seconds - (time.perf_counter() - started))
+    left = float("inf") if seconds is None else max(0.0, seconds - min(_REST[0] * seconds, _REST[1]) - read)
     answer = backend.solve(network, Limits(left, progress=progress, gap=gap))
     summary = _summary(answer) | {"seconds": time.perf_counter() - started, "seconds_reading": read}
     if answer.assignment is None:
