@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .machine import Level, Machine
-from .wiring import Wiring
+from .wiring import Switch, Wiring
 
 Numbers = NDArray[np.int64]
 
@@ -28,6 +28,56 @@ def busiest(machine: Machine, source: Numbers, target: Numbers, size: NDArray[np
             work = _switch if level.wiring is None else _wired
             seconds = max(seconds, work(level, sender[apart], receiver[apart], size[apart]))
     return seconds
+
+
+def streamed(machine: Machine, source: Numbers, target: Numbers, size: float, after: Numbers) -> float:
+    """Seconds until all messages of `size` bytes have come, if each starts when message `after[i]` has (-1: at once).
+
+    Those under way share every resource fairly, as TCP does. For a few hundred messages.
+    """
+    load = _loads(machine, source, target)
+    left, arrived, seconds = np.full(len(source), size), np.zeros(len(source), np.bool_), 0.0
+    while not arrived.all():
+        going = ~arrived & ((after < 0) | arrived[after])
+        rate = _fair(load[going])
+        step = float((left[going] / rate).min())
+        left[going] -= rate * step
+        arrived |= going & (left <= 1e-9 * size)
+        seconds += step
+    return seconds
+
+
+def _fair(load: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[messages]: bytes/s that each has if all grow alike until a resource is full ("max-min fair")."""
+    rate, free = np.zeros(len(load)), np.ones(load.shape[1])
+    open_ = np.ones(len(load), np.bool_)
+    while open_.any():
+        wanted = load[open_].sum(axis=0)
+        more = float((free[wanted > 0] / wanted[wanted > 0]).min())
+        rate[open_] += more
+        free = free - wanted * more
+        open_ &= ~(load[:, (wanted > 0) & (free <= 1e-12)] > 0).any(axis=1)
+    return rate
+
+
+def _loads(machine: Machine, source: Numbers, target: Numbers) -> NDArray[np.float64]:
+    """[messages, resources]: seconds that a byte of every message takes of every resource."""
+    columns = []
+    for number, level in enumerate(machine.levels):
+        below = machine.devices_below(number)
+        sender, receiver = source // below, target // below
+        apart = sender != receiver
+        parents, places = (sender // level.size, receiver // level.size), (sender % level.size, receiver % level.size)
+        if level.wiring is None:
+            table = routes(Wiring((), (Switch(1, level.bandwidth),)), level.size)
+        else:
+            table = routes(level.wiring, level.size)
+        leaves = parents[0] != parents[1]
+        up = table[places[0], np.where(leaves, level.size, places[1])] * apart[:, None]
+        down = table[np.full_like(places[1], level.size), places[1]] * leaves[:, None]
+        for unit in np.unique(np.concatenate(parents)):
+            columns.append(up * (parents[0] == unit)[:, None] + down * (parents[1] == unit)[:, None])
+    return np.concatenate(columns, axis=1)
 
 
 def _switch(level: Level, sender: Numbers, receiver: Numbers, size: NDArray[np.float64]) -> float:

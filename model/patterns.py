@@ -11,7 +11,8 @@ holds before the collective (afterwards, for an all-gather).
     all         all_to_all D/m from each to each; send D to the next
     gloo        all_reduce and all_gather as a ring; reduce_scatter is an all_reduce of which a member keeps its part;
                 reduce scatters around the ring, then gathers at the root; broadcast doubles the holders round by round,
-                D to each (gloo/allreduce.cc, allgather_ring.cc, reduce.cc, broadcast.cc; ProcessGroupGloo.cpp)
+                D to each, and rounds may mix (`STREAMED`)
+                (gloo/allreduce.cc, allgather_ring.cc, reduce.cc, broadcast.cc; ProcessGroupGloo.cpp)
 """
 
 from __future__ import annotations
@@ -212,3 +213,7 @@ PATTERNS: Mapping[str, Mapping[str, Pattern]] = {
     "gloo": {**_RING, "reduce_scatter": _around, "reduce": _gloo_reduce, "broadcast": _gloo_broadcast},
 }
 """By profile and collective."""
+
+STREAMED = frozenset({("gloo", "broadcast")})
+"""Whose members start what they send in all rounds as soon as they have it (gloo/broadcast.cc). On one level all keep
+step, round by round; where some have it earlier than others, as over several levels, rounds mix on the links."""

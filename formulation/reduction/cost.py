@@ -19,16 +19,19 @@ from functools import cache
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...model.collectives import FREE, CollectivePrice
 from ...model.errors import PartitaError
-from ...model.flows import busiest
+from ...model.flows import busiest, streamed
 from ...model.machine import PROFILES, Machine
-from ...model.patterns import PATTERNS, Pattern, Shape
+from ...model.patterns import PATTERNS, STREAMED, Pattern, Shape
 from .program import Collective, Program, Reduction, Step
 
 Over: TypeAlias = tuple[int, int, tuple[int, ...]]
 """The first and the last level of a step, and those of which only digit 0 takes part."""
+
+_MOST_STREAMED = 64  # devices of a machine on which mixed rounds are followed message by message
 
 
 def step_price(
@@ -81,8 +84,24 @@ def _line(machine: Machine, reduction: Reduction, over: Over, kind: str, profile
     """The price for a share of 1."""
     name, row = profile or machine.collectives, reduction.row
     _check(machine, row, over, name)
+    if (name, kind) in STREAMED and over[0] < over[1] and reduction.placement.devices <= _MOST_STREAMED:
+        return _streamed(machine, reduction, over, kind, name)
     wired = any(level.wiring for level in machine.levels[reduction.machine_levels[over[0]] :])
     return routed(machine, reduction, over, kind, name) if wired else symmetric(machine, row, over, kind, name)
+
+
+@cache
+def _streamed(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str) -> CollectivePrice:
+    """The price for a share of 1 where the rounds of a collective mix on the links."""
+    members = _members(reduction, over)
+    phases = PATTERNS[profile][kind](reduction.sizes[over[0] : over[1] + 1], 0)
+    source, target = (np.concatenate([getattr(x.shape, end) for x in phases]) for end in ("source", "target"))
+    arrival = np.full(members.shape[1], -1)  # which message brings a member its data
+    arrival[target] = np.arange(len(target))
+    first = len(target) * np.arange(len(members))[:, None]
+    after = np.where(arrival[source] < 0, -1, arrival[source] + first)
+    seconds = streamed(machine, members[:, source].ravel(), members[:, target].ravel(), 1.0, after.ravel())
+    return CollectivePrice(routed(machine, reduction, over, kind, profile).latency_ns, 1e9 * seconds)
 
 
 @cache
@@ -108,14 +127,8 @@ def symmetric(machine: Machine, row: tuple[int, ...], over: Over, kind: str, pro
 @cache
 def routed(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str) -> CollectivePrice:
     """The price for a share of 1 on any machine: messages of all groups, each on its way."""
-    sizes = reduction.sizes
-    first, last, zero = over
-    digits = reduction.members().reshape(-1, *sizes)
-    for level in zero:
-        digits = digits.take([0], axis=level + 1)
-    inner = range(first + 1, last + 2)
-    outer = [axis for axis in range(digits.ndim) if axis not in inner]
-    groups = digits.transpose(*outer, *inner).reshape(-1, math.prod(sizes[first : last + 1]))
+    first, last, _ = over
+    groups = _members(reduction, over)
 
     def seconds(shape: Shape) -> float:
         share = np.broadcast_to(shape.share, (len(groups), len(shape.share))).ravel()
@@ -123,6 +136,18 @@ def routed(machine: Machine, reduction: Reduction, over: Over, kind: str, profil
 
     spread = list(reduction.machine_levels[first : last + 1])
     return _price(machine, reduction.row, spread, PATTERNS[profile][kind], seconds)
+
+
+def _members(reduction: Reduction, over: Over) -> NDArray[np.int64]:
+    """[groups, members]: the devices of all groups of a step, level-major."""
+    sizes = reduction.sizes
+    first, last, zero = over
+    digits = reduction.members().reshape(-1, *sizes)
+    for level in zero:
+        digits = digits.take([0], axis=level + 1)
+    inner = range(first + 1, last + 2)
+    outer = [axis for axis in range(digits.ndim) if axis not in inner]
+    return digits.transpose(*outer, *inner).reshape(-1, math.prod(sizes[first : last + 1]))
 
 
 def _price(

@@ -66,9 +66,9 @@ def test_a_tree_over_two_nodes_passes_the_card_once() -> None:
 def test_gloo() -> None:
     gloo = replace(TWO, collectives="gloo")
     assert step_price(gloo, ALL, Step(RS, 0, 1), 1.0) == step_price(TWO, ALL, Step(AR, 0, 1), 1.0)
-    # Rounds of 1, 2 and 4 messages; only in the last all four devices of a node send to the other one.
+    # Rounds of 1, 2 and 4 messages that mix: the link between the nodes is full but for the first eighth.
     price = step_price(gloo, ALL, Step(B, 0, 1), 1.0)
-    assert (price.latency_ns, price.ns_per_byte) == pytest.approx((5 + 10 + 10 + 1000, 1 / 8 + 1 / 8 + 4 / 4))
+    assert (price.latency_ns, price.ns_per_byte) == pytest.approx((5 + 10 + 10 + 1000, 1 / 8 + 4 / 4))
 
 
 def test_a_program_adds_up_its_steps_with_what_is_left() -> None:
@@ -142,6 +142,16 @@ def test_wiring_that_is_a_switch_changes_nothing(case: tuple) -> None:  # type: 
     wired = replace(where, levels=tuple(replace(x, wiring=Wiring((), (Switch(1, x.bandwidth),))) for x in where.levels))
     closed = symmetric(where, reduction.row, over, kind, profile)
     assert routed(wired, reduction, over, kind, profile).ns_per_byte == pytest.approx(closed.ns_per_byte, rel=1e-12)
+
+
+def test_rounds_of_gloo_s_broadcast_mix_over_several_levels() -> None:
+    """On 4 nodes of 4, node 0 sends 4 D to node 1 and 4 D to node 2 at once, and then node 1 sends 4 D to node 3."""
+    where = machine((4, 1, 0), (4, 10**6, 0))
+    whole = Reduction(of_rows([(4, 4)]), (0,))
+    mixed = step_price(where, whole, Step(Collective.BROADCAST, 0, 1), 1.0, "gloo").ns_per_byte
+    assert mixed == pytest.approx(12 / where.levels[0].bandwidth * 1e9, rel=1e-4)
+    nodes = step_price(where, whole, Step(Collective.BROADCAST, 0, 0), 1.0, "gloo").ns_per_byte
+    assert nodes == pytest.approx(8 / where.levels[0].bandwidth * 1e9, rel=1e-4)  # four groups, round by round
 
 
 # The V100 servers of P²

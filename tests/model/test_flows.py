@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from partita.model.errors import PartitaError
-from partita.model.flows import busiest, routes
+from partita.model.flows import busiest, routes, streamed
 from partita.model.machine import Device, Level, Machine
 from partita.model.wiring import Link, Switch, Wiring
 
@@ -62,6 +62,20 @@ def test_what_leaves_the_node_climbs_the_switches() -> None:
     assert seconds(where, (0, 4, 10)) == 10.0
     assert seconds(where, (0, 4, 10), (2, 6, 10)) == 10.0
     assert seconds(where, (0, 4, 10), (1, 5, 10)) == 20.0
+
+
+def test_messages_under_way_share_fairly_and_wait_for_those_before() -> None:
+    where = machine(None)  # 3 bytes/s between nodes, 10 inside
+
+    def done(*flows: tuple[int, int, int]) -> float:
+        source, target, after = (np.array(x) for x in zip(*flows, strict=True))
+        return streamed(where, source, target, 10.0, after)
+
+    assert done((0, 1, -1)) == pytest.approx(1.0)
+    assert done((0, 1, -1), (1, 2, 0)) == pytest.approx(2.0)
+    assert done((0, 4, -1), (1, 5, -1)) == pytest.approx(20 / 3)  # both share the node's link
+    assert done((0, 4, -1), (0, 1, -1)) == pytest.approx(10 / 3)  # what a link leaves is the other's
+    assert done((0, 4, -1), (1, 5, -1), (4, 6, 0)) == pytest.approx(20 / 3 + 1)  # both have come late
 
 
 def test_routes_are_seconds_a_byte_of_every_resource() -> None:
