@@ -38,11 +38,14 @@ def streamed(machine: Machine, source: Numbers, target: Numbers, size: float, af
     load = _loads(machine, source, target)
     left, arrived, seconds = np.full(len(source), size), np.zeros(len(source), np.bool_), 0.0
     while not arrived.all():
-        going = ~arrived & ((after < 0) | arrived[after])
+        going = np.flatnonzero(~arrived & ((after < 0) | arrived[after]))
         rate = _fair(load[going])
-        step = float((left[going] / rate).min())
-        left[going] -= rate * step
-        arrived |= going & (left <= 1e-9 * size)
+        needs = left[going] / rate
+        step = float(needs.min())
+        # Never none: whatever rounding does, the first to come is among them.
+        come = needs <= step * (1 + 1e-9)
+        arrived[going[come]] = True
+        left[going[~come]] -= rate[~come] * step
         seconds += step
     return seconds
 
@@ -53,10 +56,16 @@ def _fair(load: NDArray[np.float64]) -> NDArray[np.float64]:
     open_ = np.ones(len(load), np.bool_)
     while open_.any():
         wanted = load[open_].sum(axis=0)
-        more = float((free[wanted > 0] / wanted[wanted > 0]).min())
+        used = np.flatnonzero(wanted)
+        if not len(used):
+            rate[open_] = np.inf
+            break
+        with np.errstate(over="ignore"):  # what is as good as free has an infinite rate
+            grows = free[used] / wanted[used]
+        more = float(grows.min())
         rate[open_] += more
-        free = free - wanted * more
-        open_ &= ~(load[:, (wanted > 0) & (free <= 1e-12)] > 0).any(axis=1)
+        free[used] = np.maximum(free[used] - wanted[used] * more, 0.0)
+        open_ &= ~(load[:, used[grows <= more * (1 + 1e-9)]] > 0).any(axis=1)
     return rate
 
 

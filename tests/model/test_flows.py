@@ -1,5 +1,7 @@
 """Messages that share links: wiring of one level, routes, the busiest resource."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -76,6 +78,24 @@ def test_messages_under_way_share_fairly_and_wait_for_those_before() -> None:
     assert done((0, 4, -1), (1, 5, -1)) == pytest.approx(20 / 3)  # both share the node's link
     assert done((0, 4, -1), (0, 1, -1)) == pytest.approx(10 / 3)  # what a link leaves is the other's
     assert done((0, 4, -1), (1, 5, -1), (4, 6, 0)) == pytest.approx(20 / 3 + 1)  # both have come late
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("inside", [10.0, 1e30, sys.float_info.max])
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_all_come_whatever_rounding_does(seed: int, inside: float) -> None:
+    """Not before the busiest resource is done, and not after one message at a time would be."""
+    rng = np.random.default_rng(seed)
+    wirings = (None, Wiring(shared=inside), Wiring((), (Switch(2, inside),)))
+    node = Level("node", 2, float(rng.random()), 0.0)
+    where = Machine("m", (node, Level("gpu", 4, inside, 0.0, wirings[seed % 3])), DEVICE)
+    source = rng.integers(0, 8, 12)
+    target = (source + rng.integers(1, 8, 12)) % 8
+    after = np.array([int(rng.integers(-1, i)) for i in range(12)])
+    size = float(rng.random())
+    found = streamed(where, source, target, size, after)
+    alone = [busiest(where, source[[i]], target[[i]], np.array([size])) for i in range(12)]
+    assert busiest(where, source, target, np.full(12, size)) * (1 - 1e-6) <= found <= sum(alone) * (1 + 1e-6)
 
 
 def test_routes_are_seconds_a_byte_of_every_resource() -> None:
