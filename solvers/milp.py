@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ..formulation.network import Network
-from .flat.close import close
+from .flat.close import close, reduction
 from .flat.form import flattened
 from .flat.integer import fits
-from .flat.reduce import reduced
 from .protocol import NO_LIMITS, Limits, Search, Solution
 
 _MOST_PAIRS = 1_000_000  # entries that reduction may leave; beyond, the linear program alone takes minutes
@@ -28,12 +27,9 @@ class MILP:
 
 
 def _solve(search: Search) -> Solution:
-    flat = flattened(search.network)
-    if not fits(flat):
-        return search.finish("totals beyond 2^52 are not exact in floats")
-    small = reduced(flat, search.until)
-    if small is None:
-        return search.finish("no solution, by reduction", infeasible=True)
+    small = reduction(search)
+    if isinstance(small, Solution):
+        return small
     if len(small.flat.table) > _MOST_PAIRS:
         return search.finish(f"too large for one program: {len(small.flat.table)} pairs")
     return close(search, small)

@@ -11,23 +11,21 @@ s.t. (1) exactly one of x[v,·]                                                 
 
 from __future__ import annotations
 
-import math
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ..formulation.network import INFINITE, Network
+from .flat.close import reduction
 from .flat.fixing import least
 from .flat.form import Flat, flattened
 from .flat.integer import fits
-from .flat.reduce import reduced
 from .flat.substitution import Reduced
 from .kernels import Ints
 from .protocol import NO_LIMITS, STOPPED, Limits, Search, Solution
+from .z3check import checked
 
 _MOST_PAIRS = 20_000  # entries of all edges
-_LONGEST = 4e9  # milliseconds that Z3 can count
 
 
 class SMT:
@@ -49,9 +47,9 @@ class SMT:
 
 
 def _solve(search: Search) -> Solution:
-    small = reduced(flattened(search.network), search.until)
-    if small is None:
-        return search.finish("no solution, by reduction", infeasible=True)
+    small = reduction(search)
+    if isinstance(small, Solution):
+        return small
     flat = small.flat
     bound = least(flat, np.zeros(int(flat.sizes[flat.ends].sum())), np.zeros(len(flat.limits))).bound(flat)
     if bound >= INFINITE:
@@ -73,35 +71,24 @@ def _minimized(search: Search, small: Reduced) -> str:
     """Offer what Z3 finds; how it ends: sat (the last is the best), unsat or unknown."""
     import z3
 
-    context = z3.Context()  # its own, so that an interrupt is for it alone
+    context = z3.Context()
     solver, x = program(small.flat, context)
-    failure: list[BaseException] = []
+    failure: list[BaseException] = []  # the last one, and popped: what is raised would hold Z3's memory through it
 
     def found(model: Any) -> None:
         try:
             search.offer(tuple(small.lift(_read(x, model)).tolist()))
         except BaseException as error:  # Z3 would drop it
-            failure.append(error)
-            with suppress(z3.Z3Exception):  # it may end already
-                context.interrupt()
+            if not (isinstance(error, z3.Z3Exception) and "canceled" in str(error)):  # what its time's end may raise
+                failure[:] = [error]
 
     solver.set_on_model(found)
-    solver.set("timeout", max(1, math.ceil(min(search.left * 1000, _LONGEST))))  # 0 would be no limit
-    status = z3.unknown
-    try:
-        status = solver.check()
-        if status == z3.sat:
-            found(solver.model())
-    except z3.Z3Exception as error:
-        failure.append(error)
-    for fault in failure:
-        if not (isinstance(fault, z3.Z3Exception) and "canceled" in str(fault)):  # what its time's end may raise
-            raise fault
+    status = checked(solver, search.until, enough=lambda: bool(failure))
+    if status == "sat":
+        found(solver.model())
     if failure:
-        status = z3.unknown
-    if status == z3.unknown and search.left > 0:
-        raise KeyboardInterrupt  # Z3 keeps the signal to itself; nothing else ends it before its time
-    return str(status)
+        raise failure.pop()
+    return status
 
 
 def program(flat: Flat, context: Any) -> tuple[Any, list[list[Any]]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,11 @@ def partita(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         return (int(end.value.code or 0), *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """Python's handler of the terminal's interrupt, which a process started in the background may lack."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

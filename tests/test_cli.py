@@ -285,18 +285,7 @@ def test_show(partita: Run, play: Callable[..., None]) -> None:
     assert partita("show", "plan", "--html", "page.html") == (0, "plan page.html None\n", "")
 
 
-EXAMPLE = {  # of the contest's description
-    "nodes": {
-        "intervals": [[30, 70], [40, 70], [50, 120], [110, 140], [110, 150]],
-        "costs": [[15], [55, 65], [25, 45, 35], [85, 75], [95]],
-        "usages": [[10], [25, 25], [15, 20, 15], [10, 10], [15]],
-    },
-    "edges": {
-        "nodes": [[0, 1], [0, 2], [1, 3], [2, 4], [3, 4]],
-        "costs": [[30, 40], [50, 10, 40], [90, 10, 20, 80], [60, 20, 30], [70, 60]],
-    },
-    "usage_limit": 50,
-}
+EXAMPLE = json.loads((Path(__file__).parent / "data/contest_example.json").read_text())["problem"]
 KEYS = {"status", "objective", "bound", "gap", "seconds", "seconds_reading", "source", "words", "assignment"}
 
 

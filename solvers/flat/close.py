@@ -6,8 +6,18 @@ import math
 
 from ...formulation.network import INFINITE
 from ..protocol import STOPPED, Search, Solution
-from .integer import Exact, solve_exactly
+from .form import flattened
+from .integer import Exact, fits, solve_exactly
+from .reduce import reduced
 from .substitution import Reduced
+
+
+def reduction(search: Search) -> Reduced | Solution:
+    """What reduction leaves of a search's network; its end, where that is known then."""
+    flat = flattened(search.network)
+    if not fits(flat):
+        return search.finish("totals beyond 2^52 are not exact in floats")
+    return reduced(flat, search.until) or search.finish("no solution, by reduction", infeasible=True)
 
 
 def close(search: Search, small: Reduced, until: float = math.inf) -> Solution:

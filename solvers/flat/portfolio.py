@@ -18,16 +18,15 @@ import numpy as np
 from ...formulation.network import INFINITE
 from ..kernels import Ints
 from ..protocol import STOPPED, Search, Solution
-from .close import close
+from .close import close, reduction
 from .decimation import decimated, first_solution
 from .descent import Descent
-from .form import Flat, flattened
+from .form import Flat
 from .fusion import fused
 from .highs import Highs
-from .integer import Exact, fits, solve_exactly
+from .integer import Exact, solve_exactly
 from .messages import Messages
 from .proof import proved
-from .reduce import reduced
 from .substitution import Reduced
 
 _PROGRAM = 200_000  # allowed pairs that a linear program may hold at once
@@ -46,12 +45,9 @@ _FUSION, _MOMENT = 5.0, 0.05  # seconds
 
 def solve_flat(search: Search) -> Solution:
     """The best assignment, or the best found within the limits and a proved bound."""
-    flat = flattened(search.network)
-    if not fits(flat):
-        return search.finish("totals beyond 2^52 are not exact in floats")
-    small = reduced(flat, search.until)
-    if small is None:
-        return search.finish("no solution, by reduction", infeasible=True)
+    small = reduction(search)
+    if isinstance(small, Solution):
+        return small
     if _pairs(small.flat) <= _PROGRAM:
         return close(search, small)
     if small.flat.pair_use is not None:
@@ -63,26 +59,25 @@ def try_programs(search: Search) -> Solution | None:
     """What programs make of a small network in a share of the time; None for a large one."""
     if sum(e.cost.size for e in search.network.edges) > _PROGRAM:
         return None
-    flat = flattened(search.network)
-    small = reduced(flat, search.until) if fits(flat) else None
-    if small is None:
-        return None
-    return close(search, small, time.perf_counter() + min(_TRIAL[0] * search.left, _TRIAL[1]))
+    small = reduction(search)
+    return small if isinstance(small, Solution) else close(search, small, _until(search, *_TRIAL))
 
 
 def _by_dive(search: Search, small: Reduced) -> Solution:
     """Messages and one dive, then programs: for pairs that use something, which descent does not know."""
     messages = Messages(small.flat)
-    messages.climb(1 << 30, until=time.perf_counter() + min(_MESSAGES[0] * search.left, _MESSAGES[1]))
+    messages.climb(1 << 30, until=_until(search, *_MESSAGES))
     if messages.bound >= INFINITE:
         return search.finish("no solution, by messages", infeasible=True)
     search.raise_bound(min(messages.bound, search.ceiling))
-    choice, cost = first_solution(
-        messages, until=time.perf_counter() + min(_DECIMATION[0] * search.left, _DECIMATION[1])
-    )
+    choice, cost = first_solution(messages, until=_until(search, *_DECIMATION))
     if cost is not None and search.better(cost):
         search.offer(tuple(small.lift(choice).tolist()))
     return close(search, small)
+
+
+def _until(search: Search, share: float, most: float) -> float:
+    return time.perf_counter() + min(share * search.left, most)
 
 
 def _pairs(flat: Flat) -> int:
@@ -126,12 +121,12 @@ class _Large:
     def _message(self, pool: ThreadPoolExecutor) -> Messages:
         """Messages, while a first descent looks for any solution."""
         messages = Messages(self.small.flat)
-        until = self._until(*_MESSAGES)
+        until = _until(self.search, *_MESSAGES)
         running = pool.submit(messages.climb, 1 << 30, None, until)
         first = Descent(self.small.flat, np.zeros(self.small.flat.variables, np.int64))
         self.descents.append(first)
         while not running.done():
-            first.run(min(until, self._until(*_SLICE)))
+            first.run(min(until, _until(self.search, *_SLICE)))
             self._publish()
             wait([running], _MOMENT)
         running.result()
@@ -154,13 +149,13 @@ class _Large:
 
     def _one_dive(self, messages: Messages, number: int) -> None:
         """On with the messages under the best cost, a choice by decimation, and descent from there."""
-        messages.climb(_PASSES, self.cost, self._until(*_SLICE))
+        messages.climb(_PASSES, self.cost, _until(self.search, *_SLICE))
         work = messages.copy()
         work.reprice(messages.prices * _DEARER[number % len(_DEARER)])
         work.sweep(_SWEEPS)
-        choice = decimated(work, _SHARES[number % len(_SHARES)], self._until(*_DECIMATION))
+        choice = decimated(work, _SHARES[number % len(_SHARES)], _until(self.search, *_DECIMATION))
         descent = Descent(self.small.flat, choice, messages.prices, number + 1, self.descents[0].net)
-        descent.run(self._until(*_SLICE))
+        descent.run(_until(self.search, *_SLICE))
         with self.lock:
             self.bound = max(self.bound, messages.bound)
             self.descents.append(descent)
@@ -173,7 +168,7 @@ class _Large:
             if proof.done() and self.cost is not None and self.cost != fused_at:
                 proof.result()
                 fused_at = self._fuse(best)
-            until = self._until(*_SLICE)
+            until = _until(self.search, *_SLICE)
             beside = [pool.submit(d.run, until) for d in best[1:2] if proof.done()]
             best[0].run(until)
             for running in beside:
@@ -223,6 +218,3 @@ class _Large:
             search.offer(tuple(self.small.lift(best).tolist()))
         search.raise_bound(min(bound, search.ceiling))
         return search.done
-
-    def _until(self, share: float, most: float) -> float:
-        return time.perf_counter() + min(share * self.search.left, most)

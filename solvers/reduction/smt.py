@@ -8,6 +8,7 @@ import time
 from ...formulation.reduction.encoding import UNITS, Clauses
 from ...formulation.reduction.program import Program
 from ..protocol import Status
+from ..z3check import checked
 from .answer import Answer
 
 
@@ -15,12 +16,12 @@ def solve(question: Clauses, seconds: float = math.inf) -> Answer:
     """The cheapest program: ever cheaper ones are asked for until there is none, or the time is up."""
     import z3
 
-    end = time.monotonic() + seconds
+    until = time.perf_counter() + seconds
     variables = range(1, question.variables + 1)
-    solver = z3.Solver()
+    solver = z3.Solver(ctx=z3.Context())
     # As text, which Z3 reads far quicker than it is built clause by clause.
     solver.from_string("\n".join((*(f"(declare-const x{i} Bool)" for i in variables), *map(_words, question.clauses))))
-    literals = {i: z3.Bool(f"x{i}") for i in variables}
+    literals = {i: z3.Bool(f"x{i}", solver.ctx) for i in variables}
     for choice in question.choices:
         solver.add(z3.PbEq([(literals[x], 1) for x in choice], 1))
     costs = [(literals[x], cost) for x, cost in question.costs.items()]
@@ -28,17 +29,15 @@ def solve(question: Clauses, seconds: float = math.inf) -> Answer:
     program: Program | None = None
     paid = 0
     while True:
-        if seconds < math.inf:
-            solver.set("timeout", max(1, int((end - time.monotonic()) * 1000)))
-        found = solver.check()
-        if found != z3.sat:
+        found = checked(solver, until)
+        if found != "sat":
             break
         model = solver.model()
         true = {x for choice in question.choices for x in choice if z3.is_true(model[literals[x]])}
         program = question.program(true.__contains__)
         paid = sum(cost for x, cost in question.costs.items() if x in true)
         solver.add(z3.PbLe(costs, paid - 1))
-    proved = found == z3.unsat
+    proved = found == "unsat"
     if program is None:
         return Answer(Status.INFEASIBLE if proved else Status.UNKNOWN, None, None, 0.0)
     ns = paid * question.ns_per_unit

@@ -193,6 +193,7 @@ def started() -> tuple[subprocess.Popen[str], set[str]]:
 
 
 @needs_network
+@pytest.mark.usefixtures("hears_interrupts")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_after_a_signal(number: signal.Signals) -> None:
     process, nodes = started()

@@ -20,21 +20,7 @@ from partita.formulation.network import evaluate
 from partita.solvers.instance import solve_instance
 
 # The example of the contest's description.
-EXAMPLE: dict[str, Any] = {
-    "problem": {
-        "name": "example",
-        "nodes": {
-            "intervals": [[30, 70], [40, 70], [50, 120], [110, 140], [110, 150]],
-            "costs": [[15], [55, 65], [25, 45, 35], [85, 75], [95]],
-            "usages": [[10], [25, 25], [15, 20, 15], [10, 10], [15]],
-        },
-        "edges": {
-            "nodes": [[0, 1], [0, 2], [1, 3], [2, 4], [3, 4]],
-            "costs": [[30, 40], [50, 10, 40], [90, 10, 20, 80], [60, 20, 30], [70, 60]],
-        },
-        "usage_limit": 50,
-    }
-}
+EXAMPLE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data/contest_example.json").read_text())
 INSTANCES = sorted(Path(os.environ.get("PARTITA_IOPDDL", "/nowhere")).glob("*.json.gz"))
 
 

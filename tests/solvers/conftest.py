@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from partita.formulation.network import INFINITE, Chain, Edge, Network, Variable, evaluate
+from partita.solvers import auto
 
 # Letters of a tensor's layout per mesh axis, and how a linear operator maps them: name, input, output, weight split.
 LAYOUT = "RBSHPX"
@@ -240,3 +241,11 @@ def random_network(seed: int) -> Network:
 @pytest.fixture(scope="session")
 def make_network() -> Callable[[int], Network]:
     return random_network
+
+
+@pytest.fixture
+def only_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `auto` go straight to its counted program, past the lists of labels and the programs that come before it."""
+    for bound in ("_FEW_LABELS", "_LABELS"):
+        monkeypatch.setattr(auto, bound, 0)
+    monkeypatch.setattr(auto, "try_programs", lambda search: None)

@@ -200,7 +200,7 @@ def test_backends_agree_with_brute_force(make_network, truth, name: str, example
     agree()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_cutoff(make_network, truth, name: str) -> None:
     """A solution below the cutoff is found and proved; else the search ends with a valid bound that reaches it."""
 
@@ -285,6 +285,7 @@ def test_an_interrupt_keeps_the_best(name: str) -> None:
     assert solution.status in (Status.FEASIBLE, Status.OPTIMAL) and solution.objective is not None
 
 
+@pytest.mark.usefixtures("hears_interrupts")
 @pytest.mark.parametrize("name", ["milp", "smt"])
 def test_the_terminal_s_interrupt_ends_a_solve(name: str) -> None:
     """Also in the middle of a program, which hears nothing of Python's signals."""

@@ -95,7 +95,7 @@ def test_a_large_one_is_anytime_and_ends_in_time() -> None:
     assert len(costs) > 1 and costs == sorted(costs, reverse=True)
 
 
-@pytest.mark.usefixtures("all_large")
+@pytest.mark.usefixtures("all_large", "hears_interrupts")
 def test_an_interrupt_returns_the_best_so_far() -> None:
     seen = threading.Event()
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from partita import PartitaError
 from partita.formulation.network import INFINITE, Edge, Network, Variable, evaluate
-from partita.solvers import auto
 from partita.solvers.cpsat import CpSat
 from partita.solvers.protocol import INTERRUPTED, Limits, Progress, Solver, Status, solver, solvers
 
@@ -102,9 +101,8 @@ def test_solvers_agree_with_brute_force(make_network, truth, name: str, examples
     agree()
 
 
-def test_counting_agrees_with_brute_force(make_network, truth, monkeypatch) -> None:
-    monkeypatch.setattr(auto, "_LABELS", 0)  # straight to the counted program
-
+@pytest.mark.usefixtures("only_counting")
+def test_counting_agrees_with_brute_force(make_network, truth) -> None:
     @settings(max_examples=80, deadline=None, database=None)
     @given(st.integers(0, 10**6))
     def agree(seed: int) -> None:
@@ -113,29 +111,6 @@ def test_counting_agrees_with_brute_force(make_network, truth, monkeypatch) -> N
         check(solver("auto"), problem, truth(problem))
 
     agree()
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_cutoff(make_network, truth, name: str) -> None:
-    """A solution below the cutoff is found and proved; else the search ends with a valid bound that reaches it."""
-
-    @settings(max_examples=40, deadline=None, database=None)
-    @given(st.integers(0, 10**6), st.integers(-2, 2))
-    def holds(seed: int, more: int) -> None:
-        problem = make_network(seed)
-        assume(prod(len(v.cost) for v in problem.variables) <= 1000)
-        best = truth(problem)
-        cutoff = (best or 0) + more
-        solution = solver(name).solve(problem, Limits(cutoff=cutoff))
-        if best is None:
-            assert solution.status in (Status.INFEASIBLE, Status.UNKNOWN)
-        elif best < cutoff:
-            assert solution.status is Status.OPTIMAL and solution.objective == best
-        else:
-            assert solution.bound <= best
-            assert solution.bound >= cutoff or solution.status is Status.OPTIMAL
-
-    holds()
 
 
 @pytest.mark.parametrize("name", ["auto", "elimination"])
@@ -174,6 +149,7 @@ def test_unknown_solvers_are_named() -> None:
         solver("magic")
 
 
+@pytest.mark.usefixtures("hears_interrupts")
 def test_an_interrupt_while_cp_sat_runs_ends_the_solve() -> None:
     """CP-SAT handles the signal itself, and stops without an exception."""
     generator = np.random.default_rng(5)

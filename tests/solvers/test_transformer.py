@@ -5,7 +5,7 @@ import time
 import pytest
 
 from partita.formulation.network import Chain, Evaluation, Network, evaluate
-from partita.solvers import auto, protocol
+from partita.solvers import protocol
 from partita.solvers.order import compile_network
 from partita.solvers.protocol import Limits, Progress, Status, solver
 
@@ -21,10 +21,10 @@ def test_counted_layers_equal_separate_layers(make_transformer, layers: int, mem
 
 
 @pytest.mark.parametrize("jitter", [0.003, 0.1])
-def test_counting_equals_listing(make_transformer, monkeypatch, jitter: float) -> None:
+def test_counting_equals_listing(make_transformer, request, jitter: float) -> None:
     problem = make_transformer(12, axes=2, memory=0.1, jitter=jitter)
     listed = solver("elimination").solve(problem, Limits(seconds=20))
-    monkeypatch.setattr(auto, "_LABELS", 0)
+    request.getfixturevalue("only_counting")
     counted = solver("auto").solve(problem)
     assert counted.status is Status.OPTIMAL
     assert listed.bound <= counted.objective <= (listed.objective or counted.objective)
