@@ -205,9 +205,8 @@ class _Search:
             answer = self._solve(encoding.network, candidate.bound, gap, quick=not candidate.fine)
             self._offer(encoding, answer, candidate, later)
             return
-        relaxed = self._solve(
-            replace(encoding.network, capacities=(_unbounded(encoding.network),)), candidate.bound, self.limits.gap
-        )
+        lifted = replace(encoding.network, capacities=(_unbounded(encoding.network),))
+        relaxed = self._solve(lifted, candidate.bound, self.limits.gap, fits=False)
         if relaxed.status is Status.INFEASIBLE:
             return
         bound = max(candidate.bound, relaxed.bound)
@@ -257,11 +256,15 @@ class _Search:
     def _between(self, low: int, high: int) -> bool:
         return any(low < k < high and k % low == 0 and high % k == 0 for k in self.question.micro_batches)
 
-    def _solve(self, network: Network, bound: int, gap: float = 0.0, quick: bool = False) -> Solution:
+    def _solve(
+        self, network: Network, bound: int, gap: float = 0.0, quick: bool = False, fits: bool = True
+    ) -> Solution:
+        """The solution of a network; unless it `fits` the memory, its incumbents are no plans yet, and not told."""
+
         def progress(p: Progress) -> None:
             if self.limits.progress is not None:
                 seconds = time.monotonic() - self.start
-                best = [x for x in (p.incumbent, self.objective) if x is not None and x < INFINITE]
+                best = [x for x in (p.incumbent if fits else None, self.objective) if x is not None and x < INFINITE]
                 waiting = [c.bound for c in self.queue]
                 self.limits.progress(
                     Progress(min(best) if best else None, min([max(bound, p.bound), *waiting, *self.unproved]), seconds)

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from partita import Machine, NoPlanError, PartitaError, optimize
 from partita.codegen.plan import Plan
 from partita.model.pcg import PCG, Builder
+from partita.solvers.protocol import Progress
 
 Force = Callable[..., Plan]
 Edit = Callable[[dict[str, Any]], Any]
@@ -136,6 +138,26 @@ def test_no_plan_in_time_raises_with_its_summary() -> None:
         optimize(module, (x,), Machine.adhoc((2,)), time_limit=1e-9)
     assert found.value.summary["status"] == "unknown" and not found.value.interrupted
     assert found.value.summary.keys() == optimize(module, (x,), Machine.adhoc((2,))).summary().keys()
+
+
+def test_progress_tells_of_plans_that_fit_and_get_no_worse() -> None:
+    with torch.device("meta"):
+        layers = [nn.Linear(256, 256) for _ in range(6)]
+        module, x = nn.Sequential(*layers), torch.zeros(64, 256)
+    roomy = optimize(module, (x,), Machine.adhoc((2, 2)))
+    tight = Machine.adhoc((2, 2))
+    device = replace(tight.device, memory_bytes=tight.device.reserved_bytes + roomy.report["memory_bytes"] * 4 // 5)
+    told: list[Progress] = []
+    plan = optimize(
+        module,
+        (x,),
+        replace(tight, device=device),
+        progress=lambda p: told.append(p) if isinstance(p, Progress) else None,
+    )
+    assert plan.report["objective_ns"] > roomy.report["objective_ns"] and plan.report["gap"] == 0
+    costs = [p.incumbent for p in told if p.incumbent is not None]
+    assert costs == sorted(costs, reverse=True) and costs[-1] == plan.report["objective_ns"]
+    assert all(p.bound <= plan.report["objective_ns"] for p in told)
 
 
 def test_the_space_lists_the_micro_batches_that_are_admitted() -> None:
