@@ -43,6 +43,9 @@ NETWORK_BOUND, WITHIN = 0.8, 0.15
 ROUNDS = 3
 """All programs run once a round, and the fastest round counts: other work on the computer disturbs one, not all."""
 
+NEAR, AGAIN = 1.15, 9
+"""Programs that take at most NEAR times what the fastest does run in AGAIN rounds more, to tell which one it is."""
+
 SECONDS = 1200.0
 MOST = 60
 """Programs measured of one reduction; of more, a sample from the cheapest to the dearest predicted one."""
@@ -168,11 +171,11 @@ def _measured(case: Case, machine: Machine, runs: Sequence[Run]) -> list[dict[st
             file = f"reduction_{number}.py"
             (folder / file).write_text(emit(one.programs, one.reduction, machine))
             job.append({"file": file, "bytes": case.size_bytes, "ring": case.ring})
-        (folder / "job.json").write_text(json.dumps({"rounds": ROUNDS, "runs": job}))
+        (folder / "job.json").write_text(json.dumps({"rounds": ROUNDS, "near": NEAR, "again": AGAIN, "runs": job}))
         run_ranks(case.network, nodes, ["-m", f"{__package__}.ranks", str(folder / "job.json")], SECONDS)
         rounds = json.loads((folder / "results.json").read_text())
     return [
-        {name: min((r[name] for r in of_run), key=_seconds) for name in of_run[0]}
+        {name: min((r[name] for r in of_run if name in r), key=_seconds) for name in of_run[0]}
         for of_run in zip(*rounds, strict=True)
     ]
 
