@@ -20,6 +20,8 @@ from ..model.zoo.registry import entry
 
 GIB = 2**30
 NODES = 4
+LONG = dict.fromkeys(("gpt3-1.3b", "gpt3-2.6b", "gpt3-6.7b", "gpt3-15b"), 16384)
+"""Tokens of SuperScaler's GPT-3s, which are planned at the zoo's shorter sequence too."""
 SECONDS = 120.0
 AFTER = 0.2
 """The share of the time that is kept for what follows the search: the plan is priced again and emitted."""
@@ -27,25 +29,26 @@ AFTER = 0.2
 
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """Plan every model; seconds are wall time, `gap` a fraction."""
-    names = [name for name in zoo() if not only or any(text in name for text in only)]
-    if not names:
+    every = [*((name, None) for name in zoo()), *(() if small else LONG.items())]
+    cases = [(name, sequence) for name, sequence in every if not only or any(text in name for text in only)]
+    if not cases:
         raise PartitaError(f"no model has {' or '.join(only)} in its name")
     rows = []
-    for number, name in enumerate(names, 1):
-        tell(f"{number} of {len(names)}: {name}")
-        rows.append(measure(name, small))
+    for number, (name, sequence) in enumerate(cases, 1):
+        tell(f"{number} of {len(cases)}: {name}")
+        rows.append(measure(name, small, sequence))
         gc.collect()  # the graphs of one model are not to weigh on the next
     return rows
 
 
-def measure(name: str, small: bool) -> dict[str, Any]:
-    """Plan one model, with its own batch, number format and optimizer."""
+def measure(name: str, small: bool, sequence: int | None = None) -> dict[str, Any]:
+    """Plan one model, with its own batch, number format and optimizer, and its own sequence where none is given."""
     known, start = entry(name), time.monotonic()
     machine = Machine.load(known.machine, nodes=NODES)
-    module, inputs = build(name, small=small)
+    module, inputs = build(name, small=small, sequence=sequence)
     batch = known.default_batch(small, machine.devices)
     row: dict[str, Any] = {
-        "model": name,
+        "model": name if sequence is None else f"{name}, {sequence:,} tokens",
         "parameters_m": sum(p.numel() for p in module.parameters()) / 1e6,
         "machine": f"{machine.devices} {machine.name}",
     }
@@ -54,7 +57,9 @@ def measure(name: str, small: bool) -> dict[str, Any]:
         graph = capture(module, inputs, batch=max(batch, 2))
         left = SECONDS * (1 - AFTER) - (time.monotonic() - start)
         settings = Settings(batch, known.dtype, known.optimizer, time_limit=max(1.0, left))
-        made = plan_graph(graph, machine, settings, {"reference": name, "batch": batch}, start=start)
+        made = plan_graph(
+            graph, machine, settings, {"reference": name, "batch": batch, "sequence": sequence}, start=start
+        )
     except PartitaError as refusal:
         return row | empty | {"total_s": time.monotonic() - start, "status": str(refusal)}
     report = made.report

@@ -1,4 +1,7 @@
-"""GPT-2 and GPT-3 (Radford et al., 2019; Brown et al., NeurIPS'20): pre-norm decoders with tied embeddings."""
+"""GPT-2, GPT-3 and Megatron-LM's largest (Radford et al., 2019; Brown et al., NeurIPS'20; Narayanan et al., SC'21).
+
+Pre-norm decoders with tied embeddings.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -113,4 +116,18 @@ ENTRIES = {
     "gpt3-2.6b": _gpt3(32, 2560, 1),
     "gpt3-6.7b": _gpt3(32, 4096, 2),
     "gpt3-15b": _gpt3(48, 5120, 4),
+    "gpt-1008b": Entry(
+        GPT,
+        {"vocabulary": 51200, "layers": 128, "width": 25600, "heads": 160, "dropout": 0.0},
+        {"vocabulary": 96, "layers": 4, "width": 64, "heads": 4, "dropout": 0.0},
+        {"ids": TOKENS, "labels": TOKENS},
+        batch=3072,
+        per_device=False,
+        sequence=2048,
+        small_sequence=8,
+        dtype="mixed-float16",
+        optimizer="adam",
+        machine="dgx-a100",
+        nodes=384,
+    ),
 }

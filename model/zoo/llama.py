@@ -1,6 +1,6 @@
 """Llama 2 and 3 (Touvron et al., 2023; Dubey et al., 2024): RMS norms, rotary positions and gated perceptrons.
 
-Llama 3 70B has eight times as many heads of queries as of keys and values.
+Llama 3 70B has eight times as many heads of queries as of keys and values, 405B sixteen times.
 """
 
 import torch
@@ -99,6 +99,31 @@ class Llama(nn.Module):
         return F.cross_entropy(self.scores(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
+def _llama3(layers: int, width: int, heads: int, inner: int, nodes: int) -> Entry:
+    return Entry(
+        Llama,
+        {
+            "vocabulary": 128256,
+            "layers": layers,
+            "width": width,
+            "heads": heads,
+            "key_heads": 8,
+            "inner": inner,
+            "theta": 500000.0,
+        },
+        {"vocabulary": 96, "layers": 2, "width": 64, "heads": 8, "key_heads": 4, "inner": 120},
+        {"ids": TOKENS, "labels": TOKENS},
+        batch=1024,
+        per_device=False,
+        sequence=8192,
+        small_sequence=8,
+        dtype="mixed-bfloat16",
+        optimizer="adamw",
+        machine="dgx-h100",
+        nodes=nodes,
+    )
+
+
 ENTRIES = {
     "llama-7b": Entry(
         Llama,
@@ -114,26 +139,6 @@ ENTRIES = {
         machine="dgx-h100",
         nodes=1,
     ),
-    "llama-70b": Entry(
-        Llama,
-        {
-            "vocabulary": 128256,
-            "layers": 80,
-            "width": 8192,
-            "heads": 64,
-            "key_heads": 8,
-            "inner": 28672,
-            "theta": 500000.0,
-        },
-        {"vocabulary": 96, "layers": 2, "width": 64, "heads": 8, "key_heads": 4, "inner": 120},
-        {"ids": TOKENS, "labels": TOKENS},
-        batch=1024,
-        per_device=False,
-        sequence=8192,
-        small_sequence=8,
-        dtype="mixed-bfloat16",
-        optimizer="adamw",
-        machine="dgx-h100",
-        nodes=8,
-    ),
+    "llama-70b": _llama3(80, 8192, 64, 28672, 8),
+    "llama-405b": _llama3(126, 16384, 128, 53248, 64),
 }
