@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from partita.cli import main
+
+# The same examples every time; HYPOTHESIS_PROFILE=default looks for others.
+settings.register_profile("fixed", derandomize=True, database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -36,9 +36,9 @@ def enumerated(levels: int) -> dict[str, Program]:
     return {f"program {i}": program for i, program in enumerate(programs(levels))}
 
 
-def optima(reduction: Reduction) -> dict[str, Program]:
-    """The optimal programs of all payloads and profiles, on a machine whose levels get slower outwards."""
-    machine = Machine.adhoc(reduction.placement.hierarchy)
+def optima(reduction: Reduction, machine: Machine | None = None) -> dict[str, Program]:
+    """The optimal programs of all payloads and profiles, on a given machine or one whose levels get slower outwards."""
+    machine = machine or Machine.adhoc(reduction.placement.hierarchy)
     entries = [program for profile in PROFILES for _, program in envelope(machine, reduction, "all_reduce", profile)]
     return {f"optimal {i}": program for i, program in enumerate(dict.fromkeys(entries))}
 
@@ -68,13 +68,18 @@ def check(folder: Path, chosen: Mapping[str, Program], reduction: Reduction, rin
 
 
 def paper() -> list[Reduction]:
-    """Every placement of every reduction that the paper measured on A100s."""
+    """Every placement of every reduction that the paper measured on A100s, and of all alike on its V100 systems.
+
+    Which of those on V100 it measured, its text does not say; these are all of them.
+    """
     groups = json.loads((files("partita.bench.data") / "p2_a100.json").read_text())["groups"]
-    return [
-        Reduction(placement, tuple(group["reduce_axes"]))
-        for group in groups
-        for placement in arrangements(group["hierarchy"], group["parallelism_axes"])
-    ]
+    asked = [(group["hierarchy"], group["parallelism_axes"], tuple(group["reduce_axes"])) for group in groups]
+    for nodes in (2, 4):
+        devices = 8 * nodes
+        asked.append(([nodes, 8], [devices], (0,)))
+        asked += [([nodes, 8], [a, devices // a], (i,)) for a in (2, 4, 8, 16) if a < devices for i in (0, 1)]
+    asked += [([4, 8], [a, 2, 16 // a], (0, 2)) for a in (2, 4, 8)]
+    return [Reduction(p, axes) for hierarchy, sizes, axes in asked for p in arrangements(hierarchy, sizes)]
 
 
 def named(reduction: Reduction) -> str:
@@ -83,8 +88,10 @@ def named(reduction: Reduction) -> str:
 
 @pytest.mark.parametrize("reduction", paper(), ids=named)
 def test_every_enumerated_and_every_optimal_program_sums(tmp_path: Path, reduction: Reduction) -> None:
-    """All placements of the paper's A100 groups as they are: 32 and 64 ranks, at most 47 programs each."""
-    check(tmp_path, enumerated(len(reduction.sizes)) | optima(reduction), reduction)
+    """All placements of the paper's groups as they are: 16 to 64 ranks, at most 47 programs each."""
+    nodes, gpus = reduction.placement.hierarchy
+    machine = Machine.load({8: "gcp-v100", 16: "gcp-a100"}[gpus], nodes=nodes)
+    check(tmp_path, enumerated(len(reduction.sizes)) | optima(reduction, machine), reduction)
 
 
 @pytest.mark.parametrize(
