@@ -290,7 +290,9 @@ def reductions(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="network, plan, reductions, results, solvers, truth or zoo.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="network, plan, reductions, results, solvers, truth or zoo.")
+    ],
     small: Annotated[bool, typer.Option("--small", help="Small twins: does it run?")] = False,
     only: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Cases with this in their name; repeatable.")

@@ -128,7 +128,7 @@ def _solve(request: Request, started: float) -> dict[str, Any]:
     if request.whole:
         _limit_time(request.seconds - (time.time() - started))
     from ..formulation.contest import Contest
-    from ..solvers.instance import read_instance
+    from ..solvers.instance import read_instance, seconds_left
     from ..solvers.protocol import Limits, Status, solver
 
     backend, instance = solver(request.solver), read_instance(request.file)
@@ -140,7 +140,7 @@ def _solve(request: Request, started: float) -> dict[str, Any]:
     try:
         if not backend.accepts(network):
             return _without("refused", "does not accept it")
-        found = backend.solve(network, Limits(max(0.0, request.seconds - (time.time() - started))))
+        found = backend.solve(network, Limits(seconds_left(request.seconds, time.time() - started)))
     except PartitaError as refusal:
         return _without("refused", str(refusal))
     return {

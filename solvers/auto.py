@@ -1,14 +1,15 @@
-"""The solver to take: elimination for the bound and the pruning, CP-SAT where the lists grow too long.
+"""The solver to take: elimination for the bound and the pruning, programs where the lists grow too long.
 
 Label lists finish most networks by themselves. Where they grow long, the linear and the mixed-integer program are tried
-on small networks, then longer lists. Then CP-SAT composes: the rest of the network as it is left by the reduced costs,
-and every chain by how many copies use which of the copy's labels (`program.py`). Slacks grow as in elimination, so the
-program only ever holds what can be part of a solution within the slack. Networks too wide for elimination go another
-way (`flat/portfolio.py`).
+on small networks. Then CP-SAT composes: the rest of the network as it is left by the reduced costs, and every chain by
+how many copies use which of the copy's labels (`program.py`). Slacks grow as in elimination, so the program only ever
+holds what can be part of a solution within the slack. Networks too wide for elimination go another way
+(`flat/portfolio.py`).
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from ..formulation.network import Network
@@ -25,7 +26,7 @@ from .program import Columns, build, trail
 from .protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
 from .tables import Tables
 
-_FEW_LABELS, _LABELS = 1 << 10, 1 << 15  # in one table, before programs are tried, and before CP-SAT takes over
+_FEW_LABELS, _LABELS = 1 << 13, 1 << 18  # in one table, under several capacities and under one, which sorts them
 _COLUMNS = 1 << 15  # of one chain in a program
 
 
@@ -35,7 +36,7 @@ class Auto:
     name = "auto"
 
     def accepts(self, network: Network) -> bool:
-        """Whether the totals are exact in floats."""
+        """Whether the totals are exact in floats, or add up in 64 bits so that reduction may bring them there."""
         with suppress(TooWideError):
             if compile_network(network).exact:
                 return True
@@ -57,18 +58,21 @@ class Auto:
         best = sweep(circuit, search)
         if best is None:
             return search.finish("no solution, at any price of memory", infeasible=True)
-        if search.limits.quick:
-            return search.finish("" if search.done else PRICED)
-        ways = (
-            partial(close_by_labels, circuit, best, search, _FEW_LABELS),
-            partial(try_programs, search),
-            partial(close_by_labels, circuit, best, search, _LABELS),
-        )
-        for way in ways:
+        if search.done or search.limits.quick:
+            return _told(search.finish("" if search.done else PRICED), "prices", search)
+        limit = _FEW_LABELS if len(network.capacities) > 1 else _LABELS
+        lists = partial(close_by_labels, circuit, best, search, limit)
+        for part, way in (("label lists", lists), ("programs", partial(try_programs, search))):
             solution = way()
             if solution is not None and (search.done or solution.status is Status.INFEASIBLE):
-                return solution
+                return _told(solution, part, search)
         return close_by_counting(circuit, best, search)
+
+
+def _told(solution: Solution, part: str, search: Search) -> Solution:
+    """The same; where it has no words it is told what part proved it, or that the time is up."""
+    words = f"proved by {part}" if search.bound >= search.ceiling else STOPPED
+    return solution if solution.words else replace(solution, words=words)
 
 
 def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution:
@@ -87,7 +91,7 @@ def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution
             return search.finish("no solution, by CP-SAT", infeasible=True)
         search.raise_bound(reach + 1)
         slack *= 3
-    return search.finish("" if search.bound >= search.ceiling else STOPPED)
+    return search.finish("proved by counting" if search.bound >= search.ceiling else STOPPED)
 
 
 def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, search: Search) -> bool:

@@ -58,6 +58,19 @@ class Circuit:
         different = {(bucket.dims, tuple(kept for _, kept in bucket.inputs)) for bucket in self.buckets}
         return float(sum(prod(dims) ** axes for dims, _ in different))
 
+    @cached_property
+    def in_all(self) -> tuple[int, int]:
+        """The entries of all tables together, and the additions that make them; what is equal by its form, once."""
+        known: dict[Hashable, int] = {}
+        kinds = [known.setdefault((id(f.time), id(f.use)), len(known)) for f in self.leaves]
+        entries = additions = 0
+        for bucket in self.buckets:
+            key = bucket.dims, tuple((kinds[slot], axes) for slot, axes in bucket.inputs)
+            if key not in known:
+                entries, additions = entries + prod(bucket.dims[1:]), additions + prod(bucket.dims)
+            kinds.append(known.setdefault(key, len(known)))
+        return entries, additions
+
     def below(self, top: Iterable[int], stop: Iterable[int] = ()) -> set[int]:
         """The slots `top` and all that they are made of, not looking beneath those of `stop`."""
         found: set[int] = set()

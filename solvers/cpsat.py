@@ -2,24 +2,44 @@
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..formulation.network import INFINITE, Network
-from .factors import exact_in_floats, network_factors
+from .factors import Factor, exact_in_floats, network_factors
+from .flat.form import flattened
+from .flat.integer import fits
+from .flat.smaller import solve_smaller
 from .program import Program, build, trail
-from .protocol import INTERRUPTED, NO_LIMITS, Limits, Search, Solution
+from .protocol import NO_LIMITS, STOPPED, Limits, Search, Solution
+from .tables import check_clock
 
 _MOST_TERMS = 3_000_000  # entries of all edges, or uses in all capacities; beyond, the program alone takes minutes
+_PER_PAIR = 4e-6  # seconds at most to build one into a program: far less where rows are equal
 _Decode = Callable[[dict[int, int], list[list[int]]], tuple[int, ...] | None]
 
 _EARLY, _EARLY_SHARE = 1.0, 0.15  # before its time, in seconds and as a share, a stop is an interrupt
 
 
 class CpSat:
-    """Exact for any network of moderate size; chains are ignored."""
+    """Exact for any network that reduction brings to a moderate size; chains are ignored."""
 
     name = "cpsat"
+
+    def accepts(self, network: Network) -> bool:
+        """Whether reduction can add up the totals; what it leaves may be too large."""
+        return fits(flattened(network))
+
+    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
+        """The best assignment, or the best found within the limits and a proved bound."""
+        search = Search(network, limits, self.name)
+        return search.run(lambda: solve_smaller(search, CpSatPlain().solve))
+
+
+class CpSatPlain:
+    """CP-SAT on the network as it stands, without reduction: what others are held against."""
+
+    name = "cpsat-plain"
 
     def accepts(self, network: Network) -> bool:
         """Whether the totals are safe in 64 bits and the program is of a sensible size."""
@@ -31,7 +51,7 @@ class CpSat:
         search = Search(network, limits, self.name)
         if not self.accepts(network):
             return search.finish("too large for one program")
-        return solve_whole(search)
+        return search.run(lambda: solve_whole(search))
 
 
 def _uses(network: Network) -> int:
@@ -46,16 +66,19 @@ def solve_whole(search: Search) -> Solution:
     """Solve the network of a search by one program, keeping what the search already knows."""
     network = search.network
     size = {v: len(variable.cost) for v, variable in enumerate(network.variables)}
-    try:
-        program = build(network_factors(network), size, network.capacities)
-        proved = run(program, search, lambda picks, _: tuple(picks[v] for v in range(len(picks))))
-    except KeyboardInterrupt:
-        return search.finish(INTERRUPTED)
-    if not proved:
-        return search.finish("stopped by the time limit")
+    program = build(_in_time(network_factors(network), search.until), size, network.capacities)
+    if not run(program, search, lambda picks, _: tuple(picks[v] for v in range(len(picks)))):
+        return search.finish(STOPPED)
     infeasible = search.objective is None and search.limits.cutoff is None
     search.raise_bound(INFINITE if infeasible else search.ceiling)
     return search.finish("proved by CP-SAT", infeasible)
+
+
+def _in_time(factors: Iterable[Factor], until: float) -> Iterator[Factor]:
+    """The factors, as long as there is time for each: else OutOfTimeError. `until` in seconds of `perf_counter`."""
+    for factor in factors:
+        check_clock(until - factor.time.size * _PER_PAIR)
+        yield factor
 
 
 def run(program: Program, search: Search, decode: _Decode, known_to: int = INFINITE) -> bool:

@@ -6,10 +6,16 @@
 4. D grows until it reaches the incumbent: then that is proved best.
 """
 
+from math import inf
+
 import numpy as np
 
 from ..formulation.network import INFINITE, Network
 from .circuit import Circuit
+from .flat.close import reduction
+from .flat.form import flattened
+from .flat.integer import fits
+from .flat.smaller import solve_reduced, unflattened
 from .labels import Listing, TooManyError, enumerate_labels
 from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
@@ -27,18 +33,36 @@ class Elimination:
     name = "elimination"
 
     def accepts(self, network: Network) -> bool:
-        """Whether every total stays below 2^52, so that floats hold it exactly, and no table is too large."""
+        """Whether no table is too large, and floats hold every total exactly, or may where reduction comes first."""
         try:
-            return compile_network(network).exact
+            circuit = compile_network(network)
         except TooWideError:
             return False
+        return circuit.exact or (not network.chains and fits(flattened(network)))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment; FEASIBLE with a proved bound when the time or the label limit ends it."""
         search = Search(network, limits, self.name)
-        return search.run(lambda: self._solve(search))
+        if network.chains:  # copies are eliminated once, which is more than reduction saves
+            return search.run(lambda: self._whole(search))
+        return search.run(lambda: self._smaller(search))
 
-    def _solve(self, search: Search) -> Solution:
+    def _smaller(self, search: Search) -> Solution:
+        """The network as reduction leaves it, or as it stands where that is less work."""
+        small = reduction(search)
+        if isinstance(small, Solution):
+            return small
+        network = unflattened(small.flat)
+        if _work(search.network) < _work(network):
+            return self._whole(search)
+
+        def solve(network: Network, limits: Limits) -> Solution:
+            inner = Search(network, limits, self.name)
+            return inner.run(lambda: self._whole(inner))
+
+        return solve_reduced(search, small, network, solve)
+
+    def _whole(self, search: Search) -> Solution:
         try:
             circuit = compile_network(search.network)
         except TooWideError as error:
@@ -51,6 +75,15 @@ class Elimination:
         if search.limits.quick:
             return search.finish("" if search.done else PRICED)
         return close_by_labels(circuit, best, search)
+
+
+def _work(network: Network) -> float:
+    """How many additions it takes; +inf where that is too many, or not exact."""
+    try:
+        circuit = compile_network(network)
+    except TooWideError:
+        return inf
+    return circuit.in_all[1] if circuit.exact else inf
 
 
 def close_by_labels(circuit: Circuit, best: Price, search: Search, limit: int = _LABELS) -> Solution:

@@ -43,7 +43,7 @@ def solve_instance(
         why = ": its numbers are too large to add up exactly" if name == "auto" else "; `--solver auto` may"
         raise PartitaError(f"{name} cannot solve {path}{why}")
     read = time.perf_counter() - started
-    left = float("inf") if seconds is None else max(0.0, seconds - min(_REST[0] * seconds, _REST[1]) - read)
+    left = float("inf") if seconds is None else seconds_left(seconds, read)
     answer = backend.solve(network, Limits(left, progress=progress, gap=gap))
     summary = _summary(answer) | {"seconds": time.perf_counter() - started, "seconds_reading": read}
     if answer.assignment is None:
@@ -61,6 +61,11 @@ def solve_instance(
     else:
         write_atomically(output, f"{summary['assignment']}\n")
     return summary | {"output": str(output)}
+
+
+def seconds_left(limit: float, spent: float) -> float:
+    """What a solver may take of a time limit, so that its answer is there before the end."""
+    return max(0.0, limit - min(_REST[0] * limit, _REST[1]) - spent)
 
 
 def _summary(answer: Solution) -> dict[str, Any]:

@@ -161,20 +161,24 @@ def frontier(cell: Ints, time: Ints, use: Ints) -> Bools:
     """Which labels no other of the same cell is at least as good as; sorted by (cell, time, use...)."""
     n, count = use.shape
     kept = np.zeros(n, np.bool_)
-    first, last = 0, -1  # where the cell begins; the last one kept, which with one use is the least so far
+    before, size = np.empty(n, np.int64), 0  # those of the cell that are kept, what excludes many first
     for i in range(n):
         if i == 0 or cell[i] != cell[i - 1]:
-            first, last = i, -1
+            size = 0
         good = True
-        if count == 1:
-            good = last < 0 or use[i, 0] < use[last, 0]
-        else:
-            for j in range(first, i):
-                if kept[j] and (use[j] <= use[i]).all():
-                    good = False
-                    break
+        for k in range(size):
+            j, r = before[k], 0
+            while r < count and use[j, r] <= use[i, r]:
+                r += 1
+            if r == count:
+                good = False
+                before[k], before[k // 2] = before[k // 2], j
+                break
         kept[i] = good
-        last = i if good else last
+        if good and count == 1:
+            before[0], size = i, 1  # it uses less than all before it
+        elif good:
+            before[size], size = i, size + 1
     return kept
 
 

@@ -22,7 +22,7 @@ from .tables import Tables, check_clock, outside_of
 
 _CHUNK = 1 << 19  # pairs stored at once
 _PAIRS = 64  # stored for each label that a table may hold
-_LOOKED = 4096  # looked at for each of those
+_LOOKED, _MOST_LOOKED = 4096, 1 << 26  # looked at for each of those; and in all, which takes seconds
 _MANY = 1 << 14  # pairs from which looking twice is better than storing
 _BINS = 1 << 20
 
@@ -145,7 +145,7 @@ def _bucket(
         left.remove(k)
         slot, more = bucket.inputs[k]
         rest = [(slots[bucket.inputs[j][0]], bucket.inputs[j][1]) for j in left] + [(outside, kept)]
-        if left or fit is None or not axes:
+        if left or fit is None:
             state, axes = _join(state, axes, lists[slot], more, k, rest, bucket.dims, price, most, limit, until)
         else:
             state, axes = _meet(state, axes, lists[slot], more, k, bucket.dims, fit)
@@ -190,20 +190,21 @@ def _join(
     cells = prod(sizes)
     bins = min(_BINS, 4 * total) // cells
     binned = len(price) == 1 and total > _MANY and bins >= 16
-    if total > (_LOOKED if binned else _PAIRS) * limit:
+    if total > (min(_LOOKED * limit, _MOST_LOOKED) if binned else _PAIRS * limit):
         raise TooManyError(f"{total} pairs of labels, the limit is {limit} in a table")
     stored: Iterable[tuple[Ints, Ints]]
     if binned:
         stride = {a: prod(dims[b] for b in told[k + 1 :]) for k, a in enumerate(told)}
         left = _rows(state, axes, stride)
         right = _rows(other, more, {a: stride[a] for a in new if a in stride})[order]
-        stored = [best_pairs(starts, ends, left, right, cells, bins)]
+        first, second = best_pairs(starts, ends, left, right, cells, bins)
+        if len(first) > _PAIRS * limit:
+            raise TooManyError(f"{len(first)} pairs of labels, the limit is {limit} in a table")
+        stored = ((first[k : k + _CHUNK], second[k : k + _CHUNK]) for k in range(0, len(first) or 1, _CHUNK))
     else:
         stored = ((i + p.start, j) for p in _chunks(ends - starts) for i, j in [pairs_between(starts[p], ends[p])])
     for i, j in stored:
         check_clock(until)
-        if len(i) > _PAIRS * limit:
-            raise TooManyError(f"{len(i)} pairs of labels, the limit is {limit} in a table")
         pairs = _pair(state, i, other, [more.index(a) for a in new], order[j], place)
         pairs = pairs.take(np.flatnonzero(pairs.reduced(price) + _least(rest, after, pairs.at) <= most))
         pairs = _nondominated(pairs, rows, sizes)

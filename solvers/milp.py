@@ -17,7 +17,7 @@ class MILP:
     name = "milp"
 
     def accepts(self, network: Network) -> bool:
-        """Whether the totals are exact in floats."""
+        """Whether reduction can add up the totals; what it leaves may be too large."""
         return fits(flattened(network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:

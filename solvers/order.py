@@ -15,6 +15,10 @@ from .kernels import Bools, Floats, Ints
 
 MOST_ENTRIES = 1 << 26  # of one table: 512 MiB
 MOST_WORK = 1 << 36  # additions of one bucket: some seconds
+MOST_IN_ALL = (
+    1 << 28,
+    1 << 38,
+)  # entries of all tables, 2 GiB, and as much again for what is best through them; additions
 MOST_CAPACITIES = 8  # each has a price and a column in every list of labels
 
 
@@ -25,7 +29,7 @@ class TooWideError(Exception):
 def compile_network(network: Network) -> Circuit:
     """The circuit of a network; equal copies appear once.
 
-    Raises TooWideError when a table would be too large, or the capacities are too many.
+    Raises TooWideError when a table or all of them together would be too large, or the capacities are too many.
     """
     if len(network.capacities) > MOST_CAPACITIES:
         raise TooWideError(f"{len(network.capacities)} capacities, of which each needs a price")
@@ -53,7 +57,10 @@ def compile_network(network: Network) -> Circuit:
     variables = [v for v in range(len(network.variables)) if v not in inner]
     factors = network_factors(network, variables, [*(k for chain in copy_edges for k in chain[0]), *rest_edges])
     kept = {d: np.arange(len(network.variables[d].cost)) for d in sorted(set(domain))}
-    return arrange(network, factors, tuple(domain), kept)
+    circuit = arrange(network, factors, tuple(domain), kept)
+    if any(found > most for found, most in zip(circuit.in_all, MOST_IN_ALL, strict=True)):
+        raise TooWideError("tables of {} entries in all, and {} additions".format(*circuit.in_all))
+    return circuit
 
 
 def restrict(circuit: Circuit, through: Sequence[Floats], most: float) -> Circuit | None:

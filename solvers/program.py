@@ -70,7 +70,7 @@ class Program:
 
 
 def build(
-    factors: Sequence[Factor], size: Mapping[int, int], capacities: Sequence[int], chains: Sequence[Columns] = ()
+    factors: Iterable[Factor], size: Mapping[int, int], capacities: Sequence[int], chains: Sequence[Columns] = ()
 ) -> Program:
     """The program of factors over variables with so many options, and of chains by their columns."""
     from ortools.sat.python.cp_model import CpModel

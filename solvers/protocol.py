@@ -18,6 +18,7 @@ INTERRUPTED = "interrupted"
 
 
 STOPPED = "stopped by the time limit"
+NO_MEMORY = "stopped for want of memory"
 PRICED = "only prices were asked for"
 
 
@@ -114,6 +115,7 @@ BUILT_IN = {
     "auto": "partita.solvers.auto:Auto",
     "elimination": "partita.solvers.elimination:Elimination",
     "cpsat": "partita.solvers.cpsat:CpSat",
+    "cpsat-plain": "partita.solvers.cpsat:CpSatPlain",
     "milp": "partita.solvers.milp:MILP",
     "smt": "partita.solvers.smt:SMT",
 }
@@ -202,13 +204,16 @@ class Search:
             self.limits.progress(Progress(self.objective, self.bound, self.seconds))
 
     def run(self, solve: Callable[[], Solution]) -> Solution:
-        """What `solve` returns; an interrupt, or the time limit within a step of it, keeps what was found so far."""
+        """What `solve` returns; an interrupt, the time limit within a step of it, or too little memory keeps what was
+        found so far."""
         try:
             return solve()
         except KeyboardInterrupt:
             return self.finish(INTERRUPTED)
         except OutOfTimeError:
             return self.finish(STOPPED)
+        except MemoryError:
+            return self.finish(NO_MEMORY)
 
     def finish(self, words: str = "", infeasible: bool = False) -> Solution:
         """The solution of this state; `infeasible` only when that is proved."""

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..formulation.network import INFINITE, Network
-from .flat.close import reduction
-from .flat.fixing import least
+from .flat.close import CUT, reduction
 from .flat.form import Flat, flattened
 from .flat.integer import fits
 from .flat.substitution import Reduced
@@ -42,7 +41,7 @@ class SMT:
         """The best assignment, or the best found within the limits and a proved bound."""
         search = Search(network, limits, self.name)
         if not self.accepts(network):
-            return search.finish("too large for Z3, or totals beyond 2^52")
+            return search.finish("too large for Z3, or totals beyond 2^60")
         return search.run(lambda: _solve(search))
 
 
@@ -50,34 +49,34 @@ def _solve(search: Search) -> Solution:
     small = reduction(search)
     if isinstance(small, Solution):
         return small
-    flat = small.flat
-    bound = least(flat, np.zeros(int(flat.sizes[flat.ends].sum())), np.zeros(len(flat.limits))).bound(flat)
-    if bound >= INFINITE:
-        return search.finish("no solution: no option is left", infeasible=True)
-    search.raise_bound(bound)
-    if search.done:
-        return search.finish(STOPPED if search.left <= 0 else "")
-    status = _minimized(search, small)
+    if len(small.flat.table) > _MOST_PAIRS:  # eliminated variables leave tables between their neighbours
+        small = Reduced(flattened(search.network))
+    if search.left <= 0:
+        return search.finish(STOPPED)
+    status, best = _minimized(search, small)
     if status == "unsat":
         return search.finish("no solution, by Z3", infeasible=True)
-    if status != "sat":
+    if status != "sat" or best is None:
         return search.finish(STOPPED)
-    assert search.objective is not None
-    search.raise_bound(search.objective)
-    return search.finish("proved by Z3")
+    search.raise_bound(best)
+    return search.finish("proved by Z3" if search.bound >= search.ceiling else CUT)
 
 
-def _minimized(search: Search, small: Reduced) -> str:
-    """Offer what Z3 finds; how it ends: sat (the last is the best), unsat or unknown."""
+def _minimized(search: Search, small: Reduced) -> tuple[str, int | None]:
+    """Offer what Z3 finds; how it ends, sat (the last is the best), unsat or unknown; what the last costs."""
     import z3
 
     context = z3.Context()
     solver, x = program(small.flat, context)
     failure: list[BaseException] = []  # the last one, and popped: what is raised would hold Z3's memory through it
+    cost: int | None = None
 
     def found(model: Any) -> None:
+        nonlocal cost
         try:
-            search.offer(tuple(small.lift(_read(x, model)).tolist()))
+            choice = _read(x, model)
+            cost = small.flat.price(choice)
+            search.offer(tuple(small.lift(choice).tolist()))
         except BaseException as error:  # Z3 would drop it
             if not (isinstance(error, z3.Z3Exception) and "canceled" in str(error)):  # what its time's end may raise
                 failure[:] = [error]
@@ -88,7 +87,7 @@ def _minimized(search: Search, small: Reduced) -> str:
         found(solver.model())
     if failure:
         raise failure.pop()
-    return status
+    return status, cost
 
 
 def program(flat: Flat, context: Any) -> tuple[Any, list[list[Any]]]:

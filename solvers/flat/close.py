@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+
+import numpy as np
 
 from ...formulation.network import INFINITE
 from ..protocol import STOPPED, Search, Solution
-from .form import flattened
+from .form import flattened, in_floats
 from .integer import Exact, fits, solve_exactly
 from .reduce import reduced
 from .substitution import Reduced
 
+CUT = "large costs are known only as cut for floats"
+"""The words of a solution that is proved best under cut costs, and costs more without (`in_floats`)."""
+
 
 def reduction(search: Search) -> Reduced | Solution:
-    """What reduction leaves of a search's network; its end, where that is known then."""
+    """What reduction leaves of a search's network, its largest costs cut for floats (`in_floats`), the bound told.
+
+    The search's end, where that is known then.
+    """
     flat = flattened(search.network)
     if not fits(flat):
+        return search.finish("totals beyond 2^60 do not add up in 64 bits")
+    small = reduced(flat, search.until)
+    if small is None or (low := small.flat.floor()) >= INFINITE:
+        return search.finish("no solution, by reduction", infeasible=True)
+    if small.flat.variables == 0 and not search.offer(tuple(small.lift(np.zeros(0, np.int64)).tolist())):
+        return search.finish("no solution, by reduction", infeasible=True)
+    search.raise_bound(low)
+    if search.bound >= search.ceiling:
+        return search.finish("proved by reduction")
+    exact = in_floats(small.flat)
+    if exact is None:
         return search.finish("totals beyond 2^52 are not exact in floats")
-    return reduced(flat, search.until) or search.finish("no solution, by reduction", infeasible=True)
+    return replace(small, flat=exact)
 
 
 def close(search: Search, small: Reduced, until: float = math.inf) -> Solution:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 
 from ..kernels import Bools, Floats, Ints, compiled
+from .deadline import NEVER, Deadline
 from .messages import Messages
 from .passes import Arcs
 
@@ -16,7 +16,7 @@ DEARER = (1.0, 1.03, 1.1, 1.2, 1.4, 2.0, 4.0)  # prices tried, as multiples of t
 SWEEPS = 20  # after a change of prices
 
 
-def first_solution(messages: Messages, share: float = SHARE, until: float = math.inf) -> tuple[Ints, int | None]:
+def first_solution(messages: Messages, share: float = SHARE, until: Deadline = NEVER) -> tuple[Ints, int | None]:
     """An option of every variable [V] and its cost; None with the last one tried where none is feasible.
 
     Prices rise until what decimation finds heeds the capacities; leaves the messages as they are.
@@ -29,23 +29,23 @@ def first_solution(messages: Messages, share: float = SHARE, until: float = math
             work.sweep(SWEEPS)
         choice = decimated(work, share, until)
         cost = messages.flat.price(choice)
-        if cost is not None or time.perf_counter() > until:
+        if cost is not None or until.past:
             return choice, cost
     return choice, None
 
 
-def decimated(messages: Messages, share: float = SHARE, until: float = math.inf) -> Ints:
+def decimated(messages: Messages, share: float = SHARE, until: Deadline = NEVER) -> Ints:
     """An option of every variable [V]; leaves the messages as they are.
 
     Clear is what loses much by another option, times its edges: what many others depend on comes first. Infinite costs
-    are avoided as far as arc consistency sees; where that fails, and after `until` (seconds of `time.perf_counter`),
-    what is open takes what seems best. Capacities are heeded by their prices only.
+    are avoided as far as arc consistency sees; where that fails, and after `until`, what is open takes what seems best.
+    Capacities are heeded by their prices only.
     """
     work = messages.copy()
     work.sweep()
     binding, edges = _binding(work), np.diff(work.arcs.first)
     best, gap = work.choice()
-    while (gap < np.inf).any() and time.perf_counter() < until:
+    while (gap < np.inf).any() and not until.past:
         open_ = np.flatnonzero(gap < np.inf)
         clear = open_[np.argsort(-(gap * (1 + edges))[open_], kind="stable")[: math.ceil(share * len(open_))]]
         if not settle(work.arcs, work.table, binding, work.cost, best, clear):

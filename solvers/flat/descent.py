@@ -8,7 +8,6 @@ maximise, after Papandreou and Yuille 2011) that falls over a cycle carries the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,6 +28,7 @@ from .blocks import (
     sum_prices,
     take,
 )
+from .deadline import Deadline
 from .form import Flat
 from .repair import relax, risen
 
@@ -159,9 +159,9 @@ class Descent:
         self._go_to(choice)
         self.noises = self._noises()
 
-    def run(self, until: float) -> Ints | None:
-        """Search until that time (of perf_counter); returns the best choice that fits so far."""
-        while time.perf_counter() < until:
+    def run(self, until: Deadline) -> Ints | None:
+        """Search until then; returns the best choice that fits so far."""
+        while not until.past:
             self.round()
         return self.best
 

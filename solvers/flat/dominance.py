@@ -11,7 +11,7 @@ from ..kernels import Bools, Ints, compiled
 from .form import Flat
 from .substitution import Reduced, incidence, kept_options, offsets
 
-_WORK = 1 << 32  # comparisons, some seconds, after which the rest is left alone
+_WORK = 1 << 30  # comparisons, some seconds, after which the rest is left alone
 
 
 def without_dominated(flat: Flat) -> Reduced:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from ...formulation.network import INFINITE, Network
 from ..kernels import Ints
 
 _LARGEST = (1 << 63) - 1  # use or limit that 64 bits hold; sums that could come near are refused (`fits`)
+_EXACT = 1 << 52  # below, floats add integers exactly
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +71,11 @@ class Flat:
             return None
         return self.constant + int(costs.sum())
 
+    def floor(self) -> int:
+        """What no choice costs less than, the sum of the least of all tables; INFINITE where one forbids all."""
+        least = _by_part(np.minimum, (self.cost, self.start), (self.table, self.at))
+        return INFINITE if max(least, default=0) >= INFINITE else self.constant + sum(least)
+
 
 def flattened(network: Network) -> Flat:
     """The same network; edges between the same two variables are one."""
@@ -127,6 +133,40 @@ def _sum(a: Ints, b: Ints) -> Ints:
 def _use_sum(a: Ints, b: Ints) -> Ints:
     """The sum of two uses, or `_LARGEST` where it is more."""
     return np.where(a > _LARGEST - b, _LARGEST, a + b)
+
+
+def in_floats(flat: Flat) -> Flat | None:
+    """The same with costs so large cut to a level that what a choice costs at most adds up exactly in floats.
+
+    No choice costs less than it does there, so that bounds hold; one without a cost of that level costs the same. So
+    the best one there is the best where it costs less than the level above `floor`. None where that is in vain.
+    """
+    costs = [(np.where(x < INFINITE, np.abs(x), 0), at) for x, at in ((flat.cost, flat.start), (flat.table, flat.at))]
+    most, room = _by_part(np.maximum, *costs), _EXACT - 1 - abs(flat.constant)
+    if sum(most) <= room:
+        return flat
+    level = _level(most, room)
+    if (
+        level <= 0 or min(flat.cost.min(), flat.table.min(initial=0)) < 0
+    ):  # reduction leaves none below 0 if it has time
+        return None
+    cost, table = (np.where(x < INFINITE, np.minimum(x, level), x) for x in (flat.cost, flat.table))
+    return replace(flat, cost=cost, table=table)
+
+
+def _level(amounts: list[int], room: int) -> int:
+    """The largest number such that amounts that are more than `room` add up to that at most once cut to it."""
+    left = len(amounts)
+    for amount in sorted(amounts):
+        if amount * left > room:
+            return room // left
+        room, left = room - amount, left - 1
+    return room
+
+
+def _by_part(which: np.ufunc, *parts: tuple[Ints, Ints]) -> list[int]:
+    """The least or largest number of each part of some arrays, which begin and end at the second ones."""
+    return [number for x, at in parts if len(x) for number in which.reduceat(x, at[:-1]).tolist()]
 
 
 def _offsets(sizes: Sequence[int] | Ints) -> Ints:

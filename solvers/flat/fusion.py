@@ -13,7 +13,9 @@ import numpy as np
 
 from ...formulation.network import INFINITE
 from ..kernels import Ints
+from .deadline import Deadline
 from .form import Flat
+from .highs import Highs
 from .integer import solve_exactly
 from .reduce import reduced
 
@@ -26,11 +28,18 @@ def restricted(flat: Flat, choices: Sequence[Ints]) -> Flat:
     return replace(flat, cost=np.where(taken, flat.cost, INFINITE))
 
 
-def fused(flat: Flat, choices: Sequence[Ints], until: float) -> Ints | None:
-    """The best combination found until that time (of perf_counter); None if it costs no less than the best of them."""
+def fused(flat: Flat, choices: Sequence[Ints], until: Deadline, highs: Highs | None = None) -> Ints | None:
+    """The best combination found until then; None if it costs no less than the best of them.
+
+    `highs` is for who wants to cancel it.
+    """
     known = min((price for choice in choices if (price := flat.price(choice)) is not None), default=INFINITE)
-    small = reduced(restricted(flat, choices), until)
+    small = reduced(restricted(flat, choices), until.at)
     if small is None:
         return None
-    exact = solve_exactly(small.flat, until, ceiling=lambda cost: known if cost is None else min(cost, known))
+
+    def ceiling(cost: int | None) -> int:
+        return -INFINITE if until.past else known if cost is None else min(cost, known)
+
+    exact = solve_exactly(small.flat, until.at, ceiling=ceiling, highs=highs)
     return None if exact.choice is None or exact.cost >= known else small.lift(exact.choice)

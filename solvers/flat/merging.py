@@ -9,19 +9,16 @@ from ..kernels import Bools, Ints, compiled
 from .form import Flat
 from .substitution import Reduced, Substitution, offsets, substituted
 
-_ROOM = 1 << 20  # so many entries more are never too many
-
 
 def merged(flat: Flat) -> Reduced:
     """Every variable of which each option of a neighbour leaves one option, merged into that neighbour.
 
     Its prices, edges and pieces of use move to the neighbour; pieces keep their rows. Where the neighbour has more
-    options the tables grow: at most to about twice the entries.
+    options its other tables grow: only by as many entries as the one between the two had, so that nothing gets wider.
     """
     parent, via = np.full((2, flat.variables), -1, np.int64)
     facing = np.bincount(flat.ends.ravel(), flat.sizes[flat.ends[:, ::-1]].ravel(), flat.variables).astype(np.int64)
-    room = max(_ROOM, len(flat.table))
-    _parents(flat.start, flat.ends, flat.at, flat.table, facing, room, parent, via, np.arange(flat.variables))
+    _parents(flat.start, flat.ends, flat.at, flat.table, facing, parent, via, np.arange(flat.variables))
     if (parent < 0).all():
         return Reduced(flat)
     root = parent.copy()
@@ -40,11 +37,11 @@ def merged(flat: Flat) -> Reduced:
 
 @compiled
 def _parents(
-    start: Ints, ends: Ints, at: Ints, table: Ints, facing: Ints, room: int, parent: Ints, via: Ints, above: Ints
+    start: Ints, ends: Ints, at: Ints, table: Ints, facing: Ints, parent: Ints, via: Ints, above: Ints
 ) -> None:
     """Set the neighbour that determines a variable and the edge to it, without cycles; `above` leads to roots.
 
-    `facing` [V] counts the options of a variable's neighbours: each option more is that many entries of `room`.
+    `facing` [V] counts the options of a variable's neighbours: each option more is that many entries more.
     """
     for e in range(ends.shape[0]):
         for side in range(2):
@@ -69,11 +66,11 @@ def _parents(
             while above[top] != top:
                 above[top] = above[above[top]]
                 top = above[top]
-            growth = facing[own] * (start[top + 1] - start[top] - (start[own + 1] - start[own]))
-            if top == own or growth > room:
+            count, own_count = start[by + 1] - start[by], start[own + 1] - start[own]
+            growth = (facing[own] - count) * (start[top + 1] - start[top] - own_count)
+            if top == own or growth > count * own_count:
                 continue
-            room -= max(0, growth)
-            facing[top] += facing[own]
+            facing[top] += facing[own] - count - own_count
             parent[own], via[own], above[own] = by, e, top
 
 

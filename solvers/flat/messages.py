@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 
 import numpy as np
 
 from ...formulation.network import INFINITE
 from ..kernels import Bools, Floats, Ints
+from .deadline import NEVER, Deadline
 from .form import Flat
 from .passes import arcs_of, floats, margins, on_grid, origins, push_on, send
 
@@ -71,16 +71,19 @@ class Messages:
             self._step()
         return self.value
 
-    def climb(self, passes: int, target: float | None = None, until: float = math.inf) -> float:
+    def climb(self, passes: int, target: float | None = None, until: Deadline = NEVER) -> float:
         """Passes, messages and prices moving on uphill in between; ends where the bound was best, and returns it.
 
-        `target`: the cost of a solution, if one is known. `until`: seconds of `time.perf_counter`.
+        `target`: the cost of a solution, if one is known. Another thread may read `bound` meanwhile.
         """
-        self.sweep(1 if self.known else FIRST)
+        for _ in range(1 if self.known else FIRST):
+            self.sweep()
+            if until.past:
+                return self.value
         best, prices, said = self.value, self.prices, self.said.copy()
         before, speed = np.full(len(said), np.inf), np.zeros(len(prices))
         for _ in range(passes):
-            if self.bound >= INFINITE or time.perf_counter() > until:
+            if self.bound >= INFINITE or until.past:
                 break
             if len(prices):
                 goal = self.value + AIM * abs(self.value) + 1 if target is None else target
@@ -186,7 +189,7 @@ class Messages:
             paid = math.nextafter(self.flat.constant - self.due, -math.inf)
             np.maximum(self.least, np.nextafter(self.proved + paid, -np.inf), out=self.least)
         self.known, self.forward = True, not self.forward
-        self.value = self.flat.constant + float(self.rest.sum()) - self.due
+        self.value = self.flat.constant + math.fsum(self.rest) - self.due
         self.bound = max(self.bound, math.ceil(math.nextafter(self.value, -math.inf)))
 
 

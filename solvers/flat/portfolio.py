@@ -1,14 +1,16 @@
 """The way of `auto` through networks that are too wide for elimination.
 
-Reduction first. What it leaves is closed by programs where it is small (`close.py`). Where it is large, messages give
-a bound and a choice to begin with, while a descent looks for any. Then one core tries a proof from what the messages
-know, under the best cost so far, and the other one descends; where the proof gives up, both descend, and what they find
-is fused.
+Reduction first. Where little is left, programs alone are given a while to close it (`integer.py`). Then messages give a
+bound and a choice to begin with, while a descent looks for any. Then one core goes on with a proof, by programs or from
+what the messages know, under the best cost so far, and the other one dives and descends; where the proof gives up, both
+do, and what they find is fused. What any part finds or proves is told as it comes.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import count
 from threading import Lock
@@ -19,129 +21,192 @@ from ...formulation.network import INFINITE
 from ..kernels import Ints
 from ..protocol import STOPPED, Search, Solution
 from .close import close, reduction
+from .deadline import Deadline
 from .decimation import decimated, first_solution
 from .descent import Descent
-from .form import Flat
+from .fixing import Least
 from .fusion import fused
 from .highs import Highs
 from .integer import Exact, solve_exactly
+from .known import Known
 from .messages import Messages
 from .proof import proved
 from .substitution import Reduced
 
 _PROGRAM = 200_000  # allowed pairs that a linear program may hold at once
-_MESSAGES = 0.12, 20.0  # of the time left, seconds: what messages may take
+_TRIAL = 0.4, 30.0  # of the time left, seconds: what programs may take where counting comes after them
+_ALONE = 0.15, 15.0  # what they may take before others work beside them
+_MESSAGES = 0.12, 20.0  # what messages may take
 _DECIMATION = 0.25, 60.0
+_DIVES = 0.5, 150.0  # for dives
+_SLICE = 0.05, 8.0  # what descents may take in between
+_BY_PROGRAMS, _BY_MESSAGES = 0.8, 0.6  # of the time left, for a proof
 _PASSES, _SWEEPS = 60, 5  # of messages before a dive; back and forth at its prices
 _DEARER = 1.0, 1.03, 1.1, 0.97, 1.06  # what dives multiply prices by
 _SHARES = 0.02, 0.01  # of the open variables, settled at once in dives
-_DIVES = 0.5  # of the time left, for dives
-_FUSED = 4  # of the best descents
-_PROOF = 0.6  # of the time left, for the proof
-_SLICE = 0.05, 8.0  # of the time left, seconds: what descents may take in between
-_TRIAL = 0.4, 30.0  # of the time left, seconds: what programs may take where counting comes after them
-_FUSION, _MOMENT = 5.0, 0.05  # seconds
+_KEPT = 4  # of the best descents
+_FUSION = 5.0  # seconds
+_MOMENT, _NEWS = 0.05, 1.0  # seconds between two looks at the clock, and at what is new
+_PATIENCE = 60.0  # seconds at least without anything new before a search without a limit ends
 
 
 def solve_flat(search: Search) -> Solution:
     """The best assignment, or the best found within the limits and a proved bound."""
     small = reduction(search)
-    if isinstance(small, Solution):
-        return small
-    if _pairs(small.flat) <= _PROGRAM:
-        return close(search, small)
-    if small.flat.pair_use is not None:
-        return _by_dive(search, small)
-    return _Large(search, small).solve()
+    return small if isinstance(small, Solution) else _Portfolio(search, small).solve()
 
 
 def try_programs(search: Search) -> Solution | None:
-    """What programs make of a small network in a share of the time; None for a large one."""
+    """What programs make of a small network in a share of the time; None for a large one, and where they break off."""
     if sum(e.cost.size for e in search.network.edges) > _PROGRAM:
         return None
-    small = reduction(search)
-    return small if isinstance(small, Solution) else close(search, small, _until(search, *_TRIAL))
+    small, before = reduction(search), search.bound
+    if isinstance(small, Solution):
+        return small
+    try:
+        return close(search, small, time.perf_counter() + _share(search, *_TRIAL))
+    except (AssertionError, MemoryError, OSError):  # a choice below what HiGHS had proved; no room for its process
+        search.bound = before
+        return None
 
 
-def _by_dive(search: Search, small: Reduced) -> Solution:
-    """Messages and one dive, then programs: for pairs that use something, which descent does not know."""
-    messages = Messages(small.flat)
-    messages.climb(1 << 30, until=_until(search, *_MESSAGES))
-    if messages.bound >= INFINITE:
-        return search.finish("no solution, by messages", infeasible=True)
-    search.raise_bound(min(messages.bound, search.ceiling))
-    choice, cost = first_solution(messages, until=_until(search, *_DECIMATION))
-    if cost is not None and search.better(cost):
-        search.offer(tuple(small.lift(choice).tolist()))
-    return close(search, small)
+def _share(search: Search, share: float, most: float) -> float:
+    return min(share * search.left, most)
 
 
-def _until(search: Search, share: float, most: float) -> float:
-    return time.perf_counter() + min(share * search.left, most)
+class _Portfolio:
+    """A network while it is solved: `small` is what reduction left of it.
 
-
-def _pairs(flat: Flat) -> int:
-    return int((flat.table < INFINITE).sum())
-
-
-class _Large:
-    """A network while it is solved: `small` is what reduction left of it, `best` the best choice of that, `cost` its.
-
-    `bound` is what the proof knows, `part` what found the best choice.
+    The thread that was called tells the search what is `known`, and is the one that an interrupt ends. A thread of its
+    own conducts: it works itself, and has a proof and more dives and descents beside it. All of them see the same
+    deadline.
     """
 
     def __init__(self, search: Search, small: Reduced) -> None:
-        self.search, self.small, self.lock = search, small, Lock()
-        self.best: Ints | None = None
-        self.cost: int | None = None
-        self.bound, self.part = -INFINITE, ""
+        self.search, self.small, self.flat = search, small, small.flat
+        self.known, self.before = Known(small.flat, search.bound), search.objective
+        self.told: Ints | None = None
+        self.deadline = Deadline(search.until)
+        self.proving, self.fusing = Highs(), Highs()
+        self.proof: Future[None] | None = None
+        self.from_messages = False  # whether that is the proof, the last that is tried
+        self.lock = Lock()  # of the descents that nobody works on
         self.descents: list[Descent] = []
-        self.highs, self.stopping = Highs(), False
+        self.trouble = ""
 
     def solve(self) -> Solution:
-        """Messages, then the proof beside dives and descents, until the time is up or the bound reaches the cost."""
-        search = self.search
-        with ThreadPoolExecutor(2) as pool:
-            try:
-                messages = self._message(pool)
-                if messages.bound >= INFINITE:
-                    return search.finish("no solution, by messages", infeasible=True)
-                proof = pool.submit(self._prove, messages.copy(), time.perf_counter() + _PROOF * search.left)
-                self._dive(pool, proof, messages)
-                self._descend(pool, proof)
-            finally:
-                self.stopping = True
-                self.highs.cancel()
+        """Let the parts work until the time is up, or the bound reaches the cost."""
+        try:
+            with ThreadPoolExecutor(3) as pool:
+                conductor = pool.submit(self._conduct, pool)
+                try:
+                    self._tell(conductor)
+                finally:
+                    self.deadline.ended.set()
+                    self.proving.cancel()
+                    self.fusing.cancel()
+                    wait([conductor])  # it may submit more until it sees that
+        finally:
+            self._publish()
+        conductor.result()
+        return self._finish()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do, or no time."""
+        return self.deadline.past or self.known.bound >= self._ceiling(None)
+
+    def _ceiling(self, cost: int | None) -> int:
+        """What a choice must cost less than, where one of this cost is known as well."""
+        costs = [x for x in (cost, self.known.cost, self.before) if x is not None]
+        return self.search.limits.ceiling(min(costs, default=None))
+
+    def _slice(self, share: float, most: float) -> Deadline:
+        return self.deadline.within(_share(self.search, share, most))
+
+    # What the search hears
+
+    def _tell(self, conductor: Future[None]) -> None:
+        news = -math.inf
+        while not conductor.done() and not self.over:
+            wait([conductor], _MOMENT)
+            if time.perf_counter() > news + _NEWS:
                 self._publish()
-        if self.bound >= INFINITE and self.cost is None:
-            return search.finish("no solution, by HiGHS", infeasible=True)
-        done = search.bound >= search.ceiling
-        return search.finish(f"{'proved by HiGHS' if done else STOPPED}; the best by {self.part or 'nobody'}")
+                news = time.perf_counter()
+
+    def _publish(self) -> None:
+        search, known = self.search, self.known.now()
+        if known.refuted:  # what was told may be wrong
+            search.bound = min(search.bound, known.bound)
+        if known.choice is not None and known.choice is not self.told:
+            search.offer(tuple(self.small.lift(known.choice).tolist()))
+            self.told = known.choice
+        search.raise_bound(min(known.bound, search.ceiling))
+
+    def _finish(self) -> Solution:
+        search, known = self.search, self.known.now()
+        if search.assignment is None and known.bound >= INFINITE:
+            return search.finish(f"no solution, by {known.prover}", infeasible=True)
+        words = []
+        if search.objective != search.bound:
+            ends = (
+                (search.bound >= search.ceiling, "as close as was asked for"),
+                (search.left <= 0, STOPPED),
+                (known.bound >= self._ceiling(None), "totals beyond 2^52 are not exact in floats"),
+                (True, "nothing better for long"),
+            )
+            words.append(next(end for so, end in ends if so))
+        if known.bound > -INFINITE:
+            words.append(f"{'the bound' if words else 'proved'} by {known.prover}")
+        words += [f"the best by {known.finder}"] * (search.objective == known.cost is not None)
+        words += [f"a bound by {part} was wrong" for part in known.refuted]
+        return search.finish("; ".join(words + [self.trouble] * bool(self.trouble)))
+
+    # The conductor
+
+    def _conduct(self, pool: ThreadPoolExecutor) -> None:
+        """Programs alone, messages, then the proof beside dives and descents."""
+        if int((self.flat.table < INFINITE).sum()) <= _PROGRAM and not self.over:
+            self.proof = pool.submit(self._prove, None, self.deadline.within(_BY_PROGRAMS * self.search.left))
+            alone = self._slice(*_ALONE)
+            while not (alone.past or self.over or self.proof.done()):
+                wait([self.proof], _MOMENT)
+        if self.over:
+            return
+        messages = self._message(pool)
+        self._dive(pool, messages)
+        self._descend(pool, messages)
 
     def _message(self, pool: ThreadPoolExecutor) -> Messages:
         """Messages, while a first descent looks for any solution."""
-        messages = Messages(self.small.flat)
-        until = _until(self.search, *_MESSAGES)
+        messages, until = Messages(self.flat), self._slice(*_MESSAGES)
         running = pool.submit(messages.climb, 1 << 30, None, until)
-        first = Descent(self.small.flat, np.zeros(self.small.flat.variables, np.int64))
-        self.descents.append(first)
+        if self._descends:
+            self.descents.append(Descent(self.flat, np.zeros(self.flat.variables, np.int64)))
         while not running.done():
-            first.run(min(until, _until(self.search, *_SLICE)))
-            self._publish()
+            for descent in self.descents:
+                self._run(descent, until.within(_NEWS))
             wait([running], _MOMENT)
+            self.known.prove(messages.bound, "messages")
         running.result()
-        self.bound = messages.bound
+        self.known.prove(messages.bound, "messages")
         return messages
 
-    def _dive(self, pool: ThreadPoolExecutor, proof: Future[None], messages: Messages) -> None:
-        """Dives from messages at several prices, each followed by a slice of descent, on the cores the proof leaves."""
-        until = time.perf_counter() + _DIVES * self.search.left
+    @property
+    def _descends(self) -> bool:
+        """Whether descent knows such networks."""
+        return self.flat.pair_use is None
+
+    def _dive(self, pool: ThreadPoolExecutor, messages: Messages) -> None:
+        """Dives from messages at several prices, on the cores that the proof leaves; for ever where nothing follows."""
+        until = self._slice(*_DIVES) if self._descends else self.deadline
         mine, others = messages, messages.copy()
         beside: Future[None] | None = None
         numbers = count()
-        while not self._publish() and time.perf_counter() < until:
-            if proof.done() and (beside is None or beside.done()):
-                proof.result()
+        while not (until.past or self.over or self._waited_long()):
+            if not self._proves(pool, mine) and (beside is None or beside.done()):
+                if beside is not None:
+                    beside.result()
                 beside = pool.submit(self._one_dive, others, next(numbers))
             self._one_dive(mine, next(numbers))
         if beside is not None:
@@ -149,72 +214,94 @@ class _Large:
 
     def _one_dive(self, messages: Messages, number: int) -> None:
         """On with the messages under the best cost, a choice by decimation, and descent from there."""
-        messages.climb(_PASSES, self.cost, _until(self.search, *_SLICE))
+        messages.climb(_PASSES, self.known.cost, self._slice(*_SLICE))
+        self.known.prove(messages.bound, "messages")
+        dearer, share = _DEARER[number % len(_DEARER)], _SHARES[number % len(_SHARES)]
         work = messages.copy()
-        work.reprice(messages.prices * _DEARER[number % len(_DEARER)])
+        work.reprice(messages.prices * dearer)
         work.sweep(_SWEEPS)
-        choice = decimated(work, _SHARES[number % len(_SHARES)], _until(self.search, *_DECIMATION))
-        descent = Descent(self.small.flat, choice, messages.prices, number + 1, self.descents[0].net)
-        descent.run(_until(self.search, *_SLICE))
-        with self.lock:
-            self.bound = max(self.bound, messages.bound)
-            self.descents.append(descent)
+        until = self._slice(*_DECIMATION)
+        if not self._descends:
+            self.known.take(first_solution(work, share, until)[0], "dive")
+            return
+        choice = decimated(work, share, until)
+        self.known.take(choice, "dive")
+        descent = Descent(self.flat, choice, messages.prices, number + 1, self.descents[0].net)
+        self._run(descent, self._slice(*_SLICE))
+        self._keep(descent)
 
-    def _descend(self, pool: ThreadPoolExecutor, proof: Future[None]) -> None:
+    def _descend(self, pool: ThreadPoolExecutor, messages: Messages) -> None:
         """Slices of descent of the two best on the cores that the proof leaves, and fusion of some more."""
         fused_at: int | None = None
-        while not self._publish():
-            best = sorted(self.descents, key=lambda d: (d.cost is None, d.cost))[:_FUSED]
-            if proof.done() and self.cost is not None and self.cost != fused_at:
-                proof.result()
-                fused_at = self._fuse(best)
-            until = _until(self.search, *_SLICE)
-            beside = [pool.submit(d.run, until) for d in best[1:2] if proof.done()]
-            best[0].run(until)
+        while not (self.over or self._waited_long()):
+            proves = self._proves(pool, messages)
+            if not proves and self.known.cost != fused_at:
+                self._attempt("fusion", self._fuse)
+                fused_at = self.known.cost
+            until = self._slice(*_SLICE)
+            beside = [pool.submit(self._run, descent, until) for descent in self.descents[1:2] if not proves]
+            self._run(self.descents[0], until)
             for running in beside:
                 running.result()
+            self._keep()
 
-    def _fuse(self, descents: list[Descent]) -> int | None:
-        """Put the best combination of what some descents found in their place; the best cost afterwards."""
-        known = [x for x in (self.best, *(descent.best for descent in descents)) if x is not None]
-        until = min(self.search.until, time.perf_counter() + _FUSION)
-        together = fused(self.small.flat, known, until)
+    def _run(self, descent: Descent, until: Deadline) -> None:
+        while not (until.past or self.over):
+            self.known.take(descent.run(until.within(_NEWS)), "descent")
+
+    def _keep(self, *more: Descent) -> None:
+        """Keep the best descents, these among them, the best first."""
+        with self.lock:
+            self.descents = sorted([*self.descents, *more], key=lambda d: (d.cost is None, d.cost))[:_KEPT]
+
+    def _fuse(self) -> None:
+        """Put the best combination of what descents found in the place of all but the best."""
+        known = [x for x in (self.known.choice, *(descent.best for descent in self.descents)) if x is not None]
+        together = fused(self.flat, known, self.deadline.within(_FUSION), self.fusing)
         if together is not None:
-            self._take(together, "fusion")
-            for descent in descents[1:]:
+            self.known.take(together, "fusion")
+            for descent in self.descents[1:]:
                 descent.adopt(together)
-        return self.cost
 
-    def _prove(self, messages: Messages, until: float) -> None:
-        """Close the network from what messages know; what it finds out is taken, whoever waits for it."""
+    def _waited_long(self) -> bool:
+        """Without a time limit: whether nothing new came for as long as all before, and no proof is under way."""
+        if math.isfinite(self.deadline.at) or self.proof is None or not self.proof.done():
+            return False
+        now, last = time.perf_counter(), self.known.changed
+        return now - last > max(_PATIENCE, last - self.search.started)
+
+    # The proof
+
+    def _proves(self, pool: ThreadPoolExecutor, messages: Messages) -> bool:
+        """Whether a proof is under way; where none was tried or programs alone gave up, that from messages begins."""
+        if not self.from_messages and (self.proof is None or self.proof.done()):
+            self.from_messages, until = True, self.deadline.within(_BY_MESSAGES * self.search.left)
+            self.proof = pool.submit(self._prove, messages.copy(), until)
+        return self.proof is not None and not self.proof.done()
+
+    def _prove(self, messages: Messages | None, until: Deadline) -> None:
+        """Close the network from what messages know (None: from a linear program of all of it), as far as it goes."""
 
         def ceiling(cost: int | None) -> int:
-            if self.stopping:
-                return -INFINITE  # nothing is wanted any more
-            known = [x for x in (cost, self.cost) if x is not None]
-            return self.search.limits.ceiling(min(known, default=None))
+            return -INFINITE if until.past else self._ceiling(cost)
 
         def hear(state: Exact) -> None:
-            self._take(state.choice, "HiGHS")
-            with self.lock:
-                self.bound = max(self.bound, state.bound)
+            self.known.take(state.choice, "HiGHS")
+            self.known.prove(state.bound, "HiGHS")
 
-        solve_exactly(self.small.flat, until, self.best, ceiling, hear, proved(messages), self.highs)
+        def close_it() -> None:
+            start: Least | None = None if messages is None else proved(messages)
+            if start is not None:
+                self.known.prove(start.bound(self.flat), "messages")
+            solve_exactly(self.flat, until.at, self.known.choice, ceiling, hear, start, self.proving)
 
-    def _take(self, choice: Ints | None, part: str) -> None:
-        cost = None if choice is None else self.small.flat.price(choice)
-        with self.lock:
-            if cost is not None and (self.cost is None or cost < self.cost):
-                self.best, self.cost, self.part = choice, cost, part
+        self._attempt("HiGHS", close_it)
 
-    def _publish(self) -> bool:
-        """Tell the search what is known; whether it is done."""
-        search = self.search
-        for descent in list(self.descents):
-            self._take(descent.best, "descent")
-        with self.lock:
-            best, cost, bound = self.best, self.cost, self.bound
-        if best is not None and cost is not None and search.better(cost):
-            search.offer(tuple(self.small.lift(best).tolist()))
-        search.raise_bound(min(bound, search.ceiling))
-        return search.done
+    def _attempt(self, part: str, work: Callable[[], None]) -> None:
+        """Work that may break off, while the others go on."""
+        try:
+            work()
+        except Exception as error:  # of memory, of processes, of what floats let through
+            self.trouble = f"{part} broke off ({type(error).__name__}{f': {error}' if str(error) else ''})"
+            if isinstance(error, AssertionError):  # a choice costs less than what was proved
+                self.known.withdraw(part)

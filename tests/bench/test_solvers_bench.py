@@ -337,21 +337,21 @@ def row(case: str, solver: str, status: str, seconds: float, gap: float | None =
 
 ROWS = [
     row("planner p", "auto", "optimal", 0.5, 0.0),
-    row("planner p", "cpsat", "optimal", 10.0, 0.0),
+    row("planner p", "cpsat-plain", "optimal", 10.0, 0.0),
     row("planner q", "auto", "infeasible", 2.0),
-    row("planner q", "cpsat", "unknown", 60.0),
+    row("planner q", "cpsat-plain", "unknown", 60.0),
     row("planner r", "auto", "optimal", 1.0, 0.0),
-    row("planner r", "cpsat", "refused", 0.0),
+    row("planner r", "cpsat-plain", "refused", 0.0),
     row("random s", "auto", "feasible", 10.0, 5.0),
-    row("random s", "cpsat", "optimal", 3.0, 0.0),
+    row("random s", "cpsat-plain", "optimal", 3.0, 0.0),
 ]
 
 
 def test_a_profile_counts_the_cases_within_a_factor_of_the_quickest() -> None:
-    assert profiles.ratios(ROWS) == {"auto": [1.0, 1.0, 1.0, math.inf], "cpsat": [20.0, math.inf, math.inf, 1.0]}
-    assert profiles.profile(profiles.ratios(ROWS)["cpsat"]) == [(1.0, 0.25), (20.0, 0.5)]
+    assert profiles.ratios(ROWS) == {"auto": [1.0, 1.0, 1.0, math.inf], "cpsat-plain": [20.0, math.inf, math.inf, 1.0]}
+    assert profiles.profile(profiles.ratios(ROWS)["cpsat-plain"]) == [(1.0, 0.25), (20.0, 0.5)]
     assert profiles.amounts(ROWS)["auto"] == [profiles.LEAST_GAP_PCT] * 3 + [5.0]
-    assert profiles.amounts(ROWS)["cpsat"][1] == math.inf
+    assert profiles.amounts(ROWS)["cpsat-plain"][1] == math.inf
 
 
 def test_a_refuted_proof_counts_for_nothing() -> None:
@@ -360,7 +360,7 @@ def test_a_refuted_proof_counts_for_nothing() -> None:
 
 
 def test_the_planner_s_table_says_how_many_times_faster_auto_is() -> None:
-    open_case = [row("planner o", "auto", "feasible", 60.0, 0.1), row("planner o", "cpsat", "optimal", 9.0, 0.0)]
+    open_case = [row("planner o", "auto", "feasible", 60.0, 0.1), row("planner o", "cpsat-plain", "optimal", 9.0, 0.0)]
     p, q, o, least_of, mean = planner_table([*ROWS, *open_case])
     assert (p["case"], p["times_faster"], p["meaning"]) == ("planner p", 20.0, "exactly")
     assert (q["case"], q["times_faster"], q["meaning"]) == ("planner q", 30.0, "at least")  # CP-SAT's limit
@@ -374,10 +374,12 @@ def test_scores_add_up_over_the_contest() -> None:
     more = functools.partial(row, "contest R", status="feasible", gap=9.0)
     table = contest_table([
         more(solver="auto", seconds=1.0, score=1.04), more(solver="milp", seconds=1.0, score=0.0),
+        row("contest K", "auto", "optimal", 1.0, score=1.01), row("contest K", "milp", "refused", 0.0, score=0.0),
         row("contest unheard of", "auto", "optimal", 1.0, 0.0),
     ])  # fmt: skip
     assert [(line["case"], line["score"]) for line in table] == [
-        ("contest R", 1.04), ("contest R", 0.0), ("sum of 1", 1.04), ("sum of 1", 0.0),
+        ("contest R", 1.04), ("contest R", 0.0), ("contest K", 1.01), ("contest K", 0.0),
+        ("sum of 2", 2.05), ("sum of 2", 0.0),
     ]  # fmt: skip
     gap = 100 * (facts["best_known"] - facts["bound"]) / facts["best_known"]
     assert table[0]["published_gap_pct"] == gap

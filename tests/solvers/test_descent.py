@@ -10,6 +10,7 @@ import pytest
 from partita.formulation.network import INFINITE
 from partita.model.errors import PartitaError
 from partita.solvers.flat.blocks import changed_cost, changed_load, clear, grow, net_of, scratch, solve_tree, sum_prices
+from partita.solvers.flat.deadline import Deadline
 from partita.solvers.flat.descent import Descent, least_changes
 from partita.solvers.flat.form import Flat
 from partita.solvers.flat.fusion import fused, restricted
@@ -181,7 +182,7 @@ def test_threads_share_the_arrays_and_stop_in_time():
     for descent in both:
         descent.round()  # compiles
     end = time.perf_counter() + 0.5
-    threads = [threading.Thread(target=descent.run, args=(end,)) for descent in both]
+    threads = [threading.Thread(target=descent.run, args=(Deadline(end),)) for descent in both]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -205,7 +206,7 @@ def test_fusion_is_the_best_combination():
         combinations = itertools.product(*(sorted({int(c[v]) for c in choices}) for v in range(7)))
         prices = [flat.price(np.array(c)) for c in combinations]
         best = min((p for p in prices if p is not None), default=INFINITE)
-        found = fused(flat, choices, time.perf_counter() + 30)
+        found = fused(flat, choices, Deadline(time.perf_counter() + 30))
         if best < known:
             assert found is not None and flat.price(found) == best
             better += 1

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from partita.formulation.network import INFINITE, Edge, Network, Variable
 from partita.solvers.flat import highs, integer
 from partita.solvers.flat.covers import cover
 from partita.solvers.flat.fixing import Least, fixed, least
-from partita.solvers.flat.form import Flat, flattened
+from partita.solvers.flat.form import Flat, flattened, in_floats
 from partita.solvers.flat.integer import fits, solve_exactly
 from partita.solvers.flat.linear import relaxed
 from partita.solvers.flat.messages import Messages
@@ -265,10 +266,20 @@ def test_without_time_nothing_is_claimed() -> None:
     assert found.choice is None and found.bound == -INFINITE
 
 
-def test_totals_beyond_floats_are_refused() -> None:
-    assert fits(flattened(network([[0, 1 << 51]])))
-    assert not fits(flattened(network([[0, 1 << 51], [0, 1 << 51]])))
+def test_totals_beyond_64_bits_are_refused() -> None:
+    assert fits(flattened(network([[0, 1 << 59], [0, (1 << 59) - 2]])))
+    assert not fits(flattened(network([[0, 1 << 59], [0, (1 << 59) - 1]])))
+    assert not fits(flattened(network([[-1 << 59, 0]])))
     assert not fits(flattened(network([[0]] * 3, pieces=[(v, 0, 1, [1 << 61]) for v in range(3)], limits=(1 << 62,))))
+
+
+def test_costs_that_do_not_add_up_in_floats_are_cut() -> None:
+    """2 (2^51 - 501) + 1000 is the most below 2^52 that is even."""
+    flat = flattened(network([[0, 1000], [0, 1 << 51], [0, 1 << 55], [0, INFINITE]]))
+    cut, level = in_floats(flat), (1 << 51) - 501
+    assert cut is not None and cut.cost.tolist() == [0, 1000, 0, level, 0, level, 0, INFINITE]
+    assert in_floats(cut) is cut
+    assert in_floats(flattened(replace(network([[0, 1]]), constant=1 << 52))) is None
 
 
 # HiGHS in a process of its own

@@ -2,20 +2,27 @@
 
 import os
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from partita.formulation.network import INFINITE
+from partita.formulation.network import INFINITE, evaluate
+from partita.solvers.flat import form
 from partita.solvers.flat.arcs import without_dead_options, without_sums
 from partita.solvers.flat.degree import eliminated
 from partita.solvers.flat.dominance import without_dominated
-from partita.solvers.flat.form import Flat
+from partita.solvers.flat.form import Flat, flattened, in_floats
+from partita.solvers.flat.integer import fits
 from partita.solvers.flat.merging import merged
 from partita.solvers.flat.reduce import STEPS, reduced
 from partita.solvers.flat.rows import tightened
+from partita.solvers.flat.smaller import unflattened
 
 X = INFINITE
 NONE = 1 << 50  # no choice of a small network costs as much; many of them do not overflow
@@ -138,51 +145,115 @@ def random_flat(seed):
     return flat(costs, edges, limits, pieces, int(rng.integers(-3, 4)), pair_use)
 
 
-@pytest.mark.parametrize("chunk", range(10))
-def test_all_steps_together_keep_the_optimum(chunk):
-    for seed in range(300 * chunk, 300 * (chunk + 1)):
-        net = random_flat(seed)
-        confirm(net, reduced(net))
+SEEDS = st.integers(0, 10**9)
+
+
+def examples(count):
+    """So many examples of a property, each as slow as it likes."""
+    return settings(max_examples=count, deadline=None)
+
+
+@examples(2000)
+@given(SEEDS)
+def test_all_steps_together_keep_the_optimum(seed):
+    net = random_flat(seed)
+    confirm(net, reduced(net))
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda s: s.__name__)
-def test_each_step_alone_keeps_the_optimum(step):
-    for seed in range(10_000, 11_000):
-        net = random_flat(seed)
-        if step is merged:  # promises nothing where an option has no partner
-            clean = without_dead_options(net)
-            if clean is None:
-                continue
-            net = clean.flat
-        confirm(net, step(net))
+@examples(1000)
+@given(SEEDS)
+def test_each_step_alone_keeps_the_optimum(step, seed):
+    net = random_flat(seed)
+    if step is merged:  # promises nothing where an option has no partner
+        clean = without_dead_options(net)
+        if clean is None:
+            return
+        net = clean.flat
+    confirm(net, step(net))
 
 
-def test_fewer_rows_leave_the_same_choices_feasible():
-    for seed in range(2000):
-        rng = np.random.default_rng(seed)
-        sizes, rows = rng.integers(1, 4, rng.integers(2, 5)), int(rng.integers(2, 9))
-        pieces = []
-        for v in rng.integers(len(sizes), size=rng.integers(4, 14)).tolist():
-            first = int(rng.integers(rows))
-            pieces.append((v, first, int(rng.integers(first, rows + 1)), rng.integers(0, 4, sizes[v])))
-        limits = rng.integers(4, 12) + rng.integers(0, rng.choice([1, 3]), rows)
-        net = flat([[0] * n for n in sizes], (), limits, pieces)
-        after = tightened(net)
-        before_prices = prices(net)[1]
-        if after is None:
-            assert (before_prices >= NONE).all()
-        else:
-            assert ((prices(after.flat)[1] < NONE) == (before_prices < NONE)).all()
+def scaled(net, factor):
+    """All finite costs times a factor."""
+    cost, entries = (np.where(x < X, x * factor, X) for x in (net.cost, net.table))
+    return replace(net, cost=cost, table=entries, constant=net.constant * factor)
 
 
-@pytest.mark.parametrize("steps", range(1, 10))
-def test_a_time_limit_stops_between_two_steps(steps, monkeypatch):
-    ticks = iter(range(1000))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
-    for seed in range(20_000, 20_050):
-        net = random_flat(seed)
-        ticks = iter(range(1000))
-        confirm(net, reduced(net, until=steps - 1))
+@examples(1000)
+@given(SEEDS)
+def test_costs_as_large_as_are_accepted_do_not_overflow(seed):
+    net = random_flat(seed)
+    parts = [x[a:b] for x, at in ((net.cost, net.start), (net.table, net.at)) for a, b in pairwise(at.tolist())]
+    finite = [[0, *part[part < X].tolist()] for part in parts]
+    most = sum(max(part) - 2 * min(part) for part in finite) + abs(net.constant)
+    factor = (X - 2) // max(1, most)
+    large = scaled(net, factor)
+    assert fits(large)
+    after, truth = reduced(large), best(net)
+    found = None if after is None else [after.flat.price(choice) for choice in prices(after.flat)[0]]
+    assert min((x for x in found or [] if x is not None), default=None) == (None if truth is None else truth * factor)
+
+
+@examples(1000)
+@given(SEEDS, st.integers(10, 60))
+def test_costs_cut_for_floats_are_a_bound_and_often_exact(seed, room):
+    after = reduced(random_flat(seed))
+    if after is None:
+        return
+    net = after.flat
+    with patch.object(form, "_EXACT", room):
+        cut = in_floats(net)
+    if cut is None:
+        assert abs(net.constant) + len(net.sizes) + len(net.ends) >= room
+        return
+    high = [x[x < X] for x in (cut.cost, cut.table)]
+    level = max((int(x.max(initial=0)) for x in high), default=0)
+    for choice, price in zip(*prices(net), strict=True):
+        found = cut.price(choice)
+        assert (found is None) == (price >= NONE >> 1)
+        assert found is None or found == price or net.floor() + level <= found < price
+
+
+@examples(500)
+@given(SEEDS)
+def test_arrays_and_network_say_the_same(seed):
+    net = random_flat(seed)
+    problem = unflattened(net)
+    problem.check()
+    again, choices = flattened(problem), prices(net)[0]
+    for i in range(0, len(choices), 1 + len(choices) // 10):
+        verdict, here = evaluate(problem, tuple(choices[i].tolist())), net.price(choices[i])
+        assert verdict.feasible == (here is not None) and here in (None, verdict.cost)
+        assert again.price(choices[i]) == here
+        assert here is None or here >= net.floor()
+
+
+@examples(2000)
+@given(SEEDS)
+def test_fewer_rows_leave_the_same_choices_feasible(seed):
+    rng = np.random.default_rng(seed)
+    sizes, rows = rng.integers(1, 4, rng.integers(2, 5)), int(rng.integers(2, 9))
+    pieces = []
+    for v in rng.integers(len(sizes), size=rng.integers(4, 14)).tolist():
+        first = int(rng.integers(rows))
+        pieces.append((v, first, int(rng.integers(first, rows + 1)), rng.integers(0, 4, sizes[v])))
+    limits = rng.integers(4, 12) + rng.integers(0, rng.choice([1, 3]), rows)
+    net = flat([[0] * n for n in sizes], (), limits, pieces)
+    after = tightened(net)
+    before_prices = prices(net)[1]
+    if after is None:
+        assert (before_prices >= NONE).all()
+    else:
+        assert ((prices(after.flat)[1] < NONE) == (before_prices < NONE)).all()
+
+
+@examples(1000)
+@given(SEEDS, st.integers(0, 8))
+def test_a_time_limit_stops_between_two_steps(seed, steps):
+    net = random_flat(seed)
+    with patch.object(time, "perf_counter", iter(range(1000)).__next__):
+        after = reduced(net, until=steps)
+    confirm(net, after)
 
 
 # One fact each
@@ -216,6 +287,16 @@ def test_a_variable_that_is_a_function_becomes_part_of_its_neighbour():
     assert after.flat.table.tolist() == [0, 7, 8, 0, 0, 7]
     assert (after.flat.piece_of.tolist(), after.flat.use.tolist()) == ([0], [4, 5, 4])
     assert after.lift(np.array([2, 1])).tolist() == [2, 0, 1]
+
+
+def test_a_function_of_many_options_is_merged_only_where_nothing_grows():
+    """Each of 40 options names one of 2: a variable between others stays 2 wide, a leaf goes."""
+    parity = np.where(np.arange(40) % 2 == np.arange(2)[:, None], 0, X)
+    ring = [(u, v, np.arange(4).reshape(2, 2)) for u, v in pairwise(range(5))] + [(0, 4, np.ones((2, 2)))]
+    net = flat([[0, 0]] * 5 + [range(40)] * 5, [*ring, *((v, v + 5, parity) for v in range(5))])
+    assert merged(net).flat is net
+    leaf = flat([[0, 5], list(range(40))], [(0, 1, parity)])
+    assert (merged(leaf).flat.variables, merged(leaf).flat.cost.tolist()[:4]) == (1, [0, 6, 2, 8])
 
 
 def test_functions_around_a_ring_merge_once():

@@ -23,11 +23,11 @@ def test_min_plus(shape, distinct: int, share: float, small: int, monkeypatch) -
     assert np.array_equal(kernels.min_plus(a, b), (a[:, :, None] + b[None]).min(axis=1))
 
 
-@pytest.mark.parametrize("resources", [0, 1, 2])
+@pytest.mark.parametrize("resources", [0, 1, 2, 4])
 def test_frontier(resources: int) -> None:
     """Of sorted labels, those that no earlier one of the cell is at least as good as."""
     rng = np.random.default_rng(resources)
-    labels = np.unique(rng.integers(0, 5, (60, 2 + resources)), axis=0)
+    labels = np.unique(rng.integers(0, 5, (60 << resources, 2 + resources)), axis=0)
     kept = kernels.frontier(labels[:, 0], labels[:, 1], np.ascontiguousarray(labels[:, 2:]))
     for i, label in enumerate(labels):
         earlier = labels[:i][labels[:i, 0] == label[0]]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from partita.formulation.network import Network, evaluate
+from partita.formulation.network import Network, Variable, evaluate
 from partita.solvers import labels
 from partita.solvers.elimination import list_within
-from partita.solvers.labels import Listing
+from partita.solvers.labels import Listing, TooManyError
 from partita.solvers.order import compile_network
 from partita.solvers.price import at_price, sweep
 from partita.solvers.protocol import NO_LIMITS, Search
@@ -45,7 +45,7 @@ def plainly(network: Network, price: float, slack: int) -> Listing | None:
         return listed(network, price, slack)
 
 
-@settings(max_examples=150, deadline=None, database=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.7]), st.sampled_from([3, 10**12]))
 def test_meeting_finds_what_the_plain_join_finds(make_network, seed: int, price: float, slack: int) -> None:
     network = make_network(seed)
@@ -78,3 +78,19 @@ def test_the_lists_of_two_halves_meet(make_transformer, layers: int, tied: bool)
     assert len(met.slots[last]) == 1 < len(plain.slots[last])
     middle = network.chains[0].boundaries[layers - layers // 2]
     assert tied or met.circuit.buckets[last - len(met.circuit.factors)].variable == middle
+
+
+def test_parts_without_an_edge_between_them_meet() -> None:
+    """Of parts that only share the capacity the last join is not formed either: its pairs would be far too many."""
+    rng = np.random.default_rng(0)
+    parts = [(np.sort(rng.integers(0, 1 << 20, 300))[::-1], np.sort(rng.integers(0, 1 << 20, 300))) for _ in range(2)]
+    variables = tuple(Variable(f"v{k}", time.copy(), use[:, None]) for k, (time, use) in enumerate(parts))
+    network = Network(variables, (), capacities=(1 << 20,))
+    circuit = compile_network(network)
+    at = at_price(circuit, (1.0,))
+    given = circuit, at, circuit.backward(at.slots), circuit.most_cost, 300, inf
+    (time, use), (more, again) = parts
+    fits = use[:, None] + again[None] <= 1 << 20
+    assert fastest(network, list_within(*given)) == (time[:, None] + more[None])[fits].min()
+    with mock.patch.object(labels, "_stem", lambda circuit: -1), pytest.raises(TooManyError):
+        list_within(*given)

@@ -150,7 +150,7 @@ def test_solvers_read_rows(truth, seed: int) -> None:
     network.check()
     best = truth(network)
     assert truth(dense(network)) == best
-    for name in ("cpsat", "elimination", "auto"):
+    for name in ("cpsat", "cpsat-plain", "elimination", "auto"):
         backend = solver(name)
         assert backend.accepts(network) or len(network.capacities) > 8
         if backend.accepts(network):

@@ -17,7 +17,7 @@ from partita.formulation.network import INFINITE, Edge, Network, Variable, evalu
 from partita.solvers.cpsat import CpSat
 from partita.solvers.protocol import INTERRUPTED, Limits, Progress, Solver, Status, solver, solvers
 
-EVERY = ("auto", "elimination", "cpsat")
+EVERY = ("auto", "elimination", "cpsat", "cpsat-plain")
 
 
 def network(
@@ -87,9 +87,11 @@ def check(backend: Solver, problem: Network, truth: int | None) -> None:
     assert solution.status is (Status.INFEASIBLE if truth is None else Status.OPTIMAL)
 
 
-@pytest.mark.parametrize(("name", "examples"), [("auto", 120), ("elimination", 120), ("cpsat", 40)])
+@pytest.mark.parametrize(
+    ("name", "examples"), [("auto", 120), ("elimination", 120), ("cpsat", 40), ("cpsat-plain", 40)]
+)
 def test_solvers_agree_with_brute_force(make_network, truth, name: str, examples: int) -> None:
-    @settings(max_examples=examples, deadline=None, database=None)
+    @settings(max_examples=examples, deadline=None)
     @given(st.integers(0, 10**6))
     def agree(seed: int) -> None:
         problem = make_network(seed)
@@ -103,7 +105,7 @@ def test_solvers_agree_with_brute_force(make_network, truth, name: str, examples
 
 @pytest.mark.usefixtures("only_counting")
 def test_counting_agrees_with_brute_force(make_network, truth) -> None:
-    @settings(max_examples=80, deadline=None, database=None)
+    @settings(max_examples=80, deadline=None)
     @given(st.integers(0, 10**6))
     def agree(seed: int) -> None:
         problem = make_network(seed)

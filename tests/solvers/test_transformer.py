@@ -30,6 +30,17 @@ def test_counting_equals_listing(make_transformer, request, jitter: float) -> No
     assert listed.bound <= counted.objective <= (listed.objective or counted.objective)
 
 
+@pytest.mark.parametrize(("memory", "part"), [(100.0, "prices"), (0.2, "label lists")])
+def test_the_words_say_what_proved_it(make_transformer, request, memory: float, part: str) -> None:
+    problem = make_transformer(5, axes=1, memory=memory, jitter=0.1)
+    solution = solver("auto").solve(problem)
+    assert (solution.status, solution.words) == (Status.OPTIMAL, f"proved by {part}")
+    if part != "prices":
+        request.getfixturevalue("only_counting")
+        counted = solver("auto").solve(problem)
+        assert (counted.objective, counted.words) == (solution.objective, "proved by counting")
+
+
 def test_two_chains(make_transformer) -> None:
     """A chain cut in two at a boundary is the same network."""
     whole = make_transformer(5, axes=1, memory=0.2, jitter=0.1)

@@ -1,0 +1,59 @@
+"""Any backend on what exact reduction leaves of a network, its answers carried back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ...formulation.network import Edge, Network, Variable
+from ..protocol import Limits, Progress, Search, Solution, Status
+from .close import CUT, reduction
+from .form import Flat
+from .substitution import Reduced
+
+
+def solve_smaller(search: Search, solve: Callable[[Network, Limits], Solution]) -> Solution:
+    """The solution of a search's network by what `solve` makes of the reduced one in the time left."""
+    small = reduction(search)
+    return small if isinstance(small, Solution) else solve_reduced(search, small, unflattened(small.flat), solve)
+
+
+def solve_reduced(
+    search: Search, small: Reduced, network: Network, solve: Callable[[Network, Limits], Solution]
+) -> Solution:
+    """The same where reduction left `small`, which is this network."""
+
+    def tell(progress: Progress) -> None:
+        assert search.limits.progress is not None
+        search.bound = max(search.bound, progress.bound)
+        search.limits.progress(Progress(progress.incumbent, search.bound, search.seconds))
+
+    told = None if search.limits.progress is None else tell
+    answer = solve(network, replace(search.limits, seconds=search.left, progress=told))
+    if answer.assignment is not None:
+        search.offer(tuple(small.lift(np.array(answer.assignment, np.int64)).tolist()))
+    if answer.status is not Status.INFEASIBLE:
+        search.raise_bound(answer.bound)
+    cut = answer.status is Status.OPTIMAL and search.bound != search.objective
+    return search.finish(CUT if cut else answer.words, infeasible=answer.status is Status.INFEASIBLE)
+
+
+def unflattened(flat: Flat) -> Network:
+    """The network of some arrays; variables are called by their numbers."""
+    tables = zip(flat.start[:-1].tolist(), flat.start[1:].tolist(), strict=True)
+    variables = [Variable(f"v{v}", flat.cost[a:b], *_uses(flat, v)) for v, (a, b) in enumerate(tables)]
+    sizes, edges = flat.sizes.tolist(), []
+    for e, (u, v) in enumerate(flat.ends.tolist()):
+        entries, shape = slice(int(flat.at[e]), int(flat.at[e + 1])), (sizes[u], sizes[v])
+        use = None if flat.pair_use is None else flat.pair_use[entries].reshape(*shape, len(flat.limits))
+        edges.append(Edge(u, v, flat.table[entries].reshape(shape), use))
+    return Network(tuple(variables), tuple(edges), tuple(flat.limits.tolist()), flat.constant)
+
+
+def _uses(flat: Flat, variable: int) -> tuple[np.ndarray, np.ndarray]:
+    """[n, P] and [P, 2]: a variable's uses, and the capacities that they count on."""
+    pieces = np.flatnonzero(flat.piece_of == variable)
+    size = int(flat.sizes[variable])
+    return flat.use[flat.use_at[pieces] + np.arange(size)[:, None]].reshape(size, len(pieces)), flat.rows[pieces]
