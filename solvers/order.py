@@ -15,10 +15,8 @@ from .kernels import Bools, Floats, Ints
 
 MOST_ENTRIES = 1 << 26  # of one table: 512 MiB
 MOST_WORK = 1 << 36  # additions of one bucket: some seconds
-MOST_IN_ALL = (
-    1 << 28,
-    1 << 38,
-)  # entries of all tables, 2 GiB, and as much again for what is best through them; additions
+# Entries of all tables, 2 GiB, and as much again for what is best through them; additions.
+MOST_IN_ALL = 1 << 28, 1 << 38
 MOST_CAPACITIES = 8  # each has a price and a column in every list of labels
 
 

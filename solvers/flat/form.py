@@ -146,9 +146,8 @@ def in_floats(flat: Flat) -> Flat | None:
     if sum(most) <= room:
         return flat
     level = _level(most, room)
-    if (
-        level <= 0 or min(flat.cost.min(), flat.table.min(initial=0)) < 0
-    ):  # reduction leaves none below 0 if it has time
+    negative = min(flat.cost.min(), flat.table.min(initial=0)) < 0  # reduction leaves none if it has time
+    if level <= 0 or negative:
         return None
     cost, table = (np.where(x < INFINITE, np.minimum(x, level), x) for x in (flat.cost, flat.table))
     return replace(flat, cost=cost, table=table)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...formulation.network import Edge, Network, Variable
+from ..kernels import Ints
 from ..protocol import Limits, Progress, Search, Solution, Status
 from .close import CUT, reduction
 from .form import Flat
@@ -42,8 +43,12 @@ def solve_reduced(
 
 def unflattened(flat: Flat) -> Network:
     """The network of some arrays; variables are called by their numbers."""
-    tables = zip(flat.start[:-1].tolist(), flat.start[1:].tolist(), strict=True)
-    variables = [Variable(f"v{v}", flat.cost[a:b], *_uses(flat, v)) for v, (a, b) in enumerate(tables)]
+    starts, order = flat.start.tolist(), np.argsort(flat.piece_of, kind="stable")
+    first = np.searchsorted(flat.piece_of[order], np.arange(flat.variables + 1)).tolist()
+    variables = [
+        Variable(f"v{v}", flat.cost[starts[v] : starts[v + 1]], *_uses(flat, order[first[v] : first[v + 1]], n))
+        for v, n in enumerate(flat.sizes.tolist())
+    ]
     sizes, edges = flat.sizes.tolist(), []
     for e, (u, v) in enumerate(flat.ends.tolist()):
         entries, shape = slice(int(flat.at[e]), int(flat.at[e + 1])), (sizes[u], sizes[v])
@@ -52,8 +57,6 @@ def unflattened(flat: Flat) -> Network:
     return Network(tuple(variables), tuple(edges), tuple(flat.limits.tolist()), flat.constant)
 
 
-def _uses(flat: Flat, variable: int) -> tuple[np.ndarray, np.ndarray]:
-    """[n, P] and [P, 2]: a variable's uses, and the capacities that they count on."""
-    pieces = np.flatnonzero(flat.piece_of == variable)
-    size = int(flat.sizes[variable])
+def _uses(flat: Flat, pieces: Ints, size: int) -> tuple[Ints, Ints]:
+    """[n, P] and [P, 2]: what the pieces of a variable of n options use, and the capacities that they count on."""
     return flat.use[flat.use_at[pieces] + np.arange(size)[:, None]].reshape(size, len(pieces)), flat.rows[pieces]

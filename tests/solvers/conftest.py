@@ -243,6 +243,23 @@ def make_network() -> Callable[[int], Network]:
     return random_network
 
 
+def mixed(count: int, options: int) -> Network:
+    """A ring of random tables under a capacity that binds: a moment's work, and no reduction solves it."""
+    rng = np.random.default_rng(1)
+    variables = tuple(
+        Variable(f"v{i}", rng.integers(0, 50, options), rng.integers(0, 1 << 20, (options, 1))) for i in range(count)
+    )
+    edges = tuple(
+        Edge(u, v, rng.integers(0, 100, (options, options))) for u in range(count) for v in range(u + 1, count)
+    )
+    return Network(variables, edges, (sum(int(np.sort(v.use[:, 0])[1]) for v in variables),))
+
+
+@pytest.fixture(scope="session")
+def make_mixed() -> Callable[[int, int], Network]:
+    return mixed
+
+
 @pytest.fixture
 def only_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `auto` go straight to its counted program, past the lists of labels and the programs that come before it."""

@@ -1,13 +1,8 @@
 """Every backend on one battery, and beside each other: the truth by brute force, the statuses, and what limits mean."""
 
 import json
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -17,23 +12,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from partita.formulation.network import INFINITE, Edge, Network, Variable, evaluate
-from partita.solvers import elimination, smt
 from partita.solvers.flat import form
-from partita.solvers.flat.form import flattened
-from partita.solvers.flat.substitution import Reduced
-from partita.solvers.order import TooWideError, compile_network
 from partita.solvers.protocol import (
-    INTERRUPTED,
-    STOPPED,
     Limits,
     Progress,
-    Search,
-    Solution,
     Status,
     solver,
     solvers,
 )
-from partita.solvers.smt import SMT
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -183,9 +169,9 @@ REDUCING = [name for name in EVERY if name != "cpsat-plain"]
 
 
 @pytest.mark.parametrize("name", REDUCING)
-def test_large_costs_that_the_best_does_not_pay_are_no_hindrance(truth, name: str) -> None:
+def test_large_costs_that_the_best_does_not_pay_are_no_hindrance(make_mixed, truth, name: str) -> None:
     """21 tables of up to 2^55 are far above what floats add up."""
-    problem = spoiled(mixed(7, 4), 1 << 55)
+    problem = spoiled(make_mixed(7, 4), 1 << 55)
     best = truth(problem)
     assert best is not None and best < 1 << 20
     assert solver(name).accepts(problem) and not solver("cpsat-plain").accepts(problem)
@@ -194,25 +180,27 @@ def test_large_costs_that_the_best_does_not_pay_are_no_hindrance(truth, name: st
 
 
 @pytest.mark.parametrize("name", [name for name in REDUCING if name != "auto"])  # which is through before
-def test_large_costs_that_the_best_pays_leave_a_bound(truth, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_costs_that_the_best_pays_leave_a_bound(
+    make_mixed, truth, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if floats were exact up to 700 only: without the constant, 28 tables of up to 100 must add up to 138."""
     monkeypatch.setattr(form, "_EXACT", 700)
-    problem = mixed(7, 4)
+    problem = make_mixed(7, 4)
     answer, best = solver(name).solve(problem, Limits(seconds=2.0)), truth(problem)
     assert answer.status is Status.FEASIBLE and answer.objective is not None
     assert 562 < answer.bound < best <= answer.objective
 
 
 @pytest.mark.parametrize("name", [name for name in REDUCING if name != "auto"])
-def test_reduction_tells_a_bound_at_once(name: str) -> None:
+def test_reduction_tells_a_bound_at_once(make_mixed, name: str) -> None:
     seen: list[Progress] = []
-    solver(name).solve(mixed(7, 4), Limits(progress=seen.append))
+    solver(name).solve(make_mixed(7, 4), Limits(progress=seen.append))
     assert (seen[0].incumbent, seen[0].bound) == (None, 562)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_larger_costs_are_refused(name: str) -> None:
-    problem = spoiled(mixed(7, 4), 1 << 57)
+def test_larger_costs_are_refused(make_mixed, name: str) -> None:
+    problem = spoiled(make_mixed(7, 4), 1 << 57)
     assert not solver(name).accepts(problem)
     answer = solver(name).solve(problem)
     assert (answer.status, answer.assignment) == (Status.UNKNOWN, None)
@@ -291,172 +279,10 @@ def test_cutoff(make_network, truth, name: str) -> None:
     holds()
 
 
-def mixed(count: int, options: int) -> Network:
-    """A ring of random tables under a capacity that binds: a moment's work, and no reduction solves it."""
-    rng = np.random.default_rng(1)
-    variables = tuple(
-        Variable(f"v{i}", rng.integers(0, 50, options), rng.integers(0, 1 << 20, (options, 1))) for i in range(count)
-    )
-    edges = tuple(
-        Edge(u, v, rng.integers(0, 100, (options, options))) for u in range(count) for v in range(u + 1, count)
-    )
-    return Network(variables, edges, (sum(int(np.sort(v.use[:, 0])[1]) for v in variables),))
-
-
-def test_programs_agree_on_a_network_that_no_reduction_solves(truth) -> None:
-    problem = mixed(7, 4)
+def test_programs_agree_on_a_network_that_no_reduction_solves(make_mixed, truth) -> None:
+    problem = make_mixed(7, 4)
     answers = [solver(name).solve(problem) for name in PROGRAMS]
     assert {(a.status, a.objective, a.bound) for a in answers} == {(Status.OPTIMAL, truth(problem), truth(problem))}
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_without_time_the_answer_is_honest(name: str) -> None:
-    problem = mixed(7, 4)
-    best = solver(name).solve(problem)
-    solution = solver(name).solve(problem, Limits(seconds=0.0))
-    assert best.status is Status.OPTIMAL and solution.status in (Status.UNKNOWN, Status.FEASIBLE)
-    assert solution.bound <= best.bound
-    assert solution.objective is None or solution.objective >= best.bound
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_any_time_limit_is_honest(name: str) -> None:
-    """Also one that ends in the middle of a step of a library, or before it is a unit of its clock."""
-    problem = mixed(7, 4)
-    best = solver(name).solve(problem).objective
-    assert best is not None
-    for seconds in np.geomspace(1e-5, 0.3, 25).tolist():
-        answer = solver(name).solve(problem, Limits(seconds=seconds))
-        assert answer.status is not Status.INFEASIBLE and answer.words != INTERRUPTED and answer.bound <= best
-        assert answer.objective is None or answer.objective >= best
-        assert answer.status is not Status.OPTIMAL or answer.objective == best
-
-
-@pytest.mark.parametrize("name", ["auto", "milp"])
-def test_a_gap_below_a_negative_cost(name: str) -> None:
-    assert Limits(gap=0.1).ceiling(-100) == -110 and Limits(gap=0.1).ceiling(100) == 90
-    answer = solver(name).solve(mixed_and(-10_000), Limits(gap=0.5))
-    assert answer.gap is not None and answer.gap <= 0.5 and "time" not in answer.words
-
-
-def mixed_and(constant: int) -> Network:
-    return replace(mixed(7, 4), constant=constant)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_an_interrupt_keeps_the_best(name: str) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.incumbent is not None:
-            raise KeyboardInterrupt
-
-    solution = solver(name).solve(mixed(7, 4), Limits(progress=interrupt))
-    assert solution.status in (Status.FEASIBLE, Status.OPTIMAL) and solution.objective is not None
-
-
-@pytest.mark.usefixtures("hears_interrupts")
-@pytest.mark.parametrize("name", ["milp", "smt"])
-def test_the_terminal_s_interrupt_ends_a_solve(name: str) -> None:
-    """Also in the middle of a program, which hears nothing of Python's signals."""
-    problem = mixed(40, 10) if name == "milp" else mixed(14, 10)
-    began = time.perf_counter()
-    alarm = threading.Timer(2.5, lambda: os.kill(os.getpid(), signal.SIGINT))
-    alarm.start()
-    solution = solver(name).solve(problem, Limits(seconds=120))
-    alarm.cancel()
-    assert solution.words == INTERRUPTED and time.perf_counter() - began < 60
-    assert solution.status in (Status.FEASIBLE, Status.UNKNOWN)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_progress_only_improves(name: str) -> None:
-    seen: list[Progress] = []
-    solution = solver(name).solve(mixed(7, 4), Limits(progress=seen.append))
-    assert seen and (seen[-1].incumbent, seen[-1].bound) == (solution.objective, solution.bound)
-    for a, b in pairwise(seen):
-        assert b.bound >= a.bound and (a.incumbent is None or (b.incumbent or INFINITE) <= a.incumbent)
-
-
-def lattice(rows: int, columns: int, options: int) -> Network:
-    """A grid of two options each; each has a leaf that decides it by its parity, and costs more the less it uses."""
-    rng, count = np.random.default_rng(0), rows * columns
-    inner = [choice(f"v{i}", rng.integers(0, 50, 2).tolist(), [[0], [0]]) for i in range(count)]
-    leaves = [
-        Variable(
-            f"w{i}", np.sort(rng.integers(0, 1000, options)), -np.sort(-rng.integers(0, 1000, (options, 1)), axis=0)
-        )
-        for i in range(count)
-    ]
-    right = [(i, i + 1) for i in range(count) if (i + 1) % columns]
-    down = [(i, i + columns) for i in range(count - columns)]
-    parity = np.where(np.arange(options) % 2 == np.arange(2)[:, None], 0, NEVER)
-    edges = [Edge(u, v, rng.integers(0, 100, (2, 2))) for u, v in right + down]
-    edges += [Edge(i, count + i, parity) for i in range(count)]
-    capacity = sum(int(np.median(v.use)) for v in leaves)
-    return Network((*inner, *leaves), tuple(edges), (capacity,))
-
-
-@pytest.mark.parametrize("name", ["elimination", "auto"])
-def test_reduction_makes_nothing_too_wide_for_elimination(name: str) -> None:
-    """Merged into their leaves, the grid's variables would have 40 options instead of 2: tables of 40^6 entries."""
-    problem = lattice(6, 10, 40)
-    answer = solver(name).solve(problem, Limits(seconds=60))
-    assert answer.status is Status.OPTIMAL
-    assert answer.objective == solver("milp").solve(problem, Limits(seconds=60)).objective
-
-
-def test_elimination_takes_a_network_as_it_stands_where_that_is_less_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = mixed(5, 3)
-    whole: list[Network] = []
-    real = elimination.Elimination._whole
-
-    def spy(self: elimination.Elimination, search: Search) -> Solution:
-        whole.append(search.network)
-        return real(self, search)
-
-    monkeypatch.setattr(elimination.Elimination, "_whole", spy)
-    assert solver("elimination").solve(problem).status is Status.OPTIMAL
-    monkeypatch.setattr(elimination, "_work", lambda network: 1.0 if network is problem else 2.0)
-    assert solver("elimination").solve(problem).status is Status.OPTIMAL
-    assert [network is problem for network in whole] == [False, True]
-
-
-def test_elimination_counts_all_its_tables() -> None:
-    """Each is below the limit, all together are not."""
-    rng = np.random.default_rng(0)
-    rows, columns, options = 5, 200, 16
-    nothing = np.zeros((options, 0), np.int64)
-    variables = tuple(Variable(f"v{i}", rng.integers(0, 9, options), nothing) for i in range(rows * columns))
-    ends = [(i, i + rows) for i in range(rows * (columns - 1))]
-    ends += [(i, i + 1) for i in range(rows * columns) if (i + 1) % rows]
-    problem = Network(variables, tuple(Edge(u, v, rng.integers(0, 9, (options, options))) for u, v in ends))
-    with pytest.raises(TooWideError, match="in all"):
-        compile_network(problem)
-    assert not solver("elimination").accepts(problem)
-    answer = solver("elimination").solve(problem)
-    assert answer.status is Status.UNKNOWN and "too wide" in answer.words and answer.bound > 0
-
-
-def test_z3_takes_the_network_as_it_stands_where_reduction_leaves_more(truth, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = mixed(6, 3)
-
-    def grown(search: Search) -> Reduced:
-        return Reduced(replace(flattened(search.network), table=np.zeros(1 << 20, np.int64)))
-
-    monkeypatch.setattr(smt, "reduction", grown)
-    assert solver("smt").solve(problem).objective == truth(problem)
-
-
-@pytest.mark.parametrize("name", ["cpsat", "cpsat-plain"])
-def test_a_program_is_not_built_beyond_the_time(name: str) -> None:
-    rng = np.random.default_rng(0)
-    nothing = np.zeros((60, 0), np.int64)
-    variables = tuple(Variable(f"v{i}", rng.integers(0, 1 << 20, 60), nothing) for i in range(30))
-    ends = [(u, v) for u in range(30) for v in range(u)]
-    problem = Network(variables, tuple(Edge(u, v, rng.integers(0, 1 << 20, (60, 60))) for u, v in ends))
-    began = time.perf_counter()
-    answer = solver(name).solve(problem, Limits(seconds=0.5))
-    assert time.perf_counter() - began < 5.0  # all 1.5 million pairs take some 15 s
-    assert answer.status in (Status.UNKNOWN, Status.FEASIBLE) and answer.words == STOPPED
 
 
 SITE = """
@@ -498,11 +324,3 @@ def test_a_backend_of_one_file_solves_by_its_name(
 
 def test_all_backends_are_listed() -> None:
     assert {backend.name for backend in solvers()} >= set(EVERY)
-
-
-def test_z3_is_for_small_networks() -> None:
-    tables = np.zeros((200, 200), np.int64)
-    many = tuple(choice(f"v{i}", [0] * 200) for i in range(2))
-    large = Network(many, (Edge(0, 1, tables),))
-    assert not SMT().accepts(large)
-    assert SMT().solve(large).status is Status.UNKNOWN
