@@ -23,7 +23,7 @@ NODES = 4
 LONG = dict.fromkeys(("gpt3-1.3b", "gpt3-2.6b", "gpt3-6.7b", "gpt3-15b"), 16384)
 """Tokens of SuperScaler's GPT-3s, which are planned at the zoo's shorter sequence too."""
 SECONDS = 120.0
-AFTER = 0.2
+AFTER = 0.25
 """The share of the time that is kept for what follows the search: the plan is priced again and emitted."""
 
 
