@@ -129,7 +129,8 @@ def _highest(cuts: Floats, capacities: Floats, box: Floats) -> tuple[tuple[float
         rows = np.hstack([np.ones((len(base), 1)), -slope * box / scale])
         bounds = [(None, None), *[(0.0, 1.0)] * len(box)]
         answer = linprog([-1.0] + [0.0] * len(box), A_ub=rows, b_ub=base / scale, bounds=bounds, method="highs")
-        price = np.clip(np.asarray(answer.x)[1:], 0.0, 1.0) * box
+        inside = np.full(len(box), 0.5) if answer.x is None else np.clip(answer.x[1:], 0.0, 1.0)  # HiGHS may give up
+        price = inside * box
     else:
         over = slope[:, 0]
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -35,9 +35,13 @@ def reduction(search: Search) -> Reduced | Solution:
     if search.bound >= search.ceiling:
         return search.finish("proved by reduction")
     exact = in_floats(small.flat)
+    if exact is small.flat:
+        return small
+    if in_floats(flat) is flat:  # as sums, costs may be larger
+        return Reduced(flat)
     if exact is None:
         return search.finish("totals beyond 2^52 are not exact in floats")
-    return replace(small, flat=exact)
+    return replace(small, flat=exact, cut=True)
 
 
 def close(search: Search, small: Reduced, until: float = math.inf) -> Solution:
@@ -54,7 +58,12 @@ def close(search: Search, small: Reduced, until: float = math.inf) -> Solution:
     def ceiling(cost: int | None) -> int:
         return min(search.ceiling, search.limits.ceiling(cost))
 
-    best = solve_exactly(small.flat, min(until, search.until), None, ceiling, hear)
+    before = search.bound
+    try:
+        best = solve_exactly(small.flat, min(until, search.until), None, ceiling, hear)
+    except (AssertionError, MemoryError, OSError) as error:  # a choice below what HiGHS had proved; no room for it
+        search.bound = before
+        return search.finish(f"HiGHS broke off ({type(error).__name__})")
     if search.assignment is None and best.bound >= INFINITE:
         return search.finish("no solution, by HiGHS", infeasible=True)
     if search.bound >= search.ceiling:

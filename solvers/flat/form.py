@@ -12,6 +12,7 @@ from ..kernels import Ints
 
 _LARGEST = (1 << 63) - 1  # use or limit that 64 bits hold; sums that could come near are refused (`fits`)
 _EXACT = 1 << 52  # below, floats add integers exactly
+_CUT = INFINITE - 1  # where sums of parallel edges are cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,8 +127,13 @@ def _merged(network: Network) -> tuple[list[tuple[int, int]], list[Ints], Ints |
 
 
 def _sum(a: Ints, b: Ints) -> Ints:
-    """The sum of two tables; what is infinite in one of them stays so, and nothing else becomes so."""
-    return np.where(np.maximum(a, b) >= INFINITE, INFINITE, np.clip(a + b, 1 - INFINITE, INFINITE - 1))
+    """The sum of two tables; what is infinite in one of them stays so, and nothing else becomes so.
+
+    What comes near is cut and stays cut, whatever is added to it: that is too large for `fits`.
+    """
+    total = np.clip(a + b, -_CUT, _CUT)
+    total = np.where(np.abs(a) >= _CUT, a, np.where(np.abs(b) >= _CUT, b, total))
+    return np.where(np.maximum(a, b) >= INFINITE, INFINITE, total)
 
 
 def _use_sum(a: Ints, b: Ints) -> Ints:
@@ -146,7 +152,7 @@ def in_floats(flat: Flat) -> Flat | None:
     if sum(most) <= room:
         return flat
     level = _level(most, room)
-    negative = min(flat.cost.min(), flat.table.min(initial=0)) < 0  # reduction leaves none if it has time
+    negative = min(flat.cost.min(initial=0), flat.table.min(initial=0)) < 0  # reduction leaves none if it has time
     if level <= 0 or negative:
         return None
     cost, table = (np.where(x < INFINITE, np.minimum(x, level), x) for x in (flat.cost, flat.table))

@@ -112,9 +112,9 @@ class _Closing:
         """Keep a choice if it is the best so far; whether it is feasible."""
         cost = self.flat.price(choice)
         if cost is not None and cost < self.state.cost:
-            assert cost >= self.state.bound, (cost, self.state.bound)
-            self.state = Exact(choice, cost, self.state.bound)
-            self.report(self.state)
+            before, self.state = self.state, Exact(choice, cost, min(cost, self.state.bound))
+            self.report(self.state)  # also where it refutes what was proved
+            assert cost >= before.bound, (cost, before.bound)
         return cost is not None
 
     def prove(self, bound: int) -> None:

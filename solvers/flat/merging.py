@@ -7,7 +7,7 @@ import numpy as np
 from ...formulation.network import INFINITE
 from ..kernels import Bools, Ints, compiled
 from .form import Flat
-from .substitution import Reduced, Substitution, offsets, substituted
+from .substitution import Reduced, Substitution, incidence, offsets, substituted
 
 
 def merged(flat: Flat) -> Reduced:
@@ -18,7 +18,11 @@ def merged(flat: Flat) -> Reduced:
     """
     parent, via = np.full((2, flat.variables), -1, np.int64)
     facing = np.bincount(flat.ends.ravel(), flat.sizes[flat.ends[:, ::-1]].ravel(), flat.variables).astype(np.int64)
-    _parents(flat.start, flat.ends, flat.at, flat.table, facing, parent, via, np.arange(flat.variables))
+    around, edges = incidence(flat)
+    _parents(
+        flat.start, flat.ends, flat.at, flat.table, facing, around, edges, parent, via, np.arange(flat.variables),
+        np.zeros(flat.variables, np.bool_),
+    )  # fmt: skip
     if (parent < 0).all():
         return Reduced(flat)
     root = parent.copy()
@@ -37,11 +41,13 @@ def merged(flat: Flat) -> Reduced:
 
 @compiled
 def _parents(
-    start: Ints, ends: Ints, at: Ints, table: Ints, facing: Ints, parent: Ints, via: Ints, above: Ints
-) -> None:
+    start: Ints, ends: Ints, at: Ints, table: Ints, facing: Ints, around: Ints, edges: Ints,
+    parent: Ints, via: Ints, above: Ints, grown: Bools,
+) -> None:  # fmt: skip
     """Set the neighbour that determines a variable and the edge to it, without cycles; `above` leads to roots.
 
-    `facing` [V] counts the options of a variable's neighbours: each option more is that many entries more.
+    `facing` [V] counts the options of a variable's neighbours: each option more is that many entries more. `around`
+    and `edges` are the incidence. Of `grown` variables some table grows: no other of theirs may, this time.
     """
     for e in range(ends.shape[0]):
         for side in range(2):
@@ -70,6 +76,15 @@ def _parents(
             growth = (facing[own] - count) * (start[top + 1] - start[top] - own_count)
             if top == own or growth > count * own_count:
                 continue
+            if growth > 0:
+                busy = grown[own] or grown[top]
+                for k in range(around[own], around[own + 1]):
+                    busy |= grown[ends[edges[k], 0]] or grown[ends[edges[k], 1]]
+                if busy:
+                    continue
+                grown[top] = True
+                for k in range(around[own], around[own + 1]):
+                    grown[ends[edges[k], 0]] = grown[ends[edges[k], 1]] = True
             facing[top] += facing[own] - count - own_count
             parent[own], via[own], above[own] = by, e, top
 

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import count
 from threading import Lock
 
@@ -57,17 +58,11 @@ def solve_flat(search: Search) -> Solution:
 
 
 def try_programs(search: Search) -> Solution | None:
-    """What programs make of a small network in a share of the time; None for a large one, and where they break off."""
+    """What programs make of a small network in a share of the time; None for a large one."""
     if sum(e.cost.size for e in search.network.edges) > _PROGRAM:
         return None
-    small, before = reduction(search), search.bound
-    if isinstance(small, Solution):
-        return small
-    try:
-        return close(search, small, time.perf_counter() + _share(search, *_TRIAL))
-    except (AssertionError, MemoryError, OSError):  # a choice below what HiGHS had proved; no room for its process
-        search.bound = before
-        return None
+    small = reduction(search)
+    return small if isinstance(small, Solution) else close(search, small, time.perf_counter() + _share(search, *_TRIAL))
 
 
 def _share(search: Search, share: float, most: float) -> float:
@@ -175,7 +170,10 @@ class _Portfolio:
             return
         messages = self._message(pool)
         self._dive(pool, messages)
-        self._descend(pool, messages)
+        while not (self._descends or self.over or self._waited_long()):  # the dive beside the last one brought news
+            self._dive(pool, messages)
+        if self._descends:
+            self._descend(pool, messages)
 
     def _message(self, pool: ThreadPoolExecutor) -> Messages:
         """Messages, while a first descent looks for any solution."""
@@ -207,8 +205,8 @@ class _Portfolio:
             if not self._proves(pool, mine) and (beside is None or beside.done()):
                 if beside is not None:
                     beside.result()
-                beside = pool.submit(self._one_dive, others, next(numbers))
-            self._one_dive(mine, next(numbers))
+                beside = pool.submit(self._attempt, "a dive", partial(self._one_dive, others, next(numbers)))
+            self._attempt("a dive", partial(self._one_dive, mine, next(numbers)))
         if beside is not None:
             beside.result()
 

@@ -29,7 +29,8 @@ def solve_reduced(
     def tell(progress: Progress) -> None:
         assert search.limits.progress is not None
         search.bound = max(search.bound, progress.bound)
-        search.limits.progress(Progress(progress.incumbent, search.bound, search.seconds))
+        incumbent = search.objective if small.cut else progress.incumbent  # under cut costs it may cost more
+        search.limits.progress(Progress(incumbent, search.bound, search.seconds))
 
     told = None if search.limits.progress is None else tell
     answer = solve(network, replace(search.limits, seconds=search.left, progress=told))

@@ -16,10 +16,11 @@ _SUMS = 1 << 62  # in place of INFINITE where plain sums are wanted
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduced:
-    """A smaller network of the same optimum, and the way back to the one it was made of."""
+    """A smaller network of the same optimum, and the way back to the one it was made of; `cut` as by `in_floats`."""
 
     flat: Flat
     lifts: tuple[Callable[[Ints], Ints], ...] = ()
+    cut: bool = False
 
     def lift(self, choice: Ints) -> Ints:
         """The choice of the original network, no dearer, for one of `flat`."""

@@ -63,6 +63,10 @@ BATTERY = {
     "an odd cycle": (Network((B, B, B), tuple(edge(u, v, [[1, 0], [0, 1]]) for u, v in ((0, 1), (1, 2), (0, 2)))), 1),
     "apart": (Network((A, B, A)), 2),
     "negative costs": (Network((choice("a", [0, -7]), B), (edge(0, 1, [[-9, 0], [-1, 0]]),)), -9),
+    "a cost of 10^15 under three capacities": (
+        Network((choice("a", [1152980074277147, 0], [[3, 1, 0], [3, 2, 4]]),), (), (3, 3, 0)),
+        1152980074277147,
+    ),
     "costs of 10^13": (Network((choice("a", [10**13, 10**13 + 1]), B), (edge(0, 1, [[2, 2], [0, 1]]),)), 10**13 + 1),
     "a forbidden option": (Network((choice("a", [NEVER, 4]),)), 4),
     "forbidden pairs": (Network((B, B), (edge(0, 1, [[NEVER, NEVER], [NEVER, 3]]),)), 3),
@@ -137,6 +141,9 @@ HUGE = {
     "costs that reach INFINITE together": Network((choice("a", [HALF]), B), (edge(0, 1, [[HALF, HALF + 1]]),)),
     "parallel edges that do": Network((choice("a", [0]), B), (edge(0, 1, [[HALF, HALF + 1]]),) * 3),
     "parallel edges beyond 64 bits": Network((choice("a", [0]), B), (edge(0, 1, [[1 - 2 * HALF, -5]]),) * 10),
+    "parallel edges beyond that, and back": Network(
+        (B, B), tuple(edge(0, 1, [[a, -4], [-4, -4]]) for a in (-3 * HALF // 2, -3 * HALF // 2, 2 * HALF - 2))
+    ),
     "a constant of 2^60": Network((A,), constant=2 * HALF),
     "a constant of -2^70": Network((A,), constant=-(1 << 70)),
     "uses beyond 64 bits": Network(tuple(choice(f"v{i}", [0, 1], [[1 << 62], [0]]) for i in range(4)), (), (1 << 62,)),
@@ -163,6 +170,25 @@ def spoiled(problem: Network, cost: int) -> Network:
     rng = np.random.default_rng(3)
     edges = [Edge(e.u, e.v, e.cost + np.where(rng.random(e.cost.shape) < 0.1, cost, 0), e.use) for e in problem.edges]
     return replace(problem, edges=tuple(edges))
+
+
+@pytest.mark.parametrize("name", ["elimination", "cpsat"])
+def test_what_floats_hold_before_reduction_is_proved(truth, name: str) -> None:
+    """Sums of tables that reduction makes are beyond 2^52 here."""
+    for seed in (10, 16, 17, 31):
+        rng = np.random.default_rng(seed)
+        count, options = int(rng.integers(4, 7)), int(rng.integers(2, 4))
+        pairs = [(u, v) for u in range(count) for v in range(u + 1, count)]
+        most, shape, edges = (1 << 52) // len(pairs) - 10, (options, options), []
+        for u, v in pairs:
+            dear = rng.random(shape) < rng.choice([0.3, 0.5, 0.7])
+            edges.append(
+                Edge(u, v, np.where(dear, most - rng.integers(0, most // 8, shape), rng.integers(0, most // 3, shape)))
+            )
+        problem = Network(tuple(choice(f"v{i}", [0] * options) for i in range(count)), tuple(edges))
+        assert solver("cpsat-plain").accepts(problem)
+        answer = solver(name).solve(problem, Limits(seconds=20))
+        assert (answer.status, answer.objective) == (Status.OPTIMAL, truth(problem))
 
 
 REDUCING = [name for name in EVERY if name != "cpsat-plain"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from partita.formulation.network import INFINITE, Edge, Network, Variable, evaluate
-from partita.solvers.flat import portfolio
+from partita.solvers.flat import close, portfolio
 from partita.solvers.flat.deadline import Deadline
 from partita.solvers.flat.form import flattened
 from partita.solvers.flat.known import Known
@@ -171,9 +171,10 @@ def test_a_choice_below_what_was_proved_ends_no_search(monkeypatch: pytest.Monke
     answer = solve(problem, seconds=3.0)
     assert answer.objective is not None and answer.bound <= answer.objective < 10**9
     assert "a bound by HiGHS was wrong" in answer.words and "the bound by messages" in answer.words
-    monkeypatch.setattr(portfolio, "close", raises(AssertionError()))
+    monkeypatch.setattr(close, "solve_exactly", raises(AssertionError()))
     search = Search(problem, Limits(4.0), "auto")
-    assert portfolio.try_programs(search) is None and not search.done
+    found = portfolio.try_programs(search)
+    assert found is not None and found.words == "HiGHS broke off (AssertionError)" and not search.done
 
 
 def test_known() -> None:

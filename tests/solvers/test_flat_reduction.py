@@ -323,6 +323,17 @@ def test_least_uses_above_a_limit_are_infeasible():
     assert tightened(flat([[0], [0, 0]], (), [5], [(0, 0, 1, [3]), (1, 0, 1, [3, 4])])) is None
 
 
+def test_merging_makes_nothing_wider():
+    """Both ends of the small table in the middle are functions of wide neighbours."""
+    parity = np.where(np.arange(40)[:, None] % 2 == np.arange(2), 0, X)
+    rng = np.random.default_rng(0)
+    wide = [rng.integers(0, 99, 40).tolist() for _ in range(2)]
+    net = flat([wide[0], [0, 0], [0, 0], wide[1]], [(0, 1, parity), (1, 2, [[0, 9], [9, 0]]), (2, 3, parity.T)])
+    after = merged(net)
+    assert 0 < len(after.flat.table) <= len(net.table)
+    confirm(net, after)
+
+
 def test_of_rows_only_the_fullest_remain():
     pieces = [(v, v, v + 3, [0, 5]) for v in range(4)]  # rows 2 and 3 hold three pieces each
     after = tightened(flat([[0, 0]] * 4, (), [9] * 7, pieces))
