@@ -16,8 +16,7 @@ from ..formulation.network import Network
 from .circuit import Circuit
 from .cpsat import run
 from .elimination import close_by_labels, first_slack
-from .flat.form import flattened
-from .flat.integer import fits
+from .flat.form import fits, flattened
 from .flat.portfolio import solve_flat, try_programs
 from .labels import Listing, TooManyError, enumerate_labels
 from .order import TooWideError, compile_network, restrict

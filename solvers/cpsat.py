@@ -7,8 +7,7 @@ from typing import Any
 
 from ..formulation.network import INFINITE, Network
 from .factors import Factor, exact_in_floats, network_factors
-from .flat.form import flattened
-from .flat.integer import fits
+from .flat.form import fits, flattened
 from .flat.smaller import solve_smaller
 from .program import Program, build, trail
 from .protocol import NO_LIMITS, STOPPED, Limits, Search, Solution

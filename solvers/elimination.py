@@ -13,13 +13,12 @@ import numpy as np
 from ..formulation.network import INFINITE, Network
 from .circuit import Circuit
 from .flat.close import reduction
-from .flat.form import flattened
-from .flat.integer import fits
+from .flat.form import fits, flattened
 from .flat.smaller import solve_reduced, unflattened
 from .labels import Listing, TooManyError, enumerate_labels
 from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
-from .protocol import NO_LIMITS, PRICED, Limits, Search, Solution
+from .protocol import INEXACT, NO_LIMITS, PRICED, Limits, Search, Solution
 from .tables import Tables
 
 _LABELS = 1 << 16  # in one table
@@ -68,7 +67,7 @@ class Elimination:
         except TooWideError as error:
             return search.finish(f"too wide for elimination: {error}")
         if not circuit.exact:
-            return search.finish("totals beyond 2^52 are not exact in floats")
+            return search.finish(INEXACT)
         best = sweep(circuit, search)
         if best is None:
             return search.finish("no solution, at any price of memory", infeasible=True)

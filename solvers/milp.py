@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..formulation.network import Network
 from .flat.close import close, reduction
-from .flat.form import flattened
-from .flat.integer import fits
+from .flat.form import fits, flattened
 from .protocol import NO_LIMITS, Limits, Search, Solution
 
 _MOST_PAIRS = 1_000_000  # entries that reduction may leave; beyond, the linear program alone takes minutes

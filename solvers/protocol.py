@@ -19,6 +19,7 @@ INTERRUPTED = "interrupted"
 
 STOPPED = "stopped by the time limit"
 NO_MEMORY = "stopped for want of memory"
+INEXACT = "totals beyond 2^52 are not exact in floats"
 PRICED = "only prices were asked for"
 
 

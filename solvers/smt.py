@@ -17,8 +17,7 @@ import numpy as np
 
 from ..formulation.network import INFINITE, Network
 from .flat.close import CUT, reduction
-from .flat.form import Flat, flattened
-from .flat.integer import fits
+from .flat.form import Flat, fits, flattened
 from .flat.substitution import Reduced
 from .kernels import Ints
 from .protocol import NO_LIMITS, STOPPED, Limits, Search, Solution

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...formulation.network import INFINITE
-from ..protocol import STOPPED, Search, Solution
-from .form import flattened, in_floats
-from .integer import Exact, fits, solve_exactly
+from ..protocol import INEXACT, STOPPED, Search, Solution
+from .form import fits, flattened, in_floats
+from .integer import Exact, solve_exactly
 from .reduce import reduced
 from .substitution import Reduced
 
@@ -40,7 +40,7 @@ def reduction(search: Search) -> Reduced | Solution:
     if in_floats(flat) is flat:  # as sums, costs may be larger
         return Reduced(flat)
     if exact is None:
-        return search.finish("totals beyond 2^52 are not exact in floats")
+        return search.finish(INEXACT)
     return replace(small, flat=exact, cut=True)
 
 

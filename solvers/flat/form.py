@@ -74,7 +74,7 @@ class Flat:
 
     def floor(self) -> int:
         """What no choice costs less than, the sum of the least of all tables; INFINITE where one forbids all."""
-        least = _by_part(np.minimum, (self.cost, self.start), (self.table, self.at))
+        least = _by_part(np.minimum, *_costs(self))
         return INFINITE if max(least, default=0) >= INFINITE else self.constant + sum(least)
 
 
@@ -141,13 +141,26 @@ def _use_sum(a: Ints, b: Ints) -> Ints:
     return np.where(a > _LARGEST - b, _LARGEST, a + b)
 
 
+def fits(flat: Flat) -> bool:
+    """Whether reduction can add up costs and uses in 64 bits, without ever coming to INFINITE.
+
+    No number in there is more than the largest costs of all tables, each above the least one there, add up to.
+    """
+    finite = [(np.where(values < INFINITE, values, 0), at) for values, at in _costs(flat)]
+    above, below = (sum(_by_part(np.maximum, *((np.maximum(sign * x, 0), at) for x, at in finite))) for sign in (1, -1))
+    uses = [(flat.use, flat.use_at)] + (
+        [] if flat.pair_use is None else [(flat.pair_use.max(axis=1, initial=0), flat.at)]
+    )
+    return above + 2 * below + abs(flat.constant) < _CUT and sum(_by_part(np.maximum, *uses)) < 1 << 62
+
+
 def in_floats(flat: Flat) -> Flat | None:
     """The same with costs so large cut to a level that what a choice costs at most adds up exactly in floats.
 
     No choice costs less than it does there, so that bounds hold; one without a cost of that level costs the same. So
     the best one there is the best where it costs less than the level above `floor`. None where that is in vain.
     """
-    costs = [(np.where(x < INFINITE, np.abs(x), 0), at) for x, at in ((flat.cost, flat.start), (flat.table, flat.at))]
+    costs = [(np.where(x < INFINITE, np.abs(x), 0), at) for x, at in _costs(flat)]
     most, room = _by_part(np.maximum, *costs), _EXACT - 1 - abs(flat.constant)
     if sum(most) <= room:
         return flat
@@ -167,6 +180,11 @@ def _level(amounts: list[int], room: int) -> int:
             return room // left
         room, left = room - amount, left - 1
     return room
+
+
+def _costs(flat: Flat) -> list[tuple[Ints, Ints]]:
+    """The costs of options and of pairs, and where the part of every variable and edge begins and ends."""
+    return [(flat.cost, flat.start), (flat.table, flat.at)]
 
 
 def _by_part(which: np.ufunc, *parts: tuple[Ints, Ints]) -> list[int]:

@@ -52,20 +52,6 @@ def _any_better(cost: int | None) -> int:
     return INFINITE if cost is None else cost
 
 
-def fits(flat: Flat) -> bool:
-    """Whether reduction can add up costs and uses in 64 bits, without ever coming to INFINITE.
-
-    No number in there is more than the largest costs of all tables, each above the least one there, add up to.
-    """
-    finite = [(np.where(values < INFINITE, values, 0), at) for values, at in _costs(flat)]
-    above, below = (_sum_of_most([(np.maximum(sign * x, 0), at) for x, at in finite]) for sign in (1, -1))
-    uses = [(flat.use, flat.use_at)] + (
-        [] if flat.pair_use is None else [(flat.pair_use.max(axis=1, initial=0), flat.at)]
-    )
-    cut = INFINITE - 1  # where sums of parallel edges are cut
-    return above + 2 * below + abs(flat.constant) < cut and _sum_of_most(uses) < 1 << 62
-
-
 def solve_exactly(
     flat: Flat,
     until: float = math.inf,
@@ -221,13 +207,4 @@ def _hold(flat: Flat, choice: Ints, held: Held) -> None:
 
 def _pairs(flat: Flat) -> int:
     """How many options and pairs are allowed."""
-    return sum(int((values < INFINITE).sum()) for values, _ in _costs(flat))
-
-
-def _costs(flat: Flat) -> list[tuple[Ints, Ints]]:
-    return [(flat.cost, flat.start), (flat.table, flat.at)]
-
-
-def _sum_of_most(parts: list[tuple[Ints, Ints]]) -> int:
-    """The sum of the largest number of every part, of whatever size."""
-    return sum(sum(np.maximum.reduceat(x, at[:-1]).tolist()) for x, at in parts if len(x))
+    return sum(int((values < INFINITE).sum()) for values in (flat.cost, flat.table))

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...formulation.network import INFINITE
 from ..kernels import Ints
-from ..protocol import STOPPED, Search, Solution
+from ..protocol import INEXACT, STOPPED, Search, Solution
 from .close import close, reduction
 from .deadline import Deadline
 from .decimation import decimated, first_solution
@@ -147,7 +147,7 @@ class _Portfolio:
             ends = (
                 (search.bound >= search.ceiling, "as close as was asked for"),
                 (search.left <= 0, STOPPED),
-                (known.bound >= self._ceiling(None), "totals beyond 2^52 are not exact in floats"),
+                (known.bound >= self._ceiling(None), INEXACT),
                 (True, "nothing better for long"),
             )
             words.append(next(end for so, end in ends if so))

@@ -31,12 +31,6 @@ PROGRAMS = ("cpsat", "cpsat-plain", "milp", "smt")
 NEVER = INFINITE
 
 
-def choice(name: str, cost: list[int], use: list[list[int]] | None = None) -> Variable:
-    """`use` by option; none where the network has no capacity."""
-    table = np.array(use if use is not None else [[]] * len(cost), np.int64)
-    return Variable(name, np.array(cost, np.int64), table)
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_without_time_the_answer_is_honest(make_mixed, name: str) -> None:
     problem = make_mixed(7, 4)
@@ -103,7 +97,7 @@ def test_progress_only_improves(make_mixed, name: str) -> None:
 def lattice(rows: int, columns: int, options: int) -> Network:
     """A grid of two options each; each has a leaf that decides it by its parity, and costs more the less it uses."""
     rng, count = np.random.default_rng(0), rows * columns
-    inner = [choice(f"v{i}", rng.integers(0, 50, 2).tolist(), [[0], [0]]) for i in range(count)]
+    inner = [Variable(f"v{i}", rng.integers(0, 50, 2), np.zeros((2, 1), np.int64)) for i in range(count)]
     leaves = [
         Variable(
             f"w{i}", np.sort(rng.integers(0, 1000, options)), -np.sort(-rng.integers(0, 1000, (options, 1)), axis=0)
@@ -189,7 +183,7 @@ def test_a_program_is_not_built_beyond_the_time(name: str) -> None:
 
 def test_z3_is_for_small_networks() -> None:
     tables = np.zeros((200, 200), np.int64)
-    many = tuple(choice(f"v{i}", [0] * 200) for i in range(2))
+    many = tuple(Variable(f"v{i}", np.zeros(200, np.int64), np.zeros((200, 0), np.int64)) for i in range(2))
     large = Network(many, (Edge(0, 1, tables),))
     assert not SMT().accepts(large)
     assert SMT().solve(large).status is Status.UNKNOWN

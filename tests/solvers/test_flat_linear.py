@@ -13,8 +13,8 @@ from partita.formulation.network import INFINITE, Edge, Network, Variable
 from partita.solvers.flat import highs, integer
 from partita.solvers.flat.covers import cover
 from partita.solvers.flat.fixing import Least, fixed, least
-from partita.solvers.flat.form import Flat, flattened, in_floats
-from partita.solvers.flat.integer import fits, solve_exactly
+from partita.solvers.flat.form import Flat, fits, flattened, in_floats
+from partita.solvers.flat.integer import solve_exactly
 from partita.solvers.flat.linear import relaxed
 from partita.solvers.flat.messages import Messages
 from partita.solvers.flat.polytope import Held, polytope, program

@@ -17,8 +17,7 @@ from partita.solvers.flat import form
 from partita.solvers.flat.arcs import without_dead_options, without_sums
 from partita.solvers.flat.degree import eliminated
 from partita.solvers.flat.dominance import without_dominated
-from partita.solvers.flat.form import Flat, flattened, in_floats
-from partita.solvers.flat.integer import fits
+from partita.solvers.flat.form import Flat, fits, flattened, in_floats
 from partita.solvers.flat.merging import merged
 from partita.solvers.flat.reduce import STEPS, reduced
 from partita.solvers.flat.rows import tightened
