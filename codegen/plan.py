@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..formulation.domain import least_values
 from ..formulation.placement import Placement
+from ..formulation.row import Row
+from ..formulation.special import lies_apart
 from ..formulation.strategy import rows
 from ..model.atoms import Atoms, atoms
 from ..model.cost import precision
@@ -268,7 +270,7 @@ def check(plan: Plan) -> None:
             if (sizes[i], layout) not in fitting:
                 _check_layout(plan, node.name, sizes[i], layout)
                 fitting.add((sizes[i], layout))
-        legal = {(row.inputs, row.output) for row in rows(plan.graph, index)}
+        legal = {(row.inputs, row.output): row for row in rows(plan.graph, index)}
         for axis, size in enumerate(plan.placement.sizes):
             row = tuple(x[axis] for x in choice.inputs), choice.output[axis]
             if size > 1 and row not in legal:
@@ -277,6 +279,12 @@ def check(plan: Plan) -> None:
                 raise PartitaError(
                     f"node {node.name!r} ({node.op}): no strategy from ({', '.join(letters)}) to {offered}, axis {axis}"
                 )
+        taken = [
+            legal.get((tuple(x[a] for x in choice.inputs), choice.output[a]), Row((), R))
+            for a in range(len(plan.placement.sizes))
+        ]
+        if not lies_apart(taken, choice.inputs, choice.output, plan.placement.sizes):
+            raise PartitaError(f"node {node.name!r} ({node.op}): its special strategies do not go together")
         alone = node.op == "local_batch_norm"
         if alone and least_values(known[node.inputs[0]], choice.inputs[0], plan.placement.sizes) < 2:
             raise PartitaError(f"node {node.name!r}: a rank has a single value of a channel to normalize")

@@ -7,23 +7,27 @@ that shares none of its encoding. Every kernel and every collective is one item 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from ..formulation.classes import Classes, Use, classes, without_addends
 from ..formulation.domain import LOSS_TRANSIENTS
 from ..formulation.reduction.schedule import schedule
 from ..formulation.reduction.statuses import Kind
+from ..formulation.row import Row
+from ..formulation.special import Part, Situation, part_of, special_strategy
+from ..formulation.strategy import rows
 from ..formulation.transition import Transitions
 from ..formulation.weights import BUCKET_BYTES
 from ..model.atoms import atoms
 from ..model.collectives import FREE, ROUNDING_NS, CollectivePrice
 from ..model.cost import ITEMSIZE, backward_factor, optimizer_states, precision
-from ..model.layout import Action, B, Layout, R, S, Step, atom_of, is_split, largest_part
+from ..model.layout import COLLECTIVES, Action, B, Layout, R, S, Step, atom_of, is_split, largest_part
 from ..model.operator import operator
 from ..model.pcg import FLOATS
 from ..model.sparse import sparse_tables
-from .items import Item, Kept, Part, Phase, Priced, Slot
+from .items import Item, Kept, Phase, Priced, Slot
+from .items import Part as Section
 from .plan import Plan
 from .routes import route
 
@@ -74,13 +78,21 @@ class _Pricing:
     # Items
 
     def work(
-        self, part: Part, kind: str, phase: Phase, node: int, ns: int, at: int = -1, slot: Slot = Slot.KERNEL
+        self, part: Section, kind: str, phase: Phase, node: int, ns: int, at: int = -1, slot: Slot = Slot.KERNEL
     ) -> None:
         """The device works alone."""
         self.result.items.append(Item(part, kind, phase, node, node if at < 0 else at, slot, ns, self.k))
 
     def step(
-        self, part: Part, kind: str, node: int, at: int, slot: Slot, ns: int, axes: tuple[int, ...] = (), size: int = 0
+        self,
+        part: Section,
+        kind: str,
+        node: int,
+        at: int,
+        slot: Slot,
+        ns: int,
+        axes: tuple[int, ...] = (),
+        size: int = 0,
     ) -> None:
         """Once a step, after the last micro-batch."""
         self.result.items.append(Item(part, kind, "update", node, at, slot, ns, 1, axes, size))
@@ -114,7 +126,7 @@ class _Pricing:
 
     def convert(
         self,
-        part: Part,
+        part: Section,
         index: int,
         source: Layout,
         target: Layout,
@@ -131,7 +143,7 @@ class _Pricing:
 
     def program(
         self,
-        part: Part,
+        part: Section,
         index: int,
         source: Layout,
         program: Sequence[Step],
@@ -188,6 +200,7 @@ class _Pricing:
                 if entry.scratch is not None:
                     moved += 2 * entry.scratch(node, sources) * share * self.item(index)
                 self.work("compute", node.op, "backward", index, self.kernel(back, moved))
+        self.specials(index)
         if not node.gradient:
             return
         if looked_up and sources[looked_up[0]].gradient and not node.get("sparse"):
@@ -208,14 +221,10 @@ class _Pricing:
 
     def share(self, index: int) -> float:
         """The largest share of the work that a rank does: indices that are split, by what letters say of them."""
-        from ..formulation.strategy import rows
-
         node, choice = self.graph.nodes[index], self.plan.choices[index]
-        by_letters = {(row.inputs, row.output): row for row in rows(self.graph, index)}
         parts: dict[object, tuple[int, list[int]]] = {}
-        for axis, size in enumerate(self.plan.placement.sizes):
+        for axis, (size, row) in enumerate(zip(self.plan.placement.sizes, self.rows(index), strict=True)):
             letters = tuple(x[axis] for x in choice.inputs)
-            row = by_letters[letters, choice.output[axis]]
             if row.index is None or row.index[0].startswith("@"):  # all ids are looked up among any rows
                 continue
             pairs = zip((*node.inputs, index), (*letters, choice.output[axis]), strict=True)
@@ -225,7 +234,45 @@ class _Pricing:
         share = 1.0
         for whole, sizes in parts.values():
             share *= largest_part(whole, tuple(sizes)) / whole
+        for _, row, part in self.special_parts(index):
+            share *= special_strategy(row.special).work(part)
         return share
+
+    def rows(self, index: int) -> list[Row]:
+        """The row of an operator on every axis."""
+        choice = self.plan.choices[index]
+        by_letters = {(row.inputs, row.output): row for row in rows(self.graph, index)}
+        axes = range(len(self.plan.placement.sizes))
+        return [by_letters[tuple(x[axis] for x in choice.inputs), choice.output[axis]] for axis in axes]
+
+    def special_parts(self, index: int) -> Iterator[tuple[int, Row, Part]]:
+        """The axes on which a special strategy splits an operator, with what a rank has there."""
+        node, choice, sizes = self.graph.nodes[index], self.plan.choices[index], self.plan.placement.sizes
+        sources = tuple(self.graph.nodes[i] for i in node.inputs)
+        situation = Situation(node, sources, tuple(self.known[i] for i in node.inputs), self.known[index])
+        items = tuple(self.item(i) for i in node.inputs)
+        for axis, row in enumerate(self.rows(index)):
+            if row.special and sizes[axis] > 1:
+                args = situation, row, sizes[axis], choice.inputs, choice.output, sizes, items, self.item(index)
+                yield axis, row, part_of(*args)
+
+    def specials(self, index: int) -> None:
+        """What special strategies send and keep."""
+        for axis, row, part in self.special_parts(index):
+            entry = special_strategy(row.special)
+            for message in entry.messages(part):
+                if message.backward and not self.graph.nodes[index].gradient:
+                    continue
+                phase: Phase = "backward" if message.backward else "forward"
+                ns = self.moves.step_ns(axis, message.action, message.size_bytes)
+                where = (axis,) if message.action in COLLECTIVES else ()
+                new = Item(
+                    "compute", message.action.value, phase, index, index, Slot.KERNEL, ns,
+                    self.k * message.times, where, message.size_bytes,
+                )  # fmt: skip
+                self.result.items.append(new)
+            if self.graph.nodes[index].gradient:
+                self.hold("activations", index, entry.kept(part))
 
     def saves(self, use: Use) -> bool:
         node = self.graph.nodes[use.node]
@@ -235,6 +282,9 @@ class _Pricing:
     def kept_bytes(self, use: Use) -> int:
         """Bytes of an input as its consumer keeps it; a loss keeps a float32 copy."""
         node, source = self.graph.nodes[use.node], self.graph.nodes[use.node].inputs[use.operand]
+        name = operator(node.op).named(node)[use.operand]
+        if any(name in special_strategy(row.special).copies for _, row, _ in self.special_parts(use.node)):
+            return 0  # counted where the copy is made
         item = self.item(source)
         if node.op in LOSS_TRANSIENTS and item < 4:
             item = ITEMSIZE["float32"]

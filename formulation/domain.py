@@ -1,9 +1,10 @@
 """The options of operators on one mesh: one row per axis, with the time and the memory that each takes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,10 @@ from ..model.errors import PartitaError
 from ..model.layout import B, Layout, P, S, atom_of, is_split, largest_part, smallest_part
 from ..model.operator import operator
 from ..model.pcg import PCG
-from .strategy import Row, row_names, rows
-from .transition import Codes, Space, space
+from .row import Row
+from .special import Situation, lies_apart, part_of, special_strategy
+from .strategy import row_names, rows
+from .transition import Codes, Space, Transitions, space
 
 Array = npt.NDArray[np.int64]
 
@@ -29,7 +32,8 @@ class Domain:
 
     `time_ns` is of one micro-batch, forward and backward, `forward_ns` its forward alone; `kept_bytes` what the
     operator itself keeps for backward (its output or mask; kept inputs belong to the edges). `saves[i]` says whether
-    input i is kept, `items[i]` the bytes of an element, `saves_output` whether what is kept stands for the output.
+    input i is kept, but for the options in `copied[i]`, `items[i]` the bytes of an element, `saves_output` whether what
+    is kept stands for the output.
     """
 
     rows: tuple[Row, ...]
@@ -42,6 +46,7 @@ class Domain:
     forward_ns: Array
     kept_bytes: Array
     saves: tuple[bool, ...]
+    copied: tuple[npt.NDArray[np.bool_], ...]
     items: tuple[int, ...]
     saves_output: bool
 
@@ -50,15 +55,16 @@ class Domain:
 
     def only(self, keep: npt.NDArray[np.bool_]) -> "Domain":
         """Some of the options."""
-        inputs = tuple(codes[keep] for codes in self.inputs)
+        inputs, copied = tuple(codes[keep] for codes in self.inputs), tuple(those[keep] for those in self.copied)
         arrays = {
             name: getattr(self, name)[keep] for name in ("choice", "output", "time_ns", "forward_ns", "kept_bytes")
         }
-        return replace(self, inputs=inputs, **arrays)
+        return replace(self, inputs=inputs, copied=copied, **arrays)
 
 
-def domain(pcg: PCG, node: int, axes: tuple[int, ...], roofline: Roofline, precision: Precision) -> Domain:
+def domain(pcg: PCG, node: int, transitions: Transitions, roofline: Roofline, precision: Precision) -> Domain:
     """All options of a node: every product of rows whose splits leave no rank empty."""
+    axes = transitions.axes
     found, known, this = rows(pcg, node), atoms(pcg), pcg.nodes[node]
     sources = tuple(pcg.nodes[i] for i in this.inputs)
     input_spaces = tuple(space(axes, known[i].sizes) for i in this.inputs)
@@ -73,12 +79,22 @@ def domain(pcg: PCG, node: int, axes: tuple[int, ...], roofline: Roofline, preci
     if this.op == "local_batch_norm":  # one value has no variance
         source = known[this.inputs[0]]
         legal &= [least_values(source, spaces[0].layout(int(code)), axes) > 1 for code in codes[0]]
+    specials = _Specials(pcg, node, transitions, precision, found, spaces)
+    for option in np.flatnonzero(np.logical_and(legal, specials.among(choice))):
+        legal[option] = specials.fits(choice[option], [int(c[option]) for c in codes])
     choice, codes = choice[legal], [c[legal] for c in codes]
     *inputs, output = codes
 
     # Arithmetic shrinks with every split index, memory traffic with what each tensor holds locally.
     entry = operator(this.op)
     share = _share(found, choice, axes, input_spaces, output_space)
+    copied = [np.zeros(len(choice), dtype=bool) for _ in sources]
+    sent = np.zeros((3, len(choice)), dtype=np.int64)  # ns forward and backward, bytes kept
+    for option in np.flatnonzero(specials.among(choice)):
+        cost = specials.cost(choice[option], [int(c[option]) for c in codes])
+        sent[:, option], share[option] = cost.amounts, share[option] * cost.work
+        for operand in cost.copied:
+            copied[operand][option] = True
     items = tuple(precision.itemsize(s.dtype) for s in sources)
     traffic = output_space.numel[output] * precision.itemsize(this.dtype)
     looked_up = entry.looked_up(this, sources)
@@ -102,7 +118,7 @@ def domain(pcg: PCG, node: int, axes: tuple[int, ...], roofline: Roofline, preci
     if dense and looked_up and sources[looked_up[0]].gradient:  # the gradient of the table is zeroed, then added to
         table = looked_up[0]
         time = time + roofline.memory_ns(input_spaces[table].numel[inputs[table]] * items[table] * 1.0)
-    kept = np.zeros(len(choice), dtype=np.int64)
+    forward, time, kept = forward + sent[0], time + sent[0] + sent[1] * this.gradient, sent[2] * this.gradient
     saved = entry.saved if this.gradient else ()
     for name in saved:
         if name == "y":
@@ -127,6 +143,7 @@ def domain(pcg: PCG, node: int, axes: tuple[int, ...], roofline: Roofline, preci
         forward,
         kept,
         tuple(n in saved for n in names),
+        tuple(copied),
         kept_items,
         bool({"y", "mask", "noise"} & set(saved)) or (this.gradient and this.op in LOSS_TRANSIENTS),
     )
@@ -160,6 +177,64 @@ def _share(
     return share
 
 
+class _Cost(NamedTuple):
+    """Of one option's special rows: ns forward and backward and bytes kept, more work, operands kept in other forms."""
+
+    amounts: tuple[int, int, int]
+    work: float
+    copied: tuple[int, ...]
+
+
+class _Specials:
+    """The special rows among the rows of a node."""
+
+    def __init__(
+        self,
+        pcg: PCG,
+        node: int,
+        transitions: Transitions,
+        precision: Precision,
+        found: tuple[Row, ...],
+        spaces: tuple[Space, ...],
+    ) -> None:
+        known, this = atoms(pcg), pcg.nodes[node]
+        sources = tuple(pcg.nodes[i] for i in this.inputs)
+        self.situation = Situation(this, sources, tuple(known[i] for i in this.inputs), known[node])
+        self.found, self.spaces, self.transitions = found, spaces, transitions
+        self.items = tuple(precision.itemsize(s.dtype) for s in sources)
+        self.item = precision.itemsize(this.dtype)
+        self.special = np.array([bool(row.special) for row in found])
+
+    def among(self, choice: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:
+        """The options with a special row."""
+        return np.asarray(self.special[choice].any(axis=1), dtype=np.bool_)
+
+    def _layouts(self, codes: Sequence[int]) -> tuple[tuple[Layout, ...], Layout]:
+        *inputs, output = (s.layout(c) for s, c in zip(self.spaces, codes, strict=True))
+        return tuple(inputs), output
+
+    def fits(self, choice: npt.NDArray[np.int16], codes: Sequence[int]) -> bool:
+        inputs, output = self._layouts(codes)
+        return lies_apart([self.found[r] for r in choice], inputs, output, self.transitions.axes)
+
+    def cost(self, choice: npt.NDArray[np.int16], codes: Sequence[int]) -> _Cost:
+        inputs, output = self._layouts(codes)
+        sizes, sums, work, copied = self.transitions.axes, [0, 0, 0], 1.0, set[str]()
+        for axis, row in enumerate(self.found[r] for r in choice):
+            if not row.special or sizes[axis] == 1:
+                continue
+            entry = special_strategy(row.special)
+            part = part_of(self.situation, row, sizes[axis], inputs, output, sizes, self.items, self.item)
+            for message in entry.messages(part):
+                ns = self.transitions.step_ns(axis, message.action, message.size_bytes)
+                sums[message.backward] += ns * message.times
+            sums[2] += entry.kept(part)
+            work *= entry.work(part)
+            copied.update(entry.copies)
+        names = operator(self.situation.node.op).named(self.situation.node)
+        return _Cost((sums[0], sums[1], sums[2]), work, tuple(k for k, name in enumerate(names) if name in copied))
+
+
 @dataclass
 class Domains:
     """The options of every node of a graph on one mesh; equal nodes share theirs.
@@ -169,13 +244,17 @@ class Domains:
     """
 
     pcg: PCG
-    axes: tuple[int, ...]
+    transitions: Transitions
     roofline: Roofline
     precision: Precision
     fixed: Mapping[str, tuple[str, ...]]
     found: list[Domain] = field(default_factory=list)
     kinds: dict[object, int] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return self.transitions.axes
 
     def of(self, node: int) -> Domain:
         return self.found[self.number(node)]
@@ -196,7 +275,7 @@ class Domains:
             tuple((known[i].dims, self.pcg.nodes[i].dtype, self.pcg.nodes[i].gradient) for i in node.inputs),
         )  # fmt: skip
         if key not in self.kinds:
-            found = domain(self.pcg, index, self.axes, self.roofline, self.precision)
+            found = domain(self.pcg, index, self.transitions, self.roofline, self.precision)
             if wish is not None:
                 found = self._restrict(index, found, wish)
             if not len(found):

@@ -127,10 +127,11 @@ class _Encoder:
         self.roofline = Roofline(self.machine, self.precision.compute)
         self.classes = classes(self.pcg)
         self.sparse = sparse_tables(self.pcg)
-        self.domains = Domains(self.pcg, self.placement.sizes, self.roofline, self.precision, self.fixed)
+        transitions = Transitions(self.machine, self.placement, self.flat)
+        self.domains = Domains(self.pcg, transitions, self.roofline, self.precision, self.fixed)
         self.reads = Reads(
             self.pcg, self.placement, self.k, self.precision, self.roofline, self.classes, self.domains,
-            Transitions(self.machine, self.placement, self.flat), self.sparse,
+            transitions, self.sparse,
         )  # fmt: skip
         self.cache: dict[object, Prices] = {}
         self.storages: dict[object, Storage] = {}

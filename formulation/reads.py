@@ -96,7 +96,8 @@ class Reads:
         """Bytes of an input that its consumer keeps for backward, per option of the consumer."""
         if not found.saves[operand]:
             return np.zeros(len(found), dtype=np.int64)
-        return found.input_spaces[operand].numel[found.inputs[operand]] * found.items[operand]
+        kept = found.input_spaces[operand].numel[found.inputs[operand]] * found.items[operand]
+        return np.where(found.copied[operand], 0, kept)
 
     def saves(self, use: Use) -> bool:
         """Whether a consumer keeps what it reads for backward."""

@@ -7,11 +7,11 @@ For one axis (design, section 3):
     linear, addends     x:P     w:B     -> y:P       split i (rows)      x:S(i)  w:S(i)  -> y:P
 
 A strategy on a mesh is one row per axis. Every row follows from three facts: an index that is free or summed can be
-split, an operator computed alike on all ranks may carry addend gradients, and a sum is the sum of its addends.
+split, an operator computed alike on all ranks may carry addend gradients, and a sum is the sum of its addends. What
+index notation does not give is added by special strategies (`special`).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -24,18 +24,8 @@ from ..model.operator import operator
 from ..model.pcg import FLOATS, PCG, SOURCES
 from ..model.sparse import sparse_tables
 from ..model.updates import updated
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One axis: the letter asked of every input, the letter offered, the index that is split (None: computed whole).
-
-    `index` is (index name, position among its atoms): rows with the same index on several axes split the same work.
-    """
-
-    inputs: tuple[int, ...]
-    output: int
-    index: tuple[str, int] | None = None
+from .row import Row
+from .special import Situation, special_rows
 
 
 def rows(pcg: PCG, node: int) -> tuple[Row, ...]:
@@ -67,7 +57,10 @@ def row_names(pcg: PCG, node: int) -> tuple[str, ...]:
     counts: dict[str, int] = {}
     names = []
     for row in found:
-        if row.index is None:
+        if row.special:
+            several_rows = sum(r.special == row.special for r in found) > 1
+            name = row.special + (f":{row.index[0]}" if several_rows and row.index else "")
+        elif row.index is None:
             name = "RBP"[row.output]
         else:
             name = row.index[0].removeprefix("@") + (f":{row.index[1]}" if row.index[0] in several else "")
@@ -101,6 +94,8 @@ def _rows(pcg: PCG, index: int) -> Iterator[Row]:
             node.gradient,
             node.dtype in FLOATS,
         )
+        sources = tuple(pcg.nodes[i] for i in node.inputs)
+        yield from special_rows(Situation(node, sources, tuple(known[i] for i in node.inputs), known[index]))
 
 
 def source_letters(pcg: PCG, index: int) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from itertools import product
 from math import prod
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -276,8 +277,9 @@ class Transitions:
             return (launch,)
         if action in _KINDS:
             return schedule(self.machine, self.placement, (axis,), _KINDS[action], self.flat).prices
-        if action is Action.EXCHANGE:
-            return (exchange_price(self.machine, Reduction(self.placement, (axis,)), "all_to_all"),)
+        if action in (Action.EXCHANGE, Action.SEND):
+            kind: Literal["all_to_all", "send"] = "send" if action is Action.SEND else "all_to_all"
+            return (exchange_price(self.machine, Reduction(self.placement, (axis,)), kind),)
         return (launch + CollectivePrice(0.0, 2e9 / self.machine.device.memory_bandwidth),)  # read and written once
 
     @cached_property

@@ -55,6 +55,7 @@ class Action(Enum):
     SCATTER_SUM = "reduce-scatter"
     SUM = "all-reduce"
     EXCHANGE = "all-to-all"
+    SEND = "send"  # to the next rank; only special strategies do
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Move:
     gradient: Action
 
 
-COLLECTIVES = frozenset({Action.GATHER, Action.SCATTER_SUM, Action.SUM, Action.EXCHANGE})
+COLLECTIVES = frozenset({Action.GATHER, Action.SCATTER_SUM, Action.SUM, Action.EXCHANGE, Action.SEND})
 
 _A = Action
 _MOVES: dict[tuple[str, str], Move] = {

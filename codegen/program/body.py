@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ...formulation.special import Splits
+from ...formulation.strategy import rows
 from ...model.atoms import atoms
 from ...model.layout import Action, Layout, is_split
 from ...model.operator import operator
@@ -270,4 +272,13 @@ class Body(Writer):
             plan.dtype.startswith("mixed"),
             self.used,
             self.sites.get(index, str(node.get("site", 0))),
+            self._specials(index),
         )
+
+    def _specials(self, index: int) -> Splits:
+        """The axes on which a special strategy splits a node."""
+        choice, sizes = self.plan.choices[index], self.plan.placement.sizes
+        found = {(row.inputs, row.output): row for row in rows(self.plan.graph, index) if row.special}
+        letters = ((tuple(x[axis] for x in choice.inputs), choice.output[axis]) for axis in range(len(sizes)))
+        taken = ((axis, found.get(key)) for axis, key in enumerate(letters) if sizes[axis] > 1)
+        return [(axis, row) for axis, row in taken if row is not None]

@@ -7,6 +7,7 @@ import textwrap
 from math import prod
 from typing import Any
 
+from ...formulation.special import special_strategy
 from ...formulation.weights import BUCKET_BYTES
 from ...model.atoms import atoms
 from ...model.layout import P, is_split
@@ -78,6 +79,7 @@ def emit(plan: Plan) -> str:
             primitives=used.primitives,
             moves=[move.code(used.uneven or _uneven_weights(plan)) for _, move in sorted(used.moves.items())],
             helpers=used.helpers,
+            specials=[special_strategy(name).source for name in sorted(used.specials)],
             random_bits=_counters("mix", "mix_", "random_bits"),
             dropped=_counters("dropped"),
             modules=model,

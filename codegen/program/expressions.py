@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from ...formulation.special import special_strategy
+from ...model.layout import atom_of, is_split
 from ...model.operator import operator
 from ...model.operators.attention import attend
+from ...model.operators.loss import LOSSES
 from ...model.pcg import Node
 from . import groups, lookups, losses, norms
 from .moves import Local
@@ -23,6 +26,8 @@ from .text import Size, enclosed, shape_text
 def expression(site: Site, names: Sequence[str]) -> str:
     """Program text of a node, given the text of its inputs."""
     node, entry = site.node, operator(site.node.op)
+    if site.specials:
+        return _special(site, names)
     if node.op in RULES:
         return RULES[node.op](site, names)
     bracketed = [enclosed(n) for n in names]
@@ -31,6 +36,20 @@ def expression(site: Site, names: Sequence[str]) -> str:
     values: dict[str, Any] = {k: literal(k, v) for k, v in node.attributes}
     values["dtype"] = dtype_text(node.dtype)
     return entry.emit.format(**dict(zip(entry.named(node), bracketed, strict=True)), **values)
+
+
+def _special(site: Site, names: Sequence[str]) -> str:
+    """The line of a special strategy; whether its parts are equal decides how ranks find theirs."""
+    entry = special_strategy(site.specials[0][1].special)
+    site.used.specials.add(entry.name)
+    site.used.primitives |= {*entry.primitives}
+    for axis, _ in site.specials:
+        for known, layout in zip((*site.source_atoms, site.known), (*site.inputs, site.layout), strict=True):
+            if is_split(layout[axis]) and known.sizes[atom_of(layout[axis])] % site.sizes[axis]:
+                site.used.uneven = True
+    if site.node.op in LOSSES:
+        return losses.special(site, names, lambda operands: entry.emit(site, operands, site.specials))
+    return entry.emit(site, names, site.specials)
 
 
 # Views

@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
+from ...formulation.special import special_strategies
 from ...model.operators.loss import CLASSIFIED, POINTWISE
 from .names import GENERIC
 from .text import tidy, wrap
@@ -292,7 +294,7 @@ class Writer:
         return this.node in self.roles or this.wish not in GENERIC.values()
 
     def free(self, name: str, live: set[str], others: set[str]) -> str:
-        taken = live | others | RESERVED | set(self.plan.axes)
+        taken = live | others | RESERVED | set(self.plan.axes) | special_names()
         result, count = name, 1
         while result in taken:
             count += 1
@@ -309,6 +311,12 @@ class Writer:
                 if found:
                     return found
         return ""
+
+
+@cache
+def special_names() -> frozenset[str]:
+    """What functions of special strategies are called."""
+    return frozenset[str]().union(*(entry.names for entry in special_strategies()))
 
 
 def axes_read(lines: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:

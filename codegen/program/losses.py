@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 from ...model.operator import operator
@@ -45,6 +45,14 @@ def _classified(site: Site, names: Sequence[str]) -> str:
     operands = _precise(site, names[: len(site.sources)])
     options = _options(site, {"ignore_index": -100, "label_smoothing": 0.0})
     return _reduced(site, f"F.{site.node.op}({', '.join([*operands, *options])}", count)
+
+
+def special(site: Site, names: Sequence[str], call: Callable[[Sequence[str]], str]) -> str:
+    """`call` writes the samples' losses, of the operands' texts; `names` ends with the divisor, if it is counted."""
+    losses, reduction = call(_precise(site, names[: len(site.sources)])), site.node.get("reduction", "mean")
+    if reduction == "none":
+        return losses
+    return f"{losses}.sum()" + ("" if reduction == "sum" else f" / {names[-1]}")
 
 
 def _precise(site: Site, names: Sequence[str]) -> list[str]:

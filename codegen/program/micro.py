@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ...formulation.strategy import Row, rows
+from ...formulation.row import Row
+from ...formulation.strategy import rows
 from ...model.atoms import atoms
 from ...model.batch import origin
 from ...model.errors import PartitaError
@@ -41,7 +42,8 @@ def _divided(graph: PCG) -> tuple[frozenset[tuple[int, int]], bool]:
         if node.op == "moments" and (given[0] == R or is_split(given[0])):
             letters.append(_moments(node))
             continue
-        fitting = [row for row in rows(graph, index) if all(map(_fits, given, row.inputs))]
+        derived = (row for row in rows(graph, index) if not row.special)  # micro-batches send each other nothing
+        fitting = [row for row in derived if all(map(_fits, given, row.inputs))]
         if not fitting:
             raise PartitaError(
                 f"{node.name!r} ({node.op}) needs the whole batch at once: it cannot be cut into micro-batches"

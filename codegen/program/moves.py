@@ -107,6 +107,7 @@ class Used:
     primitives: set[str] = field(default_factory=set)
     helpers: set[str] = field(default_factory=set)
     values: dict[str, Sequence[object]] = field(default_factory=dict)  # long lists of numbers, on top of the program
+    specials: set[str] = field(default_factory=set)  # the special strategies whose functions are called
     uneven: bool = False
 
 

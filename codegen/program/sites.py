@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ...formulation.special import Splits
 from ...model.atoms import Atoms
 from ...model.layout import Layout
 from ...model.pcg import FLOATS, Node
@@ -37,6 +38,7 @@ class Site:
     mixed: bool
     used: Used
     call: str = ""  # of a dropout: the number of its call site, an expression in a loop
+    specials: Splits = ()
 
     @property
     def local(self) -> Local:

@@ -41,6 +41,8 @@ def roles(graph: PCG) -> tuple[tuple[str, ...], ...]:
         if node.op in SOURCES:
             continue
         for row in rows(graph, index):
+            if row.special:  # may split what has nothing to do with each other
+                continue
             pairs = zip((*node.inputs, index), (*row.inputs, row.output), strict=True)
             same = [root(start[i] + atom_of(x)) for i, x in pairs if is_split(x)]
             for other in same[1:]:

@@ -5,28 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
-from partita.codegen.defaults import SEED
 from partita.codegen.plan import Choice, Plan
-from partita.codegen.templates.counters import dropout_mask, projection_weights
-from partita.codegen.verification.reference import Optimizer, random_weight, state_of
-from partita.codegen.verification.statistics import InPieces, Pieces, pieces
-from partita.codegen.verification.synthetic import synthetic
-from partita.codegen.verification.verify import TOLERANCE, Trial, run
-from partita.codegen.verification.worker import Outcome
+from partita.codegen.verification.verify import run
+from partita.codegen.verification.whole import trial_of
 from partita.formulation.placement import Placement
+from partita.formulation.special import lies_apart
 from partita.formulation.strategy import rows
-from partita.model import interpret
 from partita.model.atoms import atoms
-from partita.model.batch import with_batch
 from partita.model.layout import B, Layout, P, R, S, atom_of, is_split, splittable
 from partita.model.machine import Machine
 from partita.model.pcg import FLOATS, PCG, SOURCES
@@ -34,63 +25,6 @@ from partita.model.updates import updated
 
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]
-
-
-class Whole(nn.Module):
-    """A graph as a module: every node on whole tensors, by `model.interpret`, with the program's masks and noise."""
-
-    def __init__(self, graph: PCG) -> None:
-        super().__init__()
-        self.graph = graph
-        sources = [graph.nodes[i] for op in ("parameter", "buffer") for i in graph.of(op)]
-        for node, name, shape in ((n, *original) for n in sources for original in n.originals.items()):
-            place: nn.Module = self
-            *path, last = name.split(".")
-            for part in path:
-                if not hasattr(place, part):
-                    place.add_module(part, nn.Module())
-                place = getattr(place, part)
-            value = random_weight(name, shape)
-            if node.op == "buffer":
-                place.register_buffer(last, value)
-            else:
-                place.register_parameter(last, nn.Parameter(value, node.gradient))
-
-    def forward(self, inputs: Mapping[str, Tensor], step: int) -> Tensor:
-        def mask(site: int, shape: tuple[int, ...], p: float) -> Tensor:
-            return dropout_mask(_numbers(shape), p, SEED, step, site)  # type: ignore[no-any-return, no-untyped-call]
-
-        def noise(site: int, shape: tuple[int, ...]) -> Tensor:
-            return projection_weights(_numbers(shape), SEED, site)  # type: ignore[no-any-return, no-untyped-call]
-
-        weights = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        return interpret.run(self.graph, inputs, weights, mask=mask, noise=noise)[self.graph.loss]
-
-
-def _numbers(shape: tuple[int, ...]) -> Tensor:
-    return torch.arange(prod(shape)).view(shape)
-
-
-@cache
-def truth(
-    graph: PCG, optimizer: str, steps: int, normalized: tuple[Pieces, ...] = ()
-) -> tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...], Outcome]:
-    """Initial weights, batches, and what training on whole tensors gives."""
-    module = Whole(graph)
-    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
-    batches = tuple(synthetic(graph, graph.batch, step) for step in range(steps))
-    update = Optimizer(optimizer, module)
-    losses, gradients = [], dict[str, Tensor]()
-    for step, batch in enumerate(batches):
-        with InPieces(normalized):
-            loss = module(batch, step)
-        update.zero_grad()
-        loss.backward()
-        losses.append(loss.item())
-        if step == 0:
-            gradients = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
-        update.step()
-    return state, batches, Outcome(losses, gradients, state_of(module))
 
 
 @pytest.fixture(scope="session")
@@ -105,11 +39,8 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     def check(plan: Plan, graph: PCG | None = None, steps: int = 2) -> dict[str, Any]:
         nonlocal count
         count += 1
-        whole = graph or with_batch(plan.graph, plan.batch)
-        state, batches, outcome = truth(whole, plan.optimizer, steps, pieces(plan))
         path = folder / f"program{count}.py"
-        plan.emit(path)
-        trial = Trial(path, plan.graph, plan.ranks, state, batches, outcome, TOLERANCE)
+        trial = trial_of(plan, path, steps, graph)
         verdict = run([trial], timeout=60)[0]
         assert verdict["ok"], f"{verdict['failure']}\n{path}\n{plan}"
         path.unlink()
@@ -160,7 +91,8 @@ class Forcing:
             if node.op in SOURCES:
                 layouts = zip((index,), (output,), strict=True)
             summed = node.get("sparse") and {B, P} & set(inputs[0])  # as sparse gradients are not, nor their tables
-            if all(self.legal(i, x) for i, x in layouts) and not summed:
+            apart = lies_apart(picked, inputs, output, self.sizes)
+            if all(self.legal(i, x) for i, x in layouts) and not summed and apart:
                 break
             if wish:
                 raise ValueError(f"rows {wish} of {node.name!r} leave a rank empty")

@@ -10,7 +10,8 @@ import pytest
 
 from partita import PartitaError
 from partita.codegen.program.micro import divided
-from partita.formulation.strategy import Row, rows
+from partita.formulation.row import Row
+from partita.formulation.strategy import rows
 from partita.model.batch import with_batch
 from partita.model.operator import operators
 from partita.model.operators.loss import LOSSES

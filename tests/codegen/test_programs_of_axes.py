@@ -29,7 +29,8 @@ from partita.formulation.placement import Placement, distinct, of_rows, placemen
 from partita.formulation.reduction.program import Collective, Program, Step
 from partita.formulation.reduction.schedule import Schedule, schedule
 from partita.formulation.reduction.statuses import KINDS
-from partita.formulation.strategy import Row, rows
+from partita.formulation.row import Row
+from partita.formulation.strategy import rows
 from partita.model.capture import capture
 from partita.model.collectives import CollectivePrice
 from partita.model.layout import B, S

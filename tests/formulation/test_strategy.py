@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from partita.formulation.strategy import Row, rows
+from partita.formulation.row import Row
+from partita.formulation.strategy import rows
 from partita.model.layout import B, P, R, S
 from partita.model.pcg import PCG, Builder
 

@@ -1,0 +1,93 @@
+"""A graph as a module: what a plan's program is held against where there is no module of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ...model import interpret
+from ...model.batch import with_batch
+from ...model.pcg import PCG
+from ..defaults import SEED
+from ..plan import Plan
+from ..templates.counters import dropout_mask, projection_weights
+from .reference import Optimizer, random_weight, state_of
+from .statistics import InPieces, Pieces, pieces
+from .synthetic import synthetic
+from .verify import TOLERANCE, Trial
+from .worker import Outcome
+
+
+class Whole(nn.Module):
+    """A graph as a module: every node on whole tensors, by `model.interpret`, with the program's masks and noise."""
+
+    def __init__(self, graph: PCG) -> None:
+        super().__init__()
+        self.graph = graph
+        sources = [graph.nodes[i] for op in ("parameter", "buffer") for i in graph.of(op)]
+        for node, name, shape in ((n, *original) for n in sources for original in n.originals.items()):
+            place: nn.Module = self
+            *path, last = name.split(".")
+            for part in path:
+                if not hasattr(place, part):
+                    place.add_module(part, nn.Module())
+                place = getattr(place, part)
+            value = random_weight(name, shape)
+            if node.op == "buffer":
+                place.register_buffer(last, value)
+            else:
+                place.register_parameter(last, nn.Parameter(value, node.gradient))
+
+    def forward(self, inputs: Mapping[str, Tensor], step: int) -> Tensor:
+        """The loss of a batch in one step, on which masks depend."""
+
+        def mask(site: int, shape: tuple[int, ...], p: float) -> Tensor:
+            return dropout_mask(_numbers(shape), p, SEED, step, site)  # type: ignore[no-any-return, no-untyped-call]
+
+        def noise(site: int, shape: tuple[int, ...]) -> Tensor:
+            return projection_weights(_numbers(shape), SEED, site)  # type: ignore[no-any-return, no-untyped-call]
+
+        weights = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return interpret.run(self.graph, inputs, weights, mask=mask, noise=noise)[self.graph.loss]
+
+
+def _numbers(shape: tuple[int, ...]) -> Tensor:
+    return torch.arange(prod(shape)).view(shape)
+
+
+@lru_cache(maxsize=8)
+def _truth(
+    graph: PCG, optimizer: str, steps: int, normalized: tuple[Pieces, ...] = ()
+) -> tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...], Outcome]:
+    """Initial weights, batches, and what training on whole tensors gives."""
+    module = Whole(graph)
+    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    batches = tuple(synthetic(graph, graph.batch, step) for step in range(steps))
+    update = Optimizer(optimizer, module)
+    losses, gradients = [], dict[str, Tensor]()
+    for step, batch in enumerate(batches):
+        with InPieces(normalized):
+            loss = module(batch, step)
+        update.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        if step == 0:
+            gradients = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+        update.step()
+    return state, batches, Outcome(losses, gradients, state_of(module))
+
+
+def trial_of(plan: Plan, path: Path, steps: int = 2, graph: PCG | None = None) -> Trial:
+    """A plan's program, which is written to `path`, and what its graph gives on whole tensors.
+
+    `graph` is that of the whole batch, needed where a micro-batch is one sample: a graph does not grow out of that.
+    """
+    whole = graph or with_batch(plan.graph, plan.batch)
+    state, batches, outcome = _truth(whole, plan.optimizer, steps, pieces(plan))
+    plan.emit(path)
+    return Trial(path, plan.graph, plan.ranks, state, batches, outcome, TOLERANCE)

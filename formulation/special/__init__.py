@@ -1,0 +1,29 @@
+"""Special strategies: their registry, and those of the package."""
+
+from .registry import (
+    Message,
+    Part,
+    Situation,
+    Special,
+    Splits,
+    lies_apart,
+    part_of,
+    register_strategy,
+    special_rows,
+    special_strategies,
+    special_strategy,
+)
+
+__all__ = [
+    "Message",
+    "Part",
+    "Situation",
+    "Special",
+    "Splits",
+    "lies_apart",
+    "part_of",
+    "register_strategy",
+    "special_rows",
+    "special_strategies",
+    "special_strategy",
+]
