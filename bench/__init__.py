@@ -10,11 +10,13 @@ from typing import Any
 from ..model.errors import PartitaError
 
 BENCHES = {
+    "branches": "Models with branches: the best plan with them side by side, and without.",
     "network": "Reduction programs on real ranks in an emulated network, predicted beside measured (root only).",
     "plan": "From model to proven plan: capture, formulate and solve, timed apart.",
     "reductions": "The search for the cheapest reduction program as devices and levels grow, beside enumeration.",
     "results": "The five results of P² (MLSys 2022) by name: what it measured and what is predicted here.",
     "solvers": "All backends on contest instances, networks of the planner and random families, with limits.",
+    "spread": "Tables of DLRM and XDL spread over GPUs of Summit: loads, proofs and steps, beside simple ways.",
     "truth": "Predicted beside measured: the tables of P² (MLSys 2022), with --p2 another file of its format.",
     "zoo": "Every model of the zoo on the machine of its paper, within two minutes.",
 }

@@ -1,16 +1,20 @@
 """From an assignment of the cost network back to layouts: one choice per node of the graph."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from ..formulation.beside import Level
+from ..formulation.bundles import inside
 from ..formulation.classes import handover, without_addends
 from ..formulation.encode import Encoding
 from ..formulation.network import evaluate
 from ..model.atoms import atoms
-from ..model.layout import Layout, R, S, atom_of, is_split
+from ..model.layout import B, Layout, P, R, S, atom_of, is_split
 from ..model.operator import operator
 from ..model.updates import updated
-from .plan import Choice
+from .choice import Choice
+from .spread import at_of
 
 
 def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
@@ -28,10 +32,13 @@ def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
             choice = _repeated(found, assignment, index)
         elif index in found.weights:
             variable, stored = found.weights[index]
-            o = assignment[variable]
+            o, _ = found.option(assignment, variable)
             layout = stored.space.layout(int(stored.codes[o]))
             shared = _shared(found, assignment, index)
             choice = Choice((), layout, shared, bool(stored.regather[o]), bool(stored.sharded[o]))
+            for letter, spread in zip(layout, stored.spreads, strict=False):
+                if letter == P and spread is not None:
+                    choice = replace(choice, at=at_of(node, spread))
         elif node.op == "input":
             choice = Choice((), _common(asked.get(index, []), axes))
         elif index in changed and changed[index][0] in found.operators:  # stored as it is asked
@@ -47,16 +54,33 @@ def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
         if base == index:
             given[index] = choice.given
         result.append(choice)
+    for level in _bundles(found, assignment):
+        for i, at in inside(level.bundle, level.places):
+            result[i] = replace(result[i], beside=(*result[i].beside, (level.axis, at)))
     return tuple(result)
+
+
+def _bundles(found: Encoding, assignment: Sequence[int]) -> Iterator[Level]:
+    """The bundles that are taken, each before those inside of it."""
+    for variable in found.placed:
+        _, placed = found.option(assignment, variable)
+        if placed is not None and found.operators[placed.levels[0].bundle.join][0] == variable:
+            yield from placed.levels
 
 
 def _strategy(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
     """The choice of an operator that has a variable of its own."""
     variable, options = found.operators[index]
-    o = assignment[variable]
-    inputs = (s.layout(int(c[o])) for s, c in zip(options.input_spaces, options.inputs, strict=True))
+    o, placed = found.option(assignment, variable)
+    inputs = tuple(s.layout(int(c[o])) for s, c in zip(options.input_spaces, options.inputs, strict=True))
     output = options.output_space.layout(int(options.output[o]))
-    return Choice(tuple(inputs), output, _shared(found, assignment, index))
+    choice = Choice(inputs, output, _shared(found, assignment, index))
+    for level in placed.levels if placed else ():
+        if level.bundle.join == index:  # what the branches give is whole on the axis, where it is
+            axis, whole = level.axis, [B if found.pcg.nodes[i].gradient else R for i in found.pcg.nodes[index].inputs]
+            inputs = tuple((*x[:axis], w, *x[axis + 1 :]) for x, w in zip(inputs, whole, strict=True))
+            choice = replace(choice, inputs=inputs, joins=(axis, *level.places))
+    return choice
 
 
 def _repeated(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
@@ -74,7 +98,7 @@ def _shared(found: Encoding, assignment: Sequence[int], index: int) -> Layout | 
         return None
     hub, table = found.hubs[index]
     count = len(atoms(found.pcg)[index].sizes)
-    letters = _letters(len(found.placement.sizes), count, int(table.codes[assignment[hub]]))
+    letters = _letters(len(found.placement.sizes), count, int(table.codes[found.option(assignment, hub)[0]]))
     return tuple(int(x) for x in letters)
 
 
@@ -96,7 +120,8 @@ def _asked_of_inputs(found: Encoding, assignment: Sequence[int]) -> dict[int, li
             continue
         for use in uses:
             variable, options = found.operators[found.classes.twin.get(use.node, use.node)]
-            layout = options.input_spaces[use.operand].layout(int(options.inputs[use.operand][assignment[variable]]))
+            option, _ = found.option(assignment, variable)
+            layout = options.input_spaces[use.operand].layout(int(options.inputs[use.operand][option]))
             asked.setdefault(base, []).append(tuple(S(use.atoms[atom_of(x)]) if is_split(x) else x for x in layout))
     return asked
 
@@ -137,7 +162,8 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
             source, target = network.variables[edge.u].name, network.variables[edge.v].name
             conversions.append({"from": source, "to": target, "ns": cost})
     assert sum(parts.values()) == checked.cost, (parts, checked.cost)
-    return {
+    told = {"bundles": _told(found, assignment)} if any(_bundles(found, assignment)) else {}
+    return told | {
         "memory_bytes": checked.use[0] + found.machine.device.capacity_bytes - network.capacities[0],
         "capacity_bytes": found.machine.device.capacity_bytes,
         "unsplit_flops": unsplit_flops(found, assignment),
@@ -147,6 +173,23 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def _told(found: Encoding, assignment: Sequence[int]) -> list[dict[str, Any]]:
+    """The branches that run side by side: where, how long, and how long one after the other; without the exchange."""
+    nodes, told = found.pcg.nodes, []
+    for level in _bundles(found, assignment):
+        ends = zip(nodes[level.bundle.join].inputs, level.places, strict=True)
+        told.append(
+            {
+                "cat": nodes[level.bundle.join].name,
+                "axis": level.axis,
+                "places": {nodes[i].name: place for i, place in ends},
+                "beside_ns": level.slowest[0],
+                "in_turn_ns": sum(level.times),
+            }
+        )
+    return told
+
+
 def unsplit_flops(found: Encoding, assignment: Sequence[int]) -> float:
     """Share of the FLOPs that no axis splits."""
     total = unsplit = 0
@@ -154,6 +197,7 @@ def unsplit_flops(found: Encoding, assignment: Sequence[int]) -> float:
         node = found.pcg.nodes[index]
         work = operator(node.op).work(node, tuple(found.pcg.nodes[i] for i in node.inputs))
         total += work
-        if all(options.rows[r].index is None for r in options.choice[assignment[variable]]):
+        option, placed = found.option(assignment, variable)
+        if placed is None and all(options.rows[r].index is None for r in options.choice[option]):
             unsplit += work
     return unsplit / total if total and found.placement.devices > 1 else 0.0

@@ -8,6 +8,7 @@ from .plan import Plan
 from .program.axes import steps_text
 from .program.text import WIDTH
 from .report.words import equal_layers
+from .spread import places, spread_axis
 
 
 def docstring(plan: Plan) -> str:
@@ -24,6 +25,8 @@ def docstring(plan: Plan) -> str:
     programs = _programs(plan)
     if programs:
         rows.append(("programs", programs))
+    if report.get("bundles"):
+        rows.append(("branches", _branches(plan)))
     rows.append(("batch", _batch(plan)))
     rows.append(("weights", _weights(plan)))
     lines = [f"Training program for {name}, planned for {machine.name}: {where}.", ""]
@@ -74,6 +77,15 @@ def _step(plan: Plan) -> str:
     return text
 
 
+def _branches(plan: Plan) -> str:
+    """How many groups of branches run side by side, and what the best plan takes in which none do."""
+    text, without = f"{len(plan.report['bundles'])} times side by side", plan.report.get("without_bundles") or {}
+    if without.get("objective_ns") is None:
+        return text
+    least = "" if without.get("status") == "optimal" else " found"
+    return f"{text}; the best plan{least} without takes {_time(without['objective_ns'])}"
+
+
 def _programs(plan: Plan) -> str:
     """How collectives over several levels of the machine run: of programs of several steps that for most bytes."""
     parts: dict[str, list[str]] = {}
@@ -102,6 +114,9 @@ def _weights(plan: Plan) -> str:
     parts = []
     for axis, name in enumerate(plan.axes):
         split = sum(graph.nodes[i].numel for i in graph.of("parameter") if is_split(plan.choices[i].output[axis]))
+        spread = sum(graph.nodes[i].numel for i in graph.of("parameter") if spread_axis(plan, i) == axis)
+        if spread:
+            parts.append(f"{100 * spread / whole:.0f}% spread over {name}, table by table")
         if split:
             parts.append(f"{100 * split / whole:.0f}% split over {name}")
     states = sum(graph.nodes[i].numel for i in graph.of("parameter") if plan.choices[i].sharded_states)
@@ -131,6 +146,9 @@ def describe(plan: Plan) -> str:
     head = docstring(plan).strip('"').replace("Training program for", "Plan of")
     lines = [head.partition("\n\nRun:")[0], ""]
     rows = equal_layers(plan, range(len(graph.nodes)), cells)
+    for i in graph.of("parameter"):
+        axis = spread_axis(plan, i)
+        rows += tuple((name, f"{plan.axes[axis or 0]}:{place}") for name, place in places(plan, i).items())
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join([*lines, *(f"    {name:<{width}}  {layouts}" for name, layouts in rows)])
 

@@ -13,10 +13,13 @@ from ..model.atoms import Atoms, atoms
 from ..model.cost import ITEMSIZE, Precision, Roofline, backward_factor
 from ..model.errors import PartitaError
 from ..model.layout import B, Layout, P, S, atom_of, is_split, largest_part, smallest_part
+from ..model.merge import table_rows
 from ..model.operator import operator
 from ..model.pcg import PCG
 from .row import Row
 from .special import Situation, lies_apart, part_of, special_strategy
+from .special.balance import Balance, Spread
+from .special.levelling import levelled
 from .strategy import row_names, rows
 from .transition import Codes, Space, Transitions, space
 
@@ -62,8 +65,19 @@ class Domain:
         return replace(self, inputs=inputs, copied=copied, **arrays)
 
 
-def domain(pcg: PCG, node: int, transitions: Transitions, roofline: Roofline, precision: Precision) -> Domain:
-    """All options of a node: every product of rows whose splits leave no rank empty."""
+def domain(
+    pcg: PCG,
+    node: int,
+    transitions: Transitions,
+    roofline: Roofline,
+    precision: Precision,
+    balance: Balance = levelled,
+    every: bool = False,
+) -> Domain:
+    """All options of a node: every product of rows whose splits leave no rank empty; `balance` spreads tables.
+
+    `every`: with those of special strategies that are not worth it too.
+    """
     axes = transitions.axes
     found, known, this = rows(pcg, node), atoms(pcg), pcg.nodes[node]
     sources = tuple(pcg.nodes[i] for i in this.inputs)
@@ -75,11 +89,17 @@ def domain(pcg: PCG, node: int, transitions: Transitions, roofline: Roofline, pr
     codes = [letters[choice, operand] @ s.weights for operand, s in enumerate(spaces)]
     legal = np.logical_and.reduce([s.is_legal[c] for s, c in zip(spaces, codes, strict=True)])
     if this.get("sparse"):  # the table is read as it is stored, and sparse gradients are not added up over ranks
-        legal &= ~(spaces[0].has(codes[0], B) | spaces[0].has(codes[0], P)).any(axis=1)
+        legal &= ~spaces[0].has(codes[0], B).any(axis=1)
+        if not table_rows(sources[0]):
+            legal &= ~spaces[0].has(codes[0], P).any(axis=1)
     if this.op == "local_batch_norm":  # one value has no variance
         source = known[this.inputs[0]]
         legal &= [least_values(source, spaces[0].layout(int(code)), axes) > 1 for code in codes[0]]
-    specials = _Specials(pcg, node, transitions, precision, found, spaces)
+    specials = _Specials(pcg, node, transitions, precision, found, spaces, balance)
+    if not every:
+        devices = transitions.machine.devices
+        worth = [not row.special or special_strategy(row.special).worth(pcg.batch, devices) for row in found]
+        legal &= np.array(worth)[choice].all(axis=1)
     for option in np.flatnonzero(np.logical_and(legal, specials.among(choice))):
         legal[option] = specials.fits(choice[option], [int(c[option]) for c in codes])
     choice, codes = choice[legal], [c[legal] for c in codes]
@@ -87,14 +107,24 @@ def domain(pcg: PCG, node: int, transitions: Transitions, roofline: Roofline, pr
 
     # Arithmetic shrinks with every split index, memory traffic with what each tensor holds locally.
     entry = operator(this.op)
-    share = _share(found, choice, axes, input_spaces, output_space)
+    shares = _shares(found, choice, axes, input_spaces, output_space)
+    share, made = np.prod([np.ones(len(choice)), *shares.values()], axis=0), np.zeros(len(choice), dtype=np.int64)
+    if entry.split is not None:
+        for name, part in shares.items():
+            for value in np.unique(part[part < 1]):
+                more, elements = entry.split(this, sources, name, float(value))
+                share[part == value] *= more
+                made[part == value] += elements
     copied = [np.zeros(len(choice), dtype=bool) for _ in sources]
     sent = np.zeros((3, len(choice)), dtype=np.int64)  # ns forward and backward, bytes kept
+    stored = [s.numel[c] for s, c in zip(input_spaces, inputs, strict=True)]
     for option in np.flatnonzero(specials.among(choice)):
         cost = specials.cost(choice[option], [int(c[option]) for c in codes])
         sent[:, option], share[option] = cost.amounts, share[option] * cost.work
         for operand in cost.copied:
             copied[operand][option] = True
+        if cost.spread is not None:
+            stored[0][option] = cost.spread.largest.elements
     items = tuple(precision.itemsize(s.dtype) for s in sources)
     traffic = output_space.numel[output] * precision.itemsize(this.dtype)
     looked_up = entry.looked_up(this, sources)
@@ -117,8 +147,10 @@ def domain(pcg: PCG, node: int, transitions: Transitions, roofline: Roofline, pr
     dense = this.gradient and not this.get("sparse")
     if dense and looked_up and sources[looked_up[0]].gradient:  # the gradient of the table is zeroed, then added to
         table = looked_up[0]
-        time = time + roofline.memory_ns(input_spaces[table].numel[inputs[table]] * items[table] * 1.0)
+        time = time + roofline.memory_ns(stored[table] * items[table] * 1.0)
     forward, time, kept = forward + sent[0], time + sent[0] + sent[1] * this.gradient, sent[2] * this.gradient
+    if this.gradient and made.any():
+        kept = kept + made * items[0]
     saved = entry.saved if this.gradient else ()
     for name in saved:
         if name == "y":
@@ -155,15 +187,15 @@ def least_values(x: Atoms, layout: Layout, axes: tuple[int, ...]) -> int:
     return prod(smallest_part(x.sizes[a], parts[a]) for a in parts if a not in x.of_dim(1))
 
 
-def _share(
+def _shares(
     found: tuple[Row, ...],
     choice: npt.NDArray[np.int16],
     axes: tuple[int, ...],
     input_spaces: tuple[Space, ...],
     output_space: Space,
-) -> npt.NDArray[np.float64]:
-    """The largest share of the work that one rank does, per option."""
-    share = np.ones(len(choice))
+) -> dict[str, npt.NDArray[np.float64]]:
+    """By index, the largest share of what it counts that one rank has, per option; of the work it has their product."""
+    shares: dict[str, npt.NDArray[np.float64]] = {}
     for number, row in enumerate(found):
         if row.index is None or row.index[0].startswith("@"):  # every rank looks up all ids among its rows
             continue
@@ -173,16 +205,21 @@ def _share(
         size = owner.sizes[atom_of(letter)]
         mask = (choice == number) @ (1 << np.arange(len(axes)))
         parts = [tuple(axes[a] for a in range(len(axes)) if m >> a & 1) for m in range(1 << len(axes))]
-        share *= np.array([largest_part(size, p) / size for p in parts])[mask]
-    return share
+        share = np.array([largest_part(size, p) / size for p in parts])[mask]
+        shares[row.index[0]] = shares.get(row.index[0], 1.0) * share
+    return shares
 
 
 class _Cost(NamedTuple):
-    """Of one option's special rows: ns forward and backward and bytes kept, more work, operands kept in other forms."""
+    """Of one option's special rows: ns forward and backward and bytes kept, more work, operands kept in other forms.
+
+    `spread`: of joined tables, where they are the first operand.
+    """
 
     amounts: tuple[int, int, int]
     work: float
     copied: tuple[int, ...]
+    spread: Spread | None
 
 
 class _Specials:
@@ -196,6 +233,7 @@ class _Specials:
         precision: Precision,
         found: tuple[Row, ...],
         spaces: tuple[Space, ...],
+        balance: Balance,
     ) -> None:
         known, this = atoms(pcg), pcg.nodes[node]
         sources = tuple(pcg.nodes[i] for i in this.inputs)
@@ -204,6 +242,7 @@ class _Specials:
         self.items = tuple(precision.itemsize(s.dtype) for s in sources)
         self.item = precision.itemsize(this.dtype)
         self.special = np.array([bool(row.special) for row in found])
+        self.balance = balance
 
     def among(self, choice: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:
         """The options with a special row."""
@@ -215,32 +254,46 @@ class _Specials:
 
     def fits(self, choice: npt.NDArray[np.int16], codes: Sequence[int]) -> bool:
         inputs, output = self._layouts(codes)
-        return lies_apart([self.found[r] for r in choice], inputs, output, self.transitions.axes)
+        sizes, taken = self.transitions.axes, [self.found[r] for r in choice]
+        spreads = (self._spread(row, n) for row, n in zip(taken, sizes, strict=True) if n > 1 and self._spreads(row))
+        return None not in spreads and lies_apart(taken, inputs, output, sizes)
+
+    def _spreads(self, row: Row) -> bool:
+        """Whether a row asks for joined tables that are spread."""
+        return bool(row.special) and row.inputs[0] == P and bool(table_rows(self.situation.sources[0]))
+
+    def _spread(self, row: Row, ranks: int) -> Spread | None:
+        table = self.situation.sources[0]
+        return self.balance(table_rows(table), table.shape[1], ranks) if self._spreads(row) else None
 
     def cost(self, choice: npt.NDArray[np.int16], codes: Sequence[int]) -> _Cost:
         inputs, output = self._layouts(codes)
         sizes, sums, work, copied = self.transitions.axes, [0, 0, 0], 1.0, set[str]()
+        spread = None
         for axis, row in enumerate(self.found[r] for r in choice):
             if not row.special or sizes[axis] == 1:
                 continue
             entry = special_strategy(row.special)
-            part = part_of(self.situation, row, sizes[axis], inputs, output, sizes, self.items, self.item)
+            here = self._spread(row, sizes[axis])
+            part = part_of(self.situation, row, sizes[axis], inputs, output, sizes, self.items, self.item, here)
+            spread = spread or here
             for message in entry.messages(part):
                 ns = self.transitions.step_ns(axis, message.action, message.size_bytes)
                 sums[message.backward] += ns * message.times
-            sums[2] += entry.kept(part)
+            sums[2] = max(sums[2], entry.kept(part))
             work *= entry.work(part)
-            copied.update(entry.copies)
+            copied.update(entry.copied(part))
         names = operator(self.situation.node.op).named(self.situation.node)
-        return _Cost((sums[0], sums[1], sums[2]), work, tuple(k for k, name in enumerate(names) if name in copied))
+        operands = tuple(k for k, name in enumerate(names) if name in copied)
+        return _Cost((sums[0], sums[1], sums[2]), work, operands, spread)
 
 
 @dataclass
 class Domains:
     """The options of every node of a graph on one mesh; equal nodes share theirs.
 
-    `fixed` names strategies for nodes: one row a mesh axis, see `row_names`. PartitaError, when a node is asked for: a
-    name that is no row of it, no legal option.
+    `fixed` names strategies for nodes: one row a mesh axis, see `row_names`; `balance` spreads tables. PartitaError,
+    when a node is asked for: a name that is no row of it, no legal option.
     """
 
     pcg: PCG
@@ -248,6 +301,7 @@ class Domains:
     roofline: Roofline
     precision: Precision
     fixed: Mapping[str, tuple[str, ...]]
+    balance: Balance = levelled
     found: list[Domain] = field(default_factory=list)
     kinds: dict[object, int] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -270,12 +324,14 @@ class Domains:
         wish = self.fixed.get(node.name)
         # The call site of a dropout tells it from others, but costs nothing: equal layers stay equal.
         attributes = tuple(a for a in node.attributes if a[0] != "site")
+        sources = ((i, self.pcg.nodes[i]) for i in node.inputs)
         key = (
             node.op, attributes, node.shape, node.dtype, node.gradient, known[index].dims, wish,
-            tuple((known[i].dims, self.pcg.nodes[i].dtype, self.pcg.nodes[i].gradient) for i in node.inputs),
+            tuple((known[i].dims, n.dtype, n.gradient, table_rows(n)) for i, n in sources),
         )  # fmt: skip
         if key not in self.kinds:
-            found = domain(self.pcg, index, self.transitions, self.roofline, self.precision)
+            args = self.pcg, index, self.transitions, self.roofline, self.precision, self.balance
+            found = domain(*args, every=wish is not None)
             if wish is not None:
                 found = self._restrict(index, found, wish)
             if not len(found):

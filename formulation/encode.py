@@ -17,16 +17,20 @@ from ..model.atoms import atoms
 from ..model.cost import Precision, Roofline, optimizer_states, precision
 from ..model.errors import PartitaError
 from ..model.machine import Machine
+from ..model.merge import table_rows
 from ..model.operator import operator
 from ..model.pcg import PCG, Node
 from ..model.sparse import check_optimizer, sparse_tables
 from ..model.updates import updated
+from .beside import Beside, Placed
 from .chains import Piece, find_chains, find_cuts
 from .classes import Classes, classes
 from .domain import LOSS_TRANSIENTS, Domain, Domains
 from .network import Edge, Network, Variable
 from .placement import Placement, placements
 from .reads import Prices, Reads
+from .special.balance import Balance
+from .special.levelling import levelled
 from .transition import Table, Transitions
 from .weights import (
     Storage,
@@ -58,6 +62,16 @@ class Encoding:
     weights: Mapping[int, tuple[int, Storage]]
     hubs: Mapping[int, tuple[int, Table]]
     tables: Mapping[int, Table]
+    placed: Mapping[int, tuple[Placed, ...]]
+
+    def option(self, assignment: Sequence[int], variable: int) -> tuple[int, Placed | None]:
+        """The option of a variable, and the bundle that places it; then the option that this one stands for."""
+        option, further = assignment[variable], self.placed.get(variable, ())
+        ordinary = len(self.network.variables[variable].cost) - len(further)
+        if option < ordinary:
+            return option, None
+        placed = further[option - ordinary]
+        return placed.option, placed
 
     @cached_property
     def options(self) -> int:
@@ -76,16 +90,20 @@ def encode(
     fixed: Mapping[str, tuple[str, ...]] | None = None,
     capacity_bytes: int | None = None,
     flat: bool = False,
+    balance: Balance = levelled,
+    bundles: bool = True,
 ) -> Encoding:
     """The cost network of one mesh under one placement; `pcg` has the shapes of one micro-batch.
 
     `fixed` names strategies (one row a mesh axis, see `row_names`) for nodes. Costs are ns of a whole step; the one
-    capacity is a device's memory. `flat`: every collective takes one step, to compare with. PartitaError: unknown names
-    in `fixed`, a node without legal option.
+    capacity is a device's memory. `flat`: every collective takes one step, to compare with. `balance` says how joined
+    tables are spread over an axis; without `bundles` no branches run side by side. PartitaError:
+    unknown names in `fixed`, a node without legal option.
     """
     return _Encoder(
-        pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes, flat
-    ).run()
+        pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes, flat, balance,
+        bundles,
+    ).run()  # fmt: skip
 
 
 def strategy_network(
@@ -118,6 +136,8 @@ class _Encoder:
     fixed: Mapping[str, tuple[str, ...]]
     capacity_bytes: int | None
     flat: bool
+    balance: Balance = levelled
+    bundles: bool = True
     variables: list[Variable] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -128,7 +148,7 @@ class _Encoder:
         self.classes = classes(self.pcg)
         self.sparse = sparse_tables(self.pcg)
         transitions = Transitions(self.machine, self.placement, self.flat)
-        self.domains = Domains(self.pcg, transitions, self.roofline, self.precision, self.fixed)
+        self.domains = Domains(self.pcg, transitions, self.roofline, self.precision, self.fixed, self.balance)
         self.reads = Reads(
             self.pcg, self.placement, self.k, self.precision, self.roofline, self.classes, self.domains,
             transitions, self.sparse,
@@ -151,6 +171,10 @@ class _Encoder:
                 self._operator(index)
                 if index in cuts or len(self.classes.uses.get(index, ())) > 1:
                     self._hub(index, index in cuts)
+        bundles = Beside(
+            self.pcg, self.classes, self.reads, self.operators, self.weights, self.hubs, self.variables, self.edges
+        )
+        placed = bundles.add() if self.bundles else {}
         capacity = self.machine.device.capacity_bytes if self.capacity_bytes is None else self.capacity_bytes
         network = Network(tuple(self.variables), tuple(self.edges), (capacity - self._fixed_bytes(),), self.constant)
         network = Network(
@@ -158,7 +182,7 @@ class _Encoder:
         )
         return Encoding(
             self.pcg, self.machine, self.placement, self.k, self.precision, self.optimizer, network, self.classes,
-            self.operators, self.weights, self.hubs, self.reads.tables,
+            self.operators, self.weights, self.hubs, self.reads.tables, placed,
         )  # fmt: skip
 
     def _check_fixed(self) -> None:
@@ -259,9 +283,12 @@ class _Encoder:
         saved = any(self.reads.saves(u) for u in uses) and not sparse
         tensor = self.reads.space(base)
         dense = node.gradient and not sparse
-        key = ("storage", tensor, dense, saved)
+        tables = table_rows(node)
+        key = ("storage", tensor, dense, saved, tables)
         if key not in self.storages:
-            self.storages[key] = storage(tensor, dense, saved)
+            sizes = self.placement.sizes if tables else ()
+            spreads = tuple(self.balance(tables, node.shape[1], n) if n > 1 else None for n in sizes)
+            self.storages[key] = storage(tensor, dense, saved, spreads)
         stored = self.storages[key]
         rows = tuple(atoms(self.pcg)[base].of_dim(0)) if sparse else ()
         unary_key = (*key, rows, self.sparse.get(base))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..model.atoms import atoms
 from ..model.cost import Precision, Roofline
 from ..model.layout import B, P, R, S
+from ..model.merge import table_rows
 from ..model.pcg import PCG
 from ..model.updates import updated
 from .classes import Classes, Use, handover
@@ -149,7 +150,7 @@ class Reads:
         cost = (table.forward if alone else table.total)[out][:, to] * self.k
         if use.again:
             cost = cost + use.again * self.again(base, given, asked)
-        return cost, _some(kept)
+        return self._unmoved(base, given, asked, cost), _some(kept)
 
     def to_hub(self, base: int, offered: Domain, saved: bool, again: int) -> Prices:
         """From where it is made to every layout in which it may be shared; `again` more times without gradient."""
@@ -178,17 +179,26 @@ class Reads:
         cast = cast_ns(stored, self.precision, self.roofline)[:, None]
         once = table.forward[a][:, b] + cast
         if alone:
-            return once * self.k, None
+            return self._unmoved(base, stored.codes, asked, once * self.k), None
         cost = (table.total[a][:, b] + cast + np.where(stored.regather[:, None], once, 0)) * self.k
         if again:
             tensor = self.space(base)
             plain = table.position[tensor.without_addends(asked)]
             cost = cost + again * (table.forward[a][:, plain] + cast) * self.k
+        cost = self._unmoved(base, stored.codes, asked, cost)
         if not saved:
             return cost, None
         size = stored.space.numel[asked] * self.precision.itemsize("float32")
         copied = table.moves[a][:, b] | self.precision.mixed
         return cost, _some(np.where(copied & ~stored.regather[:, None], size, 0))
+
+    def _unmoved(self, base: int, given: Codes, asked: Codes, cost: Array) -> Array:
+        """Costs of conversions, but of joined tables: where they are spread, they are read as they are stored."""
+        if not table_rows(self.pcg.nodes[base]):
+            return cost
+        spread = (self.space(base).has(codes, P).any(axis=1) for codes in (given, asked))
+        moved = (given[:, None] != asked) & np.logical_or.outer(*spread)
+        return np.where(moved, INFINITE, cost)
 
 
 def _some(kept: Array) -> Array | None:

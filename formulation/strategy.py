@@ -19,6 +19,7 @@ from math import prod
 from ..model.atoms import Atoms, atoms, factor_sizes, semantics
 from ..model.batch import origin
 from ..model.layout import B, P, R, S
+from ..model.merge import table_rows
 from ..model.notation import WHOLE, Access, Call, Notation, Term, accesses, names_of
 from ..model.operator import operator
 from ..model.pcg import FLOATS, PCG, SOURCES
@@ -39,7 +40,11 @@ def _all_rows(pcg: PCG) -> tuple[tuple[Row, ...], ...]:
     known, made = atoms(pcg), dict[object, tuple[Row, ...]]()
     found = []
     for index, node in enumerate(pcg.nodes):
-        inputs = tuple((n.shape, n.dtype, n.gradient, known[i]) for i in node.inputs for n in (pcg.nodes[i],))
+        inputs = tuple(
+            (n.op == "parameter", n.shape, n.dtype, n.gradient, table_rows(n), known[i])
+            for i in node.inputs
+            for n in (pcg.nodes[i],)
+        )
         key = node.op, node.attributes, node.shape, node.dtype, node.gradient, known[index], inputs
         if node.op in SOURCES:
             found.append(tuple(_rows(pcg, index)))
@@ -85,7 +90,7 @@ def _rows(pcg: PCG, index: int) -> Iterator[Row]:
         for a, b in view_atoms(pcg, index).items():
             yield Row((S(a),), S(b), (f"{a}", 0))
     else:
-        yield from _derived(
+        derived = _derived(
             semantics(pcg, index),
             dict(zip(operator(node.op).named(node), range(len(node.inputs)), strict=True)),
             [known[i] for i in node.inputs],
@@ -94,17 +99,23 @@ def _rows(pcg: PCG, index: int) -> Iterator[Row]:
             node.gradient,
             node.dtype in FLOATS,
         )
+        # Joined tables are never addends: at P they are spread.
+        yield from (row for row in derived if P not in row.inputs or not table_rows(pcg.nodes[node.inputs[0]]))
         sources = tuple(pcg.nodes[i] for i in node.inputs)
         yield from special_rows(Situation(node, sources, tuple(known[i] for i in node.inputs), known[index]))
 
 
 def source_letters(pcg: PCG, index: int) -> tuple[int, ...]:
-    """What a source may offer: an input any split, a parameter R, B or any split, a buffer R, or any if it changes."""
+    """What a source may offer: an input any split, a parameter R, B or any split, a buffer R, or any if it changes.
+
+    Joined tables may be at P too, which says that they are spread: see `special.spread`.
+    """
     node, known = pcg.nodes[index], atoms(pcg)[index]
     splits = tuple(S(a) for a in range(len(known.sizes)))
     if node.op == "buffer" and index not in updated(pcg):
         return (R,)
-    return (R, B, *splits) if node.gradient and index not in sparse_tables(pcg) else (R, *splits)
+    spread = (P,) if table_rows(node) else ()  # of joined tables each rank has some columns
+    return (R, B, *spread, *splits) if node.gradient and index not in sparse_tables(pcg) else (R, *spread, *splits)
 
 
 def view_atoms(pcg: PCG, index: int) -> dict[int, int]:

@@ -6,7 +6,7 @@ are reduce-scattered and parameters all-gathered, once a step. `regather` conver
 backward instead of keeping the converted copy.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from ..model.collectives import ROUNDING_NS, CollectivePrice
 from ..model.cost import ITEMSIZE, Precision, Roofline
-from ..model.layout import B, P
+from ..model.layout import B, P, R
 from ..model.machine import Machine
 from ..model.pcg import FLOATS
 from .placement import Placement
 from .reduction.schedule import schedule
+from .special.balance import Spread
 from .transition import Codes, Space, space
 
 Array = npt.NDArray[np.int64]
@@ -30,26 +31,43 @@ BUCKET_BYTES = 25_000_000
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """Options of a parameter: `codes[o]` the stored layout, and the two flags."""
+    """Options of a parameter: `codes[o]` the stored layout, and the two flags.
+
+    `spreads`: of joined tables how they are spread over each axis, where the code has P.
+    """
 
     space: Space
     codes: Codes
     sharded: npt.NDArray[np.bool_]
     regather: npt.NDArray[np.bool_]
+    spreads: tuple[Spread | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.codes)
 
     @cached_property
     def numel(self) -> Array:
-        """Elements stored on a rank."""
-        return self.space.numel[self.codes]
+        """Elements stored on a rank: the most that one has."""
+        return self.with_spread(self.space.numel[self.codes], lambda spread: spread.largest.elements)
+
+    def with_spread(self, amounts: Array, amount: Callable[[Spread], int]) -> Array:
+        """`amounts` of every option, but for spread tables another one."""
+        for spread, there in zip(self.spreads, self.space.has(self.codes, P).T, strict=False):
+            if spread is not None:
+                amounts = np.where(there, amount(spread), amounts)
+        return amounts
 
 
-def storage(tensor: Space, trainable: bool, kept: bool) -> Storage:
-    """All ways to store a parameter; `kept`: some consumer keeps it for backward, so it may be gathered again there."""
+def storage(tensor: Space, trainable: bool, kept: bool, spreads: tuple[Spread | None, ...] = ()) -> Storage:
+    """All ways to store a parameter; `kept`: some consumer keeps it for backward, so it may be gathered again there.
+
+    Joined tables may be spread over one axis, and are whole on the others.
+    """
     legal = tensor.legal(addends=trainable)
-    legal = legal[~tensor.has(legal, P).any(axis=1)]
+    at = tensor.has(legal, P)
+    spread = np.logical_and(at, [x is not None for x in spreads] or False).any(axis=1) & (at.sum(axis=1) == 1)
+    spread &= np.isin(tensor.letters[legal], (R, B, P)).all(axis=1)
+    legal = legal[~at.any(axis=1) | spread]
     shardable = tensor.has(legal, B).any(axis=1)
     parts = [(legal, False, False), (legal[shardable], True, False)]
     if kept:
@@ -59,6 +77,7 @@ def storage(tensor: Space, trainable: bool, kept: bool) -> Storage:
         np.concatenate([codes for codes, _, _ in parts]),
         np.concatenate([np.full(len(codes), sharded) for codes, sharded, _ in parts]),
         np.concatenate([np.full(len(codes), again) for codes, _, again in parts]),
+        spreads,
     )
 
 
@@ -140,7 +159,14 @@ def looked_up_bytes(choice: Storage, rows: Collection[int], ids: int, precision:
     """
     sizes = tuple(1 if a in rows else size for a, size in enumerate(choice.space.sizes))
     columns = space(choice.space.axes, sizes).numel[choice.codes]
-    return ids * (columns * ITEMSIZE[precision.master] + ITEMSIZE["int64"])
+    whole: Array = ids * (columns * ITEMSIZE[precision.master] + ITEMSIZE["int64"])
+    return choice.with_spread(whole, lambda spread: spread_bytes(spread, ids, precision))
+
+
+def spread_bytes(spread: Spread, ids: int, precision: Precision) -> int:
+    """Bytes of such a gradient of spread tables: the ids of each table are looked up in every unit of it."""
+    of_each = ids // len(spread.rows)
+    return of_each * (spread.largest.columns * ITEMSIZE[precision.master] + spread.largest.units * ITEMSIZE["int64"])
 
 
 def looked_up_ns(looked_up: Array, micro_batches: int, roofline: Roofline) -> Array:

@@ -168,6 +168,7 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "roll": {"dims": _tuple(_place), "shifts": _tuple(_whole)},
     "pad": {"pad": _tuple(_whole), "mode": _word("constant", "reflect", "replicate", "circular"), "value": _number},
     "gather": {"dim": _place},
+    "topk": {"k": _place, "dim": _place, "largest": _flag},
     "index": {"dim": _place},
     "permute": {"dims": _tuple(_place)},
     "slice": {"dim": _place, "start": _place, "stop": _place, "step": _place},

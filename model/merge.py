@@ -97,6 +97,11 @@ def check_tables(nodes: Sequence[Node]) -> None:
             raise PartitaError(f"parameter {node.name!r} joins tables, which only look-ups can read")
 
 
+def table_rows(node: Node) -> tuple[int, ...]:
+    """The rows of each table that a parameter joins; none if it joins none."""
+    return tuple(rows for _, rows in node.get("tables") or ())
+
+
 # What can be one
 
 

@@ -14,13 +14,15 @@ from ..model.errors import PartitaError
 from ..model.machine import Machine
 from ..model.operator import operator
 from ..model.pcg import PCG, SOURCES
+from .spread import balanced
 
 
 @dataclass(frozen=True)
 class Question:
     """What is planned: `pcg` for `batch` samples a step, over these placements and numbers of micro-batches.
 
-    Placements of so many axes that one elimination takes about `most_work` additions are left out.
+    Placements of so many axes that one elimination takes about `most_work` additions are left out. Without `bundles`
+    no branches run side by side.
     """
 
     pcg: PCG
@@ -32,6 +34,7 @@ class Question:
     optimizer: str
     fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     most_work: float = inf
+    bundles: bool = True
 
     def encoding(self, placement: Placement, k: int) -> Encoding:
         return encode(
@@ -42,6 +45,8 @@ class Question:
             dtype=self.dtype,
             optimizer=self.optimizer,
             fixed=self.fixed,
+            balance=balanced,
+            bundles=self.bundles,
         )
 
     def floor_ns(self) -> int:

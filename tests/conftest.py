@@ -13,11 +13,29 @@ from hypothesis import settings
 
 from partita.cli import main
 
+# Before torch and numpy load: the tests' tensors are small, and threads that wait for each other take others' cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples every time; HYPOTHESIS_PROFILE=default looks for others.
 settings.register_profile("fixed", derandomize=True, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 Run = Callable[..., tuple[int, str, str]]
+
+FIRST = (
+    *("test_messages", "test_backends", "test_kernels"),  # these compile what others run within a time limit
+    *("test_equality", "test_operators", "test_random", "test_reduction_program", "test_verify", "test_reduction"),
+    *("test_emit", "test_loops", "test_network", "test_batch_norm", "test_flat_linear", "test_flat_reduction"),
+    *("test_flat_portfolio", "test_solvers_bench", "test_repeat", "test_zoo", "test_backend_limits", "test_plan_files"),
+)
+"""Modules that take long: with one of them at the end the other processes would wait for it."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`FIRST` first; pyproject.toml lets xdist hand out modules in this order."""
+    place = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(FIRST)))
 
 
 @pytest.fixture

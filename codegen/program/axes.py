@@ -46,8 +46,9 @@ class Group:
 
 def summed_over(plan: Plan, index: int) -> tuple[int, ...]:
     """The axes over which the gradient of a weight is added up."""
-    letters = zip(plan.choices[index].output, plan.placement.sizes, strict=True)
-    return tuple(a for a, (letter, size) in enumerate(letters) if letter == B and size > 1)
+    choice = plan.choices[index]
+    letters = zip(choice.output, plan.placement.sizes, strict=True)
+    return tuple(a for a, (letter, size) in enumerate(letters) if letter == B and size > 1 and a not in choice.alone)
 
 
 def joint_name(plan: Plan, axes: Sequence[int]) -> str:

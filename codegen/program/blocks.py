@@ -37,12 +37,20 @@ def chains(plan: Plan, looks: Looks) -> tuple[Chain, ...]:
             continue
         for match in _NUMBER.finditer(node.path):
             lists.setdefault(node.path[: match.start()], {}).setdefault(int(match[1]), []).append(index)
+    # What runs beside something else is written by itself.
+    apart = {m for i, c in enumerate(plan.choices) if c.beside or c.joins for m in _prefixes(plan.graph.nodes[i].path)}
+    lists = {prefix: entries for prefix, entries in lists.items() if prefix not in apart}
     above = {prefix: _list_above(prefix, lists) for prefix in lists}
     found: list[Chain] = []
     for prefix in lists:
         if above[prefix] is None:
             found += _of_lists(plan, prefix, lists, above, looks)
     return tuple(sorted(found, key=lambda chain: chain.units[0].nodes[0]))
+
+
+def _prefixes(path: str) -> list[str]:
+    """The lists that a node is below."""
+    return [path[: match.start()] for match in _NUMBER.finditer(path)]
 
 
 def _list_above(prefix: str, lists: Mapping[str, object]) -> str | None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from ...formulation.special import Splits
 from ...formulation.strategy import rows
 from ...model.atoms import atoms
-from ...model.layout import Action, Layout, is_split
+from ...model.layout import Action, Layout, P, atom_of, is_split
 from ...model.operator import operator
 from ...model.pcg import FLOATS
 from ..routes import route
+from .beside import SideBySide, comment, operands_of, render
 from .expressions import expression
 from .lines import Statement, Writer
 from .moves import Used, conversion
@@ -44,6 +45,7 @@ class Body(Writer):
         super().__init__(plan, roles)
         self.own, self.weights, self.used, self.divided, self.divisors = own, weights, used, divided, divisors
         self.sites: dict[int, str] = {}
+        self.beside: Mapping[int, SideBySide] = {}
         self.arguments: dict[int, str] = {}  # node (or -1 - loss) -> name, in order of first use
         self.waiting: list[tuple[Loop, int]] = []  # loops that are not written yet, with the number of the pass
         self._memo: dict[object, int] = {}
@@ -211,6 +213,8 @@ class Body(Writer):
 
     def _computed(self, index: int) -> int:
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+        if index in self.beside:
+            return self._joined(self.beside[index])
         operands = []
         for place, (i, layout) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
             operand = self.value(i, layout, not self._unrecorded(index))
@@ -235,6 +239,13 @@ class Body(Writer):
         this.without_gradient = self._unrecorded(index)
         return self.add(this)
 
+    def _joined(self, found: SideBySide) -> int:
+        """What branches side by side give."""
+        index = found.bundle.join
+        operands = tuple(self.given(i) for i in operands_of(self.plan, found))
+        line = render(self.plan, found, self.used)
+        return self.add(Statement(line, operands, "op", self._wish(index), index, comment(self.plan, found)))
+
     def _why(self, index: int) -> str:
         """How a product with a weight is split: its columns, or its rows."""
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
@@ -243,11 +254,14 @@ class Body(Writer):
             or self.plan.graph.nodes[node.inputs[node.op == "linear"]].op != "parameter"
         ):
             return ""
-        table = choice.inputs[node.op == "linear"]
-        words = {"columns": list[str](), "rows": list[str]()}
-        for name, size, weight, output in zip(plan.axes, plan.placement.sizes, table, choice.output, strict=True):
-            if size > 1 and is_split(weight):
-                words["columns" if is_split(output) else "rows"].append(name)
+        weight = node.inputs[node.op == "linear"]
+        words = {"columns": list[str](), "rows": list[str](), "tables": list[str]()}
+        for name, size, letter in zip(plan.axes, plan.placement.sizes, choice.inputs[node.op == "linear"], strict=True):
+            if size > 1 and is_split(letter):
+                first = atoms(plan.graph)[weight].dim_of(atom_of(letter))[0] == 0
+                words["columns" if first == (node.op == "linear") else "rows"].append(name)
+            elif size > 1 and plan.choices[weight].at and letter == P:
+                words["tables"].append(name)
         return ", ".join(f"{word} over {' and '.join(names)}" for word, names in words.items() if names)
 
     def _wish(self, index: int) -> str:

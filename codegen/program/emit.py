@@ -18,6 +18,7 @@ from ...model.updates import updated
 from .. import defaults
 from ..describe import docstring, mesh_sentence
 from ..plan import Plan
+from ..spread import loads_text, spread_axis
 from ..templates import FOLDER, environment
 from .axes import all_steps, disordered, mesh_lines, summed_over, table
 from .modules import Modules, argument_name
@@ -44,6 +45,7 @@ def emit(plan: Plan) -> str:
     sharded, alone, reduced = (kind in synchronized for kind in ("sharded", "alone", "reduced"))
     joined = any(n.get("tables") for n, _ in weights)
     cut = joined or any(is_split(x) for _, c in weights for x in c.output)
+    cut = cut or used.placed
     if cut or sharded or "positions" in used.helpers or "pad" in used.primitives or any("cut(" in x for x in shares):
         used.primitives |= {"cut"}
     if cut or sharded:
@@ -57,7 +59,7 @@ def emit(plan: Plan) -> str:
     steps = all_steps(plan.groups)
     collectives = {kind for name, kind in kinds.items() if name in used.primitives}
     collectives |= {step.collective.value for step in steps}
-    loss = plan.choices[plan.graph.loss].output
+    loss, spread = plan.choices[plan.graph.loss].output, _spread(plan)
     sizes = plan.placement.sizes
     program = (
         environment()
@@ -65,7 +67,7 @@ def emit(plan: Plan) -> str:
         .render(
             docstring=docstring(plan),
             imports=_imports(used),
-            constants=[*_constants(plan), *programs, *_values(used)],
+            constants=[*_constants(plan), *programs, *_values(used), *spread],
             programs=bool(programs),
             collectives=collectives,
             resting=any(step.zero for step in steps),
@@ -85,7 +87,9 @@ def emit(plan: Plan) -> str:
             modules=model,
             mixed=plan.dtype.startswith("mixed"),
             cut=cut,
+            placed=used.placed,
             joined=joined,
+            spread=bool(spread),
             sharded=sharded,
             all_sharded=modules.all_sharded and sharded,
             alone=alone,
@@ -181,6 +185,24 @@ def _values(used: Used) -> list[str]:
     return [*lines, "}  # fmt: skip"]
 
 
+def _spread(plan: Plan) -> list[str]:
+    """For every weight of tables that are spread, what each coordinate has."""
+    lines: list[str] = []
+    for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
+        axis = spread_axis(plan, index)
+        if axis is None:
+            continue
+        lines += [f"    # {line}" for line in textwrap.wrap(loads_text(plan, index, plan.axes[axis]), WIDTH - 6)]
+        lines.append(f'    "{node.name}": [')
+        for coordinate in range(plan.placement.sizes[axis]):
+            own = [f'("{name}",~{start},~{stop}),' for name, start, stop, place in choice.at if place == coordinate]
+            filled = textwrap.wrap(" ".join(own), WIDTH - 12, break_on_hyphens=False)
+            lines += ["        [", *(f"            {line}" for line in filled), "        ],"]
+        lines.append("    ],")
+    head = "SPREAD = {  # by coordinate: tables, each with its first column here and the one after the last"
+    return ["", head, *(line.replace("~", " ") for line in lines), "}  # fmt: skip"] if lines else []
+
+
 def _counters(*names: str) -> str:
     """Functions of the counter-based generator, as text: the reference runs the same."""
     text = (FOLDER / "counters.py").read_text()
@@ -199,8 +221,8 @@ def _shares(plan: Plan, used: Used) -> list[str]:
         node, choice = plan.graph.nodes[index], plan.choices[index]
         known = atoms(plan.graph)[index]
         text = f'inputs["{node.name}"]'
-        local = Local(known, choice.output, plan.placement.sizes, plan.axes)
-        split = {a: [f"mesh.{plan.axes[i]}" for i in local.splits(a)] for a in range(len(known.sizes))}
+        local = Local(known, choice.output, plan.placement.sizes, tuple(f"mesh.{axis}" for axis in plan.axes))
+        split = {a: [local.axes[i] for i in local.splits(a)] for a in range(len(known.sizes))}
         if plan.micro_batches > 1:
             for a in known.batch:
                 split[a].insert(0, "mesh.micro")
@@ -212,8 +234,9 @@ def _shares(plan: Plan, used: Used) -> list[str]:
             for a, axes in split.items():
                 for axis in axes:
                     text = f"cut({text}, {a}, {axis})"
-            one = [-1 if isinstance(s, str) else s for s in local.shape()]
-            text += f".reshape{shape_text(one)}"
+            sizes = list(local.shape())
+            free = next((i for i, s in enumerate(sizes) if isinstance(s, str)), None)
+            text += f".reshape{shape_text(-1 if i == free else s for i, s in enumerate(sizes))}"
         else:
             for a, axes in split.items():
                 for axis in axes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -47,6 +48,8 @@ def _special(site: Site, names: Sequence[str]) -> str:
         for known, layout in zip((*site.source_atoms, site.known), (*site.inputs, site.layout), strict=True):
             if is_split(layout[axis]) and known.sizes[atom_of(layout[axis])] % site.sizes[axis]:
                 site.used.uneven = True
+    plain = replace(site, specials=())
+    site = replace(site, own=lambda node, operands: expression(replace(plain, node=node), operands))
     if site.node.op in LOSSES:
         return losses.special(site, names, lambda operands: entry.emit(site, operands, site.specials))
     return entry.emit(site, names, site.specials)

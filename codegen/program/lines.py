@@ -26,7 +26,8 @@ RESERVED = frozenset(
     "among embed_rows embed_bags gather_rows index_rows random_bits dropped forget remember all_gather reduce_scatter "
     "moments Moments batch_norm gathered load save share main weight part partial "
     "whole whole_of own_part sys zlib weakref refuse make_axis learning_rate buckets make_optimizer initialize "
-    "whole_weights whole_gradients train_step synthetic samples micro shard".split()
+    "whole_weights whole_gradients train_step synthetic samples micro shard "
+    "side_by_side reordered traded Pieces Gathered Place".split()
 )
 _CHAIN = ("convert", "view", "unary")
 _ARITHMETIC = ("add", "sub", "mul", "div", "cat", "where")

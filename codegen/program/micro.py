@@ -48,7 +48,8 @@ def _divided(graph: PCG) -> tuple[frozenset[tuple[int, int]], bool]:
             raise PartitaError(
                 f"{node.name!r} ({node.op}) needs the whole batch at once: it cannot be cut into micro-batches"
             )
-        row = min(fitting, key=lambda row: _divisions(given, row))
+        # What has samples is cut, also where nothing that it is made from has: an expansion to the batch.
+        row = min(fitting, key=lambda row: (is_split(row.output) != bool(batch), _divisions(given, row)))
         found |= {
             (index, k) for k, (have, want) in enumerate(zip(given, row.inputs, strict=True)) if _divides(have, want)
         }

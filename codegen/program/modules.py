@@ -13,7 +13,9 @@ from ...model.operator import operator
 from ...model.pcg import FLOATS, SOURCES, Node
 from ...model.sparse import sparse_tables
 from ...model.updates import updated
+from ..spread import spread_argument
 from .axes import joint_name, summed_over
+from .beside import Side, SideBySide, side_by_side
 from .blocks import chains
 from .body import Body
 from .expressions import local_shape_text
@@ -54,6 +56,7 @@ class Modules:
         trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
         self.all_sharded = all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
         self.factors = False  # whether a dim of some weight is given by its factors
+        self.beside = side_by_side(plan)
         self.taken = {"Model", "Axis", "Mesh", "Move", "Module", "Bucket", "Optimizer"}
 
     def text(self) -> str:
@@ -74,10 +77,12 @@ class Modules:
         ]
         short = short_names((graph.nodes[i].name for i in sources), {loop.attribute for loop in self.loops})
         weights = {i: f"self.{short[graph.nodes[i].name]}" for i in sources}
-        own = frozenset(i for i, n in enumerate(graph.nodes) if n.op not in SOURCES and i not in hidden)
+        inside = {i for found in self.beside.values() for side in found.sides for i in side.nodes}
+        own = frozenset(i for i, n in enumerate(graph.nodes) if n.op not in SOURCES and i not in hidden | inside)
         means = counted(graph)
         divisors = {i: "divisor" if k == 0 else f"divisor{k + 1}" for k, i in enumerate(means)}
         body = self._body(own, weights, divisors)
+        body.beside = self.beside
         for i, name in divisors.items():
             body.argument(-1 - i, name)
         body.waiting = sorted(
@@ -97,9 +102,33 @@ class Modules:
         lines = [f"class Model({self.base}):", '    """The whole model, of which every rank computes its part."""', ""]
         lines += self._init(weights, "mesh, dtype=DTYPE", ["self.mesh, self.dtype = mesh, dtype"], lists)
         lines += ["", *self._function("forward", list(body.arguments.values()), self._shapes(body.arguments), forward)]
+        for found in self.beside.values():
+            for side in found.sides:
+                if side.ends:
+                    lines += ["", *self._side(found, side, weights)]
         for i, name in divisors.items():
             lines += ["", *self._count(i, name, own, weights)]
         return "\n\n\n".join([*classes, "\n".join(lines)])
+
+    def _side(self, found: SideBySide, side: Side, weights: dict[int, str]) -> list[str]:
+        """The method of the branches at one coordinate."""
+        inner = {i for other in self.beside.values() for s in other.sides for i in s.nodes if s.nodes < side.nodes}
+        body = self._body(side.nodes - inner, weights, {}, inputs=False)
+        body.beside = self.beside
+        for i in found.reads(self.plan, side):
+            body.given(i)
+        join = found.bundle.join
+        asked = dict(zip(self.plan.graph.nodes[join].inputs, self.plan.choices[join].inputs, strict=True))
+        results = [body.value(i, asked[i]) for i in side.ends]
+        dim = self.plan.graph.nodes[join]["dim"]
+
+        def returned(texts: Sequence[str]) -> str:
+            return f"return {texts[0]}" if len(texts) == 1 else f"return torch.cat(({', '.join(texts)}), {dim})"
+
+        lines = body.lines(results, 8, returned)
+        return self._function(
+            side.method, list(body.arguments.values()), self._shapes(body.arguments, body.arguments), lines
+        )
 
     def _body(
         self, own: frozenset[int], weights: dict[int, str], divisors: dict[int, str], inputs: bool = True
@@ -222,6 +251,7 @@ class Modules:
                 shape,
                 *([f"cuts={cuts}"] if cuts else []),
                 *([f"tables={_tables(node, original)}"] if node.get("tables") else []),
+                *spread_argument(plan, index, original(node.name)),
             ]
             given = lists_of[index]
             # What all weights have in common is said once; a weight that differs says so.
@@ -281,6 +311,9 @@ class Modules:
                 if local.splits(a):
                     cuts.append(f"{entry + offset}: {_tuple([plan.axes[i] for i in local.splits(a)])}")
             entry += len(of_dim)
+        if beside := plan.choices[index].beside:  # the first dim, all of it at one coordinate
+            self.used.placed = self.used.uneven = True
+            cuts.insert(0, f"0: {_tuple([f'{plan.axes[a]}.only({c})' for a, c in beside])}")
         return _tuple(shape), f"{{{', '.join(cuts)}}}" if cuts else ""
 
     def _function(self, name: str, arguments: Sequence[str], doc: str, lines: Sequence[str]) -> list[str]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from ...model.atoms import atoms
 from ...model.layout import P, atom_of, is_split
 from ...model.operator import operator
+from ...model.operators.convolution import CONVOLUTIONS
 from ...model.operators.loss import CLASSIFIED, LOSSES
 from ...model.pcg import FLOATS, PCG, SOURCES
 
 if TYPE_CHECKING:
     from ..plan import Plan
 
-USES = ("data", "tensor", "sequence")
+USES = ("data", "tensor", "sequence", "space", "branches")
 
 GENERIC = {
     "add": "x",
@@ -67,12 +68,16 @@ def axis_names(plan: Plan) -> tuple[str, ...]:
         if operator(node.op).matmul:
             amount += operator(node.op).work(node, tuple(graph.nodes[i] for i in node.inputs))
         for axis, shares in enumerate(work):
+            if axis in choice.alone:
+                shares["branches"] += amount
             letters = [(i, x[axis]) for i, x in zip(node.inputs, choice.inputs, strict=True)]
             split = [(i, x) for i, x in (*letters, (index, choice.output[axis])) if is_split(x)]
             if not split:
                 continue
             if any(atom_of(x) in known[i].batch for i, x in split):
                 shares["data"] += amount
+            elif node.op in CONVOLUTIONS and any(known[i].dim_of(atom_of(x))[0] > 1 for i, x in split[:1]):
+                shares["space"] += amount
             elif any(_reaches_weight(plan, i) for i, _ in split) or not operator(node.op).matmul:
                 shares["tensor"] += amount
             else:

@@ -39,6 +39,7 @@ class Site:
     used: Used
     call: str = ""  # of a dropout: the number of its call site, an expression in a loop
     specials: Splits = ()
+    own: Callable[[Node, Sequence[str]], str] | None = None  # of a special strategy: the operator's own line
 
     @property
     def local(self) -> Local:

@@ -134,7 +134,8 @@ def signature(plan: Plan, prefix: str, unit: Unit, looks: Looks, values_only: bo
             graph.nodes[i].gradient,
             relative_name(prefix, unit.first, graph.nodes[i].name),
             tuple((relative_name(prefix, unit.first, k), rows) for k, rows in graph.nodes[i].originals.items()),
-            plan.choices[i],
+            replace(plan.choices[i], at=()),
+            tuple((relative_name(prefix, unit.first, name), *piece) for name, *piece in plan.choices[i].at),
         )
         for i in unit.weights
     )

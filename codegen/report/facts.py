@@ -8,7 +8,7 @@ from typing import Any
 
 from ...formulation.classes import classes
 from ...model.errors import PartitaError
-from ...model.layout import COLLECTIVES, B, is_split
+from ...model.layout import COLLECTIVES, B, P, is_split
 from ...model.operator import operator
 from ...model.operators.loss import LOSSES
 from ...model.pcg import SOURCES
@@ -16,7 +16,8 @@ from ..describe import mesh_sentence
 from ..items import MEMORY, PARTS, Item, Priced, Slot
 from ..plan import Plan
 from ..price import priced
-from .tables import Table, place, programs_table
+from ..spread import spread_axis
+from .tables import Table, place, programs_table, spread_table
 from .words import bytes_text, equal_layers, label, module_of, pattern, percent, shape_text, split_word
 
 LARGEST = 16  # rows of the table of collectives; the others are summed
@@ -40,7 +41,8 @@ def facts(plan: Plan) -> Facts:
     name = plan.model.get("reference") or "a model"
     title = f"{name} on {plan.machine.name}, {plan.ranks} x {plan.machine.device.name}"
     tables = (axes_table(plan), operators_table(plan), weights_table(plan, cost), modules_table(plan, cost))
-    moves = tuple(table for table in (collectives_table(plan, cost), programs_table(plan)) if table.rows)
+    others = collectives_table(plan, cost), programs_table(plan), spread_table(plan)
+    moves = tuple(table for table in others if table.rows)
     return Facts(
         plan,
         cost,
@@ -117,7 +119,11 @@ def axes_table(plan: Plan) -> Table:
             work[word] = work.get(word, 0) + flops
         total = sum(work.values())
         shares = sorted(work.items(), key=lambda pair: (-pair[1], pair[0]))
-        stored = sum(graph.nodes[i].numel for i in trained if is_split(plan.choices[i].output[axis]))
+        stored = sum(
+            graph.nodes[i].numel
+            for i in trained
+            if is_split(plan.choices[i].output[axis]) or spread_axis(plan, i) == axis
+        )
         states = sum(graph.nodes[i].numel for i in trained if _sharded(plan, i, axis))
         rows.append(
             (
@@ -209,6 +215,8 @@ def weights_table(plan: Plan, cost: Priced) -> Table:
 
 
 def _stored(stored: int, asked: int) -> str:
+    if stored == P:
+        return "spread"
     if is_split(stored):
         return "split" if stored == asked else "moved" if is_split(asked) else "FSDP"
     return "cut for use" if is_split(asked) else "copies"

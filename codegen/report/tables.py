@@ -1,4 +1,4 @@
-"""What a table of a report is, and the table of the programs that collectives run."""
+"""What a table of a report is; the tables of the programs that collectives run, and of spread look-up tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...formulation.reduction.program import Reduction
 from ..plan import Plan
 from ..program.axes import steps_text
+from ..spread import places, plan_spread, spread_axis
 from .words import bytes_text
 
 
@@ -44,4 +45,23 @@ def programs_table(plan: Plan) -> Table:
         ("collective", "axis", "over", "steps", "from"),
         tuple(rows),
         words=4,
+    )
+
+
+def spread_table(plan: Plan) -> Table:
+    """Where tables lie that are spread over an axis, and how much of them."""
+    rows = []
+    for index in plan.graph.of("parameter"):
+        spread, axis = plan_spread(plan, index), spread_axis(plan, index)
+        for table, (name, at) in enumerate(places(plan, index).items()):
+            assert spread is not None and axis is not None
+            own = [p.stop - p.start for part in spread.pieces for p in part if p.table == table]
+            rows.append((name, f"{plan.axes[axis]} {at}", f"{spread.rows[table]:,}", ", ".join(map(str, own))))
+    return Table(
+        "Tables",
+        "Joined tables that are spread over the coordinates of an axis: at which of them each table lies, its rows, "
+        "and how many of its columns each of these has.",
+        ("table", "at", "rows", "columns"),
+        tuple(rows),
+        words=2,
     )

@@ -82,6 +82,8 @@ def split_word(plan: Plan, index: int, axis: int) -> str:
     node, choice = plan.graph.nodes[index], plan.choices[index]
     letters = [*(x[axis] for x in choice.inputs), choice.output[axis]]
     split = [(position, letter) for position, letter in enumerate(letters) if is_split(letter)]
+    if letters[0] == P and plan.choices[node.inputs[0]].at:
+        return "tables"
     if not split:
         return "addends" if letters[-1] == P else "whole"
     position, letter = split[0]

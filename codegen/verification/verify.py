@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...model.capture import Inputs
 from ...model.errors import PartitaError
-from ...model.layout import is_split
+from ...model.layout import P, is_split
 from ...model.load import load_module
 from ...model.pcg import PCG
 from ...model.updates import updated
@@ -281,7 +281,9 @@ def memory_bytes(plan: Plan) -> int:
     weights = activations = Fraction(0)
     for node, choice in zip(plan.graph.nodes, plan.choices, strict=True):
         parts = math.prod(
-            size for letter, size in zip(choice.output, plan.placement.sizes, strict=True) if is_split(letter)
+            size
+            for letter, size in zip(choice.output, plan.placement.sizes, strict=True)
+            if is_split(letter) or (choice.at and letter == P)
         )
         held = Fraction(plan.ranks, parts)  # copies on all ranks together
         if node.op == "parameter":

@@ -1,3 +1,3 @@
 """The special strategies of the package."""
 
-from . import vocabulary  # noqa: F401  it registers itself
+from . import halo, lookups, normalize, ring, softmax, spread, vocabulary  # noqa: F401  they register themselves

@@ -20,6 +20,7 @@ from ...model.atoms import Atoms
 from ...model.errors import PartitaError
 from ...model.layout import Action, B, Layout, R, S, is_split, largest_part
 from ...model.pcg import Builder, Node
+from .balance import Spread
 
 if TYPE_CHECKING:
     from ..row import Row
@@ -53,7 +54,7 @@ class Part:
     """What one of `ranks` ranks has of an operator that a row of a special strategy splits.
 
     Shapes are those of the largest part, under the whole option; `items` and `item` are bytes of an element of each
-    input and of the output.
+    input and of the output; `spread` says how joined tables are spread over the ranks.
     """
 
     node: Node
@@ -64,6 +65,7 @@ class Part:
     item: int
     ranks: int
     row: Row
+    spread: Spread | None = None
 
     def bytes(self, operand: int) -> int:
         """Of an input; -1: of the output."""
@@ -94,11 +96,13 @@ class Special:
 
     `rows` are its rows for one axis; each names it and differs by its letters from all other rows of the operator.
     `messages` are what it sends, which comes on top of the operator's own time for its share of the work; `work` is by
-    how much that is more than an even share. `kept` is what it keeps for backward besides the operator's own; of the
-    operands in `copies` it keeps something else (counted there). `emit` writes the operator's line from its site, the
-    texts of its inputs, and `Splits`: one, unless it may split `several` dims at once. `program` is Python source of
-    the functions that the line calls, or a file with it (below "# --- copied from here ---"); `primitives` what these
-    use of the program's: `all_reduce`, `gather`, `scatter_sum`, `exchange`. `examples` add a node to a graph, on which
+    how much that is more than an even share. `kept` is what it keeps for backward besides the operator's own (on
+    several axes the most); of the operands in `copies` it keeps something else (counted there). `emit` writes the
+    operator's line from its site, the texts of its inputs, and `Splits`: one, unless it may split `several` dims at
+    once. `program` is Python source of the functions that the line calls, or a file with it (below "# --- copied from
+    here ---"); `primitives` what these use of the program's: `all_reduce`, `gather`, `scatter_sum`, `exchange`. On the
+    other axes an operator of a strategy that is `alone` is whole. `worth` says whether its rows are offered for so many
+    samples of a micro-batch on so many devices, where no strategy is fixed. `examples` add a node to a graph, on which
     the strategy is tried.
     """
 
@@ -111,9 +115,15 @@ class Special:
     primitives: tuple[str, ...] = ()
     work: Callable[[Part], float] = field(default=lambda part: 1.0)
     kept: Callable[[Part], int] = field(default=lambda part: 0)
-    copies: tuple[str, ...] = ()
+    copies: tuple[str, ...] | Callable[[Part], tuple[str, ...]] = ()
     several: bool = False
+    worth: Callable[[int, int], bool] = field(default=lambda batch, devices: True)
+    alone: bool = False
     examples: tuple[Callable[[Builder], int], ...] = ()
+
+    def copied(self, part: Part) -> tuple[str, ...]:
+        """The operands of which it keeps something else."""
+        return self.copies(part) if callable(self.copies) else self.copies
 
     @property
     def source(self) -> str:
@@ -188,9 +198,12 @@ def lies_apart(rows: Sequence[Row], inputs: Sequence[Layout], output: Layout, si
         return False
     if len(chosen) > 1 and not special_strategy(chosen[0][1].special).several:
         return False
-    for axis, _ in chosen:
+    for axis, row in chosen:
         for layout in (*inputs, output):
             letter = layout[axis]
+            others = (x for a, x in enumerate(layout) if a != axis and sizes[a] > 1)
+            if special_strategy(row.special).alone and any(map(is_split, others)):
+                return False
             if is_split(letter) and any(x == letter and sizes[a] > 1 for a, x in enumerate(layout) if a != axis):
                 return False
     return True
@@ -205,6 +218,7 @@ def part_of(
     sizes: Sequence[int],
     items: tuple[int, ...],
     item: int,
+    spread: Spread | None = None,
 ) -> Part:
     """The largest part of a node under an option of layouts, for the cost of `row` on an axis of `ranks`."""
     return Part(
@@ -216,6 +230,7 @@ def part_of(
         item,
         ranks,
         row,
+        spread,
     )
 
 

@@ -1,4 +1,4 @@
-"""Look-ups by number: embeddings and bags of them, gather, indexing by integer tensors."""
+"""Look-ups by number: embeddings and bags of them, gather, indexing by integer tensors; and what finds such numbers."""
 
 from typing import Any, TypeAlias
 
@@ -58,8 +58,15 @@ def _gather(t: T, a: A) -> Value:
     dim = a["dim"] % len(t.shape(x))
     for d, size in enumerate(t.shape(ids)):
         x = x if d == dim else t.slice(x, d, 0, size)
-    t.limit(ids, t.shape(x)[dim])
-    return _look_up(t, "gather", x, ids, dim=dim)
+    return _take_along(t, x, _narrow(t, ids, dim), dim)
+
+
+def _narrow(t: T, ids: Index, dim: int) -> Index:
+    """Ids that were expanded along other dims than `dim` as they were: the operator says itself what is broadcast."""
+    node = t.at(ids)
+    source = Index(node.inputs[0]) if node.op == "expand" else ids
+    same = len(t.shape(source)) == len(node.shape) and t.shape(source)[dim] == node.shape[dim]
+    return source if same else ids
 
 
 def _along(t: T, a: A) -> Value:
@@ -67,14 +74,32 @@ def _along(t: T, a: A) -> Value:
     x, ids, dim = a["self"], a["indices"], a["dim"]
     if dim is None:
         x, ids, dim = (*(t.view(i, (t.at(i).numel,)) for i in (x, ids)), 0)
-    dim %= len(t.shape(x))
+    return _take_along(t, x, ids, dim % len(t.shape(x)))
 
-    def outer(i: Index) -> tuple[int, ...]:
-        return (*t.shape(i)[:dim], 1, *t.shape(i)[dim + 1 :])
 
-    shape = broadcast(outer(x), outer(ids))
-    x, ids = (t.expand(i, (*shape[:dim], t.shape(i)[dim], *shape[dim + 1 :])) for i in (x, ids))
-    return _gather(t, {"self": x, "index": ids, "dim": dim})
+def _take_along(t: T, x: Index, ids: Index, dim: int) -> Index:
+    t.limit(ids, t.shape(x)[dim])
+    return _look_up(t, "gather", x, ids, dim=dim)
+
+
+def _topk(t: T, a: A) -> Value:
+    """The values are looked up by the indices: that is the way of the gradient too."""
+    x = a["self"]
+    if not t.shape(x):
+        return t.no("a tensor without dims")
+    dim = a["dim"] % len(t.shape(x))
+    indices = t.add("topk", x, like=t.like[1], k=a["k"], dim=dim, largest=a["largest"])
+    return [_look_up(t, "gather", x, indices, like=t.like[0], dim=dim), indices]
+
+
+def _searchsorted(t: T, a: A) -> Value:
+    """Where values belong in sorted rows, before those that are equal."""
+    rows, values = a["sorted_sequence"], a["self"]
+    if a["right"] or a["side"] == "right" or a["sorter"] is not None or a["out_int32"]:
+        return t.no("only left, into rows that are sorted, as int64")
+    if not isinstance(values, Index) or len(t.shape(values)) != len(t.shape(rows)):
+        return t.no("rows and values must have equally many dims")
+    return t.add("searchsorted", rows, values)
 
 
 def _index(t: T, a: A) -> Value:
@@ -136,4 +161,6 @@ TABLE: dict[str, Rule] = {
     "index": _index,
     "index_select": _index_select,
     "take": _take,
+    "topk": _topk,
+    "searchsorted": _searchsorted,
 }

@@ -52,6 +52,19 @@ def _scores(node: Node, inputs: tuple[Node, ...]) -> int:
     return prod(node.shape[:-1]) * inputs[1].shape[-2] if learned else 0
 
 
+def _split(node: Node, inputs: tuple[Node, ...], index: str, part: float) -> tuple[float, int]:
+    """Some queries of a causal attention are given a mask: no pair is left out, and the mask is kept as numbers.
+
+    Where the values' width is split, every rank computes all scores.
+    """
+    q, k, v = inputs[:3]
+    if index == "s" and node["causal"]:
+        return 2.0, round(q.shape[-2] * k.shape[-2] * part)
+    if index == "e":
+        return (q.shape[-1] / part + v.shape[-1]) / (q.shape[-1] + v.shape[-1]), 0
+    return 1.0, 0
+
+
 register(
     Operator(
         "attention",
@@ -61,6 +74,7 @@ register(
         saved=("q", "k", "v", "bias", "y"),
         flops=_work,
         scratch=_scores,
+        split=_split,
         matmul=True,
     )
 )

@@ -1,8 +1,8 @@
-"""Convolutions of 1 to 3 spatial dims: whole along space, a product elsewhere.
+"""Convolutions of 1 to 3 spatial dims: whole along space where windows reach beyond a place, a product elsewhere.
 
 Unfolding a window, or folding it back, is linear and needs all of space. What is left is a product over the channels of
-each group, so samples, groups, output channels and (as addends) input channels can be split. Attributes are called as
-the keywords of `torch.nn.functional`.
+each group, so samples, groups, output channels and (as addends) input channels can be split, and places where windows
+are single ones. Attributes are called as the keywords of `torch.nn.functional`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,15 +20,21 @@ def _product(channels: str) -> Callable[[Node, tuple[Node, ...]], str]:
     """The notation where the kernel has these channel dims: `c` into, `o` out of each group `g`."""
 
     def notation(node: Node, inputs: tuple[Node, ...]) -> str:
-        rank = len(node.shape) - 2
-        space, taps = (", ".join(f"{letter}{d}" for d in range(rank)) for letter in "sk")
-        line = (
-            f"y[n, (g o), {space}] = sum(c, {taps}) L(x[n, (g c), {', '.join(':' * rank)}])[{space}, {taps}]"
-            f" * w[{channels}, {taps}] + bias[(g o)]"
-        )
+        dims = range(len(node.shape) - 2)
+        single = [_single(node, inputs[1].shape[2 + d], d) for d in dims]
+        space, taps = (", ".join(f"{letter}{d}" for d in dims) for letter in "sk")
+        read = ", ".join(f"s{d}" if single[d] else ":" for d in dims)
+        unfolded = ", ".join(f"{letter}{d}" for letter in "sk" for d in dims if not single[d])
+        x = f"x[n, (g c), {read}]" if all(single) else f"L(x[n, (g c), {read}])[{unfolded}]"
+        line = f"y[n, (g o), {space}] = sum(c, {taps}) {x} * w[{channels}, {taps}] + bias[(g o)]"
         return line if node["groups"] > 1 else line.replace("(g c)", "c").replace("(g o)", "o")
 
     return notation
+
+
+def _single(node: Node, taps: int, d: int) -> bool:
+    """Whether every place along a spatial dim is made of the same place alone."""
+    return taps == 1 and node["stride"][d] == 1 and (node["padding"] == "same" or not node["padding"][d])
 
 
 def _work(node: Node, inputs: tuple[Node, ...]) -> int:

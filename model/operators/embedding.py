@@ -36,7 +36,7 @@ def _bag_call(node: Node, names: Sequence[str]) -> str:
 
 
 def _gather(node: Node, inputs: tuple[Node, ...]) -> str:
-    """One entry along `dim` for every id; elsewhere ids and tensor go together."""
+    """One entry along `dim` for every id; elsewhere ids and tensor go together, or one of them has size 1."""
     names = [f"d{i}" for i in range(len(node.shape))]
     ids = f"ids[{', '.join(names)}]"
     inside = ", ".join(ids if d == node["dim"] else name for d, name in enumerate(names))
@@ -64,7 +64,7 @@ register(
         "gather",
         ("x", "ids"),
         _gather,
-        lambda node, names: f"{names[0]}.gather({node['dim']}, {names[1]})",
+        lambda node, names: f"{names[0]}.take_along_dim({names[1]}, {node['dim']})",
         saved=("ids",),
     )
 )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import PartitaError
-from . import alphafold, bert, candle, dlrm, gpt, inception, llama, mbart, mlp, resnext, swin
+from . import alphafold, bert, candle, dlrm, gpt, inception, llama, mbart, mixtral, mlp, resnext, swin, unet
 from .entry import Entry, Input
 
 EXAMPLE = 2
@@ -18,11 +18,13 @@ _ENTRIES: dict[str, Entry] = {
     **mlp.ENTRIES,
     **resnext.ENTRIES,
     **inception.ENTRIES,
+    **unet.ENTRIES,
     **bert.ENTRIES,
     **dlrm.ENTRIES,
     **candle.ENTRIES,
     **gpt.ENTRIES,
     **llama.ENTRIES,
+    **mixtral.ENTRIES,
     **swin.ENTRIES,
     **mbart.ENTRIES,
     **alphafold.ENTRIES,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -11,20 +12,40 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.plan import Choice, Plan
+from partita.codegen.choice import Choice
+from partita.codegen.plan import Plan
+from partita.codegen.spread import at_of
 from partita.codegen.verification.verify import run
 from partita.codegen.verification.whole import trial_of
 from partita.formulation.placement import Placement
 from partita.formulation.special import lies_apart
+from partita.formulation.special.levelling import levelled
 from partita.formulation.strategy import rows
 from partita.model.atoms import atoms
 from partita.model.layout import B, Layout, P, R, S, atom_of, is_split, splittable
 from partita.model.machine import Machine
-from partita.model.pcg import FLOATS, PCG, SOURCES
+from partita.model.merge import table_rows
+from partita.model.pcg import FLOATS, PCG, SOURCES, Node
 from partita.model.updates import updated
 
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]
+
+PARALLEL = ("test_emit", "test_launch", "test_plan_files", "test_threads", "test_verify")
+"""Modules about threads and processes themselves: these run on all cores."""
+
+
+@pytest.fixture(autouse=True)
+def one_core(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep ranks that are threads on one core: they take turns anyway, and on several they fight for the lock."""
+    if request.node.path.stem in PARALLEL or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    known = os.sched_getaffinity(0)
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    os.sched_setaffinity(0, {sorted(known)[worker % len(known)]})  # of this thread and those that it starts
+    yield
+    os.sched_setaffinity(0, known)
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +93,8 @@ class Forcing:
         splits = [S(a) for a in range(len(atoms(self.graph)[node].sizes))]
         if this.dtype not in FLOATS:
             return [R, *splits]
+        if table_rows(this):  # P says that tables are spread
+            return [R, B, *splits] if this.gradient else [R, *splits]
         return [R, B, P, *splits] if this.gradient else [R, P, *splits]
 
     def layout(self, node: int, letters: Sequence[int]) -> Layout:
@@ -104,6 +127,16 @@ class Forcing:
             choice = replace(choice, sharded_states=node.gradient and B in output and self.rng.random() < 0.5)
         return choice
 
+    def stored(self, table: Node, asked: Layout, choice: Choice) -> Choice:
+        """Joined tables spread as they are asked; where they are not, `choice`, or whole."""
+        at = next((axis for axis, letter in enumerate(asked) if letter == P), None)
+        if at is None:
+            return Choice((), asked) if P in choice.output else choice
+        spread = levelled(table_rows(table), table.shape[1], self.sizes[at])
+        if spread is None:
+            raise ValueError("the tables' columns leave a rank empty")
+        return Choice((), asked, at=at_of(table, spread))
+
 
 def machine_of(sizes: tuple[int, ...]) -> Machine:
     return Machine.adhoc((prod(sizes),))
@@ -128,6 +161,9 @@ def force() -> Force:
         for index, node in enumerate(graph.nodes):
             if node.get("sparse"):  # read as it is stored
                 choices[node.inputs[0]] = Choice((), choices[index].inputs[0])
+            table = graph.nodes[node.inputs[0]] if node.inputs else None
+            if table is not None and table_rows(table):  # spread as it is asked, or not
+                choices[node.inputs[0]] = drawn.stored(table, choices[index].inputs[0], choices[node.inputs[0]])
         placement = Placement(sizes, tuple((size,) for size in sizes))
         return Plan(graph, machine_of(sizes), placement, micro_batches, tuple(choices), "float64", optimizer)
 

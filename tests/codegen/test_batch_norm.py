@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import partita
 from partita import Machine, PartitaError
-from partita.codegen.plan import Choice, Plan
+from partita.codegen.choice import Choice
+from partita.codegen.plan import Plan
 from partita.codegen.price import priced
 from partita.codegen.verification.statistics import Pieces, pieces
 from partita.codegen.verification.threads import run_threads

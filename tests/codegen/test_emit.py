@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from partita.codegen.plan import Choice, Plan
+from partita.codegen.choice import Choice
+from partita.codegen.plan import Plan
 from partita.codegen.templates.counters import dropped, mix, random_bits
 from partita.codegen.verification.launch import LaunchError, torchrun
 from partita.codegen.verification.worker import load_program

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita.codegen.plan import Choice, Plan
+from partita.codegen.choice import Choice
+from partita.codegen.plan import Plan
 from partita.codegen.run import Settings, plan_graph
 from partita.codegen.verification.verify import verify
 from partita.model.capture import capture

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.plan import Choice, Plan
+from partita.codegen.choice import Choice
+from partita.codegen.plan import Plan
 from partita.formulation.placement import Placement
 from partita.formulation.strategy import rows
 from partita.model.layout import B, Layout, R, atom_of, is_split, layouts, splittable

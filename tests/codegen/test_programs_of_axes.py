@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita.codegen.plan import Choice, Plan
+from partita.codegen.choice import Choice
+from partita.codegen.plan import Plan
 from partita.codegen.price import priced
 from partita.codegen.program import axes
 from partita.codegen.report.facts import facts

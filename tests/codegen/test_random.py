@@ -317,7 +317,7 @@ def check(rng: random.Random, judge: Judge) -> None:
 
 
 @settings(
-    max_examples=200,
+    max_examples=140,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )

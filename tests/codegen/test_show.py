@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from partita import Machine, Plan
+from partita.codegen.choice import Choice
 from partita.codegen.items import PARTS
-from partita.codegen.plan import Choice
 from partita.codegen.price import priced
 from partita.codegen.report.facts import Facts, facts, weights_table
 from partita.codegen.report.tables import Table

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partita import PartitaError
-from partita.codegen.plan import Choice, Plan
+from partita.codegen.choice import Choice
+from partita.codegen.plan import Plan
 from partita.codegen.run import Settings, plan_graph
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic

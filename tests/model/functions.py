@@ -120,6 +120,18 @@ def indexed(x: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+def ordered(x: Tensor) -> tuple[Tensor, ...]:
+    """The largest and where they are; what is broadcast in a look-up stays as narrow as it is."""
+    top, where = x.topk(2)
+    least = x.topk(1, 1, largest=False).indices
+    rows = x.exp().cumsum(-1)
+    places = torch.searchsorted(rows, x[..., :2].abs())
+    return (
+        top * where + x.gather(-1, where[:, :1].expand(-1, 3, -1)) + rows.gather(-1, places.clamp(max=5)),
+        x.take_along_dim(least, 1) + x[:1].take_along_dim(least.expand(-1, 3, -1), 1) * x[:, :, where[0, 0]].sum(),
+    )
+
+
 def moved(x: Tensor) -> tuple[Tensor, ...]:
     y = F.pad(x, (1, 2)) + F.pad(x, (0, 3), value=0.5) + F.pad(x, (2, 1), mode="reflect")
     z = F.pad(x, (1, 1), mode="circular") + F.pad(x, (2, 0), mode="replicate") + F.pad(x, (3, -1, 0, 0))
@@ -155,6 +167,7 @@ FUNCTIONS = [
     products,
     looked_up,
     indexed,
+    ordered,
     moved,
     accumulated,
     contracted,

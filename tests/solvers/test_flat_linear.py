@@ -91,6 +91,20 @@ def confirm(flat: Flat, bounds: Least, feasible) -> None:
         assert (bounds.entries[flat.entries(c)] <= price).all()
 
 
+class Kept(highs.Highs):
+    """A child that stays for the next problem; how one is started and ended is tested below."""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Kept]:
+    with Kept() as one:
+        yield one
+    one.stop()
+
+
 @pytest.mark.parametrize("block", range(10))
 def test_any_messages_and_prices_are_valid(block: int) -> None:
     for seed in range(100 * block, 100 * block + 100):
@@ -108,7 +122,7 @@ def test_any_messages_and_prices_are_valid(block: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(2))
-def test_what_messages_prove_is_valid_and_suffices(block: int) -> None:
+def test_what_messages_prove_is_valid_and_suffices(block: int, child: Kept) -> None:
     for seed in range(40 * block, 40 * block + 40):
         flat = random_flat(seed)
         if (np.maximum.reduceat(flat.cost < INFINITE, flat.start[:-1])).all():
@@ -116,7 +130,7 @@ def test_what_messages_prove_is_valid_and_suffices(block: int) -> None:
             state.climb(10)
             bounds, feasible = proved(state), priced(flat)
             confirm(flat, bounds, feasible)
-            found = solve_exactly(flat, proved=bounds)
+            found = solve_exactly(flat, proved=bounds, highs=child)
             best = min((price for price, _ in feasible), default=INFINITE)
             assert (found.cost, found.bound) == (best, best)
 
@@ -204,8 +218,8 @@ def test_covers_cut_off_what_exceeds_and_nothing_else(block: int) -> None:
     assert found > 50
 
 
-def check(flat: Flat) -> None:
-    best, found = optimum(flat), solve_exactly(flat)
+def check(flat: Flat, child: Kept) -> None:
+    best, found = optimum(flat), solve_exactly(flat, highs=child)
     if best is None:
         assert found.choice is None and found.bound == INFINITE
     else:
@@ -213,12 +227,12 @@ def check(flat: Flat) -> None:
 
 
 @pytest.mark.parametrize("block", range(6))
-def test_exact_solving_agrees_with_brute_force(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_solving_agrees_with_brute_force(block: int, child: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(50 * block, 50 * block + 50):
-        check(random_flat(seed))
+        check(random_flat(seed), child)
     monkeypatch.setattr(integer, "reduced", lambda flat, until=0.0: Reduced(flat))  # all of it by HiGHS
     for seed in range(50 * block, 50 * block + 50):
-        check(random_flat(seed))
+        check(random_flat(seed), child)
 
 
 @pytest.mark.parametrize("spare", [0, -1])

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from partita.codegen.choice import Choice
 from partita.codegen.decode import choices, report
-from partita.codegen.plan import Choice
 from partita.formulation.placement import placements
 from partita.model.layout import B, P, S, is_split
 from partita.model.machine import Machine

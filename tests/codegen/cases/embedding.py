@@ -32,6 +32,12 @@ def look_up(op: str, dim: int, shape: tuple[int, ...], y: tuple[int, ...], table
     return build
 
 
+def of_all(b: Builder) -> int:
+    """Every sample has ids of its own into one matrix."""
+    ids = b.add("input", name="ids", shape=(BATCH, 3, 4), dtype="int64", batch_dim=0, high=6)
+    return b.add("gather", weight(b, 1, 6, 4), ids, shape=(BATCH, 3, 4), dim=1)
+
+
 def integers(op: str) -> Build:
     """What is looked up has no gradient, and is a number."""
 
@@ -42,12 +48,33 @@ def integers(op: str) -> Build:
     return build
 
 
+def joined(op: str, bag: int, *rows: int) -> Build:
+    """Tables of some rows one below the other, and ids of each sample in all of them."""
+
+    def build(b: Builder) -> int:
+        tables = tuple((f"tables.{i}.weight", count) for i, count in enumerate(rows))
+        table = b.parameter("tables.weight", (sum(rows), 4), tables=tables)
+        shape, first = (BATCH, len(rows), bag), tuple(sum(rows[:i]) for i in range(len(rows)))
+        ids = b.add("input", name="ids", shape=shape, dtype="int64", batch_dim=0, high=min(rows))
+        offsets = b.add("constant", shape=(len(rows), 1), dtype="int64", name="offsets", values=first)
+        ids = b.add("add", ids, offsets, shape=shape, dtype="int64")
+        if op == "embedding":
+            ids = b.add("view", ids, shape=(BATCH, len(rows)), dtype="int64")
+            return b.add(op, table, ids, shape=(BATCH, len(rows), 4))
+        ids = b.add("view", ids, shape=(BATCH * len(rows), bag), dtype="int64")
+        return b.add(op, table, ids, shape=(BATCH * len(rows), 4))
+
+    return build
+
+
 CASES: Cases = {
-    "embedding": (embedding,),
-    "embedding_bag": (bag(weighted=False), bag(weighted=True)),
+    "embedding": (embedding, joined("embedding", 1, 4, 7, 3)),
+    "embedding_bag": (bag(weighted=False), bag(weighted=True), joined("embedding_bag", 2, 5, 3)),
     "gather": (
         look_up("gather", 1, (BATCH, 3, 4), (BATCH, 3, 4)),
         look_up("gather", 2, (5, 6, 3), (5, 6, 3), table=True),
+        look_up("gather", 1, (BATCH, 3, 1), (BATCH, 3, 4)),
+        of_all,
         integers("gather"),
     ),
     "index": (

@@ -1,0 +1,113 @@
+"""Tables of DLRM and XDL spread over the GPUs of Summit: loads and steps of a solver's spread and of simple ones.
+
+A load is what the busiest GPU has: columns, which are time, and bytes. `round-robin` deals whole tables out by number,
+as Unity's expert does for DLRM (OSDI'22), `greedy` the largest first to the GPU with the fewest bytes. Steps are
+predicted: of the plan that the planner chooses, of those whose look-ups are fixed to the spread, to rows found by
+masking (`ids`) and to rows found at their owners, and of the expert, which is the plan with the spread where tables are
+dealt round-robin: what else it does is the best that the planner knows, perceptrons data parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..codegen.plan import Plan
+from ..codegen.price import priced
+from ..codegen.run import Settings, plan_graph
+from ..codegen.spread import at_of
+from ..formulation.special.balance import Spread
+from ..formulation.special.levelling import greedy_by_size, round_robin
+from ..model.capture import capture
+from ..model.cost import ITEMSIZE
+from ..model.errors import PartitaError
+from ..model.load import load_module
+from ..model.machine import Machine
+from ..model.merge import table_rows
+from ..model.pcg import PCG
+from ..model.zoo import entry
+from ..solvers.spread import solve
+
+MODELS = ("dlrm", "xdl")
+DEVICES = (6, 8, 24)
+SMALL = (4, 6)
+GIB = 2**30
+
+
+def machine_of(devices: int) -> Machine:
+    """So many V100 of Summit: all 6 of a node, or 4 (2 at each socket) where 6 do not divide them."""
+    if devices % 6 == 0:
+        return Machine.load("summit", nodes=devices // 6)
+    machine = Machine.load("summit", nodes=devices // 4)
+    *outer, inner = machine.levels
+    return replace(machine, name="summit, 4 of 6", levels=(*outer, replace(inner, size=2)))
+
+
+def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """One row for every model and number of devices; `small`: their small twins on few."""
+    names = [name for name in MODELS if not only or any(text in name for text in only)]
+    if not names:
+        raise PartitaError(f"no model has {' or '.join(only)} in its name")
+    rows = []
+    for name in names:
+        for devices in SMALL if small else DEVICES:
+            tell(f"{name} on {devices} devices")
+            rows.append(_row(name, small, machine_of(devices)))
+    return rows
+
+
+def _row(name: str, small: bool, machine: Machine) -> dict[str, Any]:
+    known, ranks = entry(name), machine.devices
+    batch = known.default_batch(small, ranks)
+    graph = capture(*load_module(name, small=small), batch=batch)
+    (table,) = (i for i in graph.of("parameter") if table_rows(graph.nodes[i]))
+    rows, width = table_rows(graph.nodes[table]), graph.nodes[table].shape[1]
+    solved = solve(rows, width, ranks)
+    assert solved is not None
+    simple = {"round-robin": round_robin(rows, width, ranks), "greedy": greedy_by_size(rows, width, ranks)}
+    spreads = {"spread": solved.spread, **simple}
+    settings = Settings(batch, known.dtype, known.optimizer)
+    free = plan_graph(graph, machine, settings, {})
+    forced = {
+        row: plan_graph(graph, machine, replace(settings, mesh=(ranks,), fix=(("tables", row),)), {})
+        for row in ("spread", "ids", "owners")
+    }
+    steps = {row: plan.report["objective_ns"] for row, plan in forced.items()}
+    steps["expert"] = _with_spread(forced["spread"], graph, table, simple["round-robin"])
+    return {
+        "case": f"{name}, {ranks}",
+        **{f"columns, {way}": spread.largest.columns for way, spread in spreads.items()},
+        **{f"GiB, {way}": spread.largest.elements * ITEMSIZE["float32"] / GIB for way, spread in spreads.items()},
+        "unit": solved.spread.unit,
+        "pieces": sum(map(len, solved.spread.pieces)),
+        "status": solved.status.value,
+        "columns, bound": solved.columns,
+        "GiB, bound": solved.elements * ITEMSIZE["float32"] / GIB,
+        "gap": solved.gap,
+        "seconds": solved.seconds,
+        "chosen": free.layout_text(table, free.choices[table].output),
+        "step ms, chosen": free.report["objective_ns"] / 1e6,
+        **{f"step ms, {way}": ns / 1e6 for way, ns in steps.items()},
+    }
+
+
+def _with_spread(plan: Plan, graph: PCG, table: int, spread: Spread) -> int:
+    """What a plan would take with other pieces."""
+    choices = list(plan.choices)
+    choices[table] = replace(choices[table], at=at_of(graph.nodes[table], spread))
+    return priced(replace(plan, choices=tuple(choices))).objective_ns
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Loads, proofs and steps apart."""
+
+    def part(*keys: str) -> list[dict[str, Any]]:
+        return [{"case": row["case"]} | {key: row[key] for key in row if key.startswith(keys)} for row in rows]
+
+    return {
+        "Columns of the busiest GPU": part("columns"),
+        "GiB of the fullest GPU": part("GiB"),
+        "The solver's spread": part("unit", "pieces", "status", "gap", "seconds"),
+        "Predicted step": part("chosen", "step"),
+    }

@@ -1,0 +1,379 @@
+"""Bundles in a cost network: one more option of every variable inside, for each axis over which it can be placed.
+
+An option inside a bundle stands for one of the ordinary ones: computed whole on the axis (x at B, weights at B), its
+samples split on all others. It costs what that one does if its branch is at the slowest coordinate, and nothing
+otherwise, since that runs meanwhile; memory likewise, at the fullest coordinate. It goes together with the options of
+the same bundle and axis only. The `cat` pays the exchange. A bundle inside a branch may lie on a second axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice, product
+
+import numpy as np
+
+from ..model.layout import Action, R
+from ..model.pcg import PCG
+from .bundles import Bundle, assignment, batch_row, find_bundles, placeable, whole_row
+from .classes import Classes, Use
+from .domain import Domain
+from .network import INFINITE, Edge, Table, Variable
+from .reads import Reads
+from .transition import Table as Conversions
+from .weights import Storage
+
+
+@dataclass(frozen=True)
+class Level:
+    """A bundle over an axis: the coordinate of every branch, and what each takes (ns of a step, and bytes).
+
+    `exchange_ns` is what joining them takes.
+    """
+
+    bundle: Bundle
+    axis: int
+    places: tuple[int, ...]
+    times: tuple[int, ...]
+    sizes: tuple[int, ...]
+    exchange_ns: int = 0
+
+    def _at_most(self, amounts: Sequence[int]) -> tuple[int, frozenset[int]]:
+        """The largest sum over a coordinate, and the branches there."""
+        sums: dict[int, int] = {}
+        for place, amount in zip(self.places, amounts, strict=True):
+            sums[place] = sums.get(place, 0) + amount
+        first = min(sums, key=lambda place: (-sums[place], place))
+        return sums[first], frozenset(b for b, place in enumerate(self.places) if place == first)
+
+    @cached_property
+    def slowest(self) -> tuple[int, frozenset[int]]:
+        """ns of the slowest coordinate, and its branches."""
+        return self._at_most(self.times)
+
+    @cached_property
+    def fullest(self) -> tuple[int, frozenset[int]]:
+        """Bytes of the fullest coordinate, and its branches."""
+        return self._at_most(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What a further option stands for: an ordinary one, in a bundle and those inside of it (outermost first)."""
+
+    levels: tuple[Level, ...]
+    option: int
+
+
+@dataclass
+class _Offer:
+    """Bundles over axes, the outermost first: the option that each variable inside stands for, and where it is.
+
+    `path` names for every variable the bundles that it is inside of, by their `cat`, with its branch.
+    """
+
+    axes: dict[int, tuple[Bundle, int]]
+    samples: bool = True  # whether samples are split on the other axes; else all is whole there
+    options: dict[int, int] = field(default_factory=dict)  # of operators, hubs and weights inside
+    stored: dict[int, int] = field(default_factory=dict)  # weights: the option whose unary cost is paid
+    path: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)  # options of the outermost `cat` -> ns of its exchange
+    levels: dict[int, Level] = field(default_factory=dict)
+
+    @property
+    def outer(self) -> Bundle:
+        return next(iter(self.axes.values()))[0]
+
+    def placed(self, option: int) -> Placed:
+        return Placed(tuple(self.levels.values()), option)
+
+    def slow(self, v: int) -> bool:
+        """Whether a variable inside counts: all that it is in is the slowest there."""
+        return all(branch in self.levels[join].slowest[1] for join, branch in self.path[v])
+
+    def full(self, v: int) -> bool:
+        return all(branch in self.levels[join].fullest[1] for join, branch in self.path[v])
+
+
+@dataclass
+class Beside:
+    """Adds the bundles of a graph to the variables and edges of its network."""
+
+    pcg: PCG
+    classes: Classes
+    reads: Reads
+    operators: Mapping[int, tuple[int, Domain]]
+    weights: Mapping[int, tuple[int, Storage]]
+    hubs: Mapping[int, tuple[int, Conversions]]
+    variables: list[Variable]
+    edges: list[Edge]
+
+    def add(self) -> Mapping[int, tuple[Placed, ...]]:
+        """Lengthen variables and edges; for every variable what its further options stand for."""
+        offers = list(self._offers())
+        if not offers:
+            return {}
+        placed: dict[int, list[Placed]] = {}
+        extra: dict[int, list[tuple[int, int]]] = {}  # variable -> (offer, option)
+        for number, offer in enumerate(offers):
+            join = self.operators[offer.outer.join][0]
+            for v, option in (*offer.options.items(), *((join, option) for option in offer.ends)):
+                extra.setdefault(v, []).append((number, option))
+                placed.setdefault(v, []).append(offer.placed(option))
+        old = list(self.variables)
+        for v, those in extra.items():
+            self.variables[v] = self._longer(old[v], v, those, offers)
+        self.edges[:] = [self._edge(edge, extra, offers) for edge in self.edges]
+        return {v: tuple(those) for v, those in placed.items()}
+
+    @cached_property
+    def uses(self) -> Mapping[int, Sequence[tuple[int, Use]]]:
+        """What each node reads: the tensor, and how."""
+        found: dict[int, list[tuple[int, Use]]] = {}
+        for base, uses in self.classes.uses.items():
+            for use in uses:
+                found.setdefault(use.node, []).append((base, use))
+        return found
+
+    # What a bundle offers
+
+    def _offers(self) -> Iterator[_Offer]:
+        """Every bundle over every axis, alone, and with those inside of it over another axis."""
+        found = [
+            b for b in find_bundles(self.pcg) if placeable(self.pcg, b, self.classes, self.operators, self.weights)
+        ]
+        axes = [axis for axis, size in enumerate(self.reads.placement.sizes) if size > 1]
+        for bundle, axis in product(found, axes):
+            inner = [b for b in found if b.join in bundle.nodes and b.fork in bundle.nodes]
+            inner = [b for b in inner if not any(b.join in other.nodes for other in inner)]
+            for second in (None, *(a for a in axes if a != axis and inner)):
+                below = {} if second is None else {b.join: (b, second) for b in inner}
+                tried = (_Offer({bundle.join: (bundle, axis)} | below, samples) for samples in (True, False))
+                yield from islice(filter(self._fill, tried), 1)
+
+    def _fill(self, offer: _Offer) -> bool:
+        """Find the options that those inside stand for, and what they cost; whether each has one."""
+        bundle, axis = offer.axes[offer.outer.join]
+        for number, branch in enumerate(bundle.branches):
+            for i in branch.nodes:
+                if self.classes.base[i] != i or self.classes.constant[i]:
+                    continue
+                path: tuple[tuple[int, int], ...] = ((bundle.join, number),)
+                whole = [axis]
+                for join, (inner, second) in list(offer.axes.items())[1:]:
+                    place = next((n for n, b in enumerate(inner.branches) if i in b.nodes), None)
+                    if place is not None:
+                        path, whole = (*path, (join, place)), [axis, second]
+                at = {second: 0 for join, (_, second) in offer.axes.items() if join == i and not offer.samples}
+                if not self._inside(offer, path, i, self._option(offer, i, whole, at)):
+                    return False
+        for inner, second in list(offer.axes.values())[1:]:
+            if not self._read_whole(offer, inner, second):
+                return False
+        everywhere = 0  # the row that is R
+        for row in (batch_row(self.pcg, bundle.join), everywhere):
+            option = None if row is None else self._option(offer, bundle.join, [axis], {axis: row})
+            if option is not None:
+                offer.ends[option] = 0
+        if offer.ends:
+            self._balance(offer)
+        return bool(offer.ends)
+
+    def _option(self, offer: _Offer, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
+        """A node's option: whole on some axes, samples split on all others; `at` names the rows of axes."""
+        rows = [(batch_row if offer.samples else whole_row)(self.pcg, node)] * len(self.reads.placement.sizes)
+        for axis in whole:
+            rows[axis] = whole_row(self.pcg, node)
+        for axis, row in at.items():
+            rows[axis] = row
+        if None in rows:
+            return None
+        where = np.flatnonzero((self.operators[node][1].choice == np.array(rows)).all(axis=1))
+        return int(where[0]) if len(where) else None
+
+    def _inside(self, offer: _Offer, path: tuple[tuple[int, int], ...], node: int, option: int | None) -> bool:
+        """Enter a node, its hub, and the weights that it reads; whether all have an option."""
+        if option is None:
+            return False
+        variable, found = self.operators[node]
+        offer.options[variable], offer.path[variable] = option, path
+        if node in self.hubs:
+            hub, table = self.hubs[node]
+            offer.options[hub], offer.path[hub] = int(table.position[found.output[option]]), path
+        for base, use in self.uses.get(node, ()):
+            if base not in self.weights:
+                continue
+            weight, storage = self.weights[base]
+            asked = int(self.reads.asked(use)[option])
+            alone = list(storage.space.layout(asked))
+            for join, _ in path:
+                alone[offer.axes[join][1]] = R
+            plain = ~(storage.sharded | storage.regather)
+            edge = np.flatnonzero(plain & (storage.codes == asked))
+            paid = np.flatnonzero(plain & (storage.codes == storage.space.code(tuple(alone))))
+            if not len(edge) or not len(paid) or base in self.hubs:
+                return False
+            offer.options[weight], offer.stored[weight], offer.path[weight] = int(edge[0]), int(paid[0]), path
+        return True
+
+    def _read_whole(self, offer: _Offer, inner: Bundle, axis: int) -> bool:
+        """What a bundle inside reads has to be whole on its axis; whether that can be."""
+        base = self.classes.base[inner.fork]
+        if base not in self.hubs:
+            return False
+        hub, table = self.hubs[base]
+        code = int(table.codes[offer.options[hub]])
+        layout = list(self.reads.space(base).layout(code))
+        reader = next(u for u in self.classes.uses[base] if u.node in inner.nodes)
+        asked = int(self.reads.asked(reader)[offer.options[self.operators[reader.node][0]]])
+        layout[axis] = self.reads.space(base).layout(asked)[axis]
+        offer.options[hub] = int(table.position[self.reads.space(base).code(tuple(layout))])
+        return True
+
+    # What it costs
+
+    def _balance(self, offer: _Offer) -> None:
+        """Place the branches, inner bundles first, and price the exchanges."""
+        time, size = self._loads(offer)
+        for join, (bundle, axis) in reversed(offer.axes.items()):
+            count = range(len(bundle.branches))
+            mine = {n: [v for v in offer.options if offer.path[v][-1] == (join, n)] for n in count}
+            times, sizes = ([sum(of[v] for v in mine[n]) for n in count] for of in (time, size))
+            if join == offer.outer.join:  # what is inside of others counts as a whole
+                for level in offer.levels.values():
+                    branch = next(n for n, b in enumerate(bundle.branches) if level.bundle.join in b.nodes)
+                    times[branch] += level.slowest[0] + level.exchange_ns
+                    sizes[branch] += level.fullest[0]
+            places, _, _ = assignment(times, sizes, self.reads.placement.sizes[axis])
+            level = Level(bundle, axis, places, tuple(times), tuple(sizes))
+            variable, found = self.operators[join]
+            if join != offer.outer.join:
+                ns = self._exchange_ns(level, found, offer.options[variable])
+                level = Level(bundle, axis, places, tuple(times), tuple(sizes), ns)
+            for option in offer.ends if join == offer.outer.join else ():
+                offer.ends[option] = self._exchange_ns(level, found, option)
+            offer.levels = {join: level} | offer.levels
+
+    def _loads(self, offer: _Offer) -> tuple[dict[int, int], dict[int, int]]:
+        """ns and bytes of every variable inside, with what it reads."""
+        time, size = {}, {}
+        for v, option in offer.options.items():
+            paid = offer.stored.get(v, option)
+            time[v], size[v] = int(self.variables[v].cost[paid]), int(self.variables[v].use[paid, 0])
+        for edge in self.edges:
+            if edge.v not in offer.options:
+                continue
+            option = offer.options[edge.v]
+            first = offer.options.get(edge.u)
+            if first is None:  # enters the bundle in just the layout that is asked
+                same = np.flatnonzero(edge.cost[:, option] == 0)
+                first = int(same[0]) if len(same) else None
+            if first is not None and not self._joins(offer, edge):
+                time[edge.v] += int(edge.cost[first, option])
+                size[edge.v] += 0 if edge.use is None else int(edge.use[first, option, 0])
+        return time, size
+
+    def _joins(self, offer: _Offer, edge: Edge) -> bool:
+        """Whether an edge leads from a branch to the `cat` of its bundle."""
+        join = offer.path[edge.u][-1][0] if edge.u in offer.path else -1
+        return join in offer.axes and self.operators[join][0] == edge.v
+
+    def _to_join(self, offer: _Offer, edge: Edge, one: int, other: int) -> int:
+        """ns of a step to convert what a branch gives to how its `cat` reads it: whole on the bundle's axis."""
+        join = offer.path[edge.u][-1][0]
+        axis = offer.axes[join][1]
+        base = next(i for kind in (self.operators, self.hubs) for i, (v, _) in kind.items() if v == edge.u)
+        table, tensor = self.reads.table(base), self.reads.space(base)
+        hub = self.hubs.get(base)
+        given = int(table.codes[one]) if hub and hub[0] == edge.u else int(self.operators[base][1].output[one])
+        use = next(use for source, use in self.uses[join] if source == base)
+        asked = list(tensor.layout(int(self.reads.asked(use)[other])))
+        asked[axis] = tensor.layout(given)[axis]
+        return int(table.total[table.position[given], table.position[tensor.code(tuple(asked))]]) * self.reads.k
+
+    def _exchange_ns(self, level: Level, found: Domain, option: int) -> int:
+        """ns of a step to bring the branches together, and their gradients apart."""
+        node, coordinates = self.pcg.nodes[level.bundle.join], self.reads.placement.sizes[level.axis]
+        whole = list(found.output_space.layout(int(found.output[option])))
+        gathered, whole[level.axis] = whole[level.axis] == R, R
+        numel = int(found.output_space.numel[found.output_space.code(tuple(whole))])
+        widest = widest_piece(self.pcg, level.bundle, level.places, coordinates)
+        largest = numel // node.shape[node["dim"]] * widest * self.reads.precision.itemsize(node.dtype)
+        step_ns = self.reads.transitions.step_ns
+        return self.reads.k * sum(
+            step_ns(level.axis, action, size)
+            for action, size, back in exchanges(largest, coordinates, gathered)
+            if node.gradient or not back
+        )
+
+    # The longer tables
+
+    def _longer(self, old: Variable, v: int, those: Sequence[tuple[int, int]], offers: Sequence[_Offer]) -> Variable:
+        cost, use = [], []
+        for number, option in those:
+            offer = offers[number]
+            if v not in offer.path:
+                cost.append(int(old.cost[option]) + offer.ends[option])
+                use.append(old.use[option])
+                continue
+            paid = offer.stored.get(v, option)
+            exchange = sum(x.exchange_ns for join, x in offer.levels.items() if self.operators[join][0] == v)
+            cost.append((int(old.cost[paid]) + exchange) * offer.slow(v))
+            use.append(old.use[paid] * offer.full(v))
+        return Variable(old.name, np.concatenate([old.cost, np.array(cost, np.int64)]), np.concatenate([old.use, use]))
+
+    def _edge(self, edge: Edge, extra: Mapping[int, Sequence[tuple[int, int]]], offers: Sequence[_Offer]) -> Edge:
+        left, right = extra.get(edge.u, ()), extra.get(edge.v, ())
+        if not left and not right:
+            return edge
+        n, m = edge.cost.shape
+        cost = np.full((n + len(left), m + len(right)), INFINITE, np.int64)
+        cost[:n, :m] = edge.cost
+        use = None if edge.use is None else np.zeros((*cost.shape, 1), np.int64)
+        if use is not None:
+            use[:n, :m] = edge.use
+        for x, (number, option) in enumerate(left):
+            if edge.u not in offers[number].path:  # the outermost `cat`, read as ever
+                cost[n + x, :m] = edge.cost[option]
+                if use is not None and edge.use is not None:
+                    use[n + x, :m] = edge.use[option]
+        for y, (number, option) in enumerate(right):
+            offer = offers[number]
+            if edge.v in offer.path and edge.u not in offer.options:
+                self._enter(edge, option, offer, cost[:n, m + y], None if use is None else use[:n, m + y])
+        for (x, (a, one)), (y, (b, other)) in product(enumerate(left), enumerate(right)):
+            if a != b or edge.u not in offers[a].path:
+                continue
+            offer, inside = offers[a], edge.v in offers[a].path
+            if self._joins(offer, edge):
+                ns = self._to_join(offer, edge, one, other)
+                cost[n + x, m + y] = ns if not inside or offer.slow(edge.v) else 0
+                continue
+            cost[n + x, m + y] = edge.cost[one, other] if offer.slow(edge.v) else 0
+            if use is not None and edge.use is not None and offer.full(edge.v):
+                use[n + x, m + y] = edge.use[one, other]
+        return Edge(edge.u, edge.v, cost, use)
+
+    def _enter(self, edge: Edge, option: int, offer: _Offer, cost: Table, use: Table | None) -> None:
+        """What is read from outside has to be in the layout that is asked: no conversion takes place inside."""
+        same = edge.cost[:, option] == 0
+        cost[same] = 0
+        if use is not None and edge.use is not None and offer.full(edge.v):
+            use[same] = edge.use[same, option]
+
+
+def widest_piece(pcg: PCG, bundle: Bundle, places: Sequence[int], coordinates: int) -> int:
+    """The most that the branches of one coordinate have along the joined dim."""
+    node, widths = pcg.nodes[bundle.join], [0] * coordinates
+    for end, place in zip(node.inputs, places, strict=True):
+        widths[place] += pcg.nodes[end].shape[node["dim"]]
+    return max(widths)
+
+
+def exchanges(largest_bytes: int, coordinates: int, gathered: bool) -> tuple[tuple[Action, int, bool], ...]:
+    """The collectives of a bundle's end, by the largest piece of a coordinate: action, bytes, whether backward."""
+    if gathered:
+        return (Action.GATHER, coordinates * largest_bytes, False), (Action.SLICE, largest_bytes, True)
+    return (Action.EXCHANGE, largest_bytes, False), (Action.EXCHANGE, largest_bytes, True)

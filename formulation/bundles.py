@@ -1,0 +1,170 @@
+"""Bundles: branches of a graph that meet in one `cat`, and can run side by side on disjoint coordinates of an axis.
+
+    fork ── branch 0 (@0) ──┐
+         ├─ branch 1 (@1) ──┼── cat          one exchange each way: x at B, the joined tensor at S(batch) or R
+         └─ branch 2 (@1) ──┘
+
+(Unity, OSDI'22, section 5.2; the design's `@a..b`.) On the other axes a branch splits its samples. Where the solver
+takes a bundle, every node and weight of a branch is only at its coordinate: times and bytes add up by coordinate, and
+the bundle costs what its slowest coordinate does. Which branch goes where is the best of all assignments.
+
+A bundle is added to a finished network: each of its variables gets one more option for every axis, which goes together
+with the others of the bundle only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from ..model.atoms import atoms
+from ..model.layout import B, R, S
+from ..model.pcg import PCG, SOURCES
+from .classes import Classes
+from .row import Row
+from .strategy import rows
+
+MOST_BRANCHES = 8
+"""Of a bundle: all assignments of branches to coordinates are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One input of the `cat`: the nodes that compute it, and their weights; none where it is an input of the graph."""
+
+    nodes: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Branches, in the order of the inputs of `join`; `fork` is what they all read (-1: inputs of the graph only)."""
+
+    join: int
+    fork: int
+    branches: tuple[Branch, ...]
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(i for branch in self.branches for i in branch.nodes)
+
+
+@lru_cache(maxsize=16)
+def find_bundles(pcg: PCG) -> tuple[Bundle, ...]:
+    """All bundles of a graph, nested ones too: at least two branches have weights, and nothing else reads inside."""
+    found = (_bundle(pcg, join) for join in pcg.of("cat"))
+    return tuple(bundle for bundle in found if bundle is not None)
+
+
+def _bundle(pcg: PCG, join: int) -> Bundle | None:
+    """The smallest bundle that ends in a `cat`: from the last tensor that its branches have in common."""
+    ends = pcg.nodes[join].inputs
+    if not 2 <= len(ends) <= MOST_BRANCHES or len(set(ends)) < len(ends):
+        return None
+    above = [_ancestors(pcg, end, -1) for end in ends]
+    common = sorted(frozenset.intersection(*above), reverse=True)
+    for fork in [i for i in common if pcg.nodes[i].op not in SOURCES] or [-1]:
+        branches = tuple(_branch(pcg, end, fork) for end in ends)
+        if _closed(pcg, join, fork, branches):
+            return Bundle(join, fork, branches)
+    return None
+
+
+def _ancestors(pcg: PCG, end: int, fork: int) -> frozenset[int]:
+    """A node and what it is computed from, up to a fork (which is not among them)."""
+    seen, stack = set[int](), [end]
+    while stack:
+        index = stack.pop()
+        if index != fork and index not in seen:
+            seen.add(index)
+            stack.extend(pcg.nodes[index].inputs)
+    return frozenset(seen)
+
+
+def _branch(pcg: PCG, end: int, fork: int) -> Branch:
+    inside = sorted(_ancestors(pcg, end, fork))
+    nodes = tuple(i for i in inside if pcg.nodes[i].op not in SOURCES)
+    return Branch(nodes, tuple(i for i in inside if pcg.nodes[i].op in ("parameter", "buffer")))
+
+
+def _closed(pcg: PCG, join: int, fork: int, branches: Sequence[Branch]) -> bool:
+    """Whether each branch stands for itself: nothing but the `cat` reads what is inside, weights neither."""
+    if sum(any(pcg.nodes[i].op == "parameter" for i in branch.weights) for branch in branches) < 2:
+        return False
+    for branch, end in zip(branches, pcg.nodes[join].inputs, strict=True):
+        inside = {*branch.nodes}
+        for i in (*branch.nodes, *branch.weights):
+            readers = {*pcg.consumers[i]} - inside
+            if readers - ({join} if i == end else set()) or pcg.nodes[i].get("sparse") or pcg.nodes[i].get("tables"):
+                return False
+        if end not in inside and pcg.nodes[end].op != "input":
+            return False
+    return True
+
+
+def whole_row(pcg: PCG, node: int) -> int | None:
+    """The number of the row that computes a node whole, alike on all ranks, with addend gradients."""
+    letter = B if pcg.nodes[node].gradient else R
+    found = (n for n, row in enumerate(rows(pcg, node)) if row.index is None and row.output == letter)
+    return next(found, None)
+
+
+def batch_row(pcg: PCG, node: int) -> int | None:
+    """The number of the row that splits the samples of a node, of all its operands that have them."""
+    known, this = atoms(pcg), pcg.nodes[node]
+
+    def fits(row: Row) -> bool:
+        letters = list(zip(this.inputs, row.inputs, strict=True))
+        split = [(i, x) for i, x in letters if known[i].batch]
+        output = row.output in {S(a) for a in known[node].batch} if known[node].batch else row.output not in (R, B)
+        return (
+            not row.special
+            and bool(split)
+            and all(x in {S(a) for a in known[i].batch} for i, x in split)
+            and all(x in (R, B) for i, x in letters if not known[i].batch)
+            and output
+        )
+
+    plain = {n: row for n, row in enumerate(rows(pcg, node)) if fits(row)}
+    if plain:
+        return next(iter(plain))
+    return None if any(known[i].batch for i in (*this.inputs, node)) else whole_row(pcg, node)
+
+
+def assignment(
+    times: Sequence[int], sizes: Sequence[int], coordinates: int
+) -> tuple[tuple[int, ...], list[int], list[int]]:
+    """Where every branch goes, and the time and the bytes of each coordinate: of all assignments the one with the least
+    largest time, then the least largest bytes. A branch goes at most one coordinate beyond those before it."""
+
+    def loads(places: Sequence[int], amounts: Sequence[int]) -> list[int]:
+        total = [0] * coordinates
+        for place, amount in zip(places, amounts, strict=True):
+            total[place] += amount
+        return total
+
+    def canonical(places: Sequence[int]) -> bool:
+        return all(place <= max(places[:n], default=-1) + 1 for n, place in enumerate(places))
+
+    every = (p for p in product(range(min(coordinates, len(times))), repeat=len(times)) if canonical(p))
+    best = min(every, key=lambda p: (max(loads(p, times)), max(loads(p, sizes)), p))
+    return best, loads(best, times), loads(best, sizes)
+
+
+def placeable(
+    pcg: PCG, bundle: Bundle, classes: Classes, operators: Mapping[int, object], weights: Mapping[int, object]
+) -> bool:
+    """Whether all that is inside is decided on by variables of its own."""
+    nodes = (i for i in bundle.nodes if classes.base[i] == i and not classes.constant[i])
+    inside = (i for branch in bundle.branches for i in branch.weights)
+    read = (i for i in inside if i in classes.uses and pcg.nodes[i].op == "parameter")
+    own = bundle.join in operators and all(i in operators for i in nodes)
+    return own and not classes.twin and all(i in weights for i in read)
+
+
+def inside(bundle: Bundle, places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """All nodes and weights of the branches, each with its coordinate."""
+    for branch, place in zip(bundle.branches, places, strict=True):
+        yield from ((i, place) for i in (*branch.nodes, *branch.weights))

@@ -1,0 +1,157 @@
+"""How joined tables can be spread over the coordinates of an axis, and what each coordinate gets to do.
+
+A *unit* is some columns of one table; equal units of a table are interchangeable, and a piece is a run of them on one
+coordinate. Every coordinate looks up all samples in its units, so time is proportional to its columns, whatever their
+tables, and so is what it sends; memory is its columns times the rows of their tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import NamedTuple, TypeAlias
+
+from ...model.errors import PartitaError
+
+NEAR = 1.01
+"""Units are as wide as they can be while the busiest coordinate has at most this times the fewest columns."""
+
+
+class Piece(NamedTuple):
+    """The columns from `start` to before `stop` of a table, by its number."""
+
+    table: int
+    start: int
+    stop: int
+
+
+class Load(NamedTuple):
+    """What a coordinate has: columns, elements, units."""
+
+    columns: int
+    elements: int
+    units: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """`pieces[c]` is what coordinate c has of tables with so many `rows`, each of `width` columns.
+
+    PartitaError: pieces overlap, or miss columns, or leave a coordinate empty.
+    """
+
+    rows: tuple[int, ...]
+    width: int
+    pieces: tuple[tuple[Piece, ...], ...]
+
+    def __post_init__(self) -> None:
+        reached = dict.fromkeys(range(len(self.rows)), 0)
+        for piece in sorted(piece for own in self.pieces for piece in own):
+            if not 0 <= piece.table < len(self.rows) or not 0 <= piece.start < piece.stop <= self.width:
+                raise PartitaError(f"columns {piece.start} to {piece.stop} are not in table {piece.table}")
+            before = reached[piece.table]
+            if piece.start != before:
+                how = "overlap" if piece.start < before else "are missing"
+                places = sorted((before, piece.start))
+                raise PartitaError(f"columns {places[0]} to {places[1]} of table {piece.table} {how}")
+            reached[piece.table] = piece.stop
+        short = next((table for table, stop in reached.items() if stop < self.width), None)
+        if short is not None:
+            raise PartitaError(f"columns {reached[short]} to {self.width} of table {short} are missing")
+        empty = next((c for c, own in enumerate(self.pieces) if not own), None)
+        if empty is not None:
+            raise PartitaError(f"coordinate {empty} has no columns")
+
+    @cached_property
+    def unit(self) -> int:
+        """The width of all units: the largest that every piece consists of."""
+        return gcd(self.width, *(bound for own in self.pieces for piece in own for bound in piece[1:]))
+
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """What every coordinate has."""
+        return tuple(load(self.rows, own, self.unit) for own in self.pieces)
+
+    @cached_property
+    def largest(self) -> Load:
+        """The most that a coordinate has, of each."""
+        return Load(*(max(amounts) for amounts in zip(*self.loads, strict=True)))
+
+    def coordinates(self, table: int) -> tuple[int, ...]:
+        """Where a table lies."""
+        return tuple(c for c, own in enumerate(self.pieces) if any(piece.table == table for piece in own))
+
+
+Balance: TypeAlias = Callable[[tuple[int, ...], int, int], Spread | None]
+"""From the rows of tables, their width and the size of an axis to a spread; None where there are too few columns."""
+
+
+def load(rows: Sequence[int], own: Iterable[Piece], unit: int) -> Load:
+    """What pieces add up to."""
+    widths = [(rows[piece.table], piece.stop - piece.start) for piece in own]
+    columns = sum(width for _, width in widths)
+    return Load(columns, sum(count * width for count, width in widths), columns // unit)
+
+
+def fewest_columns(tables: int, width: int, ranks: int, unit: int = 1) -> int:
+    """The least that the busiest coordinate can have, in units of so many columns."""
+    return unit * -(-tables * width // unit // ranks)
+
+
+def unit_widths(tables: int, width: int, ranks: int) -> tuple[int, ...]:
+    """The widths of units that cost (nearly) no time, widest first; none where a coordinate would be left empty."""
+    if tables * width < ranks:
+        return ()
+    best = fewest_columns(tables, width, ranks)
+    units = (u for u in range(width, 0, -1) if width % u == 0)
+    return tuple(u for u in units if fewest_columns(tables, width, ranks, u) <= NEAR * best)
+
+
+def fewest_elements(rows: Sequence[int], width: int, ranks: int) -> int:
+    """No spread has less at its fullest coordinate."""
+    return -(-sum(rows) * width // ranks)
+
+
+def of_counts(rows: tuple[int, ...], width: int, counts: Sequence[Sequence[int]]) -> Spread:
+    """The spread in which coordinate c has `counts[c][t]` units of table t, one coordinate's columns after another's.
+
+    Coordinates change places until those of each table lie close together, where they can.
+    """
+    order = _together([frozenset(t for t, count in enumerate(own) if count) for own in counts])
+    units, reached, pieces = [sum(column) for column in zip(*counts, strict=True)], [0] * len(rows), []
+    for own in (counts[c] for c in order):
+        here = []
+        for table, count in enumerate(own):
+            if count:
+                start, step = reached[table], width // units[table]
+                reached[table] += count * step
+                here.append(Piece(table, start, reached[table]))
+        pieces.append(tuple(here))
+    return Spread(rows, width, tuple(pieces))
+
+
+def _together(tables: Sequence[frozenset[int]]) -> list[int]:
+    """An order of the coordinates, by the tables that they have, in which neighbours share tables: swaps that help."""
+    order = list(range(len(tables)))
+    several = [t for t in frozenset().union(*tables) if sum(t in own for own in tables) > 1]
+
+    def length() -> int:
+        places = [[place for place, c in enumerate(order) if t in tables[c]] for t in several]
+        return sum(found[-1] - found[0] for found in places)
+
+    least = length()
+    for _ in range(len(order)):
+        before = least
+        for a in range(len(order)):
+            for b in range(a):
+                order[a], order[b] = order[b], order[a]
+                now = length()
+                if now < least:
+                    least = now
+                else:
+                    order[a], order[b] = order[b], order[a]
+        if least == before:
+            break
+    return order

@@ -1,0 +1,180 @@
+"""Simple ways to spread joined tables: level within a percent and of few pieces, and those that others take."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, chain, combinations_with_replacement
+from math import inf
+from typing import TypeAlias
+
+from .balance import NEAR, Piece, Spread, fewest_elements, of_counts, unit_widths
+
+
+@lru_cache(maxsize=256)
+def levelled(rows: tuple[int, ...], width: int, ranks: int) -> Spread | None:
+    """What `level_counts` finds, in the widest units that are (nearly) no loss."""
+    best: tuple[int, list[list[int]]] | None = None
+    for unit in unit_widths(len(rows), width, ranks):
+        counts = level_counts(rows, width // unit, ranks)
+        most = unit * fullest(rows, counts)
+        if best is None or most < best[0]:
+            best = most, counts
+        if most <= NEAR * fewest_elements(rows, width, ranks):
+            break
+    return None if best is None else of_counts(rows, width, best[1])
+
+
+def fullest(rows: Sequence[int], counts: Sequence[Sequence[int]]) -> int:
+    """The most rows of units that a coordinate has."""
+    return max(sum(count * each for count, each in zip(rows, own, strict=True)) for own in counts)
+
+
+def level_counts(rows: Sequence[int], units: int, ranks: int) -> list[list[int]]:
+    """How many of the `units` of each table each coordinate has: no more columns than it must, few rows, few pieces."""
+    even = sum(rows) * units / ranks
+    tried = [_evened(rows, _filled(rows, units, ranks, near), even * (1 + near)) for near in NEAR_FILLS]
+    tried.append(_dealt(rows, units, ranks))
+
+    def score(counts: list[list[int]]) -> tuple[float, int]:
+        most = fullest(rows, counts)
+        return (most if most > even * (1 + max(NEAR_FILLS)) else 0), sum(map(bool, chain.from_iterable(counts)))
+
+    return min((counts for counts in tried if counts), key=score)
+
+
+NEAR_FILLS = (0.0005, 0.001, 0.002, 0.004, 0.007)
+"""Fillings so near to an even share count as equal, and the one of fewest pieces is taken."""
+LARGE = 6
+"""Tables of which units are combined to fill a coordinate; the rest of its columns are those of small tables."""
+
+
+def _filled(rows: Sequence[int], units: int, ranks: int, near: float) -> list[list[int]]:
+    """One coordinate after the other, each with an even share of what is left; nothing where that does not work out."""
+    room, left, counts = -(-len(rows) * units // ranks), [units] * len(rows), []
+    for others in range(ranks - 1, 0, -1):
+        target = sum(count * each for count, each in zip(rows, left, strict=True)) / (others + 1)
+        own = _fill(rows, left, min(room, sum(left) - others), target, near)
+        counts.append(own)
+        left = [a - b for a, b in zip(left, own, strict=True)]
+    return [*counts, left] if 0 < sum(left) <= room and all(map(any, counts)) else []
+
+
+def _fill(rows: Sequence[int], left: Sequence[int], room: int, target: float, near: float) -> list[int]:
+    """Units of two large tables and of the smallest: near to `target` rows, few pieces, tables that are used up."""
+    ascending = sorted((t for t in range(len(rows)) if left[t]), key=lambda t: (rows[t], t))
+    large = ascending[-LARGE:]
+    best: tuple[tuple[float, ...], dict[int, int]] = (inf,), {}
+    for a, b in [(a, b) for i, b in enumerate(large) for a in large[i + 1 :]] or [(large[0], large[0])]:
+        small = [t for t in ascending if t not in (a, b) for _ in range(left[t])]
+        sums = [0, *accumulate(rows[t] for t in small[:room])]
+        for count_a in range(min(left[a], room) + 1):
+            most_b = 0 if a == b else min(left[b], room - count_a)
+            least_b = max(0, room - count_a - len(small))
+            if least_b > most_b:
+                continue
+
+            def held(count_b: int, a: int = a, b: int = b, count_a: int = count_a, sums: list[int] = sums) -> int:
+                return count_a * rows[a] + count_b * rows[b] + sums[room - count_a - count_b]
+
+            crossing = bisect_left(range(least_b, most_b + 1), target, key=held) + least_b
+            for count_b in {min(crossing, most_b), max(crossing - 1, least_b)}:
+                off = abs(held(count_b) - target) / target
+                taken = {t: count for t, count in ((a, count_a), (b, count_b)) if count}
+                left_over = sum(count < left[t] for t, count in taken.items())
+                score = max(off, near), len(taken) + 2 * left_over, off
+                if score < best[0]:
+                    best = score, Counter(taken) + Counter(small[: room - count_a - count_b])
+    return [best[1].get(t, 0) for t in range(len(rows))]
+
+
+def _evened(rows: Sequence[int], counts: list[list[int]], most: float) -> list[list[int]]:
+    """Units change places between the fullest coordinate and others until none has more than `most` rows, if it helps.
+
+    One for one, or two for two where that does not help.
+    """
+    held = [sum(count * each for count, each in zip(rows, own, strict=True)) for own in counts]
+    while held and max(held) > most:
+        c = held.index(max(held))
+        for several in (1, 2):
+            best = min(_trade(rows, counts, held, c, d, several, most) for d in range(len(counts)) if d != c)
+            if best[0] < held[c]:
+                break
+        else:
+            break
+        _, _, d, traded = best
+        for t, u in traded:
+            for here, gone, come in ((c, t, u), (d, u, t)):
+                counts[here][gone] -= 1
+                counts[here][come] += 1
+                held[here] += rows[come] - rows[gone]
+    return counts
+
+
+_Trade: TypeAlias = tuple[float, int, int, tuple[tuple[int, int], ...]]
+
+
+def _trade(
+    rows: Sequence[int], counts: Sequence[Sequence[int]], held: Sequence[int], c: int, d: int, several: int, most: float
+) -> _Trade:
+    """The best trade of so many units of c against as many of d: what the fuller then has, and how many pieces more."""
+    mine, theirs = ([t for t, count in enumerate(counts[x]) if count] for x in (c, d))
+    pairs = [(t, u) for t in mine for u in theirs if t != u]
+    best: _Trade = (held[c], 0, d, ())
+    for traded in combinations_with_replacement(pairs, several):
+        more = sum(rows[t] - rows[u] for t, u in traded)
+        after = max(held[c] - more, held[d] + more, most)
+        if after > best[0] or more <= 0:
+            continue
+        change = Counter(u for _, u in traded)
+        change.subtract(t for t, _ in traded)
+        if all(counts[c][t] + n >= 0 and counts[d][t] - n >= 0 for t, n in change.items()):
+            pieces = sum(
+                (own + n > 0) - (own > 0)
+                for t, by in change.items()
+                for own, n in ((counts[c][t], by), (counts[d][t], -by))
+            )
+            best = min(best, (after, pieces, d, traded))
+    return best
+
+
+def _dealt(rows: Sequence[int], units: int, ranks: int) -> list[list[int]]:
+    """Units of the largest tables first, each to the coordinate with the fewest rows that has room for it."""
+    counts = [[0] * len(rows) for _ in range(ranks)]
+    room, heap = -(-len(rows) * units // ranks), [(0, c) for c in range(ranks)]
+    for table in sorted(range(len(rows)), key=lambda t: (-rows[t], t)):
+        for _ in range(units):
+            held, c = heapq.heappop(heap)
+            counts[c][table] += 1
+            if sum(counts[c]) < room:
+                heapq.heappush(heap, (held + rows[table], c))
+    for c, own in enumerate(counts):  # what is left over when others were full
+        if not any(own):
+            giver = max(range(ranks), key=lambda g: (sum(counts[g]), -g))
+            table = min((t for t, count in enumerate(counts[giver]) if count), key=lambda t: (rows[t], t))
+            counts[giver][table] -= 1
+            counts[c][table] += 1
+    return counts
+
+
+def round_robin(rows: tuple[int, ...], width: int, ranks: int) -> Spread:
+    """Whole tables, dealt out by number: what Unity's expert does for DLRM. PartitaError: fewer tables than ranks."""
+    return _whole(rows, width, [[t for t in range(len(rows)) if t % ranks == c] for c in range(ranks)])
+
+
+def greedy_by_size(rows: tuple[int, ...], width: int, ranks: int) -> Spread:
+    """Whole tables, the largest first, each to the coordinate with the fewest elements. PartitaError as above."""
+    own: list[list[int]] = [[] for _ in range(ranks)]
+    held = [(0, 0, c) for c in range(ranks)]
+    for table in sorted(range(len(rows)), key=lambda t: (-rows[t], t)):
+        elements, count, c = heapq.heappop(held)
+        own[c].append(table)
+        heapq.heappush(held, (elements + rows[table], count + 1, c))
+    return _whole(rows, width, own)
+
+
+def _whole(rows: tuple[int, ...], width: int, own: Sequence[Sequence[int]]) -> Spread:
+    return Spread(rows, width, tuple(tuple(Piece(t, 0, width) for t in sorted(tables)) for tables in own))

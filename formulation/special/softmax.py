@@ -1,0 +1,61 @@
+"""Softmax, or its logarithm, whose own dim is split: ranks agree on the largest value of a row, then add up its sum."""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ...model.layout import Action
+from ...model.pcg import Builder
+from ..row import Row
+from .registry import Message, Part, Situation, Special, Splits, register_strategy
+
+_PROGRAM = Path(__file__).parent / "programs" / "softmax.py"
+
+
+def _rows(at: Situation) -> Iterator[Row]:
+    x, y = (at.split(operand, at.node["dim"]) for operand in (0, -1))
+    if x is not None and y is not None:
+        yield Row((x,), y, ("softmax", 0), "softmax")
+
+
+def _messages(part: Part) -> Iterator[Message]:
+    """A number of each row, twice forward and once backward; and what separate kernels read and write more.
+
+    A fused kernel has a third of the passes counted for it forward, and backward.
+    """
+    wide = max(part.item, 4)
+    rows = prod(part.output) // part.output[part.node["dim"]]
+    yield Message(Action.SUM, rows * wide, times=2)
+    yield Message(Action.SUM, rows * wide, True)
+    yield Message(Action.PAD, prod(part.output) * wide, times=3)
+    yield Message(Action.PAD, prod(part.output) * wide, True, 2)
+
+
+def _emit(site: Any, names: Sequence[str], splits: Splits) -> str:
+    ((axis, _),) = splits
+    logarithm = ", logarithm=True" if site.node.op == "log_softmax" else ""
+    return f"sharded_softmax({names[0]}, {site.node['dim']}, {site.axes[axis]}{logarithm})"
+
+
+def _example(op: str, dim: int) -> Any:
+    def build(b: Builder) -> int:
+        shape = (6, 23, 4)
+        x = b.add("mul", b.input("x", shape), b.parameter("scale", shape[-1:]), shape=shape)
+        return b.add(op, x, shape=shape, dim=dim)
+
+    return build
+
+
+register_strategy(
+    Special(
+        "softmax",
+        ("softmax", "log_softmax"),
+        _rows,
+        _messages,
+        _emit,
+        program=_PROGRAM,
+        primitives=("all_reduce",),
+        examples=(_example("softmax", 1), _example("log_softmax", 1)),
+    )
+)

@@ -1,0 +1,198 @@
+"""Branches side by side: planned, priced twice, emitted, run beside the whole module, saved and read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partita
+from partita.codegen.beside import bundles
+from partita.codegen.choice import Choice
+from partita.codegen.plan import Plan
+from partita.codegen.price import priced
+
+
+class Branchy(nn.Module):
+    """Branches of unequal depth between two layers; `shared`: they read one tensor, else inputs of their own."""
+
+    def __init__(
+        self, widths: Sequence[int] = (6, 4, 10), depths: Sequence[int] = (1, 3, 2), norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 12)
+        self.branches = nn.ModuleList(
+            nn.Sequential(*(part for k in range(depth) for part in self.layer(12 if k == 0 else width, width, norm)))
+            for width, depth in zip(widths, depths, strict=True)
+        )
+        self.head = nn.Linear(sum(widths), 5)
+
+    @staticmethod
+    def layer(inputs: int, outputs: int, norm: bool) -> list[nn.Module]:
+        return [nn.Linear(inputs, outputs), *([nn.BatchNorm1d(outputs)] if norm else []), nn.ReLU()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.stem(x))
+        return self.head(torch.cat([branch(x) for branch in self.branches], 1)).square().mean()
+
+
+class Nested(nn.Module):
+    """A branch that branches itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 6)
+        self.plain = nn.Linear(6, 4)
+        self.inner = nn.ModuleList([nn.Linear(6, 4), nn.Linear(6, 8)])
+        self.before = nn.Linear(6, 6)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.stem(x))
+        y = torch.tanh(self.before(x))
+        inner = torch.cat([torch.tanh(layer(y)) for layer in self.inner], 1)
+        return self.head(torch.cat((torch.tanh(self.plain(x)), inner), 1)).square().mean()
+
+
+def slow_kernels(hierarchy: tuple[int, ...], **changes: Any) -> partita.Machine:
+    """A machine on which every kernel takes long: fewer of them on each device pay."""
+    machine = partita.Machine.adhoc(hierarchy)
+    return replace(machine, device=replace(machine.device, launch_ns=200_000, **changes))
+
+
+def planned(module: nn.Module, hierarchy: tuple[int, ...], batch: int, **options: Any) -> Plan:
+    machine = options.pop("machine", None) or slow_kernels(hierarchy)
+    return partita.optimize(module, (torch.zeros(max(batch, 2), 8),), machine, batch=batch, **options)
+
+
+@pytest.mark.parametrize(
+    ("module", "hierarchy", "mesh", "batch"),
+    [
+        (Branchy(), (2,), None, 4),
+        (Branchy(), (3,), None, 7),  # parts of the batch are uneven
+        (Branchy((6, 4, 10, 3), (1, 3, 2, 2)), (4,), None, 4),
+        (Branchy(), (4,), None, 3),  # a coordinate without branches, and one without samples: gathered whole
+        (Branchy(), (8,), (8,), 2),
+        (Branchy(norm=True), (2, 2), (2, 2), 4),  # statistics over the other axis
+        (Branchy(norm=True), (2, 3), (2, 3), 6),
+        (Nested(), (2,), None, 4),
+        (Nested(), (3,), None, 6),
+    ],
+)
+def test_side_by_side(module: nn.Module, hierarchy: tuple[int, ...], mesh: tuple[int, ...] | None, batch: int) -> None:
+    plan = planned(module, hierarchy, batch, mesh=mesh)
+    assert bundles(plan)
+    assert priced(plan).objective_ns == plan.report["objective_ns"]
+    without = plan.report["without_bundles"]
+    assert without["status"] == "optimal"
+    assert plan.report["objective_ns"] < without["objective_ns"]
+    assert plan.verify()["ok"], plan.verify()["failure"]
+
+
+def test_a_bundle_inside_another_over_a_second_axis() -> None:
+    """Samples that cannot be split leave two axes to branches."""
+    plan = planned(Nested(), (2, 2), 1, mesh=(2, 2))
+    found = bundles(plan)
+    assert len(found) == 2
+    assert {len(choice.beside) for choice in plan.choices} == {0, 1, 2}
+    assert priced(plan).objective_ns == plan.report["objective_ns"]
+    assert plan.verify()["ok"], plan.verify()["failure"]
+
+
+def test_micro_batches_and_processes(tmp_path: Path) -> None:
+    plan = planned(Branchy(), (2,), 8, micro_batches=2)
+    assert bundles(plan)
+    assert plan.verify(level="torchrun")["ok"]
+
+
+def test_what_is_said() -> None:
+    plan = planned(Branchy(), (2,), 4)
+    (told,) = plan.report["bundles"]
+    places = told["places"]
+    assert set(places.values()) == {0, 1}
+    assert max(told["beside_ns"], told["in_turn_ns"] - told["beside_ns"]) == told["beside_ns"]
+    text = str(plan)
+    assert "side by side" in text and ":@0" in text and ":@1" in text
+    program = plan.emit()
+    assert program.count("side_by_side([") + program.count("side_by_side(\n") == 1
+    assert "branches side by side over" in program
+
+
+def test_it_does_not_pay_where_kernels_are_free() -> None:
+    """With launches at no cost, splitting the batch is as good and sends less."""
+    machine = partita.Machine.adhoc((2,))
+    plan = planned(Branchy(), (2,), 64, machine=replace(machine, device=replace(machine.device, launch_ns=0)))
+    assert not bundles(plan)
+    assert "bundles" not in plan.report
+
+
+def test_without_bundles_is_the_same_network_less_some_options() -> None:
+    graph = partita.capture(Branchy(), (torch.zeros(4, 8),), batch=4)
+    from partita.formulation.encode import encode
+    from partita.formulation.placement import placements
+    from partita.solvers.protocol import solver
+
+    machine = slow_kernels((2,))
+    (place,) = placements((2,), mesh=(2,))
+    both, plain = (encode(graph, machine, place, bundles=with_them) for with_them in (True, False))
+    both.network.check()
+    assert not plain.placed and both.placed
+    for variable, further in both.placed.items():
+        a, b = both.network.variables[variable], plain.network.variables[variable]
+        assert len(a.cost) == len(b.cost) + len(further)
+        assert (a.cost[: len(b.cost)] == b.cost).all()
+    objectives = [
+        [solver(name).solve(encoding.network).objective for name in ("auto", "cpsat", "milp")]
+        for encoding in (both, plain)
+    ]
+    assert len(set(objectives[0])) == len(set(objectives[1])) == 1
+    assert objectives[0][0] < objectives[1][0]
+
+
+def test_a_plan_file_says_where_branches_are(tmp_path: Path) -> None:
+    plan = planned(Branchy(), (2,), 4)
+    plan.save(tmp_path)
+    assert Plan.load(tmp_path).choices == plan.choices
+    data = json.loads((tmp_path / "plan.json").read_text())
+    (cat,) = (name for name, choice in data["choices"].items() if choice.get("joins"))
+    inside = next(name for name, choice in data["choices"].items() if choice.get("beside"))
+    for name, field, value, message in (
+        (cat, "joins", [0, 0, 5, 1], "no such coordinates"),
+        (cat, "joins", [7, 0, 1, 1], "no such coordinates"),
+        (cat, "joins", [], "without a bundle"),
+        (cat, "joins", [0, 1], "without a bundle"),
+        (inside, "joins", [0, 1, 0, 1], "not whole there"),
+        (inside, "beside", [], "without a bundle"),
+        (inside, "beside", [[0, 7]], "without a bundle"),
+        (inside, "beside", "x", "not a list"),
+        (inside, "beside", [[1, 2, 3]], "too many values"),
+    ):
+        wrong = json.loads(json.dumps(data))
+        wrong["choices"][name][field] = value
+        with pytest.raises(partita.PartitaError, match=message):
+            Plan.from_json(wrong)
+
+
+def test_what_is_inside_may_not_be_split(tmp_path: Path) -> None:
+    plan = planned(Branchy(), (2,), 4)
+    bundle = next(iter(bundles(plan).values()))
+    index = next(i for i in bundle.nodes if plan.graph.nodes[i].op == "linear")
+    split = Choice(((3,), (1,), (1,)), (3,), beside=plan.choices[index].beside)
+    with pytest.raises(partita.PartitaError, match="not whole there"):
+        replace(plan, choices=tuple(split if i == index else c for i, c in enumerate(plan.choices)))
+
+
+@pytest.mark.parametrize(("name", "hierarchy", "batch"), [("inception-v3", (4,), 4), ("candle-uno", (2, 4), 2)])
+def test_of_the_zoo(name: str, hierarchy: tuple[int, ...], batch: int) -> None:
+    from partita.codegen.request import PlanRequest
+    from partita.codegen.run import plan as plan_request
+
+    plan = plan_request(PlanRequest(name, small=True, hierarchy=hierarchy, batch=batch))
+    assert bundles(plan)
+    assert plan.verify()["ok"]

@@ -1,0 +1,82 @@
+"""Bundles: which branches of a graph can be placed, and where each of them goes."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import partita
+from partita.formulation.bundles import assignment, find_bundles
+from partita.model.pcg import PCG
+
+
+def graph_of(module: nn.Module) -> PCG:
+    return partita.capture(module, (torch.zeros(4, 8),), batch=4)
+
+
+class Two(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.a, self.b, self.c = kind, nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        a, b = torch.relu(self.a(x)), torch.relu(self.b(x))
+        if self.kind == "tied":
+            b = torch.relu(self.a(x + 1))
+        if self.kind == "crossed":
+            b = b + a
+        if self.kind == "read twice":
+            return self.c(torch.cat((a, b), 1)).square().mean() + a.mean()
+        if self.kind == "no weights":
+            a, b = torch.relu(x[:, :6]), torch.tanh(x[:, 2:])
+        return self.c(torch.cat((a, b), 1)).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("plain", 1), ("tied", 0), ("crossed", 0), ("read twice", 0), ("no weights", 0)]
+)
+def test_a_bundle_stands_for_itself(kind: str, count: int) -> None:
+    """Branches share nothing but what they read, have weights, and are read by nothing but their `cat`."""
+    found = find_bundles(graph_of(Two(kind)))
+    assert len(found) == count
+
+
+def test_the_fork_is_the_last_common_tensor() -> None:
+    graph = graph_of(Two("plain"))
+    (bundle,) = find_bundles(graph)
+    assert graph.nodes[bundle.fork].op == "tanh"
+    assert [[graph.nodes[i].op for i in branch.nodes] for branch in bundle.branches] == [["linear", "relu"]] * 2
+
+
+def test_nested_bundles() -> None:
+    from partita.model.load import load_module
+
+    module, inputs = load_module("inception-v3", small=True)
+    graph = partita.capture(module, inputs, batch=4)
+    found = find_bundles(graph)
+    assert len(found) == len(graph.of("cat")) == 7
+    inner = [b for b in found if any(b.join in other.nodes for other in found)]
+    assert len(inner) == 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5),
+    st.integers(1, 4),
+)
+def test_the_best_assignment(loads: list[tuple[int, int]], coordinates: int) -> None:
+    """The least largest time, then the least largest bytes, of all assignments."""
+    times, sizes = zip(*loads, strict=True)
+    places, time, size = assignment(times, sizes, coordinates)
+
+    def of(amounts: tuple[int, ...], at: tuple[int, ...]) -> list[int]:
+        return [sum(n for n, p in zip(amounts, at, strict=True) if p == c) for c in range(coordinates)]
+
+    assert time == of(times, places) and size == of(sizes, places)
+    every = product(range(coordinates), repeat=len(loads))
+    assert (max(time), max(size)) == min((max(of(times, p)), max(of(sizes, p))) for p in every)
