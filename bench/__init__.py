@@ -15,6 +15,7 @@ BENCHES = {
     "plan": "From model to proven plan: capture, formulate and solve, timed apart.",
     "reductions": "The search for the cheapest reduction program as devices and levels grow, beside enumeration.",
     "results": "The five results of P² (MLSys 2022) by name: what it measured and what is predicted here.",
+    "sequence": "Long sequences: attention with gathered keys, as a ring, with heads exchanged, and free.",
     "solvers": "All backends on contest instances, networks of the planner and random families, with limits.",
     "spread": "Tables of DLRM and XDL spread over GPUs of Summit: loads, proofs and steps, beside simple ways.",
     "truth": "Predicted beside measured: the tables of P² (MLSys 2022), with --p2 another file of its format.",

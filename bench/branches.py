@@ -41,15 +41,16 @@ def measure(name: str, batch: int, small: bool) -> dict[str, Any]:
     settings = Settings(batch, known.dtype, known.optimizer, time_limit=SECONDS)
     report = plan_graph(graph, machine, settings, {"reference": name, "batch": batch}).report
     step, without = report["objective_ns"], report.get("without_bundles") or {}
-    other = without.get("objective_ns") or step
+    other = without.get("objective_ns") if "bundles" in report else step
+    bound = without.get("bound_ns") if "bundles" in report else report["bound_ns"]
     return {
         "model": f"{name}, batch {batch}",
         "gpus": machine.devices,
         "bundles": len(report.get("bundles", ())),
         "step_ms": step / 1e6,
-        "without_ms": other / 1e6,
-        "gain": 1 - step / other,
+        "without_ms": other and other / 1e6,
+        "gain": other and 1 - step / other,
         "gap": report["gap"],
-        "gap_without": 1 - (without.get("bound_ns") or report["bound_ns"]) / other,
+        "gap_without": 1 - bound / other if other and bound else None,
         "total_s": float(report["seconds"]["total"]),
     }

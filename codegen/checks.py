@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..formulation.beside import innermost
 from ..formulation.bundles import Bundle, inside
 from ..formulation.domain import least_values
 from ..formulation.row import Row
@@ -95,9 +96,11 @@ def _check_bundles(plan: Plan) -> dict[int, Bundle]:
             for source, layout in zip(plan.graph.nodes[i].inputs, plan.choices[i].inputs, strict=True):
                 if source == found[join].fork and plan.choices[source].given != layout:
                     raise PartitaError(f"node {plan.graph.nodes[i].name!r} converts what its bundle reads")
-        letters = {layout[axis] for layout in plan.choices[join].inputs}
+        letters = [layout[axis] for layout in plan.choices[join].inputs]
+        whole = [B if plan.graph.nodes[i].gradient else R for i in plan.graph.nodes[join].inputs]
         samples = {S(a) for a in atoms(plan.graph)[join].batch}
-        if not letters <= {R, B} or plan.choices[join].output[axis] not in {R, *samples}:
+        output = plan.choices[join].output
+        if letters != whole or output[axis] not in {R, *samples} or not innermost(output, axis):
             raise PartitaError(f"node {name!r}: it joins branches that are whole to parts of the batch, or to a whole")
     for i, choice in enumerate(plan.choices):
         if choice.beside != tuple(taken.get(i, ())) or (choice.joins and i not in found):
@@ -108,10 +111,15 @@ def _check_bundles(plan: Plan) -> dict[int, Bundle]:
 
 
 def _check_whole(plan: Plan, index: int, axis: int) -> None:
-    """A node or weight at one coordinate of an axis is whole there."""
-    choice, joins = plan.choices[index], plan.choices[index].joins[:1] == (axis,)
-    if joins or choice.output[axis] not in (R, B) or choice.given[axis] not in (R, B):
-        raise PartitaError(f"node {plan.graph.nodes[index].name!r} is at one coordinate, but not whole there")
+    """A node or weight at one coordinate of an axis is whole there, with addend gradients; nothing is converted."""
+    node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)[index]
+    sources = [plan.graph.nodes[i].gradient and node.gradient for i in node.inputs]
+    letters = [layout[axis] for layout in (choice.output, choice.given, *choice.inputs)]
+    if letters != [B if gradient else R for gradient in (node.gradient, node.gradient, *sources)]:
+        raise PartitaError(f"node {node.name!r} is at one coordinate, but not whole there")
+    first = {S(a) for a in known.of_dim(0)} if node.op in SOURCES and node.shape else set()
+    if choice.joins[:1] == (axis,) or choice.sharded_states or first & {*choice.output}:
+        raise PartitaError(f"node {node.name!r} is at one coordinate, and cannot be split there")
 
 
 def _check_sparse(plan: Plan) -> None:

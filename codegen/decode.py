@@ -119,9 +119,7 @@ def _asked_of_inputs(found: Encoding, assignment: Sequence[int]) -> dict[int, li
         if found.pcg.nodes[base].op != "input":
             continue
         for use in uses:
-            variable, options = found.operators[found.classes.twin.get(use.node, use.node)]
-            option, _ = found.option(assignment, variable)
-            layout = options.input_spaces[use.operand].layout(int(options.inputs[use.operand][option]))
+            layout = _strategy(found, assignment, found.classes.decides(use.node)).inputs[use.operand]
             asked.setdefault(base, []).append(tuple(S(use.atoms[atom_of(x)]) if is_split(x) else x for x in layout))
     return asked
 

@@ -206,8 +206,6 @@ def plan_graph(
         best.pcg, machine, best.placement, best.micro_batches, choices(best, solution.assignment), settings.dtype,
         settings.optimizer, model, report(best, solution.assignment) | told, module,
     )  # fmt: skip
-    if "bundles" in made.report:
-        made.report["without_bundles"] = _without_bundles(question, settings, limits, start)
     confirmed = priced(made)  # shares nothing of the encoding
     assert confirmed.objective_ns == solution.objective, (confirmed.ns, solution.objective)
     assert confirmed.memory_bytes == made.report["memory_bytes"], (confirmed.memory, made.report["memory_bytes"])
@@ -215,15 +213,18 @@ def plan_graph(
     seconds["confirm"] = round(emitting - ended, 3)
     made.emit()  # what cannot be emitted is no plan
     seconds["emit"] = round(time.monotonic() - emitting, 3)
+    if "bundles" in made.report and not found.interrupted:
+        made.report["without_bundles"] = _without_bundles(question, settings, start)
     seconds["total"] = round(time.monotonic() - start, 3)
     return made
 
 
-def _without_bundles(question: Question, settings: Settings, limits: Limits, start: float) -> dict[str, Any]:
+def _without_bundles(question: Question, settings: Settings, start: float) -> dict[str, Any]:
     """The best plan in which no branches run side by side, in the time left: what they gain is the difference."""
-    left = max(1.0, limits.seconds - (time.monotonic() - start))
+    left = max(1.0, (settings.time_limit or math.inf) - (time.monotonic() - start))
     found = search(replace(question, bundles=False), find_solver(settings.solver), Limits(left, gap=settings.gap))
-    return {"status": found.status.value, "objective_ns": found.objective, "bound_ns": found.bound}
+    bound = found.bound if found.bound < INFINITE else None
+    return {"status": found.status.value, "objective_ns": found.objective, "bound_ns": bound}
 
 
 def _space(question: Question, found: Found) -> dict[str, Any]:

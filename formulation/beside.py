@@ -9,15 +9,15 @@ the same bundle and axis only. The `cat` pays the exchange. A bundle inside a br
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice, product
+from itertools import product
 
 import numpy as np
 
-from ..model.layout import Action, R
+from ..model.layout import Action, Layout, R, is_split
 from ..model.pcg import PCG
-from .bundles import Bundle, assignment, batch_row, find_bundles, placeable, whole_row
+from .bundles import Bundle, assignments, batch_row, find_bundles, placeable, whole_row
 from .classes import Classes, Use
 from .domain import Domain
 from .network import INFINITE, Edge, Table, Variable
@@ -148,10 +148,11 @@ class Beside:
         for bundle, axis in product(found, axes):
             inner = [b for b in found if b.join in bundle.nodes and b.fork in bundle.nodes]
             inner = [b for b in inner if not any(b.join in other.nodes for other in inner)]
-            for second in (None, *(a for a in axes if a != axis and inner)):
+            for second, samples in product((None, *(a for a in axes if a != axis and inner)), (True, False)):
                 below = {} if second is None else {b.join: (b, second) for b in inner}
-                tried = (_Offer({bundle.join: (bundle, axis)} | below, samples) for samples in (True, False))
-                yield from islice(filter(self._fill, tried), 1)
+                offer = _Offer({bundle.join: (bundle, axis)} | below, samples)
+                if (samples or len(axes) > 1) and self._fill(offer):
+                    yield from self._balanced(offer)
 
     def _fill(self, offer: _Offer) -> bool:
         """Find the options that those inside stand for, and what they cost; whether each has one."""
@@ -166,20 +167,25 @@ class Beside:
                     place = next((n for n, b in enumerate(inner.branches) if i in b.nodes), None)
                     if place is not None:
                         path, whole = (*path, (join, place)), [axis, second]
+                # Where an inner bundle ends, samples are split over its axis too, or not at all.
                 at = {second: 0 for join, (_, second) in offer.axes.items() if join == i and not offer.samples}
                 if not self._inside(offer, path, i, self._option(offer, i, whole, at)):
                     return False
-        for inner, second in list(offer.axes.values())[1:]:
-            if not self._read_whole(offer, inner, second):
+        for join, (inner, second) in list(offer.axes.items())[1:]:
+            given = self._given(join, offer.options[self.operators[join][0]])
+            if not innermost(given, second) or not self._read_whole(offer, inner, second):
                 return False
         everywhere = 0  # the row that is R
         for row in (batch_row(self.pcg, bundle.join), everywhere):
             option = None if row is None else self._option(offer, bundle.join, [axis], {axis: row})
-            if option is not None:
+            if option is not None and innermost(self._given(bundle.join, option), axis):
                 offer.ends[option] = 0
-        if offer.ends:
-            self._balance(offer)
         return bool(offer.ends)
+
+    def _given(self, node: int, option: int) -> Layout:
+        """The layout that an option offers."""
+        found = self.operators[node][1]
+        return found.output_space.layout(int(found.output[option]))
 
     def _option(self, offer: _Offer, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
         """A node's option: whole on some axes, samples split on all others; `at` names the rows of axes."""
@@ -234,27 +240,32 @@ class Beside:
 
     # What it costs
 
-    def _balance(self, offer: _Offer) -> None:
-        """Place the branches, inner bundles first, and price the exchanges."""
+    def _balanced(self, offer: _Offer) -> Iterator[_Offer]:
+        """The offer for every way to place its branches that no other beats; of inner bundles the one of least time."""
         time, size = self._loads(offer)
-        for join, (bundle, axis) in reversed(offer.axes.items()):
-            count = range(len(bundle.branches))
-            mine = {n: [v for v in offer.options if offer.path[v][-1] == (join, n)] for n in count}
-            times, sizes = ([sum(of[v] for v in mine[n]) for n in count] for of in (time, size))
-            if join == offer.outer.join:  # what is inside of others counts as a whole
-                for level in offer.levels.values():
-                    branch = next(n for n, b in enumerate(bundle.branches) if level.bundle.join in b.nodes)
-                    times[branch] += level.slowest[0] + level.exchange_ns
-                    sizes[branch] += level.fullest[0]
-            places, _, _ = assignment(times, sizes, self.reads.placement.sizes[axis])
-            level = Level(bundle, axis, places, tuple(times), tuple(sizes))
-            variable, found = self.operators[join]
-            if join != offer.outer.join:
-                ns = self._exchange_ns(level, found, offer.options[variable])
-                level = Level(bundle, axis, places, tuple(times), tuple(sizes), ns)
-            for option in offer.ends if join == offer.outer.join else ():
-                offer.ends[option] = self._exchange_ns(level, found, option)
-            offer.levels = {join: level} | offer.levels
+        for join in list(offer.axes)[1:]:
+            *_, found = self._levels(offer, join, time, size)[:1]
+            ns = self._exchange_ns(found, offer.options[self.operators[join][0]])
+            offer.levels[join] = replace(found, exchange_ns=ns)
+        join = offer.outer.join
+        for level in self._levels(offer, join, time, size):
+            ends = {option: self._exchange_ns(level, option) for option in offer.ends}
+            yield replace(offer, ends=ends, levels={join: level} | offer.levels)
+
+    def _levels(self, offer: _Offer, join: int, time: Mapping[int, int], size: Mapping[int, int]) -> list[Level]:
+        """The ways to place the branches of a bundle, with their times and bytes."""
+        bundle, axis = offer.axes[join]
+        count = range(len(bundle.branches))
+        mine = {n: [v for v in offer.options if offer.path[v][-1] == (join, n)] for n in count}
+        times, sizes = ([sum(of[v] for v in mine[n]) for n in count] for of in (time, size))
+        for level in offer.levels.values() if join == offer.outer.join else ():  # what is inside counts as a whole
+            branch = next(n for n, b in enumerate(bundle.branches) if level.bundle.join in b.nodes)
+            times[branch] += level.slowest[0] + level.exchange_ns
+            sizes[branch] += level.fullest[0]
+        node = self.pcg.nodes[join]
+        widths = [self.pcg.nodes[end].shape[node["dim"]] for end in node.inputs]
+        found = assignments(times, sizes, widths, self.reads.placement.sizes[axis])
+        return [Level(bundle, axis, x.places, tuple(times), tuple(sizes)) for x in found]
 
     def _loads(self, offer: _Offer) -> tuple[dict[int, int], dict[int, int]]:
         """ns and bytes of every variable inside, with what it reads."""
@@ -270,7 +281,9 @@ class Beside:
             if first is None:  # enters the bundle in just the layout that is asked
                 same = np.flatnonzero(edge.cost[:, option] == 0)
                 first = int(same[0]) if len(same) else None
-            if first is not None and not self._joins(offer, edge):
+            if first is not None and self._joins(offer, edge):
+                time[edge.v] += self._to_join(offer, edge, first, option)
+            elif first is not None:
                 time[edge.v] += int(edge.cost[first, option])
                 size[edge.v] += 0 if edge.use is None else int(edge.use[first, option, 0])
         return time, size
@@ -293,10 +306,11 @@ class Beside:
         asked[axis] = tensor.layout(given)[axis]
         return int(table.total[table.position[given], table.position[tensor.code(tuple(asked))]]) * self.reads.k
 
-    def _exchange_ns(self, level: Level, found: Domain, option: int) -> int:
+    def _exchange_ns(self, level: Level, option: int) -> int:
         """ns of a step to bring the branches together, and their gradients apart."""
         node, coordinates = self.pcg.nodes[level.bundle.join], self.reads.placement.sizes[level.axis]
-        whole = list(found.output_space.layout(int(found.output[option])))
+        found = self.operators[level.bundle.join][1]
+        whole = list(self._given(level.bundle.join, option))
         gathered, whole[level.axis] = whole[level.axis] == R, R
         numel = int(found.output_space.numel[found.output_space.code(tuple(whole))])
         widest = widest_piece(self.pcg, level.bundle, level.places, coordinates)
@@ -362,6 +376,11 @@ class Beside:
         cost[same] = 0
         if use is not None and edge.use is not None and offer.full(edge.v):
             use[same] = edge.use[same, option]
+
+
+def innermost(layout: Layout, axis: int) -> bool:
+    """Whether no axis further inside splits what an axis does: parts are then exchanged over that axis alone."""
+    return not is_split(layout[axis]) or layout[axis] not in layout[axis + 1 :]
 
 
 def widest_piece(pcg: PCG, bundle: Bundle, places: Sequence[int], coordinates: int) -> int:

@@ -6,7 +6,7 @@
 
 (Unity, OSDI'22, section 5.2; the design's `@a..b`.) On the other axes a branch splits its samples. Where the solver
 takes a bundle, every node and weight of a branch is only at its coordinate: times and bytes add up by coordinate, and
-the bundle costs what its slowest coordinate does. Which branch goes where is the best of all assignments.
+the bundle costs what its slowest coordinate does. Which branch goes where is chosen among all assignments.
 
 A bundle is added to a finished network: each of its variables gets one more option for every axis, which goes together
 with the others of the bundle only.
@@ -17,12 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 
 from ..model.atoms import atoms
 from ..model.layout import B, R, S
 from ..model.pcg import PCG, SOURCES
-from .classes import Classes
+from .classes import Classes, classes
 from .row import Row
 from .strategy import rows
 
@@ -65,7 +64,8 @@ def _bundle(pcg: PCG, join: int) -> Bundle | None:
         return None
     above = [_ancestors(pcg, end, -1) for end in ends]
     common = sorted(frozenset.intersection(*above), reverse=True)
-    for fork in [i for i in common if pcg.nodes[i].op not in SOURCES] or [-1]:
+    constant = classes(pcg).constant
+    for fork in [i for i in common if pcg.nodes[i].op not in SOURCES and not constant[i]] or [-1]:
         branches = tuple(_branch(pcg, end, fork) for end in ends)
         if _closed(pcg, join, fork, branches):
             return Bundle(join, fork, branches)
@@ -93,6 +93,8 @@ def _closed(pcg: PCG, join: int, fork: int, branches: Sequence[Branch]) -> bool:
     """Whether each branch stands for itself: nothing but the `cat` reads what is inside, weights neither."""
     if sum(any(pcg.nodes[i].op == "parameter" for i in branch.weights) for branch in branches) < 2:
         return False
+    if any(not pcg.nodes[i].shape for branch in branches for i in branch.weights):
+        return False  # a number is not at one coordinate only
     for branch, end in zip(branches, pcg.nodes[join].inputs, strict=True):
         inside = {*branch.nodes}
         for i in (*branch.nodes, *branch.weights):
@@ -133,24 +135,49 @@ def batch_row(pcg: PCG, node: int) -> int | None:
     return None if any(known[i].batch for i in (*this.inputs, node)) else whole_row(pcg, node)
 
 
-def assignment(
-    times: Sequence[int], sizes: Sequence[int], coordinates: int
-) -> tuple[tuple[int, ...], list[int], list[int]]:
-    """Where every branch goes, and the time and the bytes of each coordinate: of all assignments the one with the least
-    largest time, then the least largest bytes. A branch goes at most one coordinate beyond those before it."""
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The coordinate of every branch; the largest time, bytes and width of a coordinate."""
 
-    def loads(places: Sequence[int], amounts: Sequence[int]) -> list[int]:
-        total = [0] * coordinates
-        for place, amount in zip(places, amounts, strict=True):
-            total[place] += amount
-        return total
+    places: tuple[int, ...]
+    time: int
+    size: int
+    width: int
 
-    def canonical(places: Sequence[int]) -> bool:
-        return all(place <= max(places[:n], default=-1) + 1 for n, place in enumerate(places))
 
-    every = (p for p in product(range(min(coordinates, len(times))), repeat=len(times)) if canonical(p))
-    best = min(every, key=lambda p: (max(loads(p, times)), max(loads(p, sizes)), p))
-    return best, loads(best, times), loads(best, sizes)
+def assignments(
+    times: Sequence[int], sizes: Sequence[int], widths: Sequence[int], coordinates: int
+) -> tuple[Assignment, ...]:
+    """All ways to place branches of which no other is as good in time, bytes and width, least time first.
+
+    Coordinates are alike: a branch goes at most one beyond those before it.
+    """
+    best: list[Assignment] = []
+    every = sorted(
+        (_largest(times, p, coordinates), _largest(sizes, p, coordinates), _largest(widths, p, coordinates), p)
+        for p in _places(len(times), coordinates)
+    )
+    for time, size, width, places in every:
+        if not any(other.size <= size and other.width <= width for other in best):
+            best.append(Assignment(places, time, size, width))
+    return tuple(best)
+
+
+def _places(branches: int, coordinates: int) -> Iterator[tuple[int, ...]]:
+    """Partitions of branches into at most so many coordinates, each once."""
+    if not branches:
+        yield ()
+        return
+    for places in _places(branches - 1, coordinates):
+        for place in range(min(coordinates, max(places, default=-1) + 2)):
+            yield (*places, place)
+
+
+def _largest(amounts: Sequence[int], places: Sequence[int], coordinates: int) -> int:
+    total = [0] * coordinates
+    for place, amount in zip(places, amounts, strict=True):
+        total[place] += amount
+    return max(total)
 
 
 def placeable(
@@ -158,8 +185,8 @@ def placeable(
 ) -> bool:
     """Whether all that is inside is decided on by variables of its own."""
     nodes = (i for i in bundle.nodes if classes.base[i] == i and not classes.constant[i])
-    inside = (i for branch in bundle.branches for i in branch.weights)
-    read = (i for i in inside if i in classes.uses and pcg.nodes[i].op == "parameter")
+    held = (i for branch in bundle.branches for i in branch.weights)
+    read = (i for i in held if i in classes.uses and pcg.nodes[i].op == "parameter")
     own = bundle.join in operators and all(i in operators for i in nodes)
     return own and not classes.twin and all(i in weights for i in read)
 

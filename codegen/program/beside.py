@@ -13,6 +13,7 @@ from ...model.layout import R, atom_of, is_split
 from ..beside import bundles
 from .moves import Local, Used
 from .names import identifier
+from .sites import dtype_text
 from .text import shape_text
 
 if TYPE_CHECKING:
@@ -50,12 +51,25 @@ class SideBySide:
 
 def side_by_side(plan: Plan) -> dict[int, SideBySide]:
     """The bundles of a plan, by their `cat`."""
-    return {join: _sides(plan, join, bundle) for join, bundle in bundles(plan).items()}
+    taken = {identifier(name.replace(".", "_")) for i in plan.graph.of("parameter") for name in _ends_of(plan, i)}
+    found = {}
+    for join, bundle in bundles(plan).items():
+        stem = identifier(plan.graph.nodes[join].name.replace(".", "_"))
+        while any(f"{stem}_at_{c}" in taken for c in range(plan.ranks)):
+            stem += "_"
+        found[join] = _sides(plan, join, bundle, stem)
+        taken |= {side.method for side in found[join].sides}
+    return found
 
 
-def _sides(plan: Plan, join: int, bundle: Bundle) -> SideBySide:
+def _ends_of(plan: Plan, parameter: int) -> list[str]:
+    """How a weight's name may end: its attribute in the program is called one of these."""
+    parts = plan.graph.nodes[parameter].name.split(".")
+    return [".".join(parts[k:]) for k in range(len(parts))]
+
+
+def _sides(plan: Plan, join: int, bundle: Bundle, stem: str) -> SideBySide:
     node, (axis, *places) = plan.graph.nodes[join], plan.choices[join].joins
-    stem = identifier((node.path or node.name).replace(".", "_"))
     sides = []
     for coordinate in range(plan.placement.sizes[axis]):
         mine = [number for number, place in enumerate(places) if place == coordinate]
@@ -81,24 +95,43 @@ def render(plan: Plan, found: SideBySide, used: Used) -> Callable[[Sequence[str]
     if is_split(choice.output[found.axis]):
         samples = str(known.dim_of(atom_of(choice.output[found.axis]))[0])
     else:
-        used.primitives |= {"gather"}
+        used.helpers.add("joined_whole")
+        used.primitives |= {"gather", "fill"}
     back = [order.index(i) for i in node.inputs]
     parts = [plan.graph.nodes[i].shape[dim] for i in order]
+    untied = {side.coordinate for side in found.sides if node.gradient and not _reaches(plan, found.bundle, side)}
+    used.helpers |= {"tied"} if untied else set()
+    nothing = f"torch.empty(0, dtype={dtype_text(node.dtype)}, device=mesh.device)"
 
     def line(texts: Sequence[str]) -> str:
         of = dict(zip(operands, texts, strict=True))
         calls = []
         for side in found.sides:
             reads = [of[i] for i in found.reads(plan, side)]
-            nothing = f"{reads[0]}.flatten()[:0]" if reads else "torch.empty(0, dtype=self.dtype, device=mesh.device)"
-            calls.append(f"lambda: self.{side.method}({', '.join(reads)})" if side.ends else f"lambda: {nothing}")
-        sides = f"[{', '.join(calls)}]"
-        text = f"side_by_side({sides}, {dim}, {samples}, {plan.axes[found.axis]}, {widths}, {shape})"
+            text = f"self.{side.method}({', '.join(reads)})" if side.ends else nothing
+            if side.coordinate in untied:
+                fork = found.bundle.fork
+                tie = [of[fork]] if fork >= 0 and plan.graph.nodes[fork].gradient else []
+                text = f"tied({', '.join([text, *tie])})"
+            calls.append(f"lambda: {text}")
+        text = f"side_by_side([{', '.join(calls)}], {dim}, {samples}, {plan.axes[found.axis]}, {widths}, {shape})"
         if back == sorted(back):
             return text
         return f"reordered({text}, {dim}, {parts}, {back})"
 
     return line
+
+
+def _reaches(plan: Plan, bundle: Bundle, side: Side) -> bool:
+    """Whether the gradient of what a side gives reaches what it reads, or, if that has none, starts anything."""
+    graph, fork = plan.graph, bundle.fork
+    if fork < 0 or not graph.nodes[fork].gradient:
+        return any(graph.nodes[i].gradient for i in side.ends)
+    reached = {fork}
+    for i in sorted(side.nodes):
+        if graph.nodes[i].gradient and reached & {*graph.nodes[i].inputs}:
+            reached.add(i)
+    return bool(reached & {*side.ends})
 
 
 def operands_of(plan: Plan, found: SideBySide) -> tuple[int, ...]:

@@ -26,7 +26,8 @@ def _lookup(site: Site, names: Sequence[str]) -> str:
         more[1] = f"{enclosed(more[1])}.to({table}.dtype)"
     if not any(site.source(0).splits(a) for a in known.of_dim(dim)):
         assert callable(entry.emit)
-        return entry.emit(node, [table, *more]) + cast
+        method = "dim" in dict(node.attributes)  # of the tensor, which may be an expression
+        return entry.emit(node, [enclosed(table) if method else table, *more]) + cast
     helper = _HELPERS[node.op]
     site.used.helpers |= {helper, "among", "positions"}
     shape, cuts = whole_text(known, site.inputs[0], [dim], site)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from partita.codegen.beside import bundles
 from partita.codegen.choice import Choice
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
+from partita.formulation.bundles import inside
 
 
 class Branchy(nn.Module):
@@ -95,6 +97,62 @@ def test_side_by_side(module: nn.Module, hierarchy: tuple[int, ...], mesh: tuple
     assert plan.verify()["ok"], plan.verify()["failure"]
 
 
+class Labelled(nn.Module):
+    """Branches, and a target, so that the order of samples matters; `kind` says what is odd about a branch."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.kind, self.stem, self.head = kind, nn.Linear(8, 8), nn.Linear(8, 3)
+        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(2))
+        self.more = nn.ModuleList(nn.Linear(8, 4) for _ in range(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = torch.tanh(self.stem(x))
+        first, second = (branch(x) for branch in self.branches)
+        x = torch.cat((first, second.detach() if self.kind == "detached" else second), 1)
+        if self.kind == "two":
+            x = torch.cat([torch.relu(layer(x)) for layer in self.more], 1)
+        return nn.functional.mse_loss(self.head(x), y)
+
+
+@pytest.mark.parametrize("kind", ["", "detached", "two"])
+@pytest.mark.parametrize("mesh", [(2, 2), (4, 2), (3,)])
+def test_samples_keep_their_order(mesh: tuple[int, ...], kind: str) -> None:
+    """Parts of parts of a batch, whichever axis the branches lie on; backward is the same on all ranks."""
+    inputs = torch.zeros(12, 8), torch.zeros(12, 3)
+    plan = partita.optimize(Labelled(kind), inputs, slow_kernels(mesh), batch=12, mesh=mesh)
+    assert len(bundles(plan)) == 1 + (kind == "two")
+    assert plan.verify()["ok"], plan.verify()["failure"]
+
+
+def test_less_memory_places_branches_otherwise() -> None:
+    """All ways to place branches that may be best are options: with less memory another one is taken, or none."""
+    module = Branchy((40, 30, 20, 10), (1, 2, 3, 3))
+    free = planned(module, (2,), 4)
+    device = free.machine.device
+    for share in (0.98, 0.9):
+        bytes_ = int(free.report["memory_bytes"] * share) + device.reserved_bytes
+        machine = replace(free.machine, device=replace(device, memory_bytes=bytes_))
+        plan = planned(module, (2,), 4, machine=machine)
+        assert free.report["objective_ns"] <= plan.report["objective_ns"]
+        assert plan.report["memory_bytes"] <= machine.device.capacity_bytes
+        assert priced(plan).memory_bytes == plan.report["memory_bytes"]
+        assert plan.verify()["ok"]
+
+
+def test_no_other_places_are_cheaper() -> None:
+    """What is called optimal is so among all ways to place the branches."""
+    plan = planned(Branchy((6, 4, 10, 3), (1, 3, 2, 2)), (2,), 4)
+    ((join, bundle),) = bundles(plan).items()
+    axis = plan.choices[join].joins[0]
+    for places in product(range(2), repeat=4):
+        choices = list(plan.choices)
+        choices[join] = replace(choices[join], joins=(axis, *places))
+        for i, place in inside(bundle, places):
+            choices[i] = replace(choices[i], beside=((axis, place),))
+        assert priced(replace(plan, choices=tuple(choices))).objective_ns >= plan.report["objective_ns"]
+
+
 def test_a_bundle_inside_another_over_a_second_axis() -> None:
     """Samples that cannot be split leave two axes to branches."""
     plan = planned(Nested(), (2, 2), 1, mesh=(2, 2))
@@ -167,7 +225,7 @@ def test_a_plan_file_says_where_branches_are(tmp_path: Path) -> None:
         (cat, "joins", [7, 0, 1, 1], "no such coordinates"),
         (cat, "joins", [], "without a bundle"),
         (cat, "joins", [0, 1], "without a bundle"),
-        (inside, "joins", [0, 1, 0, 1], "not whole there"),
+        (inside, "joins", [0, 1, 0, 1], "cannot be split there"),
         (inside, "beside", [], "without a bundle"),
         (inside, "beside", [[0, 7]], "without a bundle"),
         (inside, "beside", "x", "not a list"),

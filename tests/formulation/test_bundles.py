@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import product
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import partita
-from partita.formulation.bundles import assignment, find_bundles
+from partita.formulation.bundles import assignments, find_bundles
 from partita.model.pcg import PCG
 
 
@@ -23,6 +24,7 @@ class Two(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind, self.a, self.b, self.c = kind, nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(12, 8)
+        self.number = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(x)
@@ -33,13 +35,16 @@ class Two(nn.Module):
             b = b + a
         if self.kind == "read twice":
             return self.c(torch.cat((a, b), 1)).square().mean() + a.mean()
+        if self.kind == "a number":
+            a = a * self.number
         if self.kind == "no weights":
             a, b = torch.relu(x[:, :6]), torch.tanh(x[:, 2:])
         return self.c(torch.cat((a, b), 1)).square().mean()
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("plain", 1), ("tied", 0), ("crossed", 0), ("read twice", 0), ("no weights", 0)]
+    ("kind", "count"),
+    [("plain", 1), ("tied", 0), ("crossed", 0), ("read twice", 0), ("a number", 0), ("no weights", 0)],
 )
 def test_a_bundle_stands_for_itself(kind: str, count: int) -> None:
     """Branches share nothing but what they read, have weights, and are read by nothing but their `cat`."""
@@ -66,17 +71,29 @@ def test_nested_bundles() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=5),
     st.integers(1, 4),
 )
-def test_the_best_assignment(loads: list[tuple[int, int]], coordinates: int) -> None:
-    """The least largest time, then the least largest bytes, of all assignments."""
-    times, sizes = zip(*loads, strict=True)
-    places, time, size = assignment(times, sizes, coordinates)
+def test_no_assignment_beats_those_that_are_kept(loads: list[tuple[int, int, int]], coordinates: int) -> None:
+    """Of all ways to place branches, for each one that is kept is as good in time, bytes and width."""
+    amounts = tuple(zip(*loads, strict=True))
+    kept = assignments(*amounts, coordinates)
 
-    def of(amounts: tuple[int, ...], at: tuple[int, ...]) -> list[int]:
-        return [sum(n for n, p in zip(amounts, at, strict=True) if p == c) for c in range(coordinates)]
+    def of(places: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(
+            max(sum(n for n, p in zip(amount, places, strict=True) if p == c) for c in range(coordinates))
+            for amount in amounts
+        )
 
-    assert time == of(times, places) and size == of(sizes, places)
-    every = product(range(coordinates), repeat=len(loads))
-    assert (max(time), max(size)) == min((max(of(times, p)), max(of(sizes, p))) for p in every)
+    found = [(x.time, x.size, x.width) for x in kept]
+    assert found == [of(x.places) for x in kept] == sorted(found)
+    for places in product(range(coordinates), repeat=len(loads)):
+        assert any(all(a <= b for a, b in zip(x, of(places), strict=True)) for x in found)
+    for x in found:
+        assert not any(y != x and all(a <= b for a, b in zip(y, x, strict=True)) for y in found)
+
+
+def test_many_branches_are_placed_quickly() -> None:
+    start = time.monotonic()
+    assignments(range(1, 9), range(8, 0, -1), [3] * 8, 8)
+    assert time.monotonic() - start < 5

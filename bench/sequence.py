@@ -1,0 +1,64 @@
+"""Long sequences: attention with keys gathered, as a ring, with heads exchanged for positions, and free.
+
+GPT-3 1.3B on eight V100 of 32 GB, one sample, one axis; every attention is fixed to the same row, or none (free).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..codegen.run import Settings, plan_graph
+from ..formulation.strategy import row_names
+from ..model.capture import capture
+from ..model.errors import PartitaError
+from ..model.machine import Machine
+from ..model.pcg import PCG
+from ..model.zoo import build
+from ..model.zoo.registry import entry
+
+MODEL, GIB, SECONDS = "gpt3-1.3b", 2**30, 120.0
+TOKENS, SMALL = (4096, 16384, 65536), (64,)
+ROWS = {"gathered keys": "s", "ring": "ring", "heads": "b.0", "free": ""}
+
+
+def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row for every number of tokens and kind of attention; step in ms, memory in GiB of a device."""
+    rows = []
+    for tokens in SMALL if small else TOKENS:
+        kinds = [kind for kind in ROWS if not only or any(text in kind for text in only)]
+        if not kinds:
+            raise PartitaError(f"no kind of attention has {' or '.join(only)} in its name")
+        module, inputs = build(MODEL, small=small, sequence=tokens)
+        graph = capture(module, inputs, batch=2)
+        for kind in kinds:
+            tell(f"{tokens:,} tokens, {kind}")
+            rows.append({"tokens": tokens, "attention": kind} | measure(graph, ROWS[kind]))
+    return rows
+
+
+def measure(graph: PCG, row: str) -> dict[str, Any]:
+    """Plan one sample, with every attention in a row."""
+    known, machine = entry(MODEL), Machine.load(entry(MODEL).machine, nodes=1)
+    names = [graph.nodes[i].name for i in graph.of("attention")]
+    if row:
+        assert all(row in row_names(graph, i) for i in graph.of("attention"))
+    settings = Settings(
+        1,
+        known.dtype,
+        known.optimizer,
+        mesh=(machine.devices,) if row else None,
+        micro_batches=1,
+        time_limit=SECONDS,
+        fix=tuple((name, row) for name in names) if row else (),
+    )
+    try:
+        report = plan_graph(graph, machine, settings, {"reference": MODEL, "batch": 1}).report
+    except PartitaError as refusal:
+        return {"step_ms": None, "memory_gib": None, "gap": None, "status": str(refusal).partition(":")[2][:60].strip()}
+    return {
+        "step_ms": report["objective_ns"] / 1e6,
+        "memory_gib": report["memory_bytes"] / GIB,
+        "gap": report["gap"],
+        "status": report["status"],
+    }
