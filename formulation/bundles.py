@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..model.atoms import atoms
+from ..model.batch import origin
 from ..model.layout import B, R, S
 from ..model.pcg import PCG, SOURCES
 from .classes import Classes, classes
@@ -50,26 +51,27 @@ class Bundle:
         return tuple(i for branch in self.branches for i in branch.nodes)
 
 
-@lru_cache(maxsize=16)
 def find_bundles(pcg: PCG) -> tuple[Bundle, ...]:
     """All bundles of a graph, nested ones too: at least two branches have weights, and nothing else reads inside."""
+    return _find_bundles(origin(pcg))  # the same at any batch
+
+
+@lru_cache(maxsize=16)
+def _find_bundles(pcg: PCG) -> tuple[Bundle, ...]:
     found = (_bundle(pcg, join) for join in pcg.of("cat"))
     return tuple(bundle for bundle in found if bundle is not None)
 
 
 def _bundle(pcg: PCG, join: int) -> Bundle | None:
-    """The smallest bundle that ends in a `cat`: from the last tensor that its branches have in common."""
+    """The bundle that ends in a `cat`, from the last tensor that its branches have in common: none could share it."""
     ends = pcg.nodes[join].inputs
     if not 2 <= len(ends) <= MOST_BRANCHES or len(set(ends)) < len(ends):
         return None
-    above = [_ancestors(pcg, end, -1) for end in ends]
-    common = sorted(frozenset.intersection(*above), reverse=True)
-    constant = classes(pcg).constant
-    for fork in [i for i in common if pcg.nodes[i].op not in SOURCES and not constant[i]] or [-1]:
-        branches = tuple(_branch(pcg, end, fork) for end in ends)
-        if _closed(pcg, join, fork, branches):
-            return Bundle(join, fork, branches)
-    return None
+    constant, above = classes(pcg).constant, [_ancestors(pcg, end, -1) for end in ends]
+    common = (i for i in frozenset.intersection(*above) if pcg.nodes[i].op not in SOURCES and not constant[i])
+    fork = max(common, default=-1)
+    branches = tuple(_branch(pcg, end, fork) for end in ends)
+    return Bundle(join, fork, branches) if _closed(pcg, join, fork, branches) else None
 
 
 def _ancestors(pcg: PCG, end: int, fork: int) -> frozenset[int]:
