@@ -87,3 +87,28 @@ def test_an_example_without_a_row_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(registry._REGISTRY, "idle", entry)
     with pytest.raises(partita.PartitaError, match="no row for its example 0"):
         verify_strategy("idle")
+
+
+class Named(nn.Module):
+    """An input, a list of layers and a value that are called as functions and classes of programs are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalizes = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in range(3))
+
+    def forward(self, x: Tensor, normalize: Tensor) -> Tensor:
+        for layer in self.normalizes:
+            x = torch.tanh(layer(x))
+        return F.mse_loss(x, normalize)
+
+
+def test_names_of_the_model_do_not_hide_those_of_strategies() -> None:
+    inputs = torch.zeros(6, 8), torch.zeros(6, 8)
+    graph = partita.capture(Named(), inputs, batch=6)
+    norms = [graph.nodes[i].name for i in graph.of("layer_norm")]
+    row = next(name for name in row_names(graph, graph.of("layer_norm")[0]) if name.startswith("normalize"))
+    plan = partita.optimize(
+        Named(), inputs, partita.Machine.adhoc((2,)), batch=6, mesh=(2,), fix=dict.fromkeys(norms, row)
+    )
+    assert "class Normalize(" in plan.emit()
+    assert plan.verify()["ok"], plan.verify()["failure"]
