@@ -10,10 +10,10 @@ from typing import Any
 
 from ..codegen.run import Settings, plan_graph
 from ..model.capture import capture
-from ..model.errors import PartitaError
 from ..model.machine import Machine
 from ..model.zoo import build
 from ..model.zoo.registry import entry
+from .cases import chosen
 
 CASES = tuple((name, batch) for name in ("inception-v3", "candle-uno") for batch in (1536, 96, 24, 12))
 SMALL = (("inception-v3", 24), ("candle-uno", 24))
@@ -23,9 +23,7 @@ SECONDS = 240.0
 
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row for every model and batch; `gain` is the share of the step that side by side saves, gaps are fractions."""
-    cases = [(name, batch) for name, batch in (SMALL if small else CASES) if not only or any(x in name for x in only)]
-    if not cases:
-        raise PartitaError(f"no case has {' or '.join(only)} in its name")
+    cases = chosen(SMALL if small else CASES, only, lambda case: case[0])
     rows = []
     for number, (name, batch) in enumerate(cases, 1):
         tell(f"{number} of {len(cases)}: {name}, batch {batch}")

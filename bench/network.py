@@ -35,6 +35,7 @@ from ..model.errors import PartitaError
 from ..model.machine import Level, Machine
 from ..model.patterns import PATTERNS
 from ..model.wiring import Wiring
+from .cases import chosen
 from .emulated import WIRE_BYTES, Network, emulated, refusal, run_ranks
 
 NAMES = ("rack", "node", "rank")
@@ -86,9 +87,7 @@ class Run:
 
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """Run every case; times in ms, bytes in MB of all nodes together. PartitaError: no network can be emulated here."""
-    cases = [c for c in (SMALL if small else CASES) if not only or any(text in c.name for text in only)]
-    if not cases:
-        raise PartitaError(f"no case has {' or '.join(only)} in its name")
+    cases = chosen(SMALL if small else CASES, only, lambda case: case.name)
     why = refusal()
     if why is not None:
         raise PartitaError(f"no network can be emulated: {why}")

@@ -15,11 +15,11 @@ import torch
 
 from ..codegen.run import Settings, plan_graph
 from ..model.capture import capture
-from ..model.errors import PartitaError
 from ..model.machine import Machine
 from ..model.pcg import PCG
 from ..model.zoo import build
 from ..model.zoo.registry import entry
+from .cases import chosen
 
 GIB = 2**30
 AMPLE = 2**40
@@ -66,9 +66,7 @@ SMALL = (
 
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """Plan every case; seconds are wall time, `gap` a fraction."""
-    cases = [c for c in (SMALL if small else CASES) if not only or any(text in c.name for text in only)]
-    if not cases:
-        raise PartitaError(f"no case has {' or '.join(only)} in its name")
+    cases = chosen(SMALL if small else CASES, only, lambda case: case.name)
     rows = []
     for number, case in enumerate(cases, 1):
         tell(f"{number} of {len(cases)}: {case.name}")

@@ -22,9 +22,9 @@ from ..formulation.reduction.enumeration import instructions, search
 from ..formulation.reduction.program import Reduction, groups
 from ..formulation.reduction.ranking import DEFAULT_LIMIT, Ranked, ranking
 from ..formulation.reduction.rules import goal, initial
-from ..model.errors import PartitaError
 from ..model.files import read_json
 from ..model.machine import Machine
+from .cases import chosen
 from .truth import P2, machine_of
 
 ALIKE = 1.01
@@ -177,9 +177,7 @@ RESULTS = (
 
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """One row for every number of a result; `small` changes nothing."""
-    kept = [result for result in RESULTS if not only or any(text in result.name for text in only)]
-    if not kept:
-        raise PartitaError(f"no result has {' or '.join(only)} in its name")
+    kept = chosen(RESULTS, only, lambda result: result.name, "result")
     rows = []
     for number, result in enumerate(kept, 1):
         tell(f"{number} of {len(kept)}: {result.name}")

@@ -16,6 +16,7 @@ from ..model.machine import Machine
 from ..model.pcg import PCG
 from ..model.zoo import build
 from ..model.zoo.registry import entry
+from .cases import chosen
 
 MODEL, GIB, SECONDS = "gpt3-1.3b", 2**30, 120.0
 TOKENS, SMALL = (4096, 16384, 65536), (64,)
@@ -24,11 +25,8 @@ ROWS = {"gathered keys": "s", "ring": "ring", "heads": "b.0", "free": ""}
 
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row for every number of tokens and kind of attention; step in ms, memory in GiB of a device."""
-    rows = []
+    rows, kinds = [], chosen(ROWS, only, str, "kind of attention")
     for tokens in SMALL if small else TOKENS:
-        kinds = [kind for kind in ROWS if not only or any(text in kind for text in only)]
-        if not kinds:
-            raise PartitaError(f"no kind of attention has {' or '.join(only)} in its name")
         module, inputs = build(MODEL, small=small, sequence=tokens)
         graph = capture(module, inputs, batch=2)
         for kind in kinds:

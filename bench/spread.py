@@ -21,13 +21,13 @@ from ..formulation.special.balance import Spread
 from ..formulation.special.levelling import greedy_by_size, round_robin
 from ..model.capture import capture
 from ..model.cost import ITEMSIZE
-from ..model.errors import PartitaError
 from ..model.load import load_module
 from ..model.machine import Machine
 from ..model.merge import table_rows
 from ..model.pcg import PCG
 from ..model.zoo import entry
 from ..solvers.spread import solve
+from .cases import chosen
 
 MODELS = ("dlrm", "xdl")
 DEVICES = (6, 8, 24)
@@ -46,9 +46,7 @@ def machine_of(devices: int) -> Machine:
 
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """One row for every model and number of devices; `small`: their small twins on few."""
-    names = [name for name in MODELS if not only or any(text in name for text in only)]
-    if not names:
-        raise PartitaError(f"no model has {' or '.join(only)} in its name")
+    names = chosen(MODELS, only, str, "model")
     rows = []
     for name in names:
         for devices in SMALL if small else DEVICES:

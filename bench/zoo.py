@@ -17,6 +17,7 @@ from ..model.errors import PartitaError
 from ..model.machine import Machine
 from ..model.zoo import build, zoo
 from ..model.zoo.registry import entry
+from .cases import chosen
 
 GIB = 2**30
 NODES = 4
@@ -30,9 +31,7 @@ AFTER = 0.25
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """Plan every model; seconds are wall time, `gap` a fraction."""
     every = [*((name, None) for name in zoo()), *(() if small else LONG.items())]
-    cases = [(name, sequence) for name, sequence in every if not only or any(text in name for text in only)]
-    if not cases:
-        raise PartitaError(f"no model has {' or '.join(only)} in its name")
+    cases = chosen(every, only, lambda case: case[0], "model")
     rows = []
     for number, (name, sequence) in enumerate(cases, 1):
         tell(f"{number} of {len(cases)}: {name}")

@@ -11,14 +11,14 @@ split, an operator computed alike on all ranks may carry addend gradients, and a
 index notation does not give is added by special strategies (`special`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
 
 from ..model.atoms import Atoms, atoms, factor_sizes, semantics
 from ..model.batch import origin
-from ..model.layout import B, P, R, S
+from ..model.layout import B, Layout, P, R, S
 from ..model.merge import table_rows
 from ..model.notation import WHOLE, Access, Call, Notation, Term, accesses, names_of
 from ..model.operator import operator
@@ -53,6 +53,12 @@ def _all_rows(pcg: PCG) -> tuple[tuple[Row, ...], ...]:
             made[key] = tuple(dict.fromkeys(_rows(pcg, index)))
         found.append(made[key])
     return tuple(found)
+
+
+def rows_taken(pcg: PCG, node: int, inputs: Sequence[Layout], output: Layout) -> list[Row | None]:
+    """The row of a node on every axis, by its letters; None where no row has them."""
+    by_letters = {(row.inputs, row.output): row for row in rows(pcg, node)}
+    return [by_letters.get((tuple(x[axis] for x in inputs), letter)) for axis, letter in enumerate(output)]
 
 
 def row_names(pcg: PCG, node: int) -> tuple[str, ...]:

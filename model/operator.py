@@ -7,14 +7,12 @@ PyTorch expression that computes it. Strategies, their backward communication an
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import entry_points
 from math import prod
 from typing import TypeAlias
 
-from .errors import PartitaError
 from .notation import Access, Notation, accesses, instantiate, names_of
 from .pcg import Node
+from .registry import Registry
 
 NodeNotation: TypeAlias = str | Callable[[Node, tuple[Node, ...]], str]
 
@@ -106,38 +104,26 @@ class Operator:
         return total
 
 
-_REGISTRY: dict[str, Operator] = {}
+def _own() -> None:
+    from . import operators  # noqa: F401  the entries register themselves
+
+
+_REGISTRY = Registry[Operator]("operator", "partita.operators", _own)
 
 
 def register(entry: Operator) -> Operator:
     """Add an operator; a second one of the same name is a mistake (ValueError)."""
-    if entry.name in _REGISTRY:
-        raise ValueError(f"operator {entry.name!r} is registered already")
-    _REGISTRY[entry.name] = entry
-    return entry
-
-
-@cache
-def _load() -> None:
-    """Import what registers operators: this package's, and what installed packages offer as `partita.operators`."""
-    from . import operators  # noqa: F401  the entries register themselves
-
-    for point in entry_points(group="partita.operators"):
-        point.load()
+    return _REGISTRY.add(entry)
 
 
 def operator(name: str) -> Operator:
     """The entry of an operator. Raises PartitaError that lists the known ones."""
-    _load()
-    if name not in _REGISTRY:
-        raise PartitaError(f"operator {name!r} is not known; known are {', '.join(sorted(_REGISTRY))}")
-    return _REGISTRY[name]
+    return _REGISTRY.find(name)
 
 
 def operators() -> tuple[Operator, ...]:
     """All registered operators, by name."""
-    _load()
-    return tuple(_REGISTRY[name] for name in sorted(_REGISTRY))
+    return _REGISTRY.every()
 
 
 def capturing(name: str) -> Operator | None:

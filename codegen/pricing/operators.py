@@ -9,7 +9,7 @@ from ...formulation.classes import Use
 from ...formulation.domain import LOSS_TRANSIENTS
 from ...formulation.row import Row
 from ...formulation.special import Part, Situation, part_of, special_strategy
-from ...formulation.strategy import rows
+from ...formulation.strategy import rows_taken
 from ...model.cost import ITEMSIZE, backward_factor
 from ...model.layout import COLLECTIVES, Action, R, atom_of, is_split, largest_part
 from ...model.operator import operator
@@ -124,9 +124,8 @@ class Operators(Moves):
     def rows(self, index: int) -> list[Row]:
         """The row of an operator on every axis."""
         choice = self.choice(index)
-        by_letters = {(row.inputs, row.output): row for row in rows(self.graph, index)}
-        axes = range(len(self.plan.placement.sizes))
-        return [by_letters[tuple(x[axis] for x in choice.inputs), choice.output[axis]] for axis in axes]
+        found = rows_taken(self.graph, index, choice.inputs, choice.output)
+        return [row for row in found if row is not None]  # a plan is checked to have one everywhere
 
     def special_parts(self, index: int) -> Iterator[tuple[int, Row, Part]]:
         """The axes on which a special strategy splits an operator, with what a rank has there."""

@@ -96,7 +96,7 @@ def render(plan: Plan, found: SideBySide, used: Used) -> Callable[[Sequence[str]
         samples = str(known.dim_of(atom_of(choice.output[found.axis]))[0])
     else:
         used.helpers.add("joined_whole")
-        used.primitives |= {"gather", "fill"}
+        used.primitives |= {"gather"}
     back = [order.index(i) for i in node.inputs]
     parts = [plan.graph.nodes[i].shape[dim] for i in order]
     untied = {side.coordinate for side in found.sides if node.gradient and not _reaches(plan, found.bundle, side)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...formulation.special import Splits
-from ...formulation.strategy import rows
+from ...formulation.strategy import rows_taken
 from ...model.atoms import atoms
 from ...model.layout import Action, Layout, P, atom_of, is_split
 from ...model.operator import operator
@@ -292,7 +292,5 @@ class Body(Writer):
     def _specials(self, index: int) -> Splits:
         """The axes on which a special strategy splits a node."""
         choice, sizes = self.plan.choices[index], self.plan.placement.sizes
-        found = {(row.inputs, row.output): row for row in rows(self.plan.graph, index) if row.special}
-        letters = ((tuple(x[axis] for x in choice.inputs), choice.output[axis]) for axis in range(len(sizes)))
-        taken = ((axis, found.get(key)) for axis, key in enumerate(letters) if sizes[axis] > 1)
-        return [(axis, row) for axis, row in taken if row is not None]
+        taken = enumerate(rows_taken(self.plan.graph, index, choice.inputs, choice.output))
+        return [(axis, row) for axis, row in taken if row is not None and row.special and sizes[axis] > 1]

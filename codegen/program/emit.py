@@ -24,7 +24,7 @@ from .axes import all_steps, disordered, mesh_lines, summed_over, table
 from .modules import Modules, argument_name
 from .moves import Local, Used
 from .sites import numbers_text
-from .text import WIDTH, enclosed, shape_text, wrap
+from .text import WIDTH, enclosed, one_free, shape_text, wrap
 
 _DTYPES = {"mixed-float16": "float16", "mixed-bfloat16": "bfloat16"}
 _OPTIMIZERS = {
@@ -234,9 +234,7 @@ def _shares(plan: Plan, used: Used) -> list[str]:
             for a, axes in split.items():
                 for axis in axes:
                     text = f"cut({text}, {a}, {axis})"
-            sizes = list(local.shape())
-            free = next((i for i, s in enumerate(sizes) if isinstance(s, str)), None)
-            text += f".reshape{shape_text(-1 if i == free else s for i, s in enumerate(sizes))}"
+            text += f".reshape{shape_text(one_free(local.shape()))}"
         else:
             for a, axes in split.items():
                 for axis in axes:

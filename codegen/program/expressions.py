@@ -21,7 +21,7 @@ from ...model.pcg import Node
 from . import groups, lookups, losses, norms
 from .moves import Local
 from .sites import Rule, Site, dtype_text, full_precision, literal, numbers_text, whole_text
-from .text import Size, enclosed, shape_text
+from .text import Size, enclosed, one_free, shape_text
 
 
 def expression(site: Site, names: Sequence[str]) -> str:
@@ -86,14 +86,8 @@ def reshaped(x: str, before: tuple[int, ...], after: tuple[int, ...], sizes: Seq
     if len(new) == 1 and len(old) > 1:
         return f"{x}.flatten({i}, {i + len(old) - 1})" if i + len(old) < len(before) or i else f"{x}.flatten()"
     if len(old) == 1 and len(new) > 1:
-        return f"{x}.unflatten({i}, {shape_text(_one_free(sizes[i : i + len(new)]))})"
-    return f"{x}.reshape{shape_text(_one_free(sizes))}"
-
-
-def _one_free(sizes: Sequence[Size]) -> list[Size]:
-    """Sizes with -1 for one that is not a number; others stay expressions."""
-    free = next((i for i, s in enumerate(sizes) if isinstance(s, str)), None)
-    return [-1 if i == free else s for i, s in enumerate(sizes)]
+        return f"{x}.unflatten({i}, {shape_text(one_free(sizes[i : i + len(new)]))})"
+    return f"{x}.reshape{shape_text(one_free(sizes))}"
 
 
 def _permute(site: Site, names: Sequence[str]) -> str:

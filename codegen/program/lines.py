@@ -295,7 +295,7 @@ class Writer:
         return this.node in self.roles or this.wish not in GENERIC.values()
 
     def free(self, name: str, live: set[str], others: set[str]) -> str:
-        taken = live | others | RESERVED | set(self.plan.axes) | special_names()
+        taken = live | others | reserved() | set(self.plan.axes)
         result, count = name, 1
         while result in taken:
             count += 1
@@ -315,9 +315,9 @@ class Writer:
 
 
 @cache
-def special_names() -> frozenset[str]:
-    """What functions of special strategies are called."""
-    return frozenset[str]().union(*(entry.names for entry in special_strategies()))
+def reserved() -> frozenset[str]:
+    """What no value of a model may be called: the program's own names, and those of special strategies' functions."""
+    return RESERVED.union(*(entry.names for entry in special_strategies()))
 
 
 def axes_read(lines: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:

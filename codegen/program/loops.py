@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .lines import RESERVED, special_names
+from .lines import reserved
 from .names import GENERIC, identifier, wish
 from .units import Chain, site_step
 
@@ -81,7 +81,7 @@ def loops(plan: Plan, chains: Sequence[Chain]) -> tuple[Loop, ...]:
         last = chain.prefix.rpartition(".")[2]
         variable = singular if last.isdigit() else _singular(identifier(last) if last else "blocks")
         title = "".join(part.capitalize() for part in singular.split("_"))
-        if variable in {*plan.axes, *RESERVED, *special_names()}:
+        if variable in reserved() | {*plan.axes}:
             variable = "block"
         result.append(Loop(chain, attribute, variable, title, _slots(plan, chain)))
     return tuple(result)
@@ -121,11 +121,5 @@ def _slots(plan: Plan, chain: Chain) -> tuple[str, ...]:
     for i in carried:
         node = plan.graph.nodes[i]
         words.append(re.split(r"[_\d]", wish(node.op, node.name, node.path))[0])
-    fits = len(set(words)) == len(words) and not set(words) & {
-        *RESERVED,
-        *special_names(),
-        *GENERIC.values(),
-        *plan.axes,
-        "",
-    }
+    fits = len(set(words)) == len(words) and not set(words) & (reserved() | {*GENERIC.values(), *plan.axes, ""})
     return tuple(words) if fits else tuple("xyzuvw"[k] if k < 6 else f"x{k}" for k in range(len(carried)))

@@ -19,7 +19,7 @@ from .beside import Side, SideBySide, side_by_side
 from .blocks import chains
 from .body import Body
 from .expressions import local_shape_text
-from .lines import RESERVED, axes_read, reads_mesh, special_names
+from .lines import axes_read, reads_mesh, reserved
 from .loops import Loop, loops, results
 from .losses import counted, label_count
 from .micro import divided
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def argument_name(plan: Plan, index: int) -> str:
     """What an input of the graph is called in the program."""
     name = identifier(plan.graph.nodes[index].name)
-    return f"{name}_" if name in RESERVED | special_names() or name in plan.axes else name
+    return f"{name}_" if name in reserved() or name in plan.axes else name
 
 
 class Modules:
@@ -57,7 +57,7 @@ class Modules:
         self.all_sharded = all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
         self.factors = False  # whether a dim of some weight is given by its factors
         self.beside = side_by_side(plan)
-        self.taken = {"Model", "Axis", "Mesh", "Move", "Module", "Bucket", "Optimizer"} | RESERVED | special_names()
+        self.taken = {"Model", "Axis", "Mesh", "Move", "Module", "Bucket", "Optimizer"} | reserved()
 
     def text(self) -> str:
         plan = self.plan

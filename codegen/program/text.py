@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -12,6 +12,12 @@ WIDTH = 120
 
 Size: TypeAlias = "int | str"
 """A number, or an expression where ranks differ."""
+
+
+def one_free(sizes: Sequence[Size]) -> list[Size]:
+    """Sizes with -1 for one that is not a number; others stay expressions."""
+    free = next((i for i, s in enumerate(sizes) if isinstance(s, str)), None)
+    return [-1 if i == free else s for i, s in enumerate(sizes)]
 
 
 def product(factors: Iterable[Size]) -> Size:

@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...model.layout import Action, chunk
 from ...model.pcg import Builder, Node
 from ..row import Row
-from .registry import Message, Part, Situation, Special, Splits, register_strategy
-
-_FOLDER = Path(__file__).parent / "programs"
+from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 Range: TypeAlias = tuple[int, int]
 """Start and stop."""
@@ -295,7 +292,7 @@ register_strategy(
         _rows,
         _messages,
         _emit,
-        program=_FOLDER / "halo.py",
+        program=PROGRAMS / "halo.py",
         work=_work,
         kept=_kept,
         copies=_copies,

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, prod
-from pathlib import Path
 from typing import Any
 
 from ...model.cost import ITEMSIZE
@@ -16,9 +15,8 @@ from ...model.layout import Action, S, chunk
 from ...model.merge import table_rows
 from ...model.pcg import Builder
 from ..row import Row
-from .registry import Message, Part, Situation, Special, Splits, register_strategy
+from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
-_FOLDER = Path(__file__).parent / "programs"
 _ID = ITEMSIZE["int64"]
 
 
@@ -134,7 +132,7 @@ register_strategy(
         _rows,
         _messages,
         _emit,
-        program=_FOLDER / "lookups.py",
+        program=PROGRAMS / "lookups.py",
         work=lambda part: float(_share(part)),
         kept=_kept,
         copies=("ids",),

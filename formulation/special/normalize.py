@@ -7,16 +7,13 @@ along channels where they are one group.
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from ...model.layout import Action
 from ...model.operator import operator
 from ...model.pcg import Builder
 from ..row import Row
-from .registry import Message, Part, Situation, Special, Splits, register_strategy
-
-_PROGRAM = Path(__file__).parent / "programs" / "normalize.py"
+from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 
 def _rows(at: Situation) -> Iterator[Row]:
@@ -125,7 +122,7 @@ register_strategy(
         _rows,
         _messages,
         _emit,
-        program=_PROGRAM,
+        program=PROGRAMS / "normalize.py",
         primitives=("all_reduce",),
         kept=_kept,
         several=True,

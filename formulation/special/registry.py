@@ -11,19 +11,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from importlib.metadata import entry_points
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...model.atoms import Atoms
-from ...model.errors import PartitaError
 from ...model.layout import Action, B, Layout, R, S, is_split, largest_part
 from ...model.pcg import Builder, Node
+from ...model.registry import Registry
 from .balance import Spread
 
 if TYPE_CHECKING:
     from ..row import Row
+
+PROGRAMS = Path(__file__).parent / "programs"
+"""Where the functions of the package's own strategies are."""
 
 Splits: TypeAlias = Sequence[tuple[int, "Row"]]
 """The axes that a special strategy splits (more than one rank each), and its row on each."""
@@ -141,39 +143,27 @@ def _read(path: Path) -> str:
     return path.read_text().partition("# --- copied from here ---")[2].strip()
 
 
-_REGISTRY: dict[str, Special] = {}
+def _own() -> None:
+    from . import builtin  # noqa: F401  the entries register themselves
+
+
+_REGISTRY = Registry[Special]("strategy", "partita.strategies", _own)
 
 
 def register_strategy(entry: Special) -> Special:
     """Add a special strategy; a second one of the same name is a mistake (ValueError)."""
-    if entry.name in _REGISTRY:
-        raise ValueError(f"strategy {entry.name!r} is registered already")
-    _REGISTRY[entry.name] = entry
     _of_operator.cache_clear()
-    return entry
-
-
-@cache
-def _load() -> None:
-    """Import what registers strategies: this package's, and what installed packages offer as `partita.strategies`."""
-    from . import builtin  # noqa: F401  the entries register themselves
-
-    for point in entry_points(group="partita.strategies"):
-        point.load()
+    return _REGISTRY.add(entry)
 
 
 def special_strategy(name: str) -> Special:
     """The entry of a special strategy. Raises PartitaError that lists the known ones."""
-    _load()
-    if name not in _REGISTRY:
-        raise PartitaError(f"strategy {name!r} is not known; known are {', '.join(sorted(_REGISTRY))}")
-    return _REGISTRY[name]
+    return _REGISTRY.find(name)
 
 
 def special_strategies() -> tuple[Special, ...]:
     """All registered special strategies, by name."""
-    _load()
-    return tuple(_REGISTRY[name] for name in sorted(_REGISTRY))
+    return _REGISTRY.every()
 
 
 @lru_cache(maxsize=1024)

@@ -8,15 +8,12 @@ keys, and of the scores there is a piece at a time: it keeps its parts and one n
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from ...model.layout import Action
 from ...model.pcg import Builder
 from ..row import Row
-from .registry import Message, Part, Situation, Special, Splits, register_strategy
-
-_FOLDER = Path(__file__).parent / "programs"
+from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 
 def _rows(at: Situation) -> Iterator[Row]:
@@ -95,7 +92,7 @@ register_strategy(
         _rows,
         _messages,
         _emit,
-        program=_FOLDER / "ring.py",
+        program=PROGRAMS / "ring.py",
         work=_work,
         kept=_kept,
         examples=(_causal, _across),

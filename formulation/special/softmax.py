@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from ...model.layout import Action
 from ...model.pcg import Builder
 from ..row import Row
-from .registry import Message, Part, Situation, Special, Splits, register_strategy
-
-_PROGRAM = Path(__file__).parent / "programs" / "softmax.py"
+from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 
 def _rows(at: Situation) -> Iterator[Row]:
@@ -54,7 +51,7 @@ register_strategy(
         _rows,
         _messages,
         _emit,
-        program=_PROGRAM,
+        program=PROGRAMS / "softmax.py",
         primitives=("all_reduce",),
         examples=(_example("softmax", 1), _example("log_softmax", 1)),
     )

@@ -7,7 +7,6 @@ table-wise and column-wise sharding; here a table may lie at a range of coordina
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from ...model.cost import ITEMSIZE
@@ -16,9 +15,8 @@ from ...model.merge import table_rows
 from ...model.pcg import Builder
 from ..row import Row
 from .balance import Load
-from .registry import Message, Part, Situation, Special, Splits, register_strategy
+from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
-_FOLDER = Path(__file__).parent / "programs"
 _ID = ITEMSIZE["int64"]
 
 
@@ -129,7 +127,7 @@ register_strategy(
         _rows,
         _messages,
         _emit,
-        program=_FOLDER / "spread.py",
+        program=PROGRAMS / "spread.py",
         work=_work,
         kept=_kept,
         copies=("ids",),

@@ -5,15 +5,12 @@ The ranks agree on the largest logit of each sample, then add up exponentials an
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from ...model.layout import Action, R
 from ...model.pcg import FLOATS, Builder
 from ..row import Row
-from .registry import Message, Part, Situation, Special, Splits, register_strategy
-
-_FOLDER = Path(__file__).parent / "programs"
+from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 
 def _rows(at: Situation) -> Iterator[Row]:
@@ -53,7 +50,7 @@ register_strategy(
         _rows,
         _messages,
         _emit,
-        program=_FOLDER / "vocabulary.py",
+        program=PROGRAMS / "vocabulary.py",
         primitives=("all_reduce",),
         examples=(_example,),
     )

@@ -1,0 +1,52 @@
+"""Entries by name: the package's own, and what installed packages offer as entry points."""
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Protocol, TypeVar
+
+from .errors import PartitaError
+
+
+class Named(Protocol):
+    """An entry."""
+
+    @property
+    def name(self) -> str: ...
+
+
+T = TypeVar("T", bound=Named)
+
+
+class Registry(dict[str, T]):
+    """Entries by name: of what `kind` they are, the group of entry points, and what imports the package's own."""
+
+    def __init__(self, kind: str, group: str, own: Callable[[], object]) -> None:
+        super().__init__()
+        self.kind, self.group, self.own, self.loaded = kind, group, own, False
+
+    def add(self, entry: T) -> T:
+        """Add an entry; a second one of the same name is a mistake (ValueError)."""
+        if entry.name in self:
+            raise ValueError(f"{self.kind} {entry.name!r} is registered already")
+        self[entry.name] = entry
+        return entry
+
+    def load(self) -> None:
+        """Import, once, the modules that register entries."""
+        if not self.loaded:
+            self.loaded = True
+            self.own()
+            for point in entry_points(group=self.group):
+                point.load()
+
+    def find(self, name: str) -> T:
+        """The entry of a name. Raises PartitaError that lists the known ones."""
+        self.load()
+        if name not in self:
+            raise PartitaError(f"{self.kind} {name!r} is not known; known are {', '.join(sorted(self))}")
+        return self[name]
+
+    def every(self) -> tuple[T, ...]:
+        """All entries, by name."""
+        self.load()
+        return tuple(self[name] for name in sorted(self))
