@@ -7,7 +7,7 @@ from typing import Any
 from ..formulation.beside import Level
 from ..formulation.bundles import inside
 from ..formulation.classes import handover, without_addends
-from ..formulation.encode import Encoding
+from ..formulation.encoding import Encoding
 from ..formulation.network import evaluate
 from ..model.atoms import atoms
 from ..model.layout import B, Layout, P, R, S, atom_of, is_split
@@ -18,7 +18,10 @@ from .spread import at_of
 
 
 def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
-    """The choice of every node: its strategy, what tensors are converted to, how weights are stored."""
+    """The choice of every node: its strategy, what tensors are converted to, how weights are stored.
+
+    Where nodes can be computed in several ways, see `ways.chosen`: what is not taken is whole on every rank here.
+    """
     axes = len(found.placement.sizes)
     whole: Layout = (R,) * axes
     given: dict[int, Layout] = {}  # of a tensor class, in the base's atoms: what consumers convert from
@@ -32,7 +35,7 @@ def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
             choice = _repeated(found, assignment, index)
         elif index in found.weights:
             variable, stored = found.weights[index]
-            o, _ = found.option(assignment, variable)
+            o = 0 if found.unused(assignment, variable) else found.option(assignment, variable)[0]
             layout = stored.space.layout(int(stored.codes[o]))
             shared = _shared(found, assignment, index)
             choice = Choice((), layout, shared, bool(stored.regather[o]), bool(stored.sharded[o]))
@@ -69,16 +72,20 @@ def _bundles(found: Encoding, assignment: Sequence[int]) -> Iterator[Level]:
 
 
 def _strategy(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
-    """The choice of an operator that has a variable of its own."""
+    """The choice of an operator that has options of its own."""
+    node = found.classes.ways.get(index, index)
     variable, options = found.operators[index]
+    if found.way(assignment, node) != index:
+        whole: Layout = (R,) * len(found.placement.sizes)
+        return Choice((whole,) * len(options.inputs), whole)
     o, placed = found.option(assignment, variable)
     inputs = tuple(s.layout(int(c[o])) for s, c in zip(options.input_spaces, options.inputs, strict=True))
     output = options.output_space.layout(int(options.output[o]))
-    choice = Choice(inputs, output, _shared(found, assignment, index))
+    choice = Choice(inputs, output, _shared(found, assignment, node))
     for level in placed.levels if placed else ():
         if level.bundle.join == index:  # what the branches give is whole on the axis, where it is
-            axis, whole = level.axis, [B if found.pcg.nodes[i].gradient else R for i in found.pcg.nodes[index].inputs]
-            inputs = tuple((*x[:axis], w, *x[axis + 1 :]) for x, w in zip(inputs, whole, strict=True))
+            axis, letters = level.axis, [B if found.pcg.nodes[i].gradient else R for i in found.pcg.nodes[index].inputs]
+            inputs = tuple((*x[:axis], w, *x[axis + 1 :]) for x, w in zip(inputs, letters, strict=True))
             choice = replace(choice, inputs=inputs, joins=(axis, *level.places))
     return choice
 
@@ -98,7 +105,10 @@ def _shared(found: Encoding, assignment: Sequence[int], index: int) -> Layout | 
         return None
     hub, table = found.hubs[index]
     count = len(atoms(found.pcg)[index].sizes)
-    letters = _letters(len(found.placement.sizes), count, int(table.codes[found.option(assignment, hub)[0]]))
+    if found.unused(assignment, hub):
+        return None
+    option = found.option(assignment, hub)[0] % len(table.codes)  # those that are kept for backward follow the others
+    letters = _letters(len(found.placement.sizes), count, int(table.codes[option]))
     return tuple(int(x) for x in letters)
 
 
@@ -119,9 +129,16 @@ def _asked_of_inputs(found: Encoding, assignment: Sequence[int]) -> dict[int, li
         if found.pcg.nodes[base].op != "input":
             continue
         for use in uses:
+            if not _taken(found, assignment, use.node):
+                continue
             layout = _strategy(found, assignment, found.classes.decides(use.node)).inputs[use.operand]
             asked.setdefault(base, []).append(tuple(S(use.atoms[atom_of(x)]) if is_split(x) else x for x in layout))
     return asked
+
+
+def _taken(found: Encoding, assignment: Sequence[int], index: int) -> bool:
+    """Whether a reader is computed so."""
+    return found.way(assignment, found.classes.variable(index)) in (index, found.classes.decides(index))
 
 
 def _common(layouts: Sequence[Layout], axes: int) -> Layout:
@@ -142,7 +159,7 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
     """What the choice costs, part by part (ns of a step), and what it uses; the parts add up to the objective."""
     network, nodes = found.network, found.pcg.nodes
     checked = evaluate(network, assignment)
-    names = {v: nodes[i].name for i, (v, _) in found.operators.items()}
+    names = {v: nodes[found.classes.variable(i)].name for i, (v, _) in found.operators.items()}
     parts = {"compute": network.constant, "conversions": 0, "weights": 0, "gradients": 0}
     stored = {v for v, _ in found.weights.values()}
     hub_of_weight = {found.hubs[w][0] for w in found.weights if w in found.hubs}
@@ -192,6 +209,8 @@ def unsplit_flops(found: Encoding, assignment: Sequence[int]) -> float:
     """Share of the FLOPs that no axis splits."""
     total = unsplit = 0
     for index, (variable, options) in found.operators.items():
+        if not _taken(found, assignment, index):
+            continue
         node = found.pcg.nodes[index]
         work = operator(node.op).work(node, tuple(found.pcg.nodes[i] for i in node.inputs))
         total += work

@@ -24,6 +24,7 @@ from .spread import places
 if TYPE_CHECKING:
     from torch import nn
 
+    from .explicit.graph import ParallelGraph
     from .program.axes import Group
 
 FORMAT = 1
@@ -116,6 +117,7 @@ class Plan:
             "space": report.get("space"),
             "bundles": report.get("bundles", []),
             "without_bundles": report.get("without_bundles"),
+            "rewritten": report.get("rewritten", []),
             "program": None,
         }
 
@@ -132,6 +134,12 @@ class Plan:
         if path is not None:
             write_atomically(path, text)
         return text
+
+    def parallel_graph(self) -> ParallelGraph:
+        """The PCG with parallelization as operators of its own, priced to the same step."""
+        from .explicit.build import parallel_graph
+
+        return parallel_graph(self)
 
     def verify(self, ranks: int | None = None, level: str = "threads") -> dict[str, Any]:
         """Run the program on local ranks beside the unsharded module: the same loss, gradients and weights?

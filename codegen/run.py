@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..formulation.encode import Encoding
+from ..formulation.encoding import Encoding
 from ..formulation.mappings import mapped, without_ones
 from ..formulation.network import INFINITE
 from ..formulation.placement import Placement, distinct, placements, reordered
+from ..formulation.rewriting.saturate import Rewritten, SaturationLimits, rewritings
+from ..formulation.substitution.rule import Rule
 from ..model.batch import with_batch
 from ..model.errors import NoPlanError, PartitaError
 from ..model.files import write_atomically
@@ -23,11 +25,12 @@ from ..solvers.protocol import Limits, Progress, Status
 from ..solvers.protocol import solver as find_solver
 from ..solvers.question import Question, atom_sizes, check_batch
 from ..solvers.search import Found, search
-from .decode import choices, report
+from .decode import report
 from .plan import Plan
 from .price import priced
 from .program.micro import divided
 from .request import PlanRequest, check_gap, check_seconds, machine_for
+from .rewritten import changes, decided
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,6 +60,8 @@ class Settings:
     fix: tuple[tuple[str, str], ...] = ()
     save_network: str | None = None
     mapping: str | None = None
+    rules: tuple[Rule, ...] = ()
+    saturation: SaturationLimits | None = None
 
 
 def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
@@ -168,6 +173,9 @@ def plan_graph(
     """Plan a captured graph; `model` and `module` are kept in the plan. An interrupt keeps the best plan so far."""
     start = time.monotonic() if start is None else start
     captured = time.monotonic()
+    rewritten = rewritings(graph, settings.rules, settings.saturation) if settings.rules else None
+    plain, graph = graph, rewritten.graph if rewritten else graph
+    rewrote = time.monotonic()
     counts = _micro_batches(graph, settings)
     places = _placements(machine, settings)
     asked = settings.mesh is not None or settings.mapping is not None
@@ -176,6 +184,7 @@ def plan_graph(
     question = Question(
         graph, machine, settings.batch, places, counts,
         settings.dtype, settings.optimizer, _fixed(settings.fix, places), math.inf if asked else MOST_WORK,
+        plain=plain if graph.alternatives else None,
     )  # fmt: skip
     if settings.save_network:
         _save_network(question, settings.save_network)
@@ -186,13 +195,14 @@ def plan_graph(
     ended = time.monotonic()
     seconds = {
         "capture": round(captured - start, 3),
-        "formulate": round(began - captured + found.seconds - found.solving, 3),
+        **({"rewrite": round(rewrote - captured, 3)} if rewritten else {}),
+        "formulate": round(began - rewrote + found.seconds - found.solving, 3),
         "solve": round(found.solving, 3),
     }
-    searched = {
+    searched: dict[str, Any] = {
         "status": found.status.value,
         "bound_ns": found.bound if found.bound < INFINITE else None,
-        "space": _space(question, found),
+        "space": _space(question, found, rewritten),
         "seconds": seconds,
     }
     if found.encoding is None or found.solution is None:
@@ -201,14 +211,15 @@ def plan_graph(
     best, solution = found.encoding, found.solution
     assert solution.assignment is not None and solution.objective is not None
     gap = (solution.objective - found.bound) / solution.objective
-    told = {**searched, "objective_ns": solution.objective, "gap": gap, "solver": solution.source}
+    told: dict[str, Any] = {**searched, "objective_ns": solution.objective, "gap": gap, "solver": solution.source}
+    if rewritten:
+        told["rewritten"] = changes(best, solution.assignment)
+    taken, chosen = decided(best, solution.assignment)
     made = Plan(
-        best.pcg, machine, best.placement, best.micro_batches, choices(best, solution.assignment), settings.dtype,
+        taken, machine, best.placement, best.micro_batches, chosen, settings.dtype,
         settings.optimizer, model, report(best, solution.assignment) | told, module,
     )  # fmt: skip
-    confirmed = priced(made)  # shares nothing of the encoding
-    assert confirmed.objective_ns == solution.objective, (confirmed.ns, solution.objective)
-    assert confirmed.memory_bytes == made.report["memory_bytes"], (confirmed.memory, made.report["memory_bytes"])
+    _confirm(made, rewritten)
     emitting = time.monotonic()
     seconds["confirm"] = round(emitting - ended, 3)
     made.emit()  # what cannot be emitted is no plan
@@ -219,6 +230,25 @@ def plan_graph(
     return made
 
 
+def _confirm(made: Plan, rewritten: Rewritten | None) -> None:
+    """Price a plan once more, which shares nothing of the encoding.
+
+    Where weights can be joined, room is kept for the largest that any rewriting gathers; and a plan that is not optimal
+    may hold what nothing reads. The plan's own price and memory are the lower ones.
+    """
+    confirmed, report = priced(made), made.report
+    if rewritten is None or not rewritten.ways:
+        assert confirmed.objective_ns == report["objective_ns"], (confirmed.ns, report["objective_ns"])
+        assert confirmed.memory_bytes == report["memory_bytes"], (confirmed.memory, report["memory_bytes"])
+        return
+    optimal = report["status"] == Status.OPTIMAL.value
+    assert confirmed.objective_ns <= report["objective_ns"], (confirmed.ns, report["objective_ns"])
+    assert confirmed.objective_ns == report["objective_ns"] or not optimal, (confirmed.ns, report["objective_ns"])
+    assert confirmed.memory_bytes <= report["memory_bytes"], (confirmed.memory, report["memory_bytes"])
+    report["objective_ns"], report["memory_bytes"] = confirmed.objective_ns, confirmed.memory_bytes
+    report["gap"] = (confirmed.objective_ns - report["bound_ns"]) / confirmed.objective_ns
+
+
 def _without_bundles(question: Question, settings: Settings, start: float) -> dict[str, Any]:
     """The best plan in which no branches run side by side, in the time left: what they gain is the difference."""
     left = max(1.0, (settings.time_limit or math.inf) - (time.monotonic() - start))
@@ -227,9 +257,11 @@ def _without_bundles(question: Question, settings: Settings, start: float) -> di
     return {"status": found.status.value, "objective_ns": found.objective, "bound_ns": bound}
 
 
-def _space(question: Question, found: Found) -> dict[str, Any]:
+def _space(question: Question, found: Found, rewritten: Rewritten | None) -> dict[str, Any]:
     """What was searched. Machine levels, and the rows of a placement over them, are named outermost first."""
     done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    hit = [f"rewriting: {limit}" for limit in rewritten.limits_hit] if rewritten else []
+    hit += ["rewriting: width"] if found.unrewritten else []
     return {
         "meshes": len({p.sizes for p in question.placements}),
         "placements": len(question.placements) - found.left_out,
@@ -238,7 +270,8 @@ def _space(question: Question, found: Found) -> dict[str, Any]:
         "micro_batches": list(question.micro_batches),
         "options": found.options,
         "networks_solved": found.solved,
-        "limits_hit": [] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"],
+        **({"rewritings": rewritten.to_json() | {"without": found.unrewritten}} if rewritten else {}),
+        "limits_hit": hit + ([] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"]),
     }
 
 
@@ -326,6 +359,7 @@ def _without_plan(question: Question, found: Found, model: dict[str, Any], searc
         "space": searched["space"],
         "bundles": [],
         "without_bundles": None,
+        "rewritten": [],
         "program": None,
     }
     if found.interrupted:

@@ -99,7 +99,12 @@ class _Offer:
 
 @dataclass
 class Beside:
-    """Adds the bundles of a graph to the variables and edges of its network."""
+    """Adds the bundles of a graph to the variables and edges of its network.
+
+    Where nodes can be computed in several ways, a bundle is of the first of each. `optional` are the variables whose
+    last option is to be unused, `kept` names hubs that say themselves whether they are kept for backward, and whether
+    the first ways keep them.
+    """
 
     pcg: PCG
     classes: Classes
@@ -109,6 +114,8 @@ class Beside:
     hubs: Mapping[int, tuple[int, Conversions]]
     variables: list[Variable]
     edges: list[Edge]
+    optional: frozenset[int] = frozenset()
+    kept: Mapping[int, bool] = field(default_factory=dict)
 
     def add(self) -> Mapping[int, tuple[Placed, ...]]:
         """Lengthen variables and edges; for every variable what its further options stand for."""
@@ -207,7 +214,7 @@ class Beside:
         offer.options[variable], offer.path[variable] = option, path
         if node in self.hubs:
             hub, table = self.hubs[node]
-            offer.options[hub], offer.path[hub] = int(table.position[found.output[option]]), path
+            offer.options[hub], offer.path[hub] = self._shared(node, table, int(found.output[option])), path
         for base, use in self.uses.get(node, ()):
             if base not in self.weights:
                 continue
@@ -224,18 +231,22 @@ class Beside:
             offer.options[weight], offer.stored[weight], offer.path[weight] = int(edge[0]), int(paid[0]), path
         return True
 
+    def _shared(self, base: int, table: Conversions, code: int) -> int:
+        """The option of a hub that has a layout: of two the one that is kept, if the first ways keep it."""
+        return int(table.position[code]) + len(table.codes) * self.kept.get(base, False)
+
     def _read_whole(self, offer: _Offer, inner: Bundle, axis: int) -> bool:
         """What a bundle inside reads has to be whole on its axis; whether that can be."""
         base = self.classes.base[inner.fork]
         if base not in self.hubs:
             return False
         hub, table = self.hubs[base]
-        code = int(table.codes[offer.options[hub]])
+        code = int(table.codes[offer.options[hub] % len(table.codes)])
         layout = list(self.reads.space(base).layout(code))
         reader = next(u for u in self.classes.uses[base] if u.node in inner.nodes)
         asked = int(self.reads.asked(reader)[offer.options[self.operators[reader.node][0]]])
         layout[axis] = self.reads.space(base).layout(asked)[axis]
-        offer.options[hub] = int(table.position[self.reads.space(base).code(tuple(layout))])
+        offer.options[hub] = self._shared(base, table, self.reads.space(base).code(tuple(layout)))
         return True
 
     # What it costs
@@ -300,7 +311,11 @@ class Beside:
         base = next(i for kind in (self.operators, self.hubs) for i, (v, _) in kind.items() if v == edge.u)
         table, tensor = self.reads.table(base), self.reads.space(base)
         hub = self.hubs.get(base)
-        given = int(table.codes[one]) if hub and hub[0] == edge.u else int(self.operators[base][1].output[one])
+        given = (
+            int(table.codes[one % len(table.codes)])
+            if hub and hub[0] == edge.u
+            else int(self.operators[base][1].output[one])
+        )
         use = next(use for source, use in self.uses[join] if source == base)
         asked = list(tensor.layout(int(self.reads.asked(use)[other])))
         asked[axis] = tensor.layout(given)[axis]
@@ -348,13 +363,17 @@ class Beside:
         use = None if edge.use is None else np.zeros((*cost.shape, 1), np.int64)
         if use is not None:
             use[:n, :m] = edge.use
-        for x, (number, option) in enumerate(left):
-            if edge.u not in offers[number].path:  # the outermost `cat`, read as ever
+        for x, (at, option) in enumerate(left):
+            if edge.u not in offers[at].path:  # the outermost `cat`, read as ever
                 cost[n + x, :m] = edge.cost[option]
                 if use is not None and edge.use is not None:
                     use[n + x, :m] = edge.use[option]
-        for y, (number, option) in enumerate(right):
-            offer = offers[number]
+            elif edge.v in self.optional:  # unused, it does not read what is inside
+                cost[n + x, m - 1] = 0
+        for y, (at, option) in enumerate(right):
+            offer = offers[at]
+            if edge.v not in offer.path and edge.u in self.optional and edge.u not in offer.options:
+                cost[n - 1, m + y] = edge.cost[n - 1, option]  # another way to compute a branch, unused
             if edge.v in offer.path and edge.u not in offer.options:
                 self._enter(edge, option, offer, cost[:n, m + y], None if use is None else use[:n, m + y])
         for (x, (a, one)), (y, (b, other)) in product(enumerate(left), enumerate(right)):

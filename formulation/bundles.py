@@ -100,7 +100,7 @@ def _closed(pcg: PCG, join: int, fork: int, branches: Sequence[Branch]) -> bool:
     for branch, end in zip(branches, pcg.nodes[join].inputs, strict=True):
         inside = {*branch.nodes}
         for i in (*branch.nodes, *branch.weights):
-            readers = {*pcg.consumers[i]} - inside
+            readers = pcg.plain.intersection(pcg.consumers[i]) - inside
             if readers - ({join} if i == end else set()) or pcg.nodes[i].get("sparse") or pcg.nodes[i].get("tables"):
                 return False
         if end not in inside and pcg.nodes[end].op != "input":

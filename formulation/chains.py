@@ -29,7 +29,7 @@ def find_cuts(pcg: PCG, classes: Classes) -> set[int]:
     """Tensors that alone lead from what is before them to what is after (post-dominators of what is before)."""
     change = [0] * (len(pcg.nodes) + 1)
     moving = [
-        (i, max(classes.decides(u.node) for u in uses))
+        (i, max(classes.variable(u.node) for u in uses))
         for i, uses in classes.uses.items()
         if not classes.constant[i] and pcg.nodes[i].op not in ("input", "parameter")
     ]

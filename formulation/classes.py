@@ -32,7 +32,8 @@ class Classes:
 
     `reads` are all reads of a base, `uses` those that are decided on: the reads of passes without gradient are counted
     at what they repeat, unless they read something else. `handed`: what such a pass hands to another one, in a layout
-    that is not decided on (see `handover`). `passes[n]` are the nodes that repeat n.
+    that is not decided on (see `handover`). `passes[n]` are the nodes that repeat n, `ways[n]`
+    what n is another way to compute.
     """
 
     base: tuple[int, ...]
@@ -43,10 +44,15 @@ class Classes:
     twin: Mapping[int, int]
     passes: Mapping[int, tuple[int, ...]]
     handed: frozenset[int]
+    ways: Mapping[int, int]
 
     def decides(self, node: int) -> int:
         """The node whose strategy `node` has: itself, or what it repeats."""
         return self.twin.get(node, node)
+
+    def variable(self, node: int) -> int:
+        """The node whose variable decides on `node`: itself, what it repeats, or what it is another way to compute."""
+        return self.ways.get(node, self.twin.get(node, node))
 
 
 def classes(pcg: PCG) -> Classes:
@@ -60,14 +66,14 @@ def _classes(pcg: PCG) -> Classes:
     maps: list[tuple[int, ...]] = []
     constant: list[bool] = []
     reads: dict[int, list[Use]] = {}
-    known, twin = atoms(pcg), twins(pcg)
+    known, twin, ways = atoms(pcg), twins(pcg), dict(pcg.alternatives)
     for index, node in enumerate(pcg.nodes):
         fixed = node.op == "buffer" or (
             node.op not in ("input", "parameter")
             and (operator(node.op).creates or all(constant[i] for i in node.inputs))
         )
         constant.append(fixed)
-        shown = None if fixed else _shown(pcg, index, index in twin)
+        shown = None if fixed or index in ways else _shown(pcg, index, index in twin)
         if shown is not None:
             source = node.inputs[0]
             base.append(base[source])
@@ -92,6 +98,7 @@ def _classes(pcg: PCG) -> Classes:
         twin,
         {k: tuple(v) for k, v in passes.items()},
         handed,
+        ways,
     )
 
 

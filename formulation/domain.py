@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,8 @@ class Domain:
 
     `time_ns` is of one micro-batch, forward and backward, `forward_ns` its forward alone; `kept_bytes` what the
     operator itself keeps for backward (its output or mask; kept inputs belong to the edges). `saves[i]` says whether
-    input i is kept, but for the options in `copied[i]`, `items[i]` the bytes of an element, `saves_output` whether what
-    is kept stands for the output.
+    input i is kept, but for the options in `copied[i]`, `items[i]` the bytes of an element, `saves_output[o]` whether
+    what is kept stands for the output.
     """
 
     rows: tuple[Row, ...]
@@ -51,7 +51,7 @@ class Domain:
     saves: tuple[bool, ...]
     copied: tuple[npt.NDArray[np.bool_], ...]
     items: tuple[int, ...]
-    saves_output: bool
+    saves_output: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.output)
@@ -59,8 +59,9 @@ class Domain:
     def only(self, keep: npt.NDArray[np.bool_]) -> "Domain":
         """Some of the options."""
         inputs, copied = tuple(codes[keep] for codes in self.inputs), tuple(those[keep] for those in self.copied)
-        arrays = {
-            name: getattr(self, name)[keep] for name in ("choice", "output", "time_ns", "forward_ns", "kept_bytes")
+        arrays: dict[str, Any] = {
+            name: getattr(self, name)[keep]
+            for name in ("choice", "output", "time_ns", "forward_ns", "kept_bytes", "saves_output")
         }
         return replace(self, inputs=inputs, copied=copied, **arrays)
 
@@ -144,6 +145,9 @@ def domain(
             if entry.scratch is not None:
                 moved = moved + 2 * entry.scratch(this, sources) * share * precision.itemsize(this.dtype)
             time = time + roofline.ns(work * backward_factor(this, sources, entry.matmul), moved)
+            if entry.masked:  # priced as the activation's own backward
+                own = output_space.numel[output] * 1.0
+                time = time + roofline.ns(own, 4 * own * precision.itemsize(this.dtype))
     dense = this.gradient and not this.get("sparse")
     if dense and looked_up and sources[looked_up[0]].gradient:  # the gradient of the table is zeroed, then added to
         table = looked_up[0]
@@ -177,7 +181,7 @@ def domain(
         tuple(n in saved for n in names),
         tuple(copied),
         kept_items,
-        bool({"y", "mask", "noise"} & set(saved)) or (this.gradient and this.op in LOSS_TRANSIENTS),
+        np.full(len(choice), bool({"y", "mask", "noise"} & {*saved}) or (this.gradient and this.op in LOSS_TRANSIENTS)),
     )
 
 

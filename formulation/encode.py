@@ -6,9 +6,9 @@ variables, since layouts live on atoms. What does not depend on parameters or in
 are read in the layout that is asked, so neither has a variable.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import combinations, product
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +22,19 @@ from ..model.operator import operator
 from ..model.pcg import PCG, Node
 from ..model.sparse import check_optimizer, sparse_tables
 from ..model.updates import updated
-from .beside import Beside, Placed
+from .beside import Beside
 from .chains import Piece, find_chains, find_cuts
-from .classes import Classes, classes
+from .classes import classes
 from .domain import LOSS_TRANSIENTS, Domain, Domains
-from .network import Edge, Network, Variable
+from .encoding import Encoding
+from .network import INFINITE, Edge, Network, Variable
+from .optional import Optional, Taken
 from .placement import Placement, placements
 from .reads import Prices, Reads
 from .special.balance import Balance
 from .special.levelling import levelled
 from .transition import Table, Transitions
+from .ways import Ways
 from .weights import (
     Storage,
     accumulate_ns,
@@ -44,39 +47,6 @@ from .weights import (
 )
 
 Array = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """A network and what its variables mean; `codegen.decode` reads an assignment through it."""
-
-    pcg: PCG
-    machine: Machine
-    placement: Placement
-    micro_batches: int
-    precision: Precision
-    optimizer: str
-    network: Network
-    classes: Classes
-    operators: Mapping[int, tuple[int, Domain]]
-    weights: Mapping[int, tuple[int, Storage]]
-    hubs: Mapping[int, tuple[int, Table]]
-    tables: Mapping[int, Table]
-    placed: Mapping[int, tuple[Placed, ...]]
-
-    def option(self, assignment: Sequence[int], variable: int) -> tuple[int, Placed | None]:
-        """The option of a variable, and the bundle that places it; then the option that this one stands for."""
-        option, further = assignment[variable], self.placed.get(variable, ())
-        ordinary = len(self.network.variables[variable].cost) - len(further)
-        if option < ordinary:
-            return option, None
-        placed = further[option - ordinary]
-        return placed.option, placed
-
-    @cached_property
-    def options(self) -> int:
-        """Options of all variables together."""
-        return sum(len(v.cost) for v in self.network.variables)
 
 
 def encode(
@@ -158,10 +128,15 @@ class _Encoder:
         self.operators: dict[int, tuple[int, Domain]] = {}
         self.weights: dict[int, tuple[int, Storage]] = {}
         self.hubs: dict[int, tuple[int, Table]] = {}
+        self.ways = Ways(self.pcg, self.classes)
+        self.modes: dict[int, int] = {}
+        self.loose: set[int] = set()
+        self.shows: set[int] = set()
         self.states = optimizer_states(self.optimizer)
         check_optimizer(self.pcg, self.optimizer)
         self._check_fixed()
-        cuts = find_cuts(self.pcg, self.classes)
+        self.cuts = cuts = find_cuts(self.pcg, self.classes)
+        self.saved = self.ways.surely(self._kept_by_reader) if self.pcg.alternatives else frozenset()
         for index, node in enumerate(self.pcg.nodes):
             if node.op == "parameter":
                 continue  # made when it is first read, so that it stands beside its consumer
@@ -169,11 +144,15 @@ class _Encoder:
                 self._constant(node)
             elif node.op != "input" and self.classes.base[index] == index and index not in self.classes.twin:
                 self._operator(index)
-                if index in cuts or len(self.classes.uses.get(index, ())) > 1:
+                if index in self.pcg.members:
+                    self._mode(index)
+                if index in cuts or self.ways.together(self.classes.uses.get(index, ())):
                     self._hub(index, index in cuts)
+        optional = self._optional()
         bundles = Beside(
-            self.pcg, self.classes, self.reads, self.operators, self.weights, self.hubs, self.variables, self.edges
-        )
+            self.pcg, self.classes, self.reads, self.operators, self.weights, self.hubs, self.variables, self.edges,
+            optional, self._kept_first(),
+        )  # fmt: skip
         placed = bundles.add() if self.bundles else {}
         capacity = self.machine.device.capacity_bytes if self.capacity_bytes is None else self.capacity_bytes
         network = Network(tuple(self.variables), tuple(self.edges), (capacity - self._fixed_bytes(),), self.constant)
@@ -182,8 +161,78 @@ class _Encoder:
         )
         return Encoding(
             self.pcg, self.machine, self.placement, self.k, self.precision, self.optimizer, network, self.classes,
-            self.operators, self.weights, self.hubs, self.reads.tables, placed,
+            self.operators, self.weights, self.hubs, self.reads.tables, placed, self.modes, optional,
         )  # fmt: skip
+
+    def _mode(self, node: int) -> None:
+        """The variable that says in which way a tensor is computed; in none, where some choice does not need it."""
+        size = len(self.ways.of(node)) + (node in self.ways.conditional)
+        key = "mode", size
+        if key not in self.cache:
+            self.cache[key] = np.zeros(size, np.int64), np.zeros((size, 1), np.int64)
+        cost, use = self.cache[key]
+        assert use is not None
+        self.modes[node] = self._add(f"{self.pcg.nodes[node].name} way", cost, use, node + 0.1)
+
+    def _optional(self) -> frozenset[int]:
+        """Give what some choice of ways does not need the option to be unused; which variables have it."""
+        if not self.pcg.alternatives:
+            return frozenset()
+        several = {way for ways in self.pcg.members.values() for way in ways}
+        kinds = (self.operators, self.weights, self.hubs)
+        found = [v for kind in kinds for base, (v, _) in kind.items() if base in self.ways.conditional]
+        optional = frozenset([*found, *(self.operators[way][0] for way in several)])
+        lengthened = Optional(self.variables, self.edges, optional, self.loose, self.shows)
+        lengthened.lengthen()
+        lengthened.modes({mode: [self.operators[way][0] for way in self.ways.of(n)] for n, mode in self.modes.items()})
+        lengthened.needs(self._needs())
+        lengthened.apart(self._apart())
+        return optional
+
+    def _needs(self) -> Iterator[tuple[int, int]]:
+        """Modes that may be to compute nothing, with what then is not used: the hub, or all readers."""
+        for node in self.modes.keys() & self.ways.conditional:
+            if node in self.hubs:
+                yield self.modes[node], self.hubs[node][0]
+            else:
+                readers = dict.fromkeys(
+                    self.operators[self.classes.decides(u.node)][0] for u in self.classes.uses[node]
+                )
+                yield from ((self.modes[node], v) for v in readers)
+
+    def _apart(self) -> Iterator[tuple[Taken, Taken]]:
+        """The readers of a weight, and those of one that joins it: each value is trained in one place."""
+        holders: dict[str, list[int]] = {}
+        for base in self.weights:
+            for name in self.pcg.nodes[base].originals:
+                holders.setdefault(name, []).append(base)
+        pairs = dict.fromkeys(pair for those in holders.values() for pair in combinations(those, 2))
+        readers = {base: [u.node for u in self.classes.uses[base]] for pair in pairs for base in pair}
+        found = ((self._taken(a), self._taken(b)) for x, y in pairs for a, b in product(readers[x], readers[y]))
+        yield from dict.fromkeys(pair for pair in found if pair[0].variable != pair[1].variable)
+
+    def _taken(self, way: int) -> Taken:
+        """That a node is computed, said by the variable with the fewest options."""
+        node = self.classes.variable(way)
+        if node in self.modes:
+            return Taken(self.modes[node], self.ways.of(node).index(way))
+        return Taken((self.hubs if node in self.hubs else self.operators)[node][0])
+
+    def _kept_first(self) -> Mapping[int, bool]:
+        """Of the hubs that say themselves whether they are kept for backward, whether the first ways keep them."""
+        doubled = [base for base in self.hubs if self._doubled(base)]
+        plain = self.pcg.plain
+        return {
+            base: any(
+                u.node in plain and self._kept_by_reader(u.node, u.operand, base) for u in self.classes.uses[base]
+            )
+            for base in doubled
+        }
+
+    def _kept_by_reader(self, way: int, operand: int, base: int) -> bool:
+        """Whether a node keeps what it reads for backward, as it is."""
+        use = self.reads.uses.get((base, way, operand))
+        return use is not None and self.reads.saves(use) and self.pcg.nodes[way].op not in LOSS_TRANSIENTS
 
     def _check_fixed(self) -> None:
         unknown = set(self.fixed) - {n.name for n in self.pcg.nodes}
@@ -218,6 +267,17 @@ class _Encoder:
             self.constant += self.k * int(self.roofline.ns(np.array([float(work)]), size)[0])
 
     def _operator(self, index: int) -> None:
+        found, key = self.domains.of(index), self._unary(index)
+        cost, use = self.cache[key]
+        assert use is not None
+        self.operators[index] = self._add(self.pcg.nodes[index].name, cost, use, index), found
+        for reader in (index, *self.classes.passes.get(index, ())):
+            for position in range(len(found.inputs)):
+                if self.reads.kind(reader, position) == "decided":
+                    self._read(self.reads.source(reader, position), reader, position)
+
+    def _unary(self, index: int) -> object:
+        """What the options of a node cost and keep by themselves: the key of its tables."""
         found, key = self.domains.of(index), self.domains.number(index)
         readers = (index, *self.classes.passes.get(index, ()))
         kinds = tuple(tuple(self.reads.kind(reader, p) for p in range(len(found.inputs))) for reader in readers)
@@ -237,21 +297,16 @@ class _Encoder:
                 item = self.precision.itemsize(self.pcg.nodes[index].dtype)
                 use += sum(handed) * int(found.output_space.numel[self.reads.handover(first)[0]]) * item
             self.cache[unary_key] = cost, use[:, None]
-        cost, use_ = self.cache[unary_key]
-        assert use_ is not None
-        self.operators[index] = self._add(self.pcg.nodes[index].name, cost, use_, index), found
-        for reader, of_reader in zip(readers, kinds, strict=True):
-            for position, kind in enumerate(of_reader):
-                if kind == "decided":
-                    self._read(self.reads.source(reader, position), reader, position)
+        return unary_key
 
     def _read(self, base: int, node: int, operand: int) -> None:
         """The edge from a tensor class to one of its consumers; of a pass without gradient only the way forward."""
-        consumer, found = self.operators[self.classes.decides(node)]
         use, alone = self.reads.uses[base, node, operand], node in self.classes.twin
+        decides = self.classes.decides(node)
+        consumer, found = self.operators[decides]
         if self.pcg.nodes[base].op == "parameter" and base not in self.weights:
-            self._weight(base, min(self.classes.decides(u.node) for u in self.classes.uses[base]))
-        key = (self.domains.number(self.classes.decides(node)), operand, use.atoms, use.again, alone)
+            self._weight(base, min(self.classes.variable(u.node) for u in self.classes.uses[base]))
+        key = (self.domains.number(decides), operand, use.atoms, use.again, alone)
         if base in self.weights and base not in self.hubs:
             weight, stored = self.weights[base]
             edge_key: object = ("weight", id(stored), *key)
@@ -263,19 +318,46 @@ class _Encoder:
             return
         if base in self.hubs:
             producer, table = self.hubs[base]
-            given, held = table.codes, True
             edge_key = ("hub", id(table), *key)
-        else:
-            producer, offered = self.operators[base]
-            given, held = offered.output, offered.saves_output
-            edge_key = ("direct", self.domains.number(base), *key)
-        if edge_key not in self.cache:
-            self.cache[edge_key] = self.reads.from_operator(base, use, given, held)
-        self._edge(producer, consumer, edge_key)
+            if edge_key not in self.cache:
+                held = np.ones(len(table.codes), dtype=np.bool_)
+                self.cache[edge_key] = self.reads.from_operator(base, use, table.codes, held)
+            if self._doubled(base):
+                edge_key = self._twice(edge_key, forbidden=self._kept_by_reader(node, operand, base))
+            self._edge(producer, consumer, edge_key)
+            return
+        for way in self.ways.of(base):
+            producer, offered = self.operators[way]
+            edge_key = ("direct", self.domains.number(way), *key)
+            if edge_key not in self.cache:
+                self.cache[edge_key] = self.reads.from_operator(base, use, offered.output, offered.saves_output)
+            self._edge(producer, consumer, edge_key, loose=base in self.modes)
 
-    def _edge(self, u: int, v: int, key: object) -> None:
+    def _edge(self, u: int, v: int, key: object, loose: bool = False, shows: bool = False) -> None:
+        """See `Optional` for the last two."""
+        if loose:
+            self.loose.add(len(self.edges))
+        if shows:
+            self.shows.add(len(self.edges))
         cost, use = self.cache[key]
         self.edges.append(Edge(u, v, cost, use))
+
+    def _doubled(self, base: int) -> bool:
+        """Whether a shared layout is kept for backward by some choices of ways only: then it says so itself.
+
+        Its first options are not kept, and those that keep what they read do not take them; the others are.
+        """
+        kept = any(self._kept_by_reader(u.node, u.operand, base) for u in self.classes.uses.get(base, ()))
+        return base in self.operators and bool(self.pcg.alternatives) and kept and base not in self.saved
+
+    def _twice(self, key: object, forbidden: bool) -> object:
+        """The key of a table for the options of a hub that are not kept, then those that are."""
+        both = (key, "twice", forbidden)
+        if both not in self.cache:
+            cost, use = self.cache[key]
+            first = np.full_like(cost, INFINITE) if forbidden else cost
+            self.cache[both] = np.concatenate([first, cost]), None if use is None else np.concatenate([use, use])
+        return both
 
     def _weight(self, base: int, order: float) -> None:
         """The variable of a parameter, beside its first consumer; its conversion is shared if there are several."""
@@ -297,14 +379,16 @@ class _Encoder:
             self.cache[unary_key] = cost, use[:, None]
         cost, use_ = self.cache[unary_key]
         assert use_ is not None
-        several = len(uses) > 1
-        self.weights[base] = self._add(node.name, cost, use_, order - 0.5, shared=several), stored
+        several = self.ways.together(uses)
+        places = [self.classes.variable(u.node) for u in uses]
+        apart = several and any(min(places) <= cut < max(places) for cut in self.cuts)
+        self.weights[base] = self._add(node.name, cost, use_, order - 0.5, shared=apart), stored
         if several and not sparse:
             table, again = self.reads.table(base), max(u.again for u in uses)
             edge_key = ("shared weight", id(stored), id(table), saved, again)
             if edge_key not in self.cache:
                 self.cache[edge_key] = self.reads.from_storage(base, stored, table.codes, saved, again)
-            self._connect_hub(base, self.weights[base][0], table, edge_key, order - 0.25, shared=True)
+            self._connect_hub(base, {self.weights[base][0]: (edge_key,)}, table, order - 0.25, shared=apart)
 
     def _training(self, stored: Storage, dense: bool, rows: tuple[int, ...], ids: int) -> tuple[Array, Array]:
         """What a parameter's gradient and update cost in a step, and what is kept of both; see `looked_up_bytes`."""
@@ -319,27 +403,41 @@ class _Encoder:
 
     def _hub(self, index: int, cut: bool) -> None:
         """The layout to which a tensor is converted once, for all its consumers."""
-        producer, offered = self.operators[index]
-        uses = self.classes.uses.get(index, ())
-        saved = any(self.reads.saves(u) and self.pcg.nodes[u.node].op not in LOSS_TRANSIENTS for u in uses)
+        saved = any(self._kept_by_reader(u.node, u.operand, index) for u in self.classes.uses.get(index, ()))
         table = self.reads.table(index)
         again = sum(n not in self.classes.handed for n in self.classes.passes.get(index, ()))
-        key = ("to hub", self.domains.number(index), id(table), saved, again)
-        if key not in self.cache:
-            self.cache[key] = self.reads.to_hub(index, offered, saved, again)
-        self._connect_hub(index, producer, table, key, index + 0.25, cut=cut)
+        producers = {}
+        for way in self.ways.of(index):
+            keys = []
+            for kept in (False, True) if self._doubled(index) else (saved,):
+                keys.append(("to hub", self.domains.number(way), id(table), kept, again))
+                if keys[-1] not in self.cache:
+                    self.cache[keys[-1]] = self.reads.to_hub(index, self.operators[way][1], kept, again)
+            producers[self.operators[way][0]] = tuple(keys)
+        self._connect_hub(index, producers, table, index + 0.25, cut=cut, loose=index in self.modes)
 
     def _connect_hub(
-        self, base: int, producer: int, table: Table, key: object, order: float, cut: bool = False, shared: bool = False
+        self,
+        base: int,
+        producers: Mapping[int, tuple[object, ...]],
+        table: Table,
+        order: float,
+        cut: bool = False,
+        shared: bool = False,
+        loose: bool = False,
     ) -> None:
-        nothing = ("nothing", len(table.codes))
+        """The variable of a hub, and what leads to it: tables to its layouts, not kept and kept where it has both."""
+        copies = len(next(iter(producers.values())))
+        nothing = ("nothing", len(table.codes) * copies)
         if nothing not in self.cache:
-            self.cache[nothing] = (
-                np.zeros(len(table.codes), dtype=np.int64),
-                np.zeros((len(table.codes), 1), dtype=np.int64),
-            )
+            self.cache[nothing] = np.zeros(nothing[1], dtype=np.int64), np.zeros((nothing[1], 1), dtype=np.int64)
         cost, use = self.cache[nothing]
         assert use is not None
         hub = self._add(f"{self.pcg.nodes[base].name} shared", cost, use, order, cut, shared)
         self.hubs[base] = hub, table
-        self._edge(producer, hub, key)
+        for producer, keys in producers.items():
+            if copies > 1 and keys not in self.cache:
+                tables = [self.cache[key] for key in keys]
+                uses = [np.zeros((*cost.shape, 1), np.int64) if use is None else use for cost, use in tables]
+                self.cache[keys] = np.concatenate([c for c, _ in tables], axis=1), np.concatenate(uses, axis=1)
+            self._edge(producer, hub, keys if copies > 1 else keys[0], loose, shows=True)

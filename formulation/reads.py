@@ -139,13 +139,13 @@ class Reads:
         table = self.table(source)
         return table, table.position[given], table.position[self.asked(use)]
 
-    def from_operator(self, base: int, use: Use, given: Codes, held: bool) -> Prices:
+    def from_operator(self, base: int, use: Use, given: Codes, held: npt.NDArray[np.bool_]) -> Prices:
         """From where it is made, or a hub; `held`: kept for backward there. Without gradient only the way forward."""
         table, asked, found = self.table(base), self.asked(use), self.domains.of(self.classes.decides(use.node))
         alone = use.node in self.classes.twin
         out, to = table.position[given], table.position[asked]
         # A loss keeps a copy in float32, apart from the tensor itself.
-        again = table.moves[out][:, to] | (not held) | (self.pcg.nodes[use.node].op in LOSS_TRANSIENTS)
+        again = table.moves[out][:, to] | ~held[:, None] | (self.pcg.nodes[use.node].op in LOSS_TRANSIENTS)
         kept = np.where(again & (found.saves[use.operand] and not alone), self.kept(found, use.operand), 0)
         cost = (table.forward if alone else table.total)[out][:, to] * self.k
         if use.again:
@@ -162,7 +162,7 @@ class Reads:
         if not saved:
             return cost, None
         size = offered.output_space.numel[table.codes] * self.precision.itemsize(self.pcg.nodes[base].dtype)
-        kept = table.moves[out] | (not offered.saves_output)
+        kept = table.moves[out] | ~offered.saves_output[:, None]
         return cost, _some(np.where(kept, size, 0))
 
     def from_storage(

@@ -168,6 +168,9 @@ def atoms(pcg: PCG) -> tuple[Atoms, ...]:
             first, *others = [atoms for atoms in places if atoms] or [[]]  # a dim of size 1 has none
             for other in others:
                 _unify(first, other)
+    for way, same in pcg.alternatives:
+        for one, other in zip(dims[way], dims[same], strict=True):
+            _unify(one, other)
     result = []
     for lists in dims:
         leaves = [_leaves(dim) for dim in lists]
@@ -225,7 +228,7 @@ def tied(pcg: PCG, index: int, samples: Sequence[Sequence[int]]) -> bool:
         own = {d for d, names in enumerate(notation.output) if set(names.split()) & set(made)} - set(samples[index])
         for access in factor.arguments if isinstance(factor, Call) else (factor,):
             read = [access.indices[d] for d in samples[numbers[access.operand]]]
-            if any(name.startswith("@") or (own and WHOLE in name.split()) for name in read):
+            if any(name.startswith("@") or (WHOLE in name.split() and (own or " " in name)) for name in read):
                 return True
     return False
 

@@ -95,7 +95,7 @@ def _highs(value: Any) -> bool:
     return _place(value) or (bool(value) and _tuple(_place)(value))
 
 
-def _tables(value: Any) -> bool:
+def _joined(value: Any) -> bool:
     """(name, rows) pairs."""
     pairs = _tuple(lambda pair: isinstance(pair, tuple) and len(pair) == 2 and is_name(pair[0]) and _place(pair[1]))
     return bool(value) and pairs(value)
@@ -171,6 +171,7 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "topk": {"k": _place, "dim": _place, "largest": _flag},
     "index": {"dim": _place},
     "permute": {"dims": _tuple(_place)},
+    "part": {"dim": _place, "of": _place, "number": _place},
     "slice": {"dim": _place, "start": _place, "stop": _place, "step": _place},
     "cat": {"dim": _place},
     "projection": {"site": _place},
@@ -180,7 +181,7 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "embedding": {"sparse": _flag},
     "embedding_bag": {"sparse": _flag},
     "input": {"batch_dim": _or_none(_place), "high": _highs, "high_dim": _place},
-    "parameter": {"tables": _tables},
+    "parameter": {"tables": _joined, "joined": _joined},
     "avg_pool": {"divisor_override": _place},
     "layer_norm": {"operands": _OPERANDS},
     "rms_norm": {"operands": _OPERANDS},

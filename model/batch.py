@@ -49,7 +49,8 @@ def with_batch(pcg: PCG, batch: int) -> PCG:
             node = replace(node, attributes=tuple((k, count if k == "count" else v) for k, v in node.attributes))
         nodes.append(node)
     made_from = None if pcg.samples and batch == _MANY else origin(pcg)
-    graph = PCG(tuple(nodes), pcg.loss, batch, pcg.aliases, samples if batch == 1 else (), made_from)
+    kept = samples if batch == 1 else ()
+    graph = PCG(tuple(nodes), pcg.loss, batch, pcg.aliases, kept, made_from, pcg.alternatives)
     verify(graph)
     return graph
 

@@ -41,7 +41,8 @@ def run(
     for node in pcg.nodes:
         if node.op in SOURCES:
             given = inputs if node.op == "input" else weights
-            value = torch.cat([given[name] for name in node.originals]) if node.get("tables") else given[node.name]
+            parts = [given[name] for name in node.originals]
+            value = torch.cat(parts) if len(parts) > 1 else parts[0]
             if tuple(value.shape) != node.shape:
                 raise ValueError(f"{node.op} {node.name!r} has shape {tuple(value.shape)}, not {node.shape}")
             values.append(value.to(dtype) if value.is_floating_point() else value)
@@ -291,6 +292,7 @@ _COMPUTE: dict[str, Callable[[Node, Sequence[Tensor]], Tensor]] = {
     "permute": lambda node, x: x[0].permute(node["dims"]),
     "expand": lambda node, x: x[0].expand(node.shape),
     "slice": _slice,
+    "part": lambda node, x: x[0].chunk(node["of"], node["dim"])[node["number"]],
     "cat": lambda node, x: torch.cat(list(x), node["dim"]),
     "contiguous": lambda node, x: x[0],
     "detach": lambda node, x: x[0].detach(),
@@ -313,6 +315,7 @@ _COMPUTE: dict[str, Callable[[Node, Sequence[Tensor]], Tensor]] = {
     "softmax": _method("softmax", "dim"),
     "log_softmax": _method("log_softmax", "dim"),
     "linear": lambda node, x: F.linear(*x),
+    "linear_relu": lambda node, x: F.linear(*x).relu(),
     "layer_norm": _norm(F.layer_norm),
     "group_norm": _group_norm,
     **{

@@ -77,24 +77,32 @@ def merged(pcg: PCG) -> PCG:
     return builder.build(kept[number[pcg.loss]])
 
 
-def check_tables(nodes: Sequence[Node]) -> None:
-    """Raise PartitaError unless the tables that a parameter joins are its rows, and only look-ups read it."""
+def check_joined(pcg: PCG) -> None:
+    """Raise PartitaError unless what a parameter joins are its rows, and only look-ups read joined tables.
+
+    Parameters joined otherwise (`joined`) may be read by anything, but have no further names: a tied weight stays
+    alone. Optimizers work element by element, and norms of gradients add up over elements, so training means the same.
+    """
     taken: set[str] = set()
-    for index, node in enumerate(nodes):
+    for index, node in enumerate(pcg.nodes):
         if node.op not in ("parameter", "buffer"):
             continue
         again = taken & node.originals.keys()
-        if again:
+        if again and not pcg.alternatives:  # of which only one is taken
             raise PartitaError(f"{node.op} {node.name!r}: {min(again)!r} is another's name too")
         taken |= node.originals.keys()
-        if "tables" not in dict(node.attributes):
+        kinds = [kind for kind in ("tables", "joined") if kind in dict(node.attributes)]
+        if not kinds:
             continue
-        rows = [count for _, count in node["tables"]]
-        if len(node.originals) != len(rows) or not node.shape or sum(rows) != node.shape[0] or min(rows) < 1:
-            raise PartitaError(f"parameter {node.name!r} of shape {node.shape} does not consist of its tables")
-        readers = [reader for reader in nodes if index in reader.inputs]
-        if any(reader.op not in LOOKUPS or index in reader.inputs[1:] for reader in readers):
+        rows = [count for _, count in node[kinds[0]]]
+        if len(kinds) > 1 or len(node.originals) != len(rows) or sum(rows) != sum(node.shape[:1]) or min(rows) < 1:
+            raise PartitaError(f"parameter {node.name!r} of shape {node.shape} does not consist of its {kinds[0]}")
+        readers = [pcg.nodes[i] for i in pcg.consumers[index]]
+        if kinds == ["tables"] and any(r.op not in LOOKUPS or index in r.inputs[1:] for r in readers):
             raise PartitaError(f"parameter {node.name!r} joins tables, which only look-ups can read")
+        tied = node.originals.keys() & dict(pcg.aliases).values() if kinds == ["joined"] else ()
+        if tied:
+            raise PartitaError(f"parameter {node.name!r} joins {min(tied)!r}, which is tied: it has a further name")
 
 
 def table_rows(node: Node) -> tuple[int, ...]:

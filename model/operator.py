@@ -28,10 +28,11 @@ class Operator:
     `emit` is PyTorch source with operand names and attributes in braces, or a function that returns it. `creates`: a
     constant made from the attributes alone, whole on every rank. `passes`: bytes moved relative to reading the inputs
     and writing the output once (0: a view of memory). `scratch`: elements that the backward writes and reads
-    besides. `split` says what it costs that a rank has a `part` (0 to 1) of an index: by how much its work is more than
-    that share of it, and elements that it makes and keeps for backward. `updates` lists operands that are buffers and
-    changed in place. `captures` names the library's operator that capture takes for this one (`aten::atan`): its
-    tensors are the operands in order, `attributes` those of its other arguments (numbers) that matter.
+    besides. `masked`: the operator ends with an activation, whose backward is a kernel of its own. `split` says what it
+    costs that a rank has a `part` (0 to 1) of an index: by how much its work is more than that share of it, and
+    elements that it makes and keeps for backward. `updates` lists operands that are buffers and changed in place.
+    `captures` names the library's operator that capture takes for this one (`aten::atan`): its tensors are the operands
+    in order, `attributes` those of its other arguments (numbers) that matter.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Operator:
     scratch: Callable[[Node, tuple[Node, ...]], int] | None = None
     split: Callable[[Node, tuple[Node, ...], str, float], tuple[float, int]] | None = None
     passes: float = 1.0
+    masked: bool = False
     view: bool = False
     creates: bool = False
     matmul: bool = False

@@ -24,8 +24,8 @@ FORMAT = 1
 class Node:
     """One operator. `inputs` index earlier nodes; `attributes` are sorted by name; `gradient`: whether one flows here.
 
-    `name` is unique (a parameter's is its name in the user's module, unless it joins `tables`), `path` the place in the
-    user's module (`layers.0.attention`), `dtype` torch's name without `torch.`.
+    `name` is unique (a parameter's is its name in the user's module, unless it joins several: see `originals`), `path`
+    the place in the user's module (`layers.0.attention`), `dtype` torch's name without `torch.`.
     """
 
     op: str
@@ -49,9 +49,12 @@ class Node:
 
     @property
     def originals(self) -> dict[str, tuple[int, ...]]:
-        """Names in the user's module of what a parameter holds, with shapes: itself, or the tables that it joins."""
-        tables = self.get("tables")
-        return {name: (rows, *self.shape[1:]) for name, rows in tables} if tables else {self.name: self.shape}
+        """Names in the user's module of what a parameter holds, with shapes: itself, or what it joins along dim 0.
+
+        The attribute `tables` joins tables that look-ups read, which may be spread over ranks; `joined` anything else.
+        """
+        joined = self.get("tables") or self.get("joined")
+        return {name: (rows, *self.shape[1:]) for name, rows in joined} if joined else {self.name: self.shape}
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class PCG:
     `aliases` maps further names of a tied parameter to the node's name. `reduction` is `mean` or `sum`: how the loss
     joins micro-batches (both add up, since divisors are global). Two graphs are equal iff their nodes are. `samples`
     are for a batch of one, where sizes do not tell, the dims of every node that count samples. `origin` is the graph
-    that this one is at another batch: what holds at any batch is found once, of that (see `batch`).
+    that this one is at another batch: what holds at any batch is found once, of that (see `batch`). `alternatives`
+    are pairs (a, c): node a, before c and read by nothing, is another way to compute it; one of the ways is chosen.
     """
 
     nodes: tuple[Node, ...]
@@ -70,10 +74,11 @@ class PCG:
     aliases: tuple[tuple[str, str], ...] = ()
     samples: tuple[tuple[int, ...], ...] = ()
     origin: "PCG | None" = field(default=None, compare=False, repr=False)
+    alternatives: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.nodes, self.loss, self.batch))
+        return hash((self.nodes, self.loss, self.batch, self.alternatives))
 
     def __hash__(self) -> int:
         """Computed once: analyses are cached by graph."""
@@ -87,6 +92,25 @@ class PCG:
             for source in dict.fromkeys(node.inputs):
                 lists[source].append(index)
         return tuple(map(tuple, lists))
+
+    @cached_property
+    def members(self) -> Mapping[int, tuple[int, ...]]:
+        """For every node that can be computed in several ways these ways, itself first."""
+        found: dict[int, tuple[int, ...]] = {}
+        for way, node in self.alternatives:
+            found[node] = (*found.get(node, (node,)), way)
+        return found
+
+    @cached_property
+    def plain(self) -> frozenset[int]:
+        """The nodes that the loss needs if no alternative is taken."""
+        if not self.alternatives:
+            return frozenset(range(len(self.nodes)))
+        needed = {self.loss}
+        for index in reversed(range(len(self.nodes))):
+            if index in needed:
+                needed.update(self.nodes[index].inputs)
+        return frozenset(needed)
 
     def of(self, op: str) -> tuple[int, ...]:
         """Indices of the nodes with operator `op`."""
@@ -106,7 +130,7 @@ class PCG:
                     "inputs": list(n.inputs),
                     "shape": list(n.shape),
                     "dtype": n.dtype,
-                    "attributes": {k: _thaw(v) for k, v in n.attributes},
+                    "attributes": {k: thaw(v) for k, v in n.attributes},
                     "gradient": n.gradient,
                     "path": n.path,
                 }
@@ -131,7 +155,7 @@ class PCG:
                         tuple(map(_integer, item["inputs"])),
                         tuple(map(_integer, item["shape"])),
                         str(item["dtype"]),
-                        tuple(sorted((str(k), _freeze(v)) for k, v in item["attributes"].items())),
+                        tuple(sorted((str(k), freeze(v)) for k, v in item["attributes"].items())),
                         bool(item["gradient"]),
                         str(item["path"]),
                     )
@@ -153,18 +177,18 @@ def _integer(value: Any) -> int:
     return value
 
 
-def _thaw(value: Attribute) -> Any:
+def thaw(value: Attribute) -> Any:
     """An attribute for JSON, which has no infinity: {"float": "-inf"}."""
     if isinstance(value, tuple):
-        return [_thaw(v) for v in value]
+        return [thaw(v) for v in value]
     return {"float": repr(value)} if isinstance(value, float) and not isfinite(value) else value
 
 
-def _freeze(value: Any) -> Attribute:
+def freeze(value: Any) -> Attribute:
     if isinstance(value, Mapping) and value.get("float") in ("inf", "-inf", "nan"):
         return float(value["float"])
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(_freeze(v) for v in value)
+        return tuple(freeze(v) for v in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(f"{value!r} is no attribute")
@@ -175,7 +199,7 @@ def verify(pcg: PCG) -> None:
 
     Raises PartitaError naming the node. Holds before and after every pass.
     """
-    from .merge import check_tables
+    from .merge import check_joined
     from .operator import operator  # the registry imports this module
     from .sparse import check_sparse
     from .updates import check_updates
@@ -202,9 +226,14 @@ def verify(pcg: PCG) -> None:
             raise PartitaError(f"{where}: {error}") from error
     check_updates(pcg.nodes)
     check_sparse(pcg.nodes)
-    check_tables(pcg.nodes)
+    check_joined(pcg)
     if pcg.batch < 1:
         raise PartitaError(f"batch {pcg.batch} is not positive")
+    for way, index in pcg.alternatives:
+        here, there = pcg.nodes[way], pcg.nodes[index]
+        alike = (here.shape, here.dtype, here.gradient) == (there.shape, there.dtype, there.gradient)
+        if not way < index or pcg.consumers[way] or not alike:
+            raise PartitaError(f"node {way} ({here.op} {here.name!r}) is no other way to compute {there.name!r}")
     if not 0 <= pcg.loss < len(pcg.nodes) or pcg.nodes[pcg.loss].shape != ():
         raise PartitaError(f"the loss (node {pcg.loss}) is not a scalar of the graph")
 

@@ -1,12 +1,14 @@
 """What is planned: a graph and a batch on a machine, and what alone bounds the answer, before any network is made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from ..formulation.classes import classes
-from ..formulation.encode import Encoding, encode
+from ..formulation.encode import encode
+from ..formulation.encoding import Encoding
 from ..formulation.placement import Placement
+from ..formulation.ways import Ways
 from ..model.atoms import atoms
 from ..model.batch import with_batch
 from ..model.cost import ITEMSIZE, backward_factor, precision
@@ -22,7 +24,8 @@ class Question:
     """What is planned: `pcg` for `batch` samples a step, over these placements and numbers of micro-batches.
 
     Placements of so many axes that one elimination takes about `most_work` additions are left out. Without `bundles`
-    no branches run side by side.
+    no branches run side by side. Where `pcg` has several ways to compute nodes, `plain` is the graph without: it stands
+    in for placements of so many axes that only the other one is too wide.
     """
 
     pcg: PCG
@@ -35,10 +38,11 @@ class Question:
     fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     most_work: float = inf
     bundles: bool = True
+    plain: PCG | None = None
 
-    def encoding(self, placement: Placement, k: int) -> Encoding:
+    def encoding(self, placement: Placement, k: int, plain: bool = False) -> Encoding:
         return encode(
-            with_batch(self.pcg, self.batch // k),
+            with_batch(self.plain if plain and self.plain else self.pcg, self.batch // k),
             self.machine,
             placement,
             micro_batches=k,
@@ -52,13 +56,8 @@ class Question:
     def floor_ns(self) -> int:
         """No plan is faster: all arithmetic at the devices' full rate, evenly spread, and nothing else."""
         rate = self.machine.device.flops(precision(self.dtype).compute) * self.machine.devices
-        whole, work = with_batch(self.pcg, self.batch), 0.0
-        for node in whole.nodes:
-            if node.op in SOURCES or not operator(node.op).passes:
-                continue
-            inputs = tuple(whole.nodes[i] for i in node.inputs)
-            entry = operator(node.op)
-            work += entry.work(node, inputs) * (1 + backward_factor(node, inputs, entry.matmul))
+        whole = with_batch(self.pcg, self.batch)
+        work = sum(min(_work(whole, way) for way in ways) for ways in _needed(whole))
         return int(work / rate * 1e9 * (1 - 1e-9))
 
     def fits(self) -> tuple[int, ...]:
@@ -70,8 +69,9 @@ class Question:
         whole, form = with_batch(self.pcg, self.batch), precision(self.dtype)
         grouped = classes(whole)
         kept: dict[int, int] = {}
-        fixed = sum(whole.nodes[i].numel for i in whole.of("parameter")) * ITEMSIZE[form.master]
-        for index, node in enumerate(whole.nodes):
+        fixed = sum(whole.nodes[i].numel for i in whole.of("parameter") if i in whole.plain) * ITEMSIZE[form.master]
+        for index in (ways[0] for ways in _needed(whole) if len(ways) == 1):
+            node = whole.nodes[index]
             if not node.gradient or node.op in SOURCES:
                 continue
             entry = operator(node.op)
@@ -85,6 +85,26 @@ class Question:
         fixed += sum(size for base, size in kept.items() if not known[base].batch)
         capacity = self.machine.device.capacity_bytes * devices
         return tuple(k for k in self.micro_batches if fixed + cut / k <= capacity)
+
+
+def _needed(pcg: PCG) -> Iterator[tuple[int, ...]]:
+    """The nodes that every choice of ways computes, each with the ways to compute it."""
+    grouped = classes(pcg)
+    ways = Ways(pcg, grouped)
+    return (
+        ways.of(index)
+        for index in range(len(pcg.nodes))
+        if index not in grouped.ways and grouped.base[index] not in ways.conditional
+    )
+
+
+def _work(pcg: PCG, index: int) -> float:
+    """Arithmetic of a node, forward and backward."""
+    node, inputs = pcg.nodes[index], tuple(pcg.nodes[i] for i in pcg.nodes[index].inputs)
+    if node.op in SOURCES or not operator(node.op).passes:
+        return 0.0
+    entry = operator(node.op)
+    return entry.work(node, inputs) * (1 + backward_factor(node, inputs, entry.matmul))
 
 
 def divisors(n: int) -> tuple[int, ...]:

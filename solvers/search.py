@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from ..formulation.encode import Encoding
+from ..formulation.encoding import Encoding
 from ..formulation.network import INFINITE, Network
 from ..formulation.placement import Placement
 from ..model.errors import PartitaError
@@ -37,6 +37,7 @@ class Found:
     options: int
     interrupted: bool = False
     left_out: int = 0  # placements of too many axes
+    unrewritten: int = 0  # placements that were searched with the graph as it was given
     near: bool = False  # whether the plan is proved within the gap that was asked for
     missing_bytes: int | None = None  # by how much the smallest of those that fit nowhere exceeds its capacity
 
@@ -96,6 +97,8 @@ class _Search:
         self.refusal: PartitaError | None = None
         self.interrupted = False
         self.axes = 0  # the most for which elimination is quick
+        self.rich = 0  # the most for which it is so with all ways to compute nodes
+        self.unrewritten: set[int] = set()
         self.too_wide: list[_Candidate] = []
         self.floor = question.floor_ns()
 
@@ -122,7 +125,8 @@ class _Search:
             self._push(_Candidate(False, self.floor, False, first, number))
         candidate: _Candidate | None = None
         try:
-            self.axes = self._quick()
+            self.rich = self._quick(plain=False)
+            self.axes = self._quick(plain=True) if self.question.plain else self.rich
             self._dive()
             while self.queue and self.left() > 0 and not self.interrupted:
                 candidate = heapq.heappop(self.queue)
@@ -148,6 +152,7 @@ class _Search:
             self.options,
             self.interrupted,
             len({c.number for c in self.too_wide}),
+            len(self.unrewritten),
             self.best is not None and bound >= self.reach,
             self.missing,
         )
@@ -194,10 +199,13 @@ class _Search:
         """Solve a candidate's network, first without its capacity; one that is not fine to the gap `coarse`."""
         placement = self.question.placements[candidate.number]
         try:
-            encoding = self.question.encoding(placement, candidate.k)
+            plain = len(placement.sizes) > self.rich
+            encoding = self.question.encoding(placement, candidate.k, plain)
         except PartitaError as refusal:  # a fixed strategy, or the batch itself, cannot be cut so finely
             self.refusal = refusal
             return
+        if plain:
+            self.unrewritten.add(candidate.number)
         self.options = max(self.options, encoding.options)
         if candidate.relaxed:
             gap = self.limits.gap if candidate.fine else max(coarse, self.limits.gap)
@@ -233,7 +241,7 @@ class _Search:
                 if k > candidate.k and k % candidate.k == 0 and not self._between(candidate.k, k):
                     self._push(_Candidate(candidate.fine, bound, False, k, candidate.number))
 
-    def _quick(self) -> int:
+    def _quick(self, plain: bool) -> int:
         """For how many axes formulating and eliminating is quick, judged by the shortest axis, which splits most."""
         most = max(len(p.sizes) for p in self.question.placements)
         if most == 1 or self.question.most_work == inf:
@@ -242,7 +250,7 @@ class _Search:
         size, level = min((d, i) for i, n in enumerate(hierarchy) for d in divisors(n) if d > 1)
         narrow = Placement((size,), (tuple(size if i == level else 1 for i in range(len(hierarchy))),))
         try:
-            encoding = self.question.encoding(narrow, min(self.question.micro_batches))
+            encoding = self.question.encoding(narrow, min(self.question.micro_batches), plain)
             circuit = compile_network(encoding.network)
         except TooWideError:
             return 1

@@ -64,7 +64,8 @@ def test_the_table_of_moves_is_the_library_s() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_and_files_exist(page: Path) -> None:
     text = page.read_text()
-    for target in re.findall(r"\]\(([^):#]+)\)", text):
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^):#]+)\)", prose):
         assert (page.parent / target).exists(), target
     for target in re.findall(r"`((?:model|formulation|solvers|codegen|docs|examples|tests|bench)/[\w./-]*)`", text):
         assert (ROOT / target).exists(), target

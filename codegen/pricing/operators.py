@@ -46,6 +46,9 @@ class Operators(Moves):
                 if entry.scratch is not None:
                     moved += 2 * entry.scratch(node, sources) * share * self.item(index)
                 self.work("compute", node.op, "backward", index, self.kernel(back, moved))
+                if entry.masked:
+                    count = self.numel(index, choice.output)
+                    self.work("compute", "activation", "backward", index, self.kernel(count, 4 * own))
         self.specials(index)
         if not node.gradient:
             return

@@ -13,7 +13,7 @@ from ...model.operator import operator
 from ...model.pcg import FLOATS
 from ..routes import route
 from .beside import SideBySide, comment, operands_of, render
-from .expressions import expression
+from .expressions import chunked, expression
 from .lines import Statement, Writer
 from .moves import Used, conversion
 from .names import is_literal, wish
@@ -215,6 +215,8 @@ class Body(Writer):
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
         if index in self.beside:
             return self._joined(self.beside[index])
+        if node.op == "part" and (siblings := self._siblings(index)):
+            return self._parts(index, siblings)
         operands = []
         for place, (i, layout) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
             operand = self.value(i, layout, not self._unrecorded(index))
@@ -229,7 +231,7 @@ class Body(Writer):
         if index in self.divisors:
             operands.append(self.argument(-1 - index, self.divisors[index]))
         name = self._wish(index)
-        if operator(node.op).view or node.op in ("permute", "expand", "contiguous", "slice", "detach"):
+        if operator(node.op).view or node.op in ("permute", "expand", "contiguous", "slice", "part", "detach"):
             kind = "view"
         elif len(operands) == 1:
             kind = "unary"
@@ -238,6 +240,34 @@ class Body(Writer):
         this = Statement(lambda t: expression(site, t), tuple(operands), kind, name, index, why)
         this.without_gradient = self._unrecorded(index)
         return self.add(this)
+
+    def _siblings(self, index: int) -> list[int]:
+        """All equal parts of a tensor, in order, where they are computed here and read in one layout."""
+        nodes, choices = self.plan.graph.nodes, self.plan.choices
+        node = nodes[index]
+
+        def kind(i: int) -> object:
+            return nodes[i].op, nodes[i].get("dim"), nodes[i].get("of"), nodes[i].gradient, choices[i].inputs
+
+        readers = [i for i in self.plan.graph.consumers[node.inputs[0]] if i in self.own and kind(i) == kind(index)]
+        found = sorted(readers, key=lambda i: nodes[i]["number"])
+        apart = any((i, 0) in self.divided for i in found)
+        return [] if apart or [nodes[i]["number"] for i in found] != list(range(node["of"])) else found
+
+    def _parts(self, index: int, siblings: Sequence[int]) -> int:
+        """One of all equal parts, which one statement gives."""
+        if (index, "part") not in self._memo:
+            recorded, site = not self._unrecorded(index), self.site(index)
+            (source,), (layout,) = self.plan.graph.nodes[index].inputs, self.plan.choices[index].inputs
+            this = Statement(lambda t: chunked(site, t), (self.value(source, layout, recorded),), "view", "x", index)
+            this.without_gradient = not recorded
+            made, gives = self.add(this), list[int]()
+            for i in siblings:
+                name = self._wish(i)
+                gives.append(self.add(Statement(lambda _, k=name: k, (made,), "handed", name, i)))  # type: ignore[misc]
+                self._memo[i, "part"] = gives[-1]
+            this.gives = tuple(gives)
+        return self._memo[index, "part"]
 
     def _joined(self, found: SideBySide) -> int:
         """What branches side by side give."""
@@ -249,17 +279,18 @@ class Body(Writer):
     def _why(self, index: int) -> str:
         """How a product with a weight is split: its columns, or its rows."""
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+        product = node.op in ("linear", "linear_relu")
         if (
-            node.op not in ("linear", "embedding", "embedding_bag")
-            or self.plan.graph.nodes[node.inputs[node.op == "linear"]].op != "parameter"
+            node.op not in ("linear", "linear_relu", "embedding", "embedding_bag")
+            or self.plan.graph.nodes[node.inputs[product]].op != "parameter"
         ):
             return ""
-        weight = node.inputs[node.op == "linear"]
+        weight = node.inputs[product]
         words = {"columns": list[str](), "rows": list[str](), "tables": list[str]()}
-        for name, size, letter in zip(plan.axes, plan.placement.sizes, choice.inputs[node.op == "linear"], strict=True):
+        for name, size, letter in zip(plan.axes, plan.placement.sizes, choice.inputs[product], strict=True):
             if size > 1 and is_split(letter):
                 first = atoms(plan.graph)[weight].dim_of(atom_of(letter))[0] == 0
-                words["columns" if first == (node.op == "linear") else "rows"].append(name)
+                words["columns" if first == product else "rows"].append(name)
             elif size > 1 and plan.choices[weight].at and letter == P:
                 words["tables"].append(name)
         return ", ".join(f"{word} over {' and '.join(names)}" for word, names in words.items() if names)

@@ -43,8 +43,8 @@ def emit(plan: Plan) -> str:
     weights = [(n, c) for n, c in zip(plan.graph.nodes, plan.choices, strict=True) if n.op in ("parameter", "buffer")]
     synchronized = [_synchronized(plan, i) for i in _trained(plan)]
     sharded, alone, reduced = (kind in synchronized for kind in ("sharded", "alone", "reduced"))
-    joined = any(n.get("tables") for n, _ in weights)
-    cut = joined or any(is_split(x) for _, c in weights for x in c.output)
+    joined = modules.joins
+    cut = bool(joined) or any(is_split(x) for _, c in weights for x in c.output)
     cut = cut or used.placed
     if cut or sharded or "positions" in used.helpers or "pad" in used.primitives or any("cut(" in x for x in shares):
         used.primitives |= {"cut"}
@@ -89,6 +89,7 @@ def emit(plan: Plan) -> str:
             cut=cut,
             placed=used.placed,
             joined=joined,
+            strided=modules.strided,
             spread=bool(spread),
             sharded=sharded,
             all_sharded=modules.all_sharded and sharded,

@@ -229,6 +229,22 @@ def _slice(site: Site, names: Sequence[str]) -> str:
     return f"{enclosed(names[0])}[{before}{where}]"
 
 
+def chunked(site: Site, names: Sequence[str]) -> str:
+    """All equal parts of which a node is one; of each a rank has its share, so they are equal here too."""
+    dim = site.node["dim"]
+    last = dim > 0 and dim == len(site.node.shape) - 1
+    return f"{enclosed(names[0])}.chunk({site.node['of']}, {-1 if last else dim})"
+
+
+def _part(site: Site, names: Sequence[str]) -> str:
+    return f"{chunked(site, names)}[{site.node['number']}]"
+
+
+def _linear_relu(site: Site, names: Sequence[str]) -> str:
+    site.used.helpers.add("linear_relu")
+    return f"linear_relu({', '.join(names)})"
+
+
 RULES: dict[str, Rule] = {
     **groups.RULES,
     **lookups.RULES,
@@ -250,4 +266,6 @@ RULES: dict[str, Rule] = {
     "to": _to,
     "scale": _scale,
     "slice": _slice,
+    "part": _part,
+    "linear_relu": _linear_relu,
 }

@@ -27,11 +27,11 @@ RESERVED = frozenset(
     "moments Moments batch_norm gathered load save share main weight part partial "
     "whole whole_of own_part sys zlib weakref refuse make_axis learning_rate buckets make_optimizer initialize "
     "whole_weights whole_gradients train_step synthetic samples micro shard "
-    "side_by_side reordered traded tied Tied Pieces Gathered Place".split()
+    "side_by_side reordered traded tied Tied Pieces Gathered Place linear_relu LinearReLU".split()
 )
 _CHAIN = ("convert", "view", "unary")
 _ARITHMETIC = ("add", "sub", "mul", "div", "cat", "where")
-_PRODUCTS = ("linear", "matmul", "attention", "conv", "conv_transpose")
+_PRODUCTS = ("linear", "linear_relu", "matmul", "attention", "conv", "conv_transpose")
 _NO_LINE = ("argument", "weight", "handed")
 _NEVER_NESTED = ("attention", *POINTWISE, *CLASSIFIED)
 
@@ -53,7 +53,7 @@ class Statement:
     call: str = ""  # what it calls: a block, or one of its methods
     last: str = ""  # a further argument
     handed: tuple[str, ...] = ()  # what the values that blocks hand on would like to be called: its first operands
-    gives: tuple[int, ...] = ()  # statements for what they are afterwards
+    gives: tuple[int, ...] = ()  # statements for what they are afterwards; without a loop, for the values that it is
     without_gradient: bool = False  # whether autograd would record what must not be recorded
 
 
@@ -110,7 +110,7 @@ class Writer:
         heavy = False
         for p, o in enumerate(this.operands):
             operand = self.statements[o]
-            if this.loop or operand.loop or operand.kind in _NO_LINE or len(readers[o]) != 1:
+            if this.loop or operand.gives or operand.kind in _NO_LINE or len(readers[o]) != 1:
                 continue
             if operand.without_gradient and self._records(s):
                 continue
@@ -241,6 +241,9 @@ class Writer:
                 if self.statements[s].loop:
                     lines += self._loop(s, live, names, inner)
                     continue
+                if self.statements[s].gives:
+                    lines += wrap(self._several(s, live, uses, names), inner, self._comment(s))
+                    continue
                 leaves = self._leaves(s)
                 dying = [names[o] for o in leaves if uses[o] <= place]
                 names[s] = self._name(s, leaves, dying, live, names)
@@ -268,6 +271,14 @@ class Writer:
         arguments = ", ".join([*handed, *texts[len(handed) :], *([this.last] if this.last else [])])
         lines += [f"{' ' * indent}for {variable} in {this.loop}:"]
         return lines + wrap(f"{', '.join(handed)} = {variable}{this.call}({arguments})", indent + 4)
+
+    def _several(self, s: int, live: set[str], uses: Mapping[int, int], names: dict[int, str]) -> str:
+        """The line that names all values of a statement which gives several; `_` is what nobody reads."""
+        text, given = tidy(self._text(s, names)), list[str]()
+        for g in self.statements[s].gives:
+            given.append(self.free(self.statements[g].wish, live | set(given), set()) if g in uses else "_")
+        names.update(zip(self.statements[s].gives, given, strict=True))
+        return f"{', '.join(given)} = {text}"
 
     def _name(
         self, s: int, leaves: Sequence[int], dying: Sequence[str], live: set[str], names: Mapping[int, str]

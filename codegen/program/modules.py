@@ -24,7 +24,7 @@ from .loops import Loop, loops, results
 from .losses import counted, label_count
 from .micro import divided
 from .moves import Local, Used
-from .names import identifier, roles, short_names
+from .names import identifier, joins, roles, short_names
 from .text import wrap
 from .units import Looks, Unit, alike, entry_name, relative_name, site_step
 
@@ -55,7 +55,9 @@ class Modules:
         sparse = sparse_tables(plan.graph)
         trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
         self.all_sharded = all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
+        self.joins = joins(plan.graph)
         self.factors = False  # whether a dim of some weight is given by its factors
+        self.strided = False  # whether it is the dim along which a weight is joined
         self.beside = side_by_side(plan)
         self.taken = {"Model", "Axis", "Mesh", "Move", "Module", "Bucket", "Optimizer"} | reserved()
 
@@ -250,7 +252,7 @@ class Modules:
                 original(node.name),
                 shape,
                 *([f"cuts={cuts}"] if cuts else []),
-                *([f"tables={_tables(node, original)}"] if node.get("tables") else []),
+                *([f"{self.joins}={_joined(node, original)}"] if node.get("tables") or node.get("joined") else []),
                 *spread_argument(plan, index, original(node.name)),
             ]
             given = lists_of[index]
@@ -306,6 +308,7 @@ class Modules:
                 entry += 1
                 continue
             self.factors = True
+            self.strided |= dim == 0 and bool(plan.graph.nodes[index].get("joined"))
             shape.append(f"({', '.join(map(str, numbers))})")
             for offset, a in enumerate(of_dim):
                 if local.splits(a):
@@ -387,9 +390,9 @@ def _ranges(firsts: Sequence[int], period: int) -> list[str]:
     return [str(a) if a == b else f"{a} to {b}" for a, b in runs]
 
 
-def _tables(node: Node, original: Callable[[str], str]) -> str:
-    """The tables that a weight joins, name to rows."""
-    return f"{{{', '.join(f'{original(name)}: {rows}' for name, rows in node['tables'])}}}"
+def _joined(node: Node, original: Callable[[str], str]) -> str:
+    """What a weight joins, name to rows."""
+    return f"{{{', '.join(f'{original(name)}: {shape[0]}' for name, shape in node.originals.items())}}}"
 
 
 def _tuple(parts: Sequence[str]) -> str:

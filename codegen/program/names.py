@@ -37,6 +37,7 @@ GENERIC = {
     "batch_norm": "normed",
     "local_batch_norm": "normed",
     "linear": "y",
+    "linear_relu": "y",
     "matmul": "product",
     **dict.fromkeys(LOSSES, "loss"),
     "embedding_bag": "bags",
@@ -46,6 +47,7 @@ GENERIC = {
     "roll": "rolled",
     "flip": "flipped",
     "slice": "piece",
+    "part": "piece",
     "cat": "joined",
     "full": "constant",
     "arange": "index",
@@ -144,6 +146,12 @@ def short_names(names: Iterable[str], reserved: Iterable[str] = ()) -> dict[str,
     return result
 
 
+def joins(graph: PCG) -> str:
+    """What the program calls what weights join: tables alone, or any parameters; nothing where none does."""
+    kinds = {kind for i in graph.of("parameter") for kind in ("tables", "joined") if graph.nodes[i].get(kind)}
+    return min(kinds, default="")
+
+
 def is_literal(plan: Plan, index: int) -> bool:
     """Whether a node is a scalar constant that every reader can take as a Python number."""
     graph = plan.graph
@@ -178,7 +186,7 @@ def _rotation(graph: PCG, index: int, found: dict[int, str]) -> None:
             found.update(dict.fromkeys((k for k in graph.nodes[i].inputs if graph.nodes[k].op == "scale"), "exponents"))
 
 
-_SHOWS = ("view", "permute", "slice", "contiguous", "expand", "dropout")
+_SHOWS = ("view", "permute", "slice", "part", "contiguous", "expand", "dropout")
 _GATES = ("silu", "gelu", "sigmoid", "relu", "tanh")
 _SCORES = ("scale", "where", "add", "div", "shift", "softmax", "dropout", "mul")
 

@@ -189,6 +189,7 @@ def weights_table(plan: Plan, cost: Priced) -> Table:
         choice = plan.choices[index]
         use = classes(graph).uses[index][0]
         asked = choice.shared if choice.shared is not None else plan.choices[use.node].inputs[use.operand]
+        joined = "tables" if graph.nodes[index].get("tables") else "weights"
         axes = (_stored(*letters) for letters in zip(choice.output, asked, strict=True))
         notes = [
             text
@@ -196,7 +197,7 @@ def weights_table(plan: Plan, cost: Priced) -> Table:
                 ("ZeRO-1", choice.sharded_states),
                 ("gathered again in backward", choice.regather),
                 ("frozen", not graph.nodes[index].gradient),
-                (f"{len(graph.nodes[index].originals)} tables joined", len(graph.nodes[index].originals) > 1),
+                (f"{len(graph.nodes[index].originals)} {joined} joined", len(graph.nodes[index].originals) > 1),
             )
             if holds
         ]

@@ -18,6 +18,33 @@ register(
 )
 
 
+def _with_relu(node: Node, inputs: tuple[Node, ...]) -> str:
+    """Nothing is known of ReLU, so the sum within is no sum of addends over ranks: `i` is whole."""
+    if inputs[0].shape[-1:] != inputs[1].shape[-1:]:
+        raise ValueError(f"a weight of shape {inputs[1].shape} cannot multiply shape {inputs[0].shape}")
+    return f"y[b.., o] = f(x[b.., :], w[o, :]{', bias[o]' if len(inputs) > 2 else ''})"
+
+
+def _linear_work(node: Node, inputs: tuple[Node, ...]) -> int:
+    """As of the linear alone."""
+    return node.numel * (2 * inputs[0].shape[-1] + 1)
+
+
+# The sum before ReLU never reaches memory. Backward sets the gradient to zero where y is, in a kernel of its own.
+register(
+    Operator(
+        "linear_relu",
+        ("x", "w", "bias"),
+        _with_relu,
+        lambda node, names: f"linear_relu({', '.join(names)})",  # a helper of the program
+        saved=("x", "w", "y"),
+        flops=_linear_work,
+        matmul=True,
+        masked=True,
+    )
+)
+
+
 def _matmul(node: Node, inputs: tuple[Node, ...]) -> str:
     a, b = (len(i.shape) for i in inputs)
     if a == 1 and b == 1:

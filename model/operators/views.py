@@ -24,6 +24,16 @@ def _along(node: Node, inputs: tuple[Node, ...]) -> str:
     return f"y[{', '.join(names)}] = L({arguments})[{names[node['dim']]}]"
 
 
+def _part(node: Node, inputs: tuple[Node, ...]) -> str:
+    """Which of the parts is whole, what is in them free: of equal parts a rank has its share of each."""
+    x, dim, of, number = inputs[0].shape, node["dim"], node["of"], node["number"]
+    if not 0 <= dim < len(x) or not 0 <= number < of or x[dim] != of * node.shape[dim]:
+        raise ValueError(f"there is no part {number} of {of} of dim {dim} of shape {x} with shape {node.shape}")
+    names = _names(len(x))
+    inside = ", ".join(f"(: {name})" if d == dim else name for d, name in enumerate(names))
+    return f"y[{', '.join(names)}] = L(x[{inside}])"
+
+
 def _operands(node: Node, inputs: tuple[Node, ...]) -> list[str]:
     return ["x"] if len(inputs) == 1 and node.op != "cat" else [f"x{i}" for i in range(len(inputs))]
 
@@ -69,6 +79,8 @@ register(Operator("view", ("x",), view=True, passes=0))
 register(Operator("permute", ("x",), _permute, "{x}.permute{dims}", passes=0))
 register(Operator("expand", ("x",), "y[i..] = L(x[i..])", passes=0))
 register(Operator("slice", ("x",), _along, _slice, passes=0))
+# One of `of` equal parts along a dim, counted from 0.
+register(Operator("part", ("x",), _part, "{x}.chunk({of}, {dim})[{number}]", passes=0))
 register(
     Operator(
         "cat", ("x",), _along, lambda node, names: f"torch.cat(({', '.join(names)}), {node['dim']})", variadic=True

@@ -5,10 +5,10 @@ from partita.model.pcg import Builder
 from .build import BATCH, Build, Cases, leaf, weight
 
 
-def linear(bias: bool) -> Build:
+def linear(bias: bool, op: str = "linear") -> Build:
     def build(b: Builder) -> int:
         operands = (leaf(b, BATCH, 5, 4), weight(b, 7, 4), *([weight(b, 7)] if bias else []))
-        return b.add("linear", *operands, shape=(BATCH, 5, 7))
+        return b.add(op, *operands, shape=(BATCH, 5, 7))
 
     return build
 
@@ -23,6 +23,11 @@ def einsum(equation: str, a: tuple[int, ...], c: tuple[int, ...], y: tuple[int, 
 
 CASES: Cases = {
     "linear": (linear(bias=True), linear(bias=False)),
+    "linear_relu": (
+        linear(bias=True, op="linear_relu"),
+        linear(bias=False, op="linear_relu"),
+        lambda b: b.add("linear_relu", b.input("x", (BATCH, 4)), weight(b, 7, 4), weight(b, 7), shape=(BATCH, 7)),
+    ),
     "matmul": (
         matmul((BATCH, 5, 4), (4, 7), (BATCH, 5, 7)),
         matmul((BATCH, 2, 5, 4), (2, 4, 3), (BATCH, 2, 5, 3)),

@@ -9,6 +9,12 @@ def view(before: tuple[int, ...], after: tuple[int, ...]) -> Build:
     return lambda b: b.add("view", leaf(b, *before), shape=after)
 
 
+def part_of_heads(b: Builder) -> int:
+    """A part of two heads of the four that were joined: its dim has two atoms."""
+    joined = b.add("view", leaf(b, BATCH, 5, 4, 6), shape=(BATCH, 5, 24))
+    return b.add("part", joined, shape=(BATCH, 5, 12), dim=2, of=2, number=1)
+
+
 def detach(b: Builder) -> int:
     return b.add("detach", leaf(b, BATCH, 5), shape=(BATCH, 5), gradient=False)
 
@@ -33,6 +39,12 @@ CASES: Cases = {
     "slice": (
         lambda b: b.add("slice", leaf(b, BATCH, 7, 4), shape=(BATCH, 3, 4), dim=1, start=1, stop=7, step=2),
         lambda b: b.add("slice", leaf(b, BATCH, 7), shape=(3, 7), dim=0, start=3, stop=6, step=1),
+    ),
+    "part": (
+        lambda b: b.add("part", leaf(b, BATCH, 12), shape=(BATCH, 4), dim=1, of=3, number=2),
+        lambda b: b.add("part", leaf(b, BATCH, 10, 4), shape=(BATCH, 5, 4), dim=1, of=2, number=0),
+        lambda b: b.add("part", weight(b, 12, 5), shape=(6, 5), dim=0, of=2, number=1),
+        part_of_heads,
     ),
     "cat": (
         lambda b: b.add("cat", leaf(b, BATCH, 5), leaf(b, BATCH, 4), leaf(b, BATCH, 3), shape=(BATCH, 12), dim=1),

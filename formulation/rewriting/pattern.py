@@ -1,0 +1,228 @@
+"""Rules as patterns of egglog: what has to be there, and what is added and made equal.
+
+A rule states the shapes of its inputs. Its first dim may stand for any number of leading dims, where all that the rule
+does treats them alike (`leading`): a proof for one dim is one for all of them taken together. Dims that its attributes
+name are then counted from the end.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...model.errors import PartitaError
+from ..substitution.rule import PARALLEL, Apply, Rule, Tensor
+
+SIGNATURES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("linear", "linear_relu", "matmul", "relu", "silu", "tanh", "sigmoid", "neg"), ()),
+    **dict.fromkeys(("add", "sub", "mul"), ()),
+    "gelu": ("approximate",),
+    "scale": ("value",),
+    "cat": ("dim",),
+    "slice": ("dim", "start", "step", "stop"),
+    "part": ("dim", "number", "of"),
+    "permute": ("dims",),
+    "conv": ("dilation", "groups", "padding", "stride"),
+}
+"""The operators that rules rewrite, and their attributes; all else is a leaf."""
+
+_NUMBERS = {"dim", "start", "step", "stop", "number", "of", "groups"}
+_LEADING = {"linear", "linear_relu", "relu", "gelu", "silu", "tanh", "sigmoid", "neg", "scale", "add", "sub", "mul"}
+
+
+def constructor(op: str, inputs: int) -> str:
+    """The name of an operator of so many inputs."""
+    return f"{op}_{inputs}"
+
+
+def declaration(op: str, inputs: int) -> str:
+    sorts = ["T"] * inputs + ["i64" if name in _NUMBERS else "String" for name in SIGNATURES[op]]
+    return f"(constructor {constructor(op, inputs)} ({' '.join(sorts)}) T)"
+
+
+def literal(name: str, value: Any) -> str:
+    """An attribute's value."""
+    return str(value) if name in _NUMBERS else json.dumps(json.dumps(value))
+
+
+def value_of(name: str, text: str) -> Any:
+    """What `literal` wrote; egglog shows strings quoted."""
+    if name in _NUMBERS:
+        return int(text)
+    return _tuples(json.loads(json.loads(text)))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+@dataclass
+class Pattern:
+    """One rule as text for egglog. PartitaError: an operator that rewriting does not know, or a parallel one."""
+
+    rule: Rule
+    facts: list[str] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+    bound: set[str] = field(default_factory=set)
+
+    @property
+    def used(self) -> Iterator[tuple[str, int]]:
+        """The constructors that the rule needs: operator, number of inputs."""
+        return (
+            (apply.op, len(apply.inputs))
+            for apply in (*self._lowered(self.rule.source), *self._lowered(self.rule.target))
+        )
+
+    def text(self) -> str:
+        """The rule of egglog."""
+        source, target = (self._lowered(side) for side in (self.rule.source, self.rule.target))
+        free = leading(self.rule, (*source, *target))
+        ranks = {t.name: len(t.dims) for t in self.rule.inputs}
+        for apply in source:
+            self.facts.append(f"(= v_{apply.outputs[0]} {self._call(apply, free, matching=True)})")
+        for number, tensor in enumerate(self.rule.inputs):
+            self._declare(tensor, tensor.name in free, number)
+        self.facts += list(self._ordered(source))
+        self.facts += [_condition(text) for text in self.rule.where]
+        for apply in target:
+            self.actions.append(f"(let t_{apply.outputs[0]} {self._call(apply, free, matching=False, ranks=ranks)})")
+        made = {apply.outputs[0] for apply in target}
+        for one, other in self.rule.outputs:
+            name = f"t_{other}" if other in made else f"v_{other}"
+            self.actions.append(f"(union v_{one} {name})")
+        return f"(rule ({' '.join(self.facts)}) ({' '.join(self.actions)}) :ruleset rewrite)"
+
+    def _lowered(self, side: Sequence[Apply]) -> tuple[Apply, ...]:
+        """Splits as the parts or slices that a graph has."""
+        return tuple(one for apply in side for one in _lower(self.rule, apply))
+
+    def _declare(self, tensor: Tensor, free: bool, number: int) -> None:
+        """Facts about an input: its rank and sizes."""
+        name = f"v_{tensor.name}"
+        if not tensor.dims:
+            return
+        if free:
+            self.facts.append(f"(= r_{tensor.name} (rank {name}))")
+            if "shift" in self.bound:
+                self.facts.append(f"(= shift (- r_{tensor.name} {len(tensor.dims)}))")
+            else:
+                self.facts.append(f"(= shift (- r_{tensor.name} {len(tensor.dims)})) (>= shift 0)")
+            self.bound.add("shift")
+        else:
+            self.facts.append(f"(= {len(tensor.dims)} (rank {name}))")
+        for dim, text in enumerate(tensor.dims):
+            if free and dim == 0:
+                continue  # any number of dims
+            where = f"(+ {dim} shift)" if free else str(dim)
+            self.facts.append(f"(= {_size(text)} (size {name} {where}))")
+
+    def _call(self, apply: Apply, free: set[str], matching: bool, ranks: Mapping[str, int] | None = None) -> str:
+        made = {a.outputs[0] for a in self._lowered(self.rule.target)} if not matching else set()
+        inputs = [f"t_{name}" if name in made else f"v_{name}" for name in apply.inputs]
+        shifted = any(name in free for name in apply.inputs)
+        return f"({constructor(apply.op, len(inputs))} {' '.join([*inputs, *self._attributes(apply, shifted)])})"
+
+    def _attributes(self, apply: Apply, shifted: bool) -> Iterator[str]:
+        given = dict(apply.attributes)
+        for name in SIGNATURES[apply.op]:
+            value = given.get(name, _DEFAULTS.get(name))
+            if value is None:
+                raise PartitaError(f"rule {self.rule.name!r}: {apply.op} needs the attribute {name}")
+            if name in _NUMBERS:
+                text = _size(value)
+                yield f"(+ {text} shift)" if name == "dim" and shifted else text
+            elif isinstance(value, str) and value.isidentifier() and value not in _WORDS:
+                yield f"a_{value}"
+            else:
+                yield literal(name, value)
+
+    def _ordered(self, source: Sequence[Apply]) -> Iterator[str]:
+        """Of a source of several equal applications each set is matched once, in the order of the graph."""
+        kinds = {(a.op, len(a.inputs), a.attributes) for a in source}
+        if (
+            len(source) > 1
+            and len(kinds) == 1
+            and all(a.outputs[0] in {s for s, _ in self.rule.outputs} for a in source)
+        ):
+            for number, apply in enumerate(source):
+                yield f"(= o_{number} (number v_{apply.outputs[0]}))"
+                if number:
+                    yield f"(< o_{number - 1} o_{number})"
+
+
+_DEFAULTS: Mapping[str, Any] = {"step": 1, "groups": 1}
+_WORDS = ("none", "same", "tanh")
+
+
+def leading(rule: Rule, applies: Sequence[Apply]) -> set[str]:
+    """The tensors whose first dim may stand for several; none where something tells leading dims apart."""
+    first = rule.inputs[0].dims[:1] if rule.inputs else ()
+    free = {t.name for t in rule.inputs if t.dims[:1] == first and len(t.dims) > 1}
+    if not first or any(first[0] in text for t in rule.inputs for text in t.dims[t.name in free :]):
+        return set()
+    for apply in applies:
+        inside = [name in free for name in apply.inputs]
+        dim = apply.get("dim")
+        fits = apply.op in _LEADING or (apply.op in ("cat", "slice", "part") and isinstance(dim, int) and dim > 0)
+        if inside and inside[0]:
+            if not fits or (apply.op in ("add", "sub", "mul", "cat") and not all(inside)):
+                return set()
+            free.add(apply.outputs[0])
+        elif any(inside):
+            return set()
+    return free
+
+
+def _lower(rule: Rule, apply: Apply) -> Iterator[Apply]:
+    if apply.op in PARALLEL:
+        raise PartitaError(f"rule {rule.name!r}: {apply.op} is decided by layouts; rewriting takes rules without it")
+    if apply.op != "split":
+        if apply.op not in SIGNATURES:
+            raise PartitaError(f"rule {rule.name!r}: rewriting knows no {apply.op}; it knows {', '.join(SIGNATURES)}")
+        yield apply
+        return
+    sizes, dim, start = apply["sizes"], apply["dim"], "0"
+    assert isinstance(sizes, tuple)
+    for number, (size, name) in enumerate(zip(sizes, apply.outputs, strict=True)):
+        if len({*sizes}) == 1:
+            yield Apply("part", apply.inputs, (name,), (("dim", dim), ("number", number), ("of", len(sizes))))
+        else:
+            stop = f"{start}+{size}"
+            yield Apply("slice", apply.inputs, (name,), (("dim", dim), ("start", start), ("stop", stop), ("step", 1)))
+            start = stop
+
+
+def _size(value: Any) -> str:
+    """A size expression as egglog's arithmetic."""
+    return _arithmetic(ast.parse(str(value), mode="eval").body)
+
+
+_OPERATORS: Mapping[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+
+
+def _arithmetic(tree: ast.expr) -> str:
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, int):
+        return str(tree.value)
+    if isinstance(tree, ast.Name):
+        return f"s_{tree.id}"
+    if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
+        return f"({_OPERATORS[type(tree.op)]} {_arithmetic(tree.left)} {_arithmetic(tree.right)})"
+    raise PartitaError(f"{ast.unparse(tree)!r} is no size")
+
+
+_DIVIDES = re.compile(r"(.+?)\s+divides\s+(.+)")
+_COMPARED = re.compile(r"(.+?)\s*(==|>=)\s*(.+)")
+
+
+def _condition(text: str) -> str:
+    match = _DIVIDES.fullmatch(text)
+    if match:
+        return f"(= 0 (% {_size(match[2])} {_size(match[1])}))"
+    match = _COMPARED.fullmatch(text)
+    if not match:
+        raise PartitaError(f"condition {text!r} is none of `d divides n`, `n == m`, `n >= m`")
+    return f"({'=' if match[2] == '==' else '>='} {_size(match[1])} {_size(match[3])})"

@@ -1,0 +1,190 @@
+"""Rules run on concrete parallel tensors, in a finite field or in floats.
+
+Every compute operator applies shard by shard, vectorized over the tasks. One rule says which states fit: an index has
+the same digits in all operands that have it; the replica dim of an operand holds the space digits of the indices that
+it lacks (the output's, then those that are summed), outermost first, and then a surplus that is equal for all. The
+output carries the digits of its indices, and its replica dim those of the summed ones, then the surplus. For a product:
+
+    matmul x[B:a, K:b, rep:(c,e)] w[K:b, N:c, rep:(a,e)] -> y[B:a, N:c, rep:(b,e)]
+
+A step in time needs no copy of what it shares with the next, so time digits ask for no replicas, and an index that has
+one cannot be summed. What the prover knows of operators is not used here: the two check each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ...model.errors import PartitaError
+from .arithmetic import Arithmetic, Array
+from .local import SIGNATURES
+from .moves import ALONG_REPLICAS, MOVES
+from .rule import REPLICA, Apply
+from .signature import WHOLE, Letters, Signature, Tasks
+from .sizes import Size
+from .values import Digits, IllTyped, ParallelValue, count, merged
+
+Values: TypeAlias = Sequence[ParallelValue]
+
+
+def applied(op: str, attributes: Mapping[str, Any], values: Values, f: Arithmetic) -> list[ParallelValue]:
+    """One operator application. Raises IllTyped where it does not apply, PartitaError for an operator unknown here."""
+    return prepared(op, attributes, values, f)(values)
+
+
+def prepared(
+    op: str, attributes: Mapping[str, Any], values: Values, f: Arithmetic
+) -> Callable[[Values], list[ParallelValue]]:
+    """An operator for all tensors of the states that `values` have, whose entries are not read. Raises as `applied`."""
+    if op in MOVES:
+        if len(values) != 1:
+            raise IllTyped(f"{op} takes one tensor, not {len(values)}")
+        return lambda given: [MOVES[op](given[0], attributes, f)]
+    if op in ALONG_REPLICAS and attributes.get("dim") == REPLICA:
+        return lambda given: ALONG_REPLICAS[op](given, attributes)
+    signature, tasks, cuts, joins = by_shards(op, attributes, values, f)
+
+    def run(given: Values) -> list[ParallelValue]:
+        results = signature.local(tasks, [cut(value.array) for cut, value in zip(cuts, given, strict=True)])
+        return [join(result) for join, result in zip(joins, results, strict=True)]
+
+    return run
+
+
+def by_shards(
+    op: str, attributes: Mapping[str, Any], values: Values, f: Arithmetic
+) -> tuple[Signature, Tasks, list[Callable[[Array], Array]], list[Callable[[Array], ParallelValue]]]:
+    """How an operator applies to shards: its letters, its tasks, what cuts every operand into [tasks, *local shape],
+    and what joins such results. Raises as `applied`."""
+    if op not in SIGNATURES:
+        raise PartitaError(f"no evaluation of the operator {op}; there is one of {', '.join(sorted(SIGNATURES))}")
+    signature = SIGNATURES[op](attributes, [value.shape for value in values])
+    digits = _digits(op, signature, values)
+    tasks = Tasks(f, digits, _surplus(op, signature, digits, values))
+    cuts = [_cut(value, names, tasks) for value, names in zip(values, signature.inputs, strict=True)]
+    return signature, tasks, cuts, [_join(names, signature, tasks) for names in signature.outputs]
+
+
+def _digits(op: str, signature: Signature, values: Values) -> dict[str, Digits]:
+    """The digits of every letter, in the order of tasks."""
+    found: dict[str, tuple[int, Digits]] = {}
+    for value, names in zip(values, signature.inputs, strict=True):
+        if len(names) != len(value.shape):
+            raise IllTyped(f"{op} takes a tensor of {len(names)} dims, not {value}")
+        for dim, letter in enumerate(names):
+            size, digits = value.shape[dim], value.digits[dim]
+            if letter == WHOLE:
+                if digits:
+                    raise IllTyped(f"{op} needs dim {dim} of {value} whole")
+                continue
+            known_size, known = found.setdefault(letter, (size, digits))
+            if known != digits:
+                raise IllTyped(f"{op} of {' and '.join(map(str, values))}: dims that go together are cut differently")
+            if known_size != size and letter not in signature.uneven:
+                raise IllTyped(f"{op} of {' and '.join(map(str, values))}: sizes {known_size} and {size} do not agree")
+    order = signature.letters
+    for letter, (_, digits) in found.items():
+        if digits and letter not in order:
+            raise IllTyped(f"{op} of {' and '.join(map(str, values))} needs a dim whole that is cut")
+        if letter in signature.summed and any(digit.time for digit in digits):
+            raise IllTyped(f"{op} of {' and '.join(map(str, values))} sums over steps in time")
+    return {letter: found[letter][1] for letter in order if letter in found}
+
+
+def _surplus(op: str, signature: Signature, digits: Mapping[str, Digits], values: Values) -> int:
+    """Replicas beyond those that hold the digits of lacking indices."""
+    left = set()
+    for value, names in zip(values, signature.inputs, strict=True):
+        asked = prod(d.degree for letter, ds in digits.items() if letter not in names for d in ds if not d.time)
+        if value.replicas % asked:
+            raise IllTyped(f"{op} of {' and '.join(map(str, values))}: {value} needs {asked} replicas or a multiple")
+        left.add(value.replicas // asked)
+    if len(left) > 1:
+        raise IllTyped(f"{op} of {' and '.join(map(str, values))}: replicas do not fit")
+    return left.pop() if left else 1
+
+
+def _cut(value: ParallelValue, names: Letters, tasks: Tasks) -> Callable[[Array], Array]:
+    """Makes the shard of every task, [tasks, *local shape], of an array of this state."""
+    if not tasks.axes:
+        return lambda array: array
+    replica = [d.degree for letter, d in tasks.axes if letter not in names and not d.time] + [tasks.surplus]
+    split = [(*(d.degree for d in ds), n // count(ds)) for n, ds in zip(value.shape, value.digits, strict=True)]
+    fine = (*replica, *(size for sizes in split for size in sizes))
+    at, places, local = len(replica), dict[str, list[int]](), list[int]()
+    for letter, sizes in zip(names, split, strict=True):
+        places[letter] = list(range(at, at + len(sizes) - 1))
+        local.append(at + len(sizes) - 1)
+        at += len(sizes)
+    lacking = iter(range(len(replica)))
+    order: list[int | None] = []
+    for letter, digit in tasks.axes:
+        order.append(places[letter].pop(0) if letter in names else None if digit.time else next(lacking))
+    order.append(next(lacking))
+    moved = [place for place in (*order, *local) if place is not None]
+    spread = tuple(None if place is None else slice(None) for place in order)
+    shape = tuple(sizes[-1] for sizes in split)
+    whole = (*tasks.sizes, *shape)
+    return lambda a: np.broadcast_to(a.reshape(fine).transpose(moved)[spread], whole).reshape(-1, *shape)
+
+
+def _join(names: Letters, signature: Signature, tasks: Tasks) -> Callable[[Array], ParallelValue]:
+    """Makes the parallel tensor of its shards [tasks, *local shape]."""
+    digits = tuple(merged(tasks.digits.get(letter, ())) for letter in names)
+    if not tasks.axes:
+        return lambda result: ParallelValue(result, digits)
+    rank = len(tasks.sizes)
+    order = [i for i, (letter, _) in enumerate(tasks.axes) if letter in signature.summed] + [rank - 1]
+    for dim, letter in enumerate(names):
+        order += [i for i, (name, _) in enumerate(tasks.axes) if name == letter] + [rank + dim]
+    parts = [count(ds) for ds in digits]
+
+    def join(result: Array) -> ParallelValue:
+        local = result.shape[1:]
+        shape = [n * part for n, part in zip(local, parts, strict=True)]
+        return ParallelValue(result.reshape(*tasks.sizes, *local).transpose(order).reshape(-1, *shape), digits)
+
+    return join
+
+
+def bound(value: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute with the numbers of its size expressions; words without a value stay words."""
+    if isinstance(value, tuple | list):
+        return tuple(bound(v, sizes) for v in value)
+    if isinstance(value, str) and any(name in sizes for name in _names(value)):
+        return Size.of(value).at(sizes)
+    return value
+
+
+def _names(text: str) -> frozenset[str]:
+    try:
+        return Size.of(text).symbols
+    except PartitaError:  # a word that is no size: an equation, `none`
+        return frozenset()
+
+
+def evaluate(
+    applies: Iterable[Apply],
+    values: Mapping[str, ParallelValue],
+    arithmetic: Arithmetic,
+    sizes: Mapping[str, int] | None = None,
+) -> dict[str, ParallelValue]:
+    """All values of a graph, the given ones among them; `sizes` are those of symbols in attributes.
+
+    Raises IllTyped that names the application that does not fit.
+    """
+    known = dict(values)
+    for apply in applies:
+        attributes = {name: bound(value, sizes or {}) for name, value in apply.attributes}
+        try:
+            results = applied(apply.op, attributes, [known[name] for name in apply.inputs], arithmetic)
+        except IllTyped as error:
+            raise IllTyped(f"{', '.join(apply.outputs)}: {error}") from None
+        if len(results) != len(apply.outputs):
+            raise IllTyped(f"{apply.op} makes {len(results)} results, not {', '.join(apply.outputs)}")
+        known |= dict(zip(apply.outputs, results, strict=True))
+    return known

@@ -1,0 +1,263 @@
+"""Rules found by comparing all small graphs over operator sets, and proved one by one (TASO §3, Unity §4).
+
+Graphs are run on random tensors over a finite field; those that give the same values in the same states, at two degrees
+and sizes, are candidates. What is left after pruning is written with sizes as general as its operators let them be, and
+kept only where the prover that is passed in proves it. Everything is deterministic, to the byte.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...model.errors import PartitaError
+from .arithmetic import Modular
+from .generation.consequences import basic
+from .generation.enumeration import Graph, graphs
+from .generation.expressions import Pair, kinds_of, translated
+from .generation.operator_sets import SETS, OperatorSet
+from .generation.pool import Pool
+from .generation.pruning import STEPS, candidates, general, groups, renamings
+from .generation.writing import Vocabulary, is_parallel, rules
+from .rule import Rule, Tensor
+
+FORMAT = 1
+SEED = 0
+SIZES = {"n": 4, "h": 3, "d": 2}  # at which it is tried what follows from what
+BASIS = Path(__file__).parent / "data" / "basis.json"
+
+Proves = Callable[[Rule], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rule and the operator set that it was first found in."""
+
+    rule: Rule
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What one operator set gave: graphs, then the pairs that every step of pruning left, then rules proved.
+
+    `parallel`: how many of the general ones have a parallel operator.
+    """
+
+    chosen: OperatorSet
+    graphs: int
+    left: Counter[str]
+    parallel: int = 0
+    proved: int = 0
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Proved rules by set, size and name; candidates that no way of writing them made a proved rule of; counts."""
+
+    rules: tuple[Found, ...]
+    unproved: tuple[Rule, ...]
+    counts: tuple[Count, ...]
+    prime: int
+    seed: int
+
+
+def generate(
+    sets: Sequence[OperatorSet] = SETS,
+    proves: Proves | None = None,
+    most: int | None = None,
+    composed: bool = False,
+    tell: Callable[[str], None] = lambda words: None,
+) -> Generated:
+    """All rules over the operator sets, up to `most` operators a side instead of each set's own.
+
+    `proves`: the prover; without one, what holds at trial sizes is kept (which is no proof). `composed` keeps rules
+    that smaller ones lead to.
+    """
+    chosen = [each if most is None else replace(each, most=min(most, each.most)) for each in sets]
+    words, arithmetic = vocabulary(chosen), Modular()
+    every, commutative, counts = _searched(chosen, words, arithmetic, tell)
+    wide = general(every, words.variables, commutative)
+    deep = _basic(wide, every, words, commutative, arithmetic)
+    for step, pairs in (("general", wide), ("basic", deep)):
+        for pair in pairs:
+            counts[every[pair][0]].left[step] += 1
+    found, unproved = list[Found](), list[Rule]()
+    for number, each in enumerate(chosen):
+        start = time.monotonic()
+        parallel = sum(every[pair][0] == number and is_parallel(pair, words) for pair in wide)
+        mine = [_written(pair, words, proves) for pair in (wide if composed else deep) if every[pair][0] == number]
+        proved = sorted((rule for rule, is_proved in mine if rule and is_proved), key=_order)
+        unproved += [rule for rule, is_proved in mine if rule and not is_proved]
+        found += [Found(rule, each.name) for rule in proved]
+        seconds = counts[number].seconds + time.monotonic() - start
+        counts[number] = replace(counts[number], parallel=parallel, proved=len(proved), seconds=seconds)
+        tell(f"{each.name}: {len(proved):,} of {len(mine):,} proved")
+    return Generated(_named(found), tuple(unproved), tuple(counts), arithmetic.prime, SEED)
+
+
+_Every = dict[Pair, tuple[int, bool]]  # the set that a pair was first found in, and whether it follows
+
+
+def _searched(
+    chosen: Sequence[OperatorSet], words: Vocabulary, arithmetic: Modular, tell: Callable[[str], None]
+) -> tuple[_Every, frozenset[int], list[Count]]:
+    """The candidates of all sets, commutative operations, and the counts up to here."""
+    commutative = frozenset[int]()
+    every: _Every = {}
+    counts = []
+    for number, each in enumerate(chosen):
+        start = time.monotonic()
+        pairs, commutes, count = _enumerated(each, words, arithmetic)
+        commutative |= commutes
+        for pair, follows in pairs.items():
+            first, known = every.get(pair, (number, False))
+            every[pair] = first, known or follows
+        counts.append(replace(count, seconds=time.monotonic() - start))
+        tell(f"{each.name}: {count.graphs:,} graphs, {count.left['renamed']:,} candidates")
+    return every, commutative, counts
+
+
+def _basic(
+    pairs: Iterable[Pair],
+    every: _Every,
+    words: Vocabulary,
+    commutative: frozenset[int],
+    arithmetic: Modular,
+) -> list[Pair]:
+    """The pairs that smaller ones do not lead to; what graphs between have shown need not be looked for."""
+    whole = OperatorSet("all", words.operations, words.variables, (), weights=words.weights)
+    return basic((p for p in pairs if not every[p][1]), commutative, Pool(whole, SIZES, arithmetic, SEED))
+
+
+def vocabulary(sets: Sequence[OperatorSet]) -> Vocabulary:
+    """All operations and variables of the sets, each once; numbers are the same for every set."""
+    operations = dict.fromkeys(operation for chosen in sets for operation in chosen.operations)
+    variables = dict.fromkeys(variable for chosen in sets for variable in chosen.variables)
+    weights = tuple(dict.fromkeys(weight for chosen in sets for weight in chosen.weights))
+    return Vocabulary(tuple(operations), tuple(variables), weights)
+
+
+def _enumerated(
+    chosen: OperatorSet, words: Vocabulary, arithmetic: Modular
+) -> tuple[dict[Pair, bool], frozenset[int], Count]:
+    """Candidates of a set in the numbers of the vocabulary, its commutative operations, and counts."""
+    pools = [Pool(chosen, sizes, arithmetic, SEED) for sizes in chosen.trials]
+    own = _commutative(chosen, pools[0])
+    total = Counter[str]()
+
+    def counted() -> Iterator[Graph]:
+        for graph in graphs(pools[0], chosen, own):
+            total["graphs"] += 1
+            yield graph
+
+    pairs, left = candidates(groups(counted(), pools[1:]), chosen)
+    operations = [words.operations.index(operation) for operation in chosen.operations]
+    variables = [words.variables.index(variable) for variable in chosen.variables]
+    commutative = frozenset(operations[number] for number in own)
+    moved = {
+        (translated(a, operations, variables), translated(b, operations, variables)): follows
+        for (a, b), follows in pairs.items()
+    }
+    once = renamings(moved, kinds_of(words.variables), commutative)
+    return once, commutative, Count(chosen, total["graphs"], left + Counter(renamed=len(once)))
+
+
+def _commutative(chosen: OperatorSet, pool: Pool) -> frozenset[int]:
+    """Operations of two operands that may be exchanged, tried on all pairs of variables."""
+    numbers = range(len(chosen.variables))
+
+    def commutes(operation: int) -> bool:
+        pairs = [(a, b) for a in numbers for b in numbers if a < b and pool.apply(operation, (a, b))]
+        return bool(pairs) and all(pool.apply(operation, (a, b)) == pool.apply(operation, (b, a)) for a, b in pairs)
+
+    return frozenset(n for n, operation in enumerate(chosen.operations) if operation.arity == 2 and commutes(n))
+
+
+def _written(pair: Pair, words: Vocabulary, proves: Proves | None) -> tuple[Rule | None, bool]:
+    """The most general way of writing a pair that is proved, otherwise the first; None where it holds in no way."""
+    first = None
+    for rule in rules(pair, words):
+        rule = replace(rule, name=_title(rule))
+        first = first or rule
+        if proves is None or proves(rule):
+            return rule, True
+    return first, False
+
+
+def _order(rule: Rule) -> tuple[Any, ...]:
+    return len(rule.source) + len(rule.target), _title(rule), str(rule)
+
+
+def _title(rule: Rule) -> str:
+    """The operators of both sides, from the results inwards."""
+    sides = (dict.fromkeys(apply.op for apply in reversed(side)) for side in (rule.source, rule.target))
+    return " to ".join("-".join(side) or "input" for side in sides)
+
+
+def _named(found: Iterable[Found]) -> tuple[Found, ...]:
+    """Rules named by their operators, with a number where that says too little."""
+    listed = list(found)
+    titles = Counter(_title(each.rule) for each in listed)
+    met = Counter[str]()
+    named = []
+    for each in listed:
+        title = _title(each.rule)
+        met[title] += 1
+        name = title if titles[title] == 1 else f"{title} {met[title]}"
+        named.append(replace(each, rule=replace(each.rule, name=name)))
+    return tuple(named)
+
+
+def to_json(generated: Generated) -> dict[str, Any]:
+    """The rules in text notation, by set, below how they were made; without times, so the same on every machine."""
+    return {
+        "format": FORMAT,
+        "what": "Substitutions generated over operator sets and proved; `partita rules generate` makes this file.",
+        "prime": generated.prime,
+        "seed": generated.seed,
+        "sets": [
+            {
+                "name": count.chosen.name,
+                "note": count.chosen.note,
+                "operators": [str(operation) for operation in count.chosen.operations],
+                "variables": [str(variable) for variable in map(_variable, count.chosen.variables)],
+                "most": count.chosen.most,
+                "outputs": count.chosen.outputs,
+                "trials": [dict(sizes) for sizes in count.chosen.trials],
+                "graphs": count.graphs,
+                **{step: count.left[step] for step in STEPS},
+                "parallel": count.parallel,
+                "proved": count.proved,
+                "rules": [str(each.rule) for each in generated.rules if each.origin == count.chosen.name],
+            }
+            for count in generated.counts
+        ],
+    }
+
+
+def _variable(tensor: Tensor) -> str:
+    dims = (dim if degree == 1 else f"{dim}/{degree}" for dim, degree in zip(tensor.dims, tensor.degrees, strict=True))
+    return f"{tensor.name}[{', '.join(dims)}]" + ("" if tensor.replicas == 1 else f"*{tensor.replicas}")
+
+
+def written(generated: Generated) -> str:
+    """`to_json` as the text of a file."""
+    return json.dumps(to_json(generated), indent=1, ensure_ascii=False) + "\n"
+
+
+@cache
+def basis() -> tuple[Rule, ...]:
+    """The rules that ship with the project. Raises PartitaError where the file is not readable."""
+    try:
+        data = json.loads(BASIS.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PartitaError(f"{BASIS}: {error}; `partita rules generate -o {BASIS}` makes it again") from None
+    return tuple(Rule.parse(text) for each in data["sets"] for text in each["rules"])

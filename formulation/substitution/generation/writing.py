@@ -1,0 +1,275 @@
+"""A pair of expressions written as a rule: names, sizes as general as the operators let them be, and conditions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from ....model.errors import PartitaError
+from ..arithmetic import Modular
+from ..evaluate import evaluate
+from ..rule import PARALLEL, Apply, Rule, Tensor
+from ..sizes import Size
+from ..trial import random_inputs, trial
+from ..values import count as cuts
+from .expressions import Expression, Pair, Side, kinds_of, read, renamed, size
+from .operator_sets import Operation
+from .shapes import Dims, Sizes, letters, shaped
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What the numbers in expressions stand for."""
+
+    operations: tuple[Operation, ...]
+    variables: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...] = ()
+
+
+def sides_in_order(pair: Pair, words: Vocabulary) -> Pair:
+    """The side first that reads everything, is no bare variable, has fewer parallel operators and operators.
+
+    Of two alike that which ends in an operator that computes. Variables of one state are named as they are met.
+    """
+
+    def rank(one: Side) -> tuple[Any, ...]:
+        other = pair[1] if one is pair[0] else pair[0]
+        bare = all(isinstance(e, int) for e in one)
+        last = all(isinstance(e, int) or words.operations[e[0]].op in PARALLEL for e in one)
+        texts = tuple(_text(e, words) for e in one)
+        return (not read(one) >= read(other), bare, _parallel(one, words), size(one), last, texts)
+
+    first, second = sorted(pair, key=rank)
+    order = _appearance((first, second))
+    names: dict[int, int] = {}
+    for kind in kinds_of(words.variables):
+        met = sorted((v for v in kind if v in order), key=order.__getitem__)
+        names |= dict(zip(met, kind, strict=False))
+    a, b = (tuple(renamed(e, names, frozenset()) for e in one) for one in (first, second))
+    return a, b
+
+
+def _text(expression: Expression, words: Vocabulary) -> str:
+    if isinstance(expression, int):
+        return words.variables[expression].name
+    operands = ", ".join(_text(e, words) for e in expression[2:])
+    return f"{words.operations[expression[0]]}.{expression[1]}({operands})"
+
+
+def is_parallel(pair: Pair, words: Vocabulary) -> bool:
+    """Whether a parallel operator is in one of the sides."""
+    return any(_parallel(one, words) for one in pair)
+
+
+def _parallel(one: Side, words: Vocabulary) -> int:
+    return sum(words.operations[e[0]].op in PARALLEL for e in _applications(one))
+
+
+def _applications(one: Side) -> list[Expression]:
+    """The applications of a side, each once, operands before what reads them."""
+    found: dict[Expression, None] = {}
+
+    def visit(expression: Expression) -> None:
+        if not isinstance(expression, int):
+            for operand in expression[2:]:
+                visit(operand)
+            found.setdefault((expression[0], 0, *expression[2:]))
+
+    for expression in one:
+        visit(expression)
+    return list(found)
+
+
+def rules(pair: Pair, words: Vocabulary, name: str = "generated", note: str = "") -> Iterator[Rule]:
+    """The pair as a rule, the most general first: with the sizes that it asks for, halves split evenly, all dims alike.
+
+    Only what holds at trial sizes of its own.
+    """
+    ordered = sides_in_order(pair, words)
+    for halves, uniform in ((False, False), (True, False), (True, True)):
+        rule = _written(ordered, words, halves, uniform, name, note)
+        if rule is not None and _holds(rule):
+            yield rule
+
+
+def _written(pair: Pair, words: Vocabulary, halves: bool, uniform: bool, name: str, note: str) -> Rule | None:
+    sizes = Sizes()
+    used = sorted(read(pair[0]) | read(pair[1]), key=_appearance(pair).__getitem__)
+    dims = {v: _begun(words.variables[v], sizes, uniform) for v in used}
+    sides, results = [], []
+    for one in pair:
+        shapes = _shapes(one, words, sizes, dims, halves)
+        if shapes is None:
+            return None
+        results.append([shapes[e] for e in one])
+        sides.append(shapes)
+    if not all(map(sizes.equate, *((s for shape in side for s in shape) for side in results))) or not sizes.finish():
+        return None
+    solved = {v: tuple(map(sizes.now, shape)) for v, shape in dims.items()}
+    short = letters(s for shape in solved.values() for x in shape for term, _ in x.terms for s in term)
+    tensors = tuple(
+        Tensor(
+            words.variables[v].name,
+            tuple(str(s.substitute(short)) for s in solved[v]),
+            words.variables[v].degrees,
+            words.variables[v].replicas,
+        )
+        for v in used
+    )
+
+    def final(size: Size) -> str:
+        return str(sizes.now(size).substitute(short))
+
+    names = {v: words.variables[v].name for v in used}
+    outputs, numbers = _outputs(pair, names), (count(), count())
+    applies = [
+        _applies(one, words, names | dict(zip(one, out, strict=True)), shapes, final, halves, numbers)
+        for one, out, shapes in zip(pair, outputs, sides, strict=True)
+    ]
+    source, target = applies
+    rule = Rule(name, tensors, source, target, tuple(zip(outputs[0], outputs[1], strict=True)), note=note)
+    return replace(rule, where=_where(rule))
+
+
+def _appearance(pair: Pair) -> dict[int, int]:
+    order: dict[int, int] = {}
+
+    def visit(expression: Expression) -> None:
+        if isinstance(expression, int):
+            order.setdefault(expression, len(order))
+        else:
+            for operand in expression[2:]:
+                visit(operand)
+
+    for one in pair:
+        for expression in one:
+            visit(expression)
+    return order
+
+
+def _begun(variable: Tensor, sizes: Sizes, uniform: bool) -> Dims:
+    """A symbol for every dim that is not a number."""
+    return tuple(Size.of(int(d)) if d.isdigit() else Size.of(d) if uniform else sizes.fresh() for d in variable.dims)
+
+
+def _shapes(
+    one: Side, words: Vocabulary, sizes: Sizes, dims: Mapping[int, Dims], halves: bool
+) -> dict[Expression, Dims] | None:
+    found: dict[Expression, Dims] = dict(dims)
+    for application in _applications(one):
+        operation = words.operations[application[0]]
+        operands = [found[e] for e in application[2:]]
+        made = shaped(operation.op, sizes, dict(operation.attributes), operands, halves)
+        if made is None:
+            return None
+        made *= operation.results if len(made) == 1 else 1
+        found |= {(application[0], place, *application[2:]): shape for place, shape in enumerate(made)}
+    return found
+
+
+def _outputs(pair: Pair, names: Mapping[int, str]) -> list[list[str]]:
+    """The names of the outputs on both sides: the same, unless one is a variable."""
+    taken = ["out"] if len(pair[0]) == 1 else [f"out{number}" for number in range(len(pair[0]))]
+    return [[names[e] if isinstance(e, int) else t for e, t in zip(one, taken, strict=True)] for one in pair]
+
+
+def _results(application: Expression, words: Vocabulary) -> list[Expression]:
+    return [(application[0], place, *application[2:]) for place in range(words.operations[application[0]].results)]
+
+
+def _statements(one: Side, words: Vocabulary) -> list[list[Expression]]:
+    """The applications of a side as the text has them: those that a line assigns, each after the calls inside of it."""
+    order = _applications(one)
+    reads = Counter(e for application in order for e in application[2:])
+
+    def assigned(application: Expression) -> bool:
+        results = _results(application, words)
+        return len(results) > 1 or results[0] in one or reads[results[0]] > 1
+
+    def inside(application: Expression) -> list[Expression]:
+        operands = (e for e in application[2:] if not isinstance(e, int) and e[1] == 0)
+        return [*(i for e in operands if not assigned(e) for i in inside(e)), application]
+
+    return [inside(application) for application in order if assigned(application)]
+
+
+def _inner(statement: Sequence[Expression]) -> Iterator[Expression]:
+    """The calls inside of a line, in the order in which they are read: each before its operands."""
+    within = set(statement)
+
+    def visit(application: Expression) -> Iterator[Expression]:
+        for operand in application[2:]:
+            if operand in within:
+                yield operand
+                yield from visit(operand)
+
+    return visit(statement[-1])
+
+
+def _applies(
+    one: Side,
+    words: Vocabulary,
+    known: Mapping[Expression, str],
+    shapes: Mapping[Expression, Dims],
+    final: Any,
+    halves: bool,
+    numbers: tuple[Iterator[int], Iterator[int]],
+) -> tuple[Apply, ...]:
+    """The applications of a side; `known` names variables and outputs, `numbers` what a line assigns or has inside."""
+    shared, inner = numbers
+    names, applies = dict(known), []
+    for statement in _statements(one, words):
+        for result in _results(statement[-1], words):
+            names[result] = names.get(result) or f"h{next(shared)}"
+        names |= {result: f"_{next(inner)}" for result in _inner(statement)}
+        for application in statement:
+            operation, results = words.operations[application[0]], _results(application, words)
+            attributes = dict(operation.attributes)
+            dim = attributes.get("dim")
+            if operation.op == "split" and not halves and isinstance(dim, int):
+                attributes = {"dim": dim, "sizes": tuple(_plain(final(shapes[r][dim])) for r in results)}
+            reads, makes = tuple(names[e] for e in application[2:]), tuple(names[r] for r in results)
+            applies.append(Apply(operation.op, reads, makes, tuple(attributes.items())))
+    return tuple(applies)
+
+
+def _plain(text: str) -> str | int:
+    return int(text) if text.isdigit() else text
+
+
+def trial_sizes(rule: Rule, degree: int) -> dict[str, int]:
+    """A value for every symbol: different ones, all of them divisible by the square of the degree."""
+    symbols = sorted({s for t in rule.inputs for x in (*t.dims, *t.degrees, t.replicas) for s in Size.of(x).symbols})
+    parallel = any(name == "degree" for side in (rule.source, rule.target) for a in side for name, _ in a.attributes)
+    step = degree * degree if parallel else 1
+    spatial = {s for t in rule.inputs if len(t.dims) == 4 for x in t.dims[2:] for s in Size.of(x).symbols}
+    found = {s: step * (2 + number) + (s in spatial) for number, s in enumerate(s for s in symbols if s != "d")}
+    return found | {"d": degree}
+
+
+def _holds(rule: Rule) -> bool:
+    try:
+        return all(trial(rule, trial_sizes(rule, degree), Modular()).holds for degree in (2, 3))
+    except PartitaError:
+        return False
+
+
+def _where(rule: Rule) -> tuple[str, ...]:
+    """What is divided: every input dim that the states of values derived from it cut."""
+    sizes = trial_sizes(rule, 2)
+    try:
+        inputs = random_inputs(rule, sizes, Modular())
+        values = [v for side in (rule.source, rule.target) for v in evaluate(side, inputs, Modular(), sizes).values()]
+    except PartitaError:
+        return ()
+    by_value = {Size.of(x).at(sizes): x for t in rule.inputs for x in t.dims}
+    most: dict[str, int] = {}
+    for value in values:
+        for n, digits in zip(value.shape, value.digits, strict=True):
+            power = cuts(digits).bit_length() - 1
+            if power and n in by_value:
+                most[by_value[n]] = max(most.get(by_value[n], 0), power)
+    return tuple(f"{'*'.join(['d'] * power)} divides {name}" for name, power in sorted(most.items()))

@@ -1,0 +1,153 @@
+"""Strategies and op-trans as rules: an operator is what its parts, joined, give.
+
+SuperScaler's op-trans cuts an operator into parts and says how each input is cut and how the results are joined
+(§3.1). A row of the planner's strategy says the same in letters, for one mesh axis. Both become the rule
+
+    y = op(x, ..)  =>  y = combine(op(partition(x), replicate(w), ..))
+
+which passes through the same proof as any other. Parts that are addends (`P`) come as tensors of d replicas that the
+source reduces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ...model.atoms import atoms
+from ...model.errors import PartitaError
+from ...model.layout import B, P, R, atom_of
+from ...model.notation import WHOLE, accesses
+from ...model.operator import operator
+from ...model.operators.convolution import CONVOLUTIONS
+from ...model.pcg import PCG, SOURCES, Attribute, Node
+from ..row import Row
+from .rule import Apply, Rule, Tensor, Value
+
+Cut: TypeAlias = "int | str"  # a dim that is split (joined), "whole", or "addends"
+WHOLE_CUT, ADDENDS = "whole", "addends"
+
+
+@dataclass(frozen=True, slots=True)
+class OpTrans:
+    """An operator in `degree` parts.
+
+    `inputs` says of every tensor how the parts have it: the dim that is split, "whole" (each has a copy), or "addends"
+    (the tensor is the sum of what they have). `output` says how the results are joined: side by side along a dim, as
+    "addends", or "whole" (all parts have it). Tensors are those of the undivided operator; those at "addends" are given
+    without the replicas, which `rule` adds.
+    """
+
+    name: str
+    op: str
+    tensors: tuple[Tensor, ...]
+    inputs: tuple[Cut, ...]
+    output: Cut
+    attributes: tuple[tuple[str, Value], ...] = ()
+    degree: str | int = "d"
+
+    def rule(self) -> Rule:
+        """The rule that says that the parts give what the operator gives. Raises PartitaError for another cut."""
+        if len(self.inputs) != len(self.tensors):
+            raise PartitaError(f"op-trans {self.name!r}: {len(self.inputs)} cuts for {len(self.tensors)} tensors")
+        tensors, whole, parts = list[Tensor](), list[Apply](), list[Apply]()
+        read, cut = list[str](), list[str]()
+        for tensor, how in zip(self.tensors, self.inputs, strict=True):
+            name = tensor.name
+            if how == ADDENDS:
+                tensors.append(Tensor(name, tensor.dims, tensor.degrees, self.degree))
+                whole.append(Apply("reduce", (name,), (f"{name}_sum",), (("degree", self.degree),)))
+                read.append(f"{name}_sum")
+                cut.append(name)
+                continue
+            tensors.append(tensor)
+            read.append(name)
+            cut.append(f"{name}_part")
+            parts.append(self._move(how, ("partition", "replicate"), name, f"{name}_part"))
+        whole.append(Apply(self.op, tuple(read), ("y",), self.attributes))
+        parts.append(Apply(self.op, tuple(cut), ("y_part",), self.attributes))
+        outputs = (("y", "y"),)
+        if self.output == WHOLE_CUT:
+            whole.append(Apply("replicate", ("y",), ("y_all",), (("degree", self.degree),)))
+            outputs = (("y_all", "y_part"),)
+        elif self.output == ADDENDS:
+            parts.append(Apply("reduce", ("y_part",), ("y",), (("degree", self.degree),)))
+        else:
+            parts.append(self._move(self.output, ("combine", ""), "y_part", "y"))
+        return Rule(self.name, tuple(tensors), tuple(whole), tuple(parts), outputs, note="op-trans")
+
+    def _move(self, how: Cut, ops: tuple[str, str], source: str, target: str) -> Apply:
+        if how == WHOLE_CUT:
+            return Apply(ops[1], (source,), (target,), (("degree", self.degree),))
+        if not isinstance(how, int):
+            raise PartitaError(f"op-trans {self.name!r}: a cut is a dim, 'whole' or 'addends', not {how!r}")
+        return Apply(ops[0], (source,), (target,), (("dim", how), ("degree", self.degree)))
+
+
+def row_rule(pcg: PCG, index: int, row: Row, name: str = "") -> Rule | None:
+    """The rule of a strategy's row, at all sizes of the node's indices.
+
+    None where it is none of blocks of whole dims: sources, constants, special rows, and rows that split an inner atom
+    of a dim (a strided cut).
+    """
+    node = pcg.nodes[index]
+    if node.op in SOURCES or operator(node.op).creates or operator(node.op).view or row.special or not node.inputs:
+        return None
+    if node.op == "expand":  # whose size is not an attribute but the node's
+        return None
+    known = atoms(pcg)
+    cuts: list[Cut] = []
+    for letter, at in zip((*row.inputs, row.output), (*node.inputs, index), strict=True):
+        if letter in (R, B):
+            cuts.append(WHOLE_CUT)
+        elif letter == P:
+            cuts.append(ADDENDS)
+        else:
+            found = [
+                d for d in range(len(known[at].dims)) if known[at].of_dim(d)[:1] == range(a := atom_of(letter), a + 1)
+            ]
+            if not found:
+                return None
+            cuts.append(found[0])
+    tensors = _tensors(node, [pcg.nodes[i] for i in node.inputs])
+    title = name or f"{node.op} {row.index[0] if row.index else 'whole'}"
+    attributes = tuple((key, _value(value)) for key, value in node.attributes if value is not None)
+    return OpTrans(title, node.op, tensors, tuple(cuts[:-1]), cuts[-1], attributes).rule()
+
+
+def _value(value: Attribute) -> Value:
+    """An attribute of a node as a rule has it; what is None is left out."""
+    if isinstance(value, tuple):
+        return tuple(_value(v) for v in value if v is not None)
+    assert value is not None
+    return value
+
+
+def _tensors(node: Node, inputs: Sequence[Node]) -> tuple[Tensor, ...]:
+    """The inputs with the letters of the notation as sizes; dims that it needs whole have names of their own."""
+    entry = operator(node.op)
+    line = entry.semantics(node, tuple(inputs))
+    indices: dict[str, tuple[str, ...]] = {}
+    for term in line.terms:
+        for access in accesses(term):
+            indices.setdefault(access.operand, access.indices)
+            for _, inner in access.gathers:
+                indices.setdefault(inner.operand, inner.indices)
+    tensors = []
+    for number, (operand, source) in enumerate(zip(entry.named(node), inputs, strict=True)):
+        dims = [_size(i, f"{operand}{d}", source.shape[d]) for d, i in enumerate(indices.get(operand, ()))]
+        if node.op in CONVOLUTIONS and operand == "w":  # padding and halos depend on the window
+            dims[2:] = map(str, source.shape[2:])
+        tensors.append(Tensor(f"x{number}", tuple(dims)))
+    return tuple(tensors)
+
+
+def _size(index: str, own: str, size: int) -> str:
+    """The size of a dim: an index as a symbol, a product of several, the number where it is not an index."""
+    if index == "1" or (index == WHOLE and size == 1):
+        return str(size)
+    if WHOLE in index.split() or index.startswith("@"):
+        return f"n_{own}"
+    return "*".join("n_" + re.sub(r"\W", "_", factor) for factor in index.split())

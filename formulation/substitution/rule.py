@@ -1,0 +1,197 @@
+"""Substitutions as data: a rule says that two small graphs of operators compute the same (Unity §4, TASO §3).
+
+A rule has input tensors with symbolic sizes and states, a source and a target (operator applications in topological
+order), and which value of the one equals which value of the other. Operators are those of the registry and the
+parallel ones (Unity §3.3), whose attributes are in `PARALLEL`. `text` reads and writes the notation of rule files:
+
+    columns:
+        x[b, k], w[k, n]
+        y = matmul(x, w)
+      =>
+        y = combine(matmul(replicate(x, degree=d), partition(w, dim=1, degree=d)), dim=1, degree=d)
+      where d divides n
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ...model.errors import PartitaError
+from ...model.operator import operator
+
+Value: TypeAlias = "int | float | str | tuple[Value, ...]"
+
+REPLICA = "replica"
+
+# The parallel operators and the attributes that each must have. Tile copies a data dim, fold adds its blocks up.
+PARALLEL: Mapping[str, tuple[str, ...]] = {
+    "partition": ("degree", "dim"),
+    "combine": ("degree", "dim"),
+    "replicate": ("degree",),
+    "reduce": ("degree",),
+    "pipeline": ("degree", "dim"),
+    "batch": ("degree", "dim"),
+    "tile": ("degree", "dim"),
+    "fold": ("degree", "dim"),
+}
+
+# Operators of rules that capture writes otherwise: split as slices, transpose (of the last two dims) as permute.
+OWN = ("split", "transpose")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input of a rule.
+
+    `dims`: a size expression for every data dim ("b", "2*n"), or () where they follow from its uses. `degrees`: how
+    often each data dim is partitioned when the rule starts, () for not at all. `replicas`: the size of the replica dim.
+    """
+
+    name: str
+    dims: tuple[str, ...] = ()
+    degrees: tuple[str | int, ...] = ()
+    replicas: str | int = 1
+
+    def __post_init__(self) -> None:
+        if self.dims and not self.degrees:
+            object.__setattr__(self, "degrees", (1,) * len(self.dims))
+        if len(self.degrees) != len(self.dims):
+            raise PartitaError(f"tensor {self.name}: {len(self.degrees)} degrees for {len(self.dims)} dims")
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """One application: names of what it reads and of what it makes, and its attributes, sorted by name."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[tuple[str, Value], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attributes", tuple(sorted(self.attributes)))
+
+    def get(self, name: str, default: Value | None = None) -> Value | None:
+        """An attribute, or the default."""
+        return next((value for key, value in self.attributes if key == name), default)
+
+    def __getitem__(self, name: str) -> Value:
+        value = self.get(name)
+        if value is None:
+            raise PartitaError(f"{self.op} that makes {', '.join(self.outputs)} lacks the attribute {name}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`source => target`: for every pair (s, t) of `outputs`, value s of the source equals value t of the target.
+
+    `where` holds side conditions: "d divides n", "n == 2*m". `note` says where the rule comes from. Raises PartitaError
+    where a name is used before it is made, is made twice, an operator is not known, or there is no output.
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    source: tuple[Apply, ...]
+    target: tuple[Apply, ...]
+    outputs: tuple[tuple[str, str], ...]
+    where: tuple[str, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        given = [tensor.name for tensor in self.inputs]
+        twice = sorted({name for name in given if given.count(name) > 1})
+        if twice:
+            raise PartitaError(f"rule {self.name!r}: input {twice[0]} is declared twice")
+        known = [self._check(side, set(given), where) for side, where in self._sides()]
+        if not self.outputs:
+            raise PartitaError(f"rule {self.name!r} has no outputs: give a result the same name on both sides")
+        for pair in self.outputs:
+            for value, names, (_, where) in zip(pair, known, self._sides(), strict=True):
+                if value not in names:
+                    raise PartitaError(f"rule {self.name!r}: output {value} is not a value of the {where}")
+
+    def _sides(self) -> tuple[tuple[tuple[Apply, ...], str], ...]:
+        return (self.source, "source"), (self.target, "target")
+
+    def _check(self, side: tuple[Apply, ...], known: set[str], where: str) -> set[str]:
+        for apply in side:
+            place = f"rule {self.name!r}, {where}: {apply.op}"
+            check_operator(apply, place)
+            for name in apply.inputs:
+                if name not in known:
+                    raise PartitaError(f"{place} reads {name}, which is no input and not made before it")
+            for name in apply.outputs:
+                if name in known:
+                    raise PartitaError(f"{place} makes {name}, a name that is taken")
+                known.add(name)
+        return known
+
+    @staticmethod
+    def parse(text: str) -> Rule:
+        """Read one rule in text notation. Raises PartitaError with line and reason."""
+        from .text import parse_rules
+
+        rules = parse_rules(text)
+        if len(rules) != 1:
+            raise PartitaError(f"expected one rule, found {len(rules)}")
+        return rules[0]
+
+    def __str__(self) -> str:
+        from .text import write_rule
+
+        return write_rule(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; `from_json` reads it back."""
+        return {
+            "name": self.name,
+            "inputs": [
+                {"name": t.name, "dims": list(t.dims), "degrees": list(t.degrees), "replicas": t.replicas}
+                for t in self.inputs
+            ],
+            "source": [_apply_json(apply) for apply in self.source],
+            "target": [_apply_json(apply) for apply in self.target],
+            "outputs": [list(pair) for pair in self.outputs],
+            "where": list(self.where),
+            "note": self.note,
+        }
+
+    @staticmethod
+    def from_json(record: object) -> Rule:
+        """Read a JSON object. Raises PartitaError that says which key of which rule is missing or of a wrong type."""
+        from .rule_file import read_rule
+
+        return read_rule(record)
+
+
+def check_operator(apply: Apply, place: str) -> None:
+    """Raise PartitaError unless the operator is known, with results and the attributes that parallel ones need."""
+    if not apply.outputs:
+        raise PartitaError(f"{place} makes nothing")
+    if apply.op not in PARALLEL and apply.op not in OWN:
+        operator(apply.op)
+    if apply.op != "split" and len(apply.outputs) != 1:
+        raise PartitaError(f"{place} makes one result, not {len(apply.outputs)}")
+    if apply.op in PARALLEL:
+        names = tuple(name for name, _ in apply.attributes)
+        if names != PARALLEL[apply.op]:
+            asked = ", ".join(PARALLEL[apply.op])
+            raise PartitaError(f"{place} takes the attributes {asked}, not {', '.join(names) or 'none'}")
+        if len(apply.inputs) != 1:
+            raise PartitaError(f"{place} takes one tensor, not {len(apply.inputs)}")
+
+
+def _apply_json(apply: Apply) -> dict[str, Any]:
+    return {
+        "op": apply.op,
+        "inputs": list(apply.inputs),
+        "outputs": list(apply.outputs),
+        "attributes": {name: _plain(value) for name, value in apply.attributes},
+    }
+
+
+def _plain(value: Value) -> Any:
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value

@@ -1,0 +1,125 @@
+"""Files of rules: our JSON, our text notation, and the lists that TASO and FlexFlow published."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...model.errors import PartitaError
+from .published import is_published, read_published
+from .rule import Apply, Rule, Tensor, Value
+from .text import parse_rules, read_condition
+
+
+def load_rules(path: str | Path) -> tuple[Rule, ...]:
+    """All rules of a file. Raises PartitaError that says what is wrong, in which file and rule."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PartitaError(f"cannot read rules from {path}: {error}") from None
+    try:
+        return read_rules(text)
+    except PartitaError as error:
+        raise PartitaError(f"{path}: {error}") from None
+
+
+def read_rules(text: str) -> tuple[Rule, ...]:
+    """Rules from text in one of the three forms. Raises PartitaError with the place and the reason."""
+    if not text.strip():
+        raise PartitaError("the file is empty")
+    if text.lstrip()[0] not in "[{":
+        return parse_rules(text)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PartitaError(f"line {error.lineno}: not JSON: {error.msg}") from None
+    if isinstance(data, dict):
+        data = data.get("rules", [data])
+    if not isinstance(data, list) or not data:
+        raise PartitaError("expected a list of rules, or an object with a list `rules`; found none")
+    rules: dict[str, Rule] = {}
+    for place, record in enumerate(data):
+        try:
+            rule = read_published(record, place) if is_published(record) else read_rule(record)
+        except PartitaError as error:
+            raise PartitaError(f"entry {place}: {error}") from None
+        if rule.name in rules:
+            raise PartitaError(f"entry {place}: a second rule is called {rule.name!r}")
+        rules[rule.name] = rule
+    return tuple(rules.values())
+
+
+def write_rules(rules: Sequence[Rule]) -> str:
+    """The JSON text of rules."""
+    return json.dumps({"rules": [rule.to_json() for rule in rules]}, indent=1)
+
+
+def read_rule(record: object) -> Rule:
+    """A rule of our JSON form. Raises PartitaError that says which key is missing or of a wrong type."""
+    name = _get(record, "name", str, "a rule")
+    place = f"rule {name!r}"
+    inputs = [_tensor(item, f"{place}, input {i}") for i, item in enumerate(_get(record, "inputs", list, place))]
+    sides = [
+        tuple(_apply(item, f"{place}, {side} {i}") for i, item in enumerate(_get(record, side, list, place)))
+        for side in ("source", "target")
+    ]
+    outputs = []
+    for pair in _get(record, "outputs", list, place):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(n, str) for n in pair):
+            raise PartitaError(f"{place}: an output is a pair of names, not {pair!r}")
+        outputs.append((pair[0], pair[1]))
+    where = tuple(read_condition(text) for text in _strings(record, "where", place, []))
+    note = _get(record, "note", str, place, "")
+    return Rule(name, tuple(inputs), sides[0], sides[1], tuple(outputs), where, note)
+
+
+_MISSING = object()
+
+
+def _get(record: object, key: str, kind: type, place: str, default: Any = _MISSING) -> Any:
+    if not isinstance(record, dict):
+        raise PartitaError(f"{place} is an object, not {json.dumps(record)[:60]}")
+    value = record.get(key, default)
+    if value is _MISSING:
+        raise PartitaError(f"{place} lacks {key!r}")
+    if not isinstance(value, kind):
+        raise PartitaError(f"{place}: {key!r} is a {kind.__name__}, not {json.dumps(value)[:60]}")
+    return value
+
+
+def _strings(record: object, key: str, place: str, default: Any = _MISSING) -> tuple[str, ...]:
+    values = _get(record, key, list, place, default)
+    if not all(isinstance(v, str) for v in values):
+        raise PartitaError(f"{place}: {key!r} holds strings, not {json.dumps(values)[:60]}")
+    return tuple(values)
+
+
+def _tensor(record: object, place: str) -> Tensor:
+    name = _get(record, "name", str, place)
+    dims = tuple(map(str, _get(record, "dims", list, place, [])))
+    degrees = tuple(_degree(d, place) for d in _get(record, "degrees", list, place, []))
+    return Tensor(name, dims, degrees, _degree(_get(record, "replicas", object, place, 1), place))
+
+
+def _degree(value: object, place: str) -> str | int:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise PartitaError(f"{place}: a degree is a number or an expression, not {value!r}")
+    return value
+
+
+def _apply(record: object, place: str) -> Apply:
+    attributes = _get(record, "attributes", dict, place, {})
+    return Apply(
+        _get(record, "op", str, place),
+        _strings(record, "inputs", place),
+        _strings(record, "outputs", place),
+        tuple((str(key), _value(value, f"{place}, {key}")) for key, value in attributes.items()),
+    )
+
+
+def _value(value: object, place: str) -> Value:
+    if isinstance(value, list):
+        return tuple(_value(v, place) for v in value)
+    if isinstance(value, int | float | str):
+        return value
+    raise PartitaError(f"{place}: an attribute is a number, a string or a list of such, not {value!r}")

@@ -1,0 +1,273 @@
+"""Meanings derived from the registered index notation: sums of products, opaque functions, linear functions.
+
+What notation leaves open is filled in by a few words: which linear functions are the identity or a multiple, and which
+operators change the size of a dim that they need whole. An opaque function of a whole row is a function of the row; a
+linear one is a sum over the row, each element times an unknown that the operator and the place alone determine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import reduce
+from itertools import product
+
+from ....model.notation import WHOLE, Access, Call, Term, accesses, parse
+from ....model.operator import operator
+from ....model.pcg import FLOATS, Node
+from ..rule import Apply
+from .indices import Index, every, places
+from .scope import Scope
+from .terms import Body, Fn, Place, Poly, constant, factor, row, size_of
+from .types import Mismatch, Stuck, Type, written
+from .values import Application, Letters, Symbolic, Tasks
+
+IDENTITY = {"contiguous": 1, "detach": 1, "permute": 1, "neg": -1}
+SAME_SIZE = {"cumsum", "cumprod", "flip", "roll", "tril", "triu", "layer_norm", "rms_norm"}
+NO_FUNCTION = {  # of its operands' whole values: drawn at random, or of what each rank has
+    "dropout": "draws random numbers",
+    "projection": "draws random numbers",
+    "local_batch_norm": "normalizes by what each rank has",
+}
+MEANING = {"div": "reciprocal"}  # operators whose opaque function has a name elsewhere
+
+Options = Mapping[str, object]
+
+
+def derived(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
+    """The result of an operator of the registry. Raises Stuck where its notation is not enough."""
+    entry = operator(apply.op)
+    if apply.op in NO_FUNCTION:
+        raise Stuck(f"{apply.op} {NO_FUNCTION[apply.op]}")
+    if entry.view or entry.creates or not entry.notation:
+        raise Stuck(f"{apply.op} has no notation that says what it computes")
+    resolve = scope.unifier.resolve
+    fakes = tuple(
+        Node("input", f"x{i}", shape=tuple(1 if not resolve(t) else 2 for t in v.dims)) for i, v in enumerate(values)
+    )
+    node = Node(apply.op, "y", tuple(range(len(values))), _shape(apply, fakes), "float64", scope.plain(apply, values))
+    try:
+        names = entry.named(node)
+        text = entry.notation if isinstance(entry.notation, str) else entry.notation(node, fakes)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise Mismatch(f"{apply.op}: {error}") from None
+    try:
+        return [_Derivation(scope, apply, dict(zip(names, values, strict=True)), text).result()]
+    except ValueError as error:
+        if isinstance(error, Mismatch | Stuck):
+            raise
+        raise Mismatch(f"{apply.op}: {error}") from None
+
+
+def _shape(apply: Apply, fakes: Sequence[Node]) -> tuple[int, ...]:
+    rank = max((len(f.shape) for f in fakes), default=0)
+    return (2,) * rank
+
+
+class _Derivation:
+    """One application of an operator with a line of notation."""
+
+    def __init__(self, scope: Scope, apply: Apply, values: Mapping[str, Symbolic], text: str) -> None:
+        self.scope, self.apply, self.values = scope, apply, values
+        line = parse(text)
+        if line.sizes:
+            raise Stuck(f"{apply.op} states sizes in its notation")
+        self.name = scope.key(apply)
+        terms = [t for t in line.terms if all(o in values for o in _operands(t))]
+        self.spare: dict[str, int] = {}
+        for term in terms:
+            for access in accesses(term):
+                self._measure(access)
+        self.terms = [Term(self._all(t.sums), tuple(self._factor(f) for f in t.factors)) for t in terms]
+        self.output: Letters = tuple(tuple(i.split()) for i in self._expand(line.output, None))
+        self.order = list(values)
+        self.inputs: dict[str, list[tuple[str, ...]]] = {}
+
+    def _measure(self, access: Access) -> None:
+        """How many dims `b..` stands for, from every operand that has it."""
+        for a in (access, *(g for _, g in access.gathers)):
+            rest = [i for i in a.indices if i.endswith("..")]
+            spare = len(self.values[a.operand].dims) - (len(a.indices) - len(rest))
+            if spare < 0 or (spare and not rest):
+                raise Mismatch(f"{self.apply.op}: {a.operand} has {len(self.values[a.operand].dims)} dims")
+            for name in rest:
+                self.spare[name] = max(self.spare.get(name, 0), spare)
+
+    def _expand(self, indices: Sequence[str], operand: str | None) -> tuple[str, ...]:
+        out: list[str] = []
+        for i in indices:
+            if not i.endswith(".."):
+                out.append(i)
+                continue
+            spare = self.spare.get(i, 0)
+            if operand is not None:
+                spare = len(self.values[operand].dims) - (len(indices) - 1)
+            out += [f"{i[:-2]}.{k}" for k in reversed(range(spare))]
+        return tuple(out)
+
+    def _all(self, names: Sequence[str]) -> tuple[str, ...]:
+        return self._expand(names, None)
+
+    def _access(self, a: Access) -> Access:
+        return Access(a.operand, self._expand(a.indices, a.operand), tuple((p, self._access(g)) for p, g in a.gathers))
+
+    def _factor(self, f: Access | Call) -> Access | Call:
+        if isinstance(f, Access):
+            return self._access(f)
+        return Call(f.linear, tuple(map(self._access, f.arguments)), self._all(f.indices))
+
+    def result(self) -> Symbolic:
+        unifier = self.scope.unifier
+        reads = [a for t in self.terms for a in accesses(t)]
+        reads += [g for a in reads for _, g in a.gathers]
+        for a in reads:
+            names = [() if i == WHOLE else tuple(i.split()) for i in a.indices]
+            known = self.inputs.setdefault(a.operand, names)
+            if known != names:
+                raise Stuck(f"{self.apply.op} reads {a.operand} in two ways")
+        self._broadcast()
+        summed = tuple(dict.fromkeys(n for t in self.terms for s in t.sums for n in s.split()))
+        inputs = [tuple(self.inputs[name]) for name in self.order]
+        application = Application(
+            unifier, f"{self.apply.op}: ", [self.values[n] for n in self.order], inputs, self.output, summed
+        )
+        application.infer()
+        for name, type_ in self._inside(application).items():
+            if name in application.letters and self.apply.op not in SAME_SIZE:
+                continue  # an operand has it
+            application.dim(type_, (), (name,))
+            if application.letters[name].digits:
+                raise Mismatch(f"{self.apply.op}: needs a dim whole that is cut")
+        return application.result(self._body)
+
+    def _broadcast(self) -> None:
+        """Dims of size 1 that meet larger ones have no letter."""
+        resolve = self.scope.unifier.resolve
+        sizes: dict[str, list[Type]] = {}
+        for operand, names in self.inputs.items():
+            for type_, dim in zip(self.values[operand].dims, names, strict=True):
+                if len(dim) == 1:
+                    sizes.setdefault(dim[0], []).append(resolve(type_))
+        for operand, names in self.inputs.items():
+            for k, (type_, dim) in enumerate(zip(self.values[operand].dims, names, strict=True)):
+                if len(dim) == 1 and not resolve(type_) and any(sizes[dim[0]]):
+                    names[k] = ()
+
+    def _inside(self, application: Application) -> dict[str, Type]:
+        """Types of the indices into what a function returns."""
+        found: dict[str, Type] = {}
+        for term in self.terms:
+            for f in term.factors:
+                if not isinstance(f, Call) or not f.indices:
+                    continue
+                first = f.arguments[0]
+                whole = [t for t, i in zip(self.values[first.operand].dims, first.indices, strict=True) if i == WHOLE]
+                for k, name in enumerate(f.indices):
+                    if self.apply.op in SAME_SIZE:
+                        found[name] = whole[k]
+                    else:
+                        summed = [application.letters[n].type for n in application.summed]
+                        sizes = ", ".join(written(self.scope.unifier.resolve(t)) for t in (*whole, *summed))
+                        found[name] = self.scope.made(f"{self.name}[{sizes}][{k}]")
+        return found
+
+    def _body(self, tasks: Tasks) -> Poly:
+        total = Poly()
+        for number, term in enumerate(self.terms):
+            sums = [n for s in term.sums for n in s.split()]
+            for known, variables in tasks.over(sums):
+                parts = [self._value(f, tasks, known) for f in term.factors]
+                total = total + reduce(lambda a, b: a * b, parts).total(variables).times(self._sign(number))
+        return total * self._scale()
+
+    def _sign(self, term: int) -> Fraction:
+        return Fraction(-1 if self.apply.op == "sub" and term else 1)
+
+    def _scale(self) -> Poly:
+        """What a mean divides by."""
+        if self.apply.op != "mean":
+            return constant(1)
+        if self.apply.get("count") is not None:
+            size = self.scope.type_of(self.apply["count"])
+        else:
+            dims = [d for d, name in zip(self.values["x"].dims, self.inputs["x"], strict=True) if not _kept(name, self)]
+            size = tuple(r for d in dims for r in d)
+        return inverse_size(self.scope.unifier.resolve(size))
+
+    def _value(self, f: Access | Call, tasks: Tasks, known: Mapping[str, Index]) -> Poly:
+        if isinstance(f, Access):
+            value = tasks.read(self.order.index(f.operand), known)
+            for place, ids in f.gathers:
+                name = f.indices[place]
+                index = known.get(name) or tasks.index[name]
+                case, where = places(index)
+                inner = tasks.read(self.order.index(ids.operand), known)
+                value = value * factor(Fn(f"hit{case}", (Body((), inner),), where))
+            return value
+        at = [places(known.get(name) or tasks.index[name]) for name in f.indices]
+        inside = tuple(p for _, ps in at for p in ps)
+        cases = "".join(f"[{case}]" for case, _ in at)
+        if f.linear and self._exact():
+            return self._linear(f, tasks, known, cases, inside)
+        name = MEANING.get(self.apply.op, self.name)
+        bodies: list[Body] = []
+        for a in f.arguments:
+            for whole, variables in self._rows(a):
+                bodies.append(row(variables, tasks.read(self.order.index(a.operand), known, whole)))
+            name += self._row_name(a)
+        return factor(Fn(f"{name}{cases}", tuple(bodies), inside))
+
+    def _exact(self) -> bool:
+        """Whether what the notation calls linear is: a conversion to whole numbers is not."""
+        return self.apply.op != "to" or self.apply.get("dtype") in FLOATS
+
+    def _rows(self, a: Access) -> list[tuple[list[Index], tuple[tuple[str, str], ...]]]:
+        """All indices of the whole dims of an argument."""
+        dims = self.values[a.operand].dims
+        whole = [list(every(self.scope.unifier.resolve(t))) for t, i in zip(dims, a.indices, strict=True) if i == WHOLE]
+        return [([i for i, _ in choice], tuple(v for _, vs in choice for v in vs)) for choice in product(*whole)]
+
+    def _row_name(self, a: Access) -> str:
+        """Functions of rows are functions of their lengths too."""
+        dims = self.values[a.operand].dims
+        whole = [written(self.scope.unifier.resolve(t)) for t, i in zip(dims, a.indices, strict=True) if i == WHOLE]
+        return f"<{', '.join(whole)}>" if whole else ""
+
+    def _linear(self, f: Call, tasks: Tasks, known: Mapping[str, Index], cases: str, inside: tuple[Place, ...]) -> Poly:
+        op = self.apply.op
+        total = Poly()
+        for number, a in enumerate(f.arguments):
+            for index, variables in self._rows(a):
+                value = tasks.read(self.order.index(a.operand), known, index)
+                if op in IDENTITY:
+                    return value.times(IDENTITY[op])
+                if op == "scale":
+                    return value * self.scope.number(self.apply["value"])
+                here = [places(i) for i in index]
+                name = f"{self.name}{self._row_name(a)}{number}{cases}" + "".join(f"[{case}]" for case, _ in here)
+                kernel = factor(Fn(name, (), (*inside, *(p for _, ps in here for p in ps))))
+                total = total + (kernel * value).total(variables)
+        return total
+
+
+def _kept(name: tuple[str, ...], derivation: _Derivation) -> bool:
+    return any(name == dim for dim in derivation.output)
+
+
+def inverse_size(type_: Type) -> Poly:
+    """One over the size of a resolved type. Raises Stuck where it is a sum."""
+    number, atoms = 1, []
+    for radix in type_:
+        if isinstance(radix, int):
+            number *= radix
+        elif isinstance(radix, str):
+            atoms.append(radix)
+        else:
+            name = f"size {written((radix,))}"
+            return factor(Fn(name, ())) * inverse_size(tuple(r for r in type_ if r is not radix))
+    return size_of(atoms, number, -1)
+
+
+def _operands(term: Term) -> set[str]:
+    found = {a.operand for a in accesses(term)}
+    return found | {g.operand for a in accesses(term) for _, g in a.gathers}

@@ -1,0 +1,100 @@
+"""What is shared while a rule is typed: the unifier, sizes that operators make, and what attributes turn out to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from ....model.errors import PartitaError
+from ..rule import Apply, Value
+from ..sizes import Size
+from .terms import Fn, Poly, constant, factor
+from .types import Mismatch, Stuck, Type, Unifier
+from .values import Symbolic
+
+SYMMETRIC = ("amax", "logsumexp", "norm")  # of several dims, in any order
+
+_REDUCED: Mapping[str, Any] = {"keepdim": False}
+_NORMED: Mapping[str, Any] = {"normalized": 1, "eps": 1e-5}
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # of attributes that a rule may leave out
+    **dict.fromkeys(("sum", "mean", "amax", "logsumexp", "norm"), _REDUCED),
+    **dict.fromkeys(("layer_norm", "rms_norm"), _NORMED),
+}
+
+
+class Scope:
+    """One typing of a rule. `found`: attributes that typing tells, as types, by side and first result."""
+
+    def __init__(self, unifier: Unifier) -> None:
+        self.unifier = unifier
+        self.found: dict[tuple[str, str], dict[str, Any]] = {}
+        self._made: dict[str, Type] = {}
+
+    def type_of(self, value: Value, ordered: bool = False) -> Type:
+        """The type of a size in an attribute. Raises Mismatch where it is none."""
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise Mismatch(f"{value!r} is no size")
+        try:
+            return self.unifier.of_size(Size.of(value), ordered=ordered)
+        except PartitaError as error:
+            raise Mismatch(str(error)) from None
+
+    def number(self, value: Value) -> Poly:
+        """A scalar of an attribute: a number, or a symbol."""
+        if isinstance(value, str):
+            return factor(Fn(f"scalar {value}", ()))
+        if isinstance(value, tuple):
+            raise Mismatch(f"{value!r} is no number")
+        return constant(Fraction(value))
+
+    def made(self, key: str, size: Size | None = None) -> Type:
+        """The type of a dim that an operator makes, of a size that may be known; the same for the same key."""
+        if key not in self._made:
+            atom = self.unifier.fresh("made")
+            if size is not None:
+                self.unifier.sizes[atom] = size
+            self._made[key] = (atom,)
+        return self._made[key]
+
+    @staticmethod
+    def key(apply: Apply) -> str:
+        """A name for what an application computes: its operator and all attributes."""
+        one = not isinstance(dims := apply.get("dims"), tuple) or len(dims) == 1 or apply.op in SYMMETRIC
+        where = (
+            "rank",
+            "keepdim",
+            "dim",
+            *(("dims",) if one else ()),
+        )  # which rows they are does not change what is done
+        every = {**DEFAULTS.get(apply.op, {}), **dict(apply.attributes)}
+        given = ", ".join(f"{name}={value}" for name, value in sorted(every.items()) if name not in where)
+        return f"{apply.op}({given})" if given else apply.op
+
+    @staticmethod
+    def plain(apply: Apply, values: Sequence[Symbolic]) -> tuple[tuple[str, Any], ...]:
+        """The attributes as a node has them: dims counted from the front."""
+        rank = len(values[0].dims) if values else 0
+        out: dict[str, Any] = dict(DEFAULTS.get(apply.op, {}))
+        for name, value in apply.attributes:
+            if name == "dim":
+                value = dim_of(value, rank, apply.op)
+            elif name == "dims":
+                dims = value if isinstance(value, tuple) else (value,)
+                value = tuple(dim_of(d, rank, apply.op) for d in dims)
+            out[name] = value
+        return tuple(sorted(out.items()))
+
+
+def dim_of(value: Value | None, rank: int, what: str) -> int:
+    """A dim counted from the front. Raises Mismatch where there is none such."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -rank <= value < rank:
+        raise Mismatch(f"{what}: a tensor of {rank} dims has no dim {value}")
+    return value % rank
+
+
+def whole_number(value: Value | None, what: str) -> int:
+    """A literal. Raises Stuck where it is a symbol."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Stuck(f"{what} is not a number but {value!r}")
+    return value

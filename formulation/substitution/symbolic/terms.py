@@ -1,0 +1,284 @@
+"""Values as sums of products over symbolic indices, in a normal form.
+
+A polynomial is a sum of terms; a term is a coefficient times a product of factors, summed over bound variables, each of
+which counts an atom. Factors:
+
+    Read      an element of an input; Guard: 1 where an index lies in a dim, otherwise 0
+    Fn        an opaque function, of polynomials and of whole rows of them (bodies that bind variables), and of indices
+    Count     a power of an atom's size, positive or negative
+
+The normal form proposes what may be equal; whether it is, is proved elsewhere (`solvers.proof`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import count, permutations, product
+from math import factorial, prod
+from typing import TypeAlias
+
+from .types import Stuck
+
+MOST_ORDERS = 5040  # orders of alike variables that are tried; beyond, a term keeps the order in which it was made
+
+_numbers = count()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """An index along an atom: a whole combination of variables, `offset + sum(factor * variable)`."""
+
+    terms: tuple[tuple[str, int], ...] = ()
+    offset: int = 0
+
+    @staticmethod
+    def of(variable: str) -> Place:
+        return Place(((variable, 1),))
+
+    def plus(self, other: Place, factor: int = 1, offset: int = 0) -> Place:
+        total = dict(self.terms)
+        for name, by in other.terms:
+            total[name] = total.get(name, 0) + by * factor
+        return Place(tuple(sorted((n, k) for n, k in total.items() if k)), self.offset + other.offset * factor + offset)
+
+    def renamed(self, names: Mapping[str, str]) -> Place:
+        return Place(tuple(sorted((names.get(n, n), k) for n, k in self.terms)), self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """`tensor[places]`, the places of the replica index and of all dims; the name tells the cases of dims."""
+
+    tensor: str
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A polynomial as a function of variables that count atoms: a row, or a part of it."""
+
+    variables: tuple[tuple[str, str], ...]
+    value: Poly
+
+
+@dataclass(frozen=True, slots=True)
+class Fn:
+    """`name(arguments)[places]`."""
+
+    name: str
+    arguments: tuple[Body, ...]
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """1 where `0 <= place < atom`."""
+
+    place: Place
+    atom: str
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A power of the size of an atom."""
+
+    atom: str
+    power: int
+
+
+Factor: TypeAlias = Read | Fn | Guard | Count
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A product of factors summed over variables (with their atoms), in canonical order and names."""
+
+    variables: tuple[tuple[str, str], ...]
+    factors: tuple[Factor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Poly:
+    """Terms with coefficients, none of them 0, in a fixed order."""
+
+    terms: tuple[tuple[Term, Fraction], ...] = ()
+
+    def __add__(self, other: Poly) -> Poly:
+        return _collected((*self.terms, *other.terms))
+
+    def __mul__(self, other: Poly) -> Poly:
+        return _collected((_product(a, b), c * k) for a, c in self.terms for b, k in other.terms)
+
+    def times(self, factor: Fraction | int) -> Poly:
+        return Poly(tuple((t, c * factor) for t, c in self.terms)) if factor else Poly()
+
+    def total(self, variables: Iterable[tuple[str, str]]) -> Poly:
+        """The sum over variables; over those that a term lacks, its multiple."""
+        added = tuple(variables)
+        return _collected((_normal(term.variables + added, term.factors), c) for term, c in self.terms)
+
+
+def constant(value: Fraction | int) -> Poly:
+    return Poly(((Term((), ()), Fraction(value)),)) if value else Poly()
+
+
+def factor(value: Factor) -> Poly:
+    return Poly(((Term((), (value,)), Fraction(1)),))
+
+
+def size_of(atoms: Iterable[str], number: int = 1, power: int = 1) -> Poly:
+    """A product of sizes, or of their inverses."""
+    factors = tuple(Count(atom, power) for atom in sorted(atoms))
+    return Poly(((_normal((), factors), Fraction(number) ** power),))
+
+
+def variable() -> str:
+    """A name that no other variable has."""
+    return f"v{next(_numbers)}"
+
+
+def _collected(terms: Iterable[tuple[Term, Fraction]]) -> Poly:
+    total: dict[Term, Fraction] = {}
+    for term, coefficient in terms:
+        total[term] = total.get(term, Fraction(0)) + coefficient
+    left = [(term, c) for term, c in total.items() if c]
+    return Poly(tuple(sorted(left, key=lambda pair: key(pair[0]))) if len(left) > 1 else tuple(left))
+
+
+@lru_cache(maxsize=1 << 16)
+def key(term: Term) -> str:
+    return repr((term.variables, term.factors))
+
+
+@lru_cache(maxsize=1 << 16)
+def _factor_key(value: Factor) -> str:
+    return repr(value)
+
+
+def _product(a: Term, b: Term) -> Term:
+    b = _apart(b)
+    a = _apart(a)
+    return _normal(a.variables + b.variables, a.factors + b.factors)
+
+
+def _apart(term: Term) -> Term:
+    """The term with new names for its variables, so that it can stand in a product."""
+    if not term.variables:
+        return term
+    names = {v: variable() for v, _ in term.variables}
+    return Term(tuple((names[v], a) for v, a in term.variables), tuple(rename(f, names) for f in term.factors))
+
+
+def rename(value: Factor, names: Mapping[str, str]) -> Factor:
+    """A factor with other names for its free variables."""
+    if isinstance(value, Read):
+        return Read(value.tensor, tuple(p.renamed(names) for p in value.places))
+    if isinstance(value, Guard):
+        return Guard(value.place.renamed(names), value.atom)
+    if isinstance(value, Fn):
+        bodies = tuple(Body(b.variables, rename_poly(b.value, names)) for b in value.arguments)
+        return Fn(value.name, bodies, tuple(p.renamed(names) for p in value.places))
+    return value
+
+
+def rename_poly(poly: Poly, names: Mapping[str, str]) -> Poly:
+    """A polynomial with other names for its free variables; bound ones have names of their own (`_normal`)."""
+    if not any(v in names for term, _ in poly.terms for f in term.factors for v in free(f)):
+        return poly
+    return _collected(
+        (_normal(_a.variables, tuple(rename(f, names) for f in _a.factors)), c)
+        for term, c in poly.terms
+        for _a in (_apart(term),)
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def free(value: Factor) -> frozenset[str]:
+    """The variables that occur free in a factor."""
+    if isinstance(value, Count):
+        return frozenset()
+    if isinstance(value, Guard):
+        return frozenset(n for n, _ in value.place.terms)
+    names = {n for place in value.places for n, _ in place.terms}
+    if isinstance(value, Fn):
+        for body in value.arguments:
+            names |= free_of(body.value) - {v for v, _ in body.variables}
+    return frozenset(names)
+
+
+@lru_cache(maxsize=1 << 16)
+def free_of(poly: Poly) -> frozenset[str]:
+    names: set[str] = set()
+    for term, _ in poly.terms:
+        for f in term.factors:
+            names |= free(f) - {v for v, _ in term.variables}
+    return frozenset(names)
+
+
+def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...]) -> Term:
+    """The term in canonical form: powers of sizes together, lone variables counted, the least of all orders."""
+    used = {name for f in factors for name in free(f)}
+    powers: dict[str, int] = {}
+    rest: list[Factor] = []
+    for f in factors:
+        if isinstance(f, Count):
+            powers[f.atom] = powers.get(f.atom, 0) + f.power
+        else:
+            rest.append(f)
+    for name, atom in variables:
+        if name not in used:
+            powers[atom] = powers.get(atom, 0) + 1
+    guards = {f for f in rest if isinstance(f, Guard)}  # a guard twice is the guard
+    rest = [f for f in rest if not isinstance(f, Guard)] + list(guards)
+    counts = tuple(Count(atom, power) for atom, power in sorted(powers.items()) if power)
+    kept = tuple((v, a) for v, a in variables if v in used)
+    if not kept:
+        return Term((), (*counts, *sorted(rest, key=_factor_key)))
+    depth = _depth(rest)
+    best: tuple[str, tuple[tuple[str, str], ...], tuple[Factor, ...]] | None = None
+    for order in _orders(kept, rest):
+        names = {v: f"_{depth}_{i}" for i, (v, _) in enumerate(order)}
+        ordered = tuple(sorted((rename(f, names) for f in rest), key=_factor_key))
+        found = (repr(ordered), tuple((names[v], a) for v, a in order), ordered)
+        if best is None or found[0] < best[0]:
+            best = found
+    assert best is not None
+    return Term(best[1], (*counts, *best[2]))
+
+
+def _depth(factors: Iterable[Factor]) -> int:
+    """One more than the depth of sums inside the factors; names of bound variables tell it, so that none is caught."""
+    inside = [0]
+    for f in factors:
+        if isinstance(f, Fn):
+            inside += [1 + _body_depth(body) for body in f.arguments]
+    return max(inside)
+
+
+@lru_cache(maxsize=1 << 14)
+def _body_depth(body: Body) -> int:
+    return max((_depth(term.factors) for term, _ in body.value.terms), default=0) + 1
+
+
+def _orders(variables: tuple[tuple[str, str], ...], factors: list[Factor]) -> Iterable[tuple[tuple[str, str], ...]]:
+    """All orders of the variables that their atoms and uses do not tell apart."""
+    alike: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    others = {v: "*" for v, _ in variables}
+    for name, atom in variables:
+        names = {**others, name: "!"}
+        uses = sorted(repr(rename(f, names)) for f in factors if name in free(f)) if len(variables) > 1 else []
+        alike.setdefault((atom, *uses), []).append((name, atom))
+    groups = [alike[k] for k in sorted(alike)]
+    if prod(factorial(len(g)) for g in groups) > MOST_ORDERS:
+        raise Stuck(f"more than {MOST_ORDERS} orders of the sums of one product")
+    return (tuple(v for group in choice for v in group) for choice in product(*(permutations(g) for g in groups)))
+
+
+def row(variables: tuple[tuple[str, str], ...], value: Poly) -> Body:
+    """A polynomial as a function of variables, named by their depth and order so that equal functions are equal."""
+    depth = max((_depth(term.factors) for term, _ in value.terms), default=0)
+    names = {v: f"={depth}_{i}" for i, (v, _) in enumerate(variables)}
+    return Body(tuple((names[v], a) for v, a in variables), rename_poly(value, names))

@@ -1,0 +1,159 @@
+"""Places that are moved: strided slices, and the windows of convolutions with offsets and guards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from ..rule import Apply, Value
+from ..sizes import Size
+from .indices import Index, places
+from .scope import Scope, whole_number
+from .terms import Guard, Place, Poly, constant, factor
+from .types import Cases, Mismatch, Stuck, Type, written
+from .values import Application, Letters, Symbolic, Tasks
+
+Window: TypeAlias = "tuple[Type, int, int, int, bool]"  # the result's dim, stride, dilation, padding before, all inside
+
+
+def shifted(index: Index, type_: Type, step: int, offset: int) -> Index:
+    """The index `step * index + offset` along another dim. Raises Stuck unless both are single places."""
+    _, found = places(index)
+    if len(found) > 1 or any(not isinstance(d, Place) for _, d in index):
+        raise Stuck("a moved place in a dim that is cut or joined")
+    place = found[0] if found else Place()
+    return at_place(Place().plus(place, step, offset), type_)
+
+
+def at_place(place: Place, type_: Type) -> Index:
+    """A place as an index of a dim that is one atom or one number. Raises Stuck for another."""
+    if not type_ and place == Place():
+        return ()
+    if len(type_) != 1 or isinstance(type_[0], Cases) or (isinstance(type_[0], int) and place.terms):
+        raise Stuck(f"a moved place in a dim of {written(type_)}")
+    return ((type_[0], place),)
+
+
+def conv(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
+    """y[n, (g o), s] = sum(c, k) x[n, (g c), stride*s + dilation*k - padding] * w[(g o), c, k] + bias[(g o)]."""
+    if not 2 <= len(values) <= 3:
+        raise Mismatch(f"conv takes two or three tensors, not {len(values)}")
+    unifier, (x, w) = scope.unifier, values[:2]
+    rank = len(x.dims) - 2
+    if rank < 1 or len(w.dims) != rank + 2:
+        raise Mismatch(f"conv of {x.show(unifier)} and {w.show(unifier)}")
+    _kernel(scope, apply, w, rank)
+    groups = _groups(scope, apply, x, w)
+    g = ("g",) if groups else ()
+    windows = [_window(scope, apply, d, rank, x.dims[2 + d], w.dims[2 + d]) for d in range(rank)]
+    space = [(f"s{d}",) for d in range(rank)]
+    taps = tuple(f"k{d}" for d in range(rank))
+    read: Letters = (("n",), (*g, "c"), *(s if win is None else () for s, win in zip(space, windows, strict=True)))
+    inputs: list[Letters] = [read, ((*g, "o"), ("c",), *((k,) for k in taps))] + [((*g, "o"),)] * (len(values) > 2)
+    application = Application(unifier, "conv: ", values, inputs, (("n",), (*g, "o"), *space), ("c", *taps))
+    if groups:
+        application.letter("g", x.digits[1]).type = groups
+    application.infer()
+    for d, window in enumerate(windows):
+        if window is not None:
+            application.dim(window[0], (), space[d])
+
+    def body(tasks: Tasks) -> Poly:
+        total = tasks.read(2, {}) if len(values) > 2 else Poly()
+        for known, variables in tasks.over(("c", *taps)):
+            product, whole = constant(1), list[Index]()
+            for d, window in enumerate(windows):
+                if window is not None:
+                    dim = unifier.resolve(x.dims[2 + d])
+                    inside, guard = _seen(tasks.index[f"s{d}"], known[taps[d]], window, dim)
+                    whole.append(inside)
+                    product = product * guard
+            if product.terms:
+                total = total + (product * tasks.read(0, known, whole) * tasks.read(1, known)).total(variables)
+        return total
+
+    return [application.result(body)]
+
+
+def _kernel(scope: Scope, apply: Apply, w: Symbolic, rank: int) -> None:
+    """The spatial dims of a weight are whole, and of the sizes that the rule states."""
+    kernel = apply.get("kernel")
+    for d in range(rank):
+        if w.digits[2 + d]:
+            raise Mismatch("conv: a window is not cut")
+        if isinstance(kernel, tuple):
+            taps = whole_number(kernel[d], "the window of a conv")
+            scope.unifier.unify(w.dims[2 + d], scope.made(f"{taps} taps", Size.of(taps)), "conv, window: ")
+
+
+def _groups(scope: Scope, apply: Apply, x: Symbolic, w: Symbolic) -> Type:
+    """The groups: those stated, or as many as the input has more channels than the weight takes."""
+    unifier, given = scope.unifier, apply.get("groups") or 1
+    if given != "auto":
+        groups = scope.type_of(given, ordered=True)
+    else:
+        groups = ()
+        mine, its = unifier.resolve(x.dims[1]), unifier.resolve(w.dims[1])
+        if mine != its and mine[len(mine) - len(its) :] == its:
+            groups = mine[: len(mine) - len(its)]
+        else:
+            unifier.unify(mine, its, "conv, channels: ")
+    scope.found[unifier.phase, apply.outputs[0]] = {"groups": groups, "kernel": None}
+    return groups
+
+
+def _numbers(value: Value | None, rank: int, default: int) -> list[int]:
+    """An attribute for every spatial dim."""
+    if isinstance(value, tuple):
+        if len(value) != rank:
+            raise Mismatch(f"conv: {value!r} for {rank} spatial dims")
+        return [whole_number(v, "an attribute of a conv") for v in value]
+    return [default if value is None else whole_number(value, "an attribute of a conv")] * rank
+
+
+def _window(scope: Scope, apply: Apply, d: int, rank: int, dim: Type, taps: Type) -> Window | None:
+    """How places of the result see those of the input along a spatial dim; None where each sees its own alone."""
+    unifier = scope.unifier
+    dim, taps = unifier.resolve(dim), unifier.resolve(taps)
+    stride, dilation = (_numbers(apply.get(key), rank, 1)[d] for key in ("stride", "dilation"))
+    if stride < 1 or dilation < 1:
+        raise Mismatch(f"conv: stride {stride}, dilation {dilation}")
+    padding, size = apply.get("padding", 0), unifier.size(taps)
+    reach = (size - 1) * dilation
+    if padding == "same":
+        if reach.number is None:
+            raise Stuck("padding of a window of unknown size")
+        before = reach.number // 2
+        both = reach.number if stride == 1 else 2 * before
+    else:
+        before = 0 if padding == "valid" else _numbers(padding, rank, 0)[d]
+        both = 2 * before
+    if stride == 1 and not both and size.number == 1:
+        return None
+    if stride == 1 and reach.number == both:
+        return dim, stride, dilation, before, not both
+    length = unifier.size(dim) - reach + both
+    if length.number is None:
+        return scope.made(f"window {length} / {stride}"), stride, dilation, before, not both
+    if length.number < 1:
+        raise Mismatch("conv: the window is larger than the input")
+    return unifier.of_size(Size.of((length.number - 1) // stride + 1)), stride, dilation, before, not both
+
+
+def _seen(index: Index, tap: Index, window: Window, dim: Type) -> tuple[Index, Poly]:
+    """The place of the input that a tap of a window sees, and 1 where that is inside, otherwise 0."""
+    _, stride, dilation, before, inside = window
+    place = Place(offset=-before)
+    for what, times in ((index, stride), (tap, dilation)):
+        name, found = places(what)
+        if name or len(found) > 1:
+            raise Stuck("conv: a spatial dim that is joined")
+        place = place.plus(found[0], times) if found else place
+    if not dim or isinstance(dim[0], int):
+        size = dim[0] if dim and isinstance(dim[0], int) else 1
+        if len(dim) > 1 or place.terms:
+            raise Stuck("conv: a spatial dim that is joined")
+        within = 0 <= place.offset < size
+        return (((size, place),) if dim else ()), constant(1 if within else 0)
+    seen = at_place(place, dim)
+    return seen, constant(1) if inside else factor(Guard(place, str(dim[0])))

@@ -1,0 +1,113 @@
+"""A rule tried at given sizes: random inputs, both sides evaluated, compared. A difference refutes the rule.
+
+Agreement proves nothing, which is the prover's part. In the finite field a difference says that the rule does not hold
+for opaque functions; in floats that it is false in PyTorch too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...model.errors import PartitaError
+from .arithmetic import Arithmetic, Real
+from .evaluate import evaluate
+from .moves import MOVES
+from .rule import Apply, Rule, Tensor
+from .sizes import Size
+from .values import IllTyped, ParallelValue
+
+TOLERANCE = 1e-9  # of floats, relative to the largest entry
+_TABLES = ("embedding", "embedding_bag")  # w, ids
+_PASSING = (*MOVES, "view", "permute", "cat", "split", "slice", "contiguous")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`inputs` by name; what `outputs` are on both sides, in the rule's order; which of them agree."""
+
+    inputs: Mapping[str, ParallelValue]
+    source: tuple[ParallelValue, ...]
+    target: tuple[ParallelValue, ...]
+    agrees: tuple[bool, ...]
+
+    @property
+    def holds(self) -> bool:
+        return all(self.agrees)
+
+
+def trial(rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, seed: int = 0) -> Trial:
+    """Run both sides on the same random inputs. Raises IllTyped where a side does not apply, saying which."""
+    inputs = random_inputs(rule, sizes, arithmetic, seed)
+    tolerance = TOLERANCE if isinstance(arithmetic, Real) else 0.0
+    sides = []
+    for word, side in (("source", rule.source), ("target", rule.target)):
+        try:
+            sides.append(evaluate(side, inputs, arithmetic, sizes))
+        except IllTyped as error:
+            raise IllTyped(f"rule {rule.name!r}, {word}: {error}") from None
+    source = tuple(sides[0][name] for name, _ in rule.outputs)
+    target = tuple(sides[1][name] for _, name in rule.outputs)
+    return Trial(inputs, source, target, tuple(a.same(b, tolerance) for a, b in zip(source, target, strict=True)))
+
+
+def random_inputs(
+    rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, seed: int = 0
+) -> dict[str, ParallelValue]:
+    """Random tensors of the declared sizes and states; ids are row numbers of their table.
+
+    Raises PartitaError for a tensor without declared sizes, or a symbol without a value.
+    """
+    rows = dict(_ids(rule, sizes))
+    return {
+        tensor.name: random_tensor(tensor, sizes, arithmetic, seed + number, rows.get(tensor.name))
+        for number, tensor in enumerate(rule.inputs)
+    }
+
+
+def random_tensor(
+    tensor: Tensor, sizes: Mapping[str, int], arithmetic: Arithmetic, seed: int, rows: int | None = None
+) -> ParallelValue:
+    if not tensor.dims:
+        raise PartitaError(f"tensor {tensor.name} has no sizes: declare them, as in {tensor.name}[b, k]")
+    replicas, *shape = (_number(size, sizes, tensor.name) for size in (tensor.replicas, *tensor.dims))
+    degrees = [_number(degree, sizes, tensor.name) for degree in tensor.degrees]
+    if rows is None:
+        return ParallelValue.of(arithmetic.random((replicas, *shape), seed), degrees)
+    ids = np.random.default_rng([seed, replicas, *shape]).integers(0, rows, (replicas, *shape))
+    return ParallelValue.of(ids, degrees)
+
+
+def _number(expression: str | int, sizes: Mapping[str, int], name: str) -> int:
+    size = Size.of(expression)
+    missing = sorted(size.symbols - set(sizes))
+    if missing:
+        raise PartitaError(f"tensor {name}: no value for the size {', '.join(missing)}")
+    return size.at(sizes)
+
+
+def _ids(rule: Rule, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """(input that holds row numbers, rows of its table), the fewest where it has several."""
+    dims = {tensor.name: tensor.dims for tensor in rule.inputs}
+    found: dict[str, int] = {}
+    for side in (rule.source, rule.target):
+        makers = {name: apply for apply in side for name in apply.outputs}
+        for apply in side:
+            if apply.op not in _TABLES:
+                continue
+            tables = [_number(dims[x][0], sizes, x) for x in _origins(apply.inputs[0], makers) if dims.get(x)]
+            for name in _origins(apply.inputs[1], makers):
+                found[name] = min([found.get(name, tables[0]), *tables]) if tables else found.get(name, 1)
+    return iter(found.items())
+
+
+def _origins(name: str, makers: Mapping[str, Apply]) -> Iterator[str]:
+    """The inputs that a value is made of by operators that only move elements."""
+    made = makers.get(name)
+    if made is None:
+        yield name
+    elif made.op in _PASSING:
+        for source in made.inputs:
+            yield from _origins(source, makers)

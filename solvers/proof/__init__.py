@@ -1,0 +1,1 @@
+"""Proofs that rules hold: verdicts on substitutions, decided by Z3."""

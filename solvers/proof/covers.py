@@ -1,0 +1,81 @@
+"""What a proof covers, in words, and what a target asks of sizes that its source does not."""
+
+from __future__ import annotations
+
+from ...formulation.substitution.samples import degrees
+from ...formulation.substitution.symbolic.infer import Typed, free_atoms
+from ...formulation.substitution.symbolic.types import atoms_of
+
+
+def demanded(typed: Typed) -> tuple[str, str]:
+    """What equalities of declared sizes only the target asks, or only the outputs' comparison; and which of the two."""
+    counts = degrees(typed)
+    found = [(phase, text) for phase, atom, text in _equalities(typed) if atom not in counts]
+    for phase in ("target", "outputs"):
+        asked = [text for where, text in found if where == phase]
+        if asked:
+            return phase, " and ".join(asked)
+    return "", ""
+
+
+def _equalities(typed: Typed) -> list[tuple[str, str, str]]:
+    """(phase, atom, text) of every equality that binds a declared size."""
+    unifier = typed.unifier
+    out = []
+    for phase, atom in unifier.equalities:
+        if atom in unifier.sizes:
+            given, found = unifier.size((atom,)), unifier.size(unifier.bound[atom])
+            if given != found:
+                out.append((phase, atom, f"{unifier.sizes[atom]} == {found}"))
+        else:
+            out.append((phase, atom, f"{atom} == {unifier.size((atom,))}"))
+    return out
+
+
+def covers(typed: Typed, stated: tuple[int, ...]) -> str:
+    """For which sizes and degrees a proof of this typing holds."""
+    unifier, parts = typed.unifier, list[str]()
+    counts = degrees(typed)
+    fixed_by_use = [text for _, atom, text in _equalities(typed) if atom in counts]
+    sizes = "all sizes" if set(free_atoms(typed)) - counts else "the stated sizes"
+    if stated:
+        parts.append(f"{sizes}, degree{'s' * (len(stated) > 1)} {', '.join(map(str, stated))} only")
+    elif fixed_by_use:
+        parts.append(f"{sizes}, degrees where {', '.join(fixed_by_use)}")
+    elif counts:
+        parts.append(f"{sizes}, all degrees")
+    else:
+        parts.append(sizes)
+    equal = [text for phase, atom, text in _equalities(typed) if atom not in counts]
+    equal += _shared(typed)
+    divided = [text for atom in sorted(unifier.declared & unifier.bound.keys()) if (text := _division(typed, atom))]
+    if equal or divided:
+        parts.append("where " + " and ".join([*equal, *divided]))
+    if unifier.narrowed:
+        parts.append("where the target type-checks")
+    if unifier.aligned:
+        parts.append("where joined parts that meet are of equal sizes")
+    return ", ".join(parts)
+
+
+def _shared(typed: Typed) -> list[str]:
+    """`n == 2*m`-like conditions of declared sizes that have been found to have a part in common."""
+    unifier = typed.unifier
+    having: dict[str, list[str]] = {}
+    for atom in sorted(unifier.declared & unifier.bound.keys()):
+        for part in dict.fromkeys(atoms_of(unifier.resolve((atom,)))):
+            if part not in unifier.declared:
+                having.setdefault(part, []).append(atom)
+    pairs = {tuple(atoms) for atoms in having.values() if len(atoms) > 1}
+    return [" and ".join(atoms) + " have a part in common" for atoms in sorted(pairs)]
+
+
+def _division(typed: Typed, atom: str) -> str:
+    """`d divides n`, where a declared size has been found to be d times something new."""
+    unifier = typed.unifier
+    type_ = unifier.resolve((atom,))
+    known = [r for r in type_ if isinstance(r, int) or (isinstance(r, str) and r in unifier.declared)]
+    new = [a for a in atoms_of(type_) if a not in unifier.declared]
+    if not new or not known or len(known) == len(type_):
+        return ""
+    return f"{'*'.join(map(str, known))} divides {atom}"

@@ -1,0 +1,70 @@
+"""Verdicts on rules, and the counterexamples of those that are refuted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal, TypeAlias
+
+Word: TypeAlias = Literal["proved", "refuted", "ill-typed", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """Concrete tensors on which the two sides of a rule differ.
+
+    `rule` is the rule with numbers for all sizes and degrees, in text notation; `inputs` are [replicas, *shape];
+    `outputs` names the pair that differs; `source` and `target` are its values, [replicas, *shape]; `difference` is the
+    largest of |source - target|, None where they have other shapes or states.
+    """
+
+    rule: str
+    sizes: dict[str, int]
+    inputs: dict[str, Any]
+    outputs: tuple[str, str]
+    source: Any
+    target: Any
+    difference: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "sizes": self.sizes,
+            "inputs": self.inputs,
+            "outputs": list(self.outputs),
+            "source": _finite(self.source),
+            "target": _finite(self.target),
+            "difference": self.difference,
+        }
+
+
+def _finite(value: Any) -> Any:
+    """Nested lists with None for what is no number, which JSON does not have."""
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return value if isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of a rule.
+
+    `covers`: for which sizes and degrees a proof holds. `note`: why a rule is ill-typed, or why nothing is known.
+    """
+
+    name: str
+    verdict: Word
+    covers: str = ""
+    counterexample: Counterexample | None = None
+    seconds: float = 0.0
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "verdict": self.verdict,
+            "covers": self.covers,
+            "counterexample": self.counterexample.to_json() if self.counterexample else None,
+            "seconds": round(self.seconds, 6),
+            "note": self.note,
+        }

@@ -1,0 +1,272 @@
+"""The verdict on a rule: typed, tried on numbers, proved for all sizes and degrees that the theory reaches.
+
+The order: inputs that the source lacks, and typing, tell ill-typed rules; the two values' normal forms are given to Z3
+(`decide`), degrees as symbols first, then as the rule has them; both sides are run on numbers, at least once for a
+proof, and a difference refutes. A rule for which neither happens is `unknown`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from ...formulation.substitution.rule import PARALLEL, Apply, Rule, Tensor
+from ...formulation.substitution.samples import Sample, samples
+from ...formulation.substitution.samples import runs as evaluated
+from ...formulation.substitution.sizes import Size
+from ...formulation.substitution.symbolic.indices import every
+from ...formulation.substitution.symbolic.infer import SIZES, Differ, Typed, infer, ranks
+from ...formulation.substitution.symbolic.types import Mismatch, Stuck
+from ...model.errors import PartitaError
+from .covers import covers, demanded
+from .decide import Decider
+from .verdict import Counterexample, Verdict
+
+RUNS, MORE_RUNS = 2, 12  # at how many sizes a rule is run: one that is proved, one that is not
+
+
+def verify_rule(rule: Rule, seconds: float = 10.0) -> Verdict:
+    """The verdict on one rule, with what it covers; Z3 is given at most `seconds`."""
+    start = time.perf_counter()
+    try:
+        verdict = _verdict(rule, seconds)
+    except RecursionError:
+        verdict = Verdict(rule.name, "unknown", note="its values are too deep to be written out")
+    return replace(verdict, seconds=time.perf_counter() - start)
+
+
+def rules_report(rules: Iterable[Rule], verify: Any = verify_rule) -> dict[str, Any]:
+    """How many rules have which verdict, and the verdicts, as a JSON object."""
+    verdicts: list[Verdict] = [verify(rule) for rule in rules]
+    words = [v.verdict for v in verdicts]
+    return {
+        "rules": len(verdicts),
+        "proved": words.count("proved"),
+        "refuted": words.count("refuted"),
+        "ill_typed": words.count("ill-typed"),
+        "unknown": words.count("unknown"),
+        "verdicts": [v.to_json() for v in verdicts],
+    }
+
+
+def _verdict(rule: Rule, seconds: float) -> Verdict:
+    try:
+        typed = infer(rule)
+        phase, asked = demanded(typed)
+        if phase == "outputs":
+            return _apart(rule, f"the outputs agree only where {asked}")
+    except Differ as error:
+        return _apart(rule, str(error))
+    except Mismatch as error:
+        return Verdict(rule.name, "ill-typed", note=str(error))
+    except Stuck as error:
+        return _untyped(rule, str(error))
+    lacking = _lacking(rule)
+    if lacking or asked:
+        only = f"the target type-checks only where {asked}"
+        return Verdict(rule.name, "ill-typed", note=lacking or only)
+    runs = list(samples(typed, RUNS))
+    found = _refuted(typed, runs)
+    if found is not None:
+        return found
+    fit = bool(runs) or not evaluated(rule)  # an operator without an evaluation has its meaning alone
+    reason = "" if fit else "no small sizes were found at which both sides apply"
+    try:
+        general = _general(rule, seconds) if fit else ""
+        if general:
+            return Verdict(rule.name, "proved", general)
+        if fit and proved(typed, seconds):
+            return Verdict(rule.name, "proved", covers(typed, _degrees(rule)) + _elsewhere(rule))
+    except Stuck as error:
+        reason = str(error)
+    found = _refuted(typed, samples(typed, MORE_RUNS, seed=1))
+    return found or Verdict(rule.name, "unknown", note=reason or "neither proved nor refuted")
+
+
+def _apart(rule: Rule, reason: str) -> Verdict:
+    """A rule whose sides type-check, each alone, but give tensors of other dims or states: refuted where both run."""
+    found = _refuted(infer(rule, agree=False), samples(infer(rule, agree=False), RUNS))
+    return replace(found, note=reason) if found else Verdict(rule.name, "ill-typed", note=reason)
+
+
+def _lacking(rule: Rule) -> str:
+    """Says which inputs only the target reads, if there are any."""
+    read = [{n for a in side for n in a.inputs} for side in (rule.source, rule.target)]
+    for pair in rule.outputs:
+        for names, name in zip(read, pair, strict=True):
+            names.add(name)
+    only = ", ".join(t.name for t in rule.inputs if t.name in read[1] - read[0])
+    return f"the target reads {only}, which the source lacks" if only else ""
+
+
+def proved(typed: Typed, seconds: float) -> bool:
+    """Whether Z3 proves all outputs equal at every place. Raises Stuck where the values have no normal form."""
+    decider = Decider(seconds)
+    resolve = typed.unifier.resolve
+    for source, target in typed.outputs:
+        dims = [list(every(resolve(t))) for t in (source.replicas, *source.dims)]
+        for choice in product(*dims):
+            replica, *indices = (index for index, _ in choice)
+            if not decider.equal(source.at(replica, tuple(indices)), target.at(replica, tuple(indices))):
+                return False
+    return True
+
+
+def _general(rule: Rule, seconds: float) -> str:
+    """What a proof with the degrees as symbols covers; empty where there is none."""
+    symbolic, names = generalized(rule)
+    if not names:
+        return ""
+    try:
+        typed = infer(symbolic, names)
+        if demanded(typed)[1] or not proved(typed, seconds):
+            return ""
+    except (Mismatch, Stuck):
+        return ""
+    text = covers(typed, ())
+    return text.replace(next(iter(names)), "the degree") if len(names) == 1 else text
+
+
+def generalized(rule: Rule) -> tuple[Rule, frozenset[str]]:
+    """The rule with a symbol for every number that is a degree, and those symbols with all that stand for degrees."""
+    given = [a.get("degree") for side in (rule.source, rule.target) for a in side if a.op in PARALLEL]
+    given += [d for t in rule.inputs for d in (*t.degrees, t.replicas)]
+    numbers = sorted({d for d in given if isinstance(d, int) and d > 1})
+    if not numbers:
+        return rule, frozenset()
+    names: dict[int, str] = {d: f"degree_{d}" for d in numbers}
+
+    def of(value: Any) -> Any:
+        return names.get(value, value) if isinstance(value, int) else value
+
+    def moved(apply: Apply) -> Apply:
+        if apply.op not in PARALLEL:
+            return apply
+        return replace(apply, attributes=tuple((k, of(v) if k == "degree" else v) for k, v in apply.attributes))
+
+    tensors = tuple(Tensor(t.name, t.dims, tuple(map(of, t.degrees)), of(t.replicas)) for t in rule.inputs)
+    sides = (tuple(map(moved, side)) for side in (rule.source, rule.target))
+    source, target = sides
+    return replace(rule, inputs=tensors, source=source, target=target), frozenset(names.values())
+
+
+def _degrees(rule: Rule) -> tuple[int, ...]:
+    """The degrees that a rule states as numbers."""
+    _, names = generalized(rule)
+    return tuple(sorted(int(name.removeprefix("degree_")) for name in names))
+
+
+def _elsewhere(rule: Rule) -> str:
+    """What is seen at another degree than the one stated, which the proof does not cover."""
+    stated = _degrees(rule)
+    symbolic, names = generalized(rule)
+    for other in (3, 4) if stated else ():
+        if other in stated:
+            continue
+        moved = at_degrees(symbolic, dict.fromkeys(names, other))
+        try:
+            runs: Iterable[Sample] = list(samples(infer(moved), RUNS))
+        except Mismatch:
+            return f": does not type-check at {other}"
+        except Stuck:
+            runs = guesses(moved)
+        if any(sample.differs() is not None for sample in runs):
+            return f": not equal at {other}"
+    return ""
+
+
+def at_degrees(rule: Rule, values: Mapping[str, int]) -> Rule:
+    """The rule with numbers for symbols that are whole degrees."""
+
+    def of(value: Any) -> Any:
+        return values.get(value, value) if isinstance(value, str) else value
+
+    def moved(apply: Apply) -> Apply:
+        return replace(apply, attributes=tuple((k, of(v) if k == "degree" else v) for k, v in apply.attributes))
+
+    tensors = tuple(Tensor(t.name, t.dims, tuple(map(of, t.degrees)), of(t.replicas)) for t in rule.inputs)
+    source, target = (tuple(map(moved, side)) for side in (rule.source, rule.target))
+    return replace(rule, inputs=tensors, source=source, target=target)
+
+
+def _refuted(typed: Typed, runs: Iterable[Sample]) -> Verdict | None:
+    for sample in runs:
+        number = sample.differs()
+        if number is not None:
+            return Verdict(typed.rule.name, "refuted", counterexample=counterexample(sample, number))
+    return None
+
+
+def counterexample(sample: Sample, number: int) -> Counterexample:
+    """The sample as plain numbers."""
+    import numpy as np
+
+    source, target = sample.source[number], sample.target[number]
+    difference = None
+    if source.state == target.state:
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(source.array - target.array)
+        difference = float(apart[np.isfinite(apart)].max())
+    return Counterexample(
+        str(sample.rule),
+        sample.sizes,
+        {name: value.array.tolist() for name, value in sample.inputs.items()},
+        sample.rule.outputs[number],
+        source.array.tolist(),
+        target.array.tolist(),
+        difference,
+    )
+
+
+def _untyped(rule: Rule, reason: str) -> Verdict:
+    """A rule whose types cannot be told: tried at small sizes of its own symbols."""
+    for sample in guesses(rule):
+        number = sample.differs()
+        if number is not None:
+            return Verdict(rule.name, "refuted", counterexample=counterexample(sample, number))
+    return Verdict(rule.name, "unknown", note=reason)
+
+
+def guesses(rule: Rule, count: int = 400) -> Iterator[Sample]:
+    """The rule at drawn sizes at which both sides happen to apply; inputs without declared sizes get any."""
+    import numpy as np
+
+    from ...formulation.substitution.arithmetic import Real
+    from ...formulation.substitution.samples import evaluated
+
+    rng = np.random.default_rng(0)
+    declared = ranks(rule)
+    names = _symbols(rule)
+    for number in range(count):
+        symbols = {name: int(rng.integers(2, 5)) for name in names}
+        pool = [int(rng.choice([2, 2, 3, 4, 4, 6])) for _ in range(2 + number % 3)]
+        tensors = tuple(
+            t if t.dims else Tensor(t.name, tuple(str(int(rng.choice(pool))) for _ in range(declared[t.name])))
+            for t in rule.inputs
+        )
+        try:
+            moved = replace(rule, inputs=tensors, where=())
+            sample = evaluated(moved, symbols, number, Real())
+        except PartitaError:
+            continue
+        if sample is not None:
+            yield sample
+
+
+def _symbols(rule: Rule) -> list[str]:
+    found: dict[str, None] = {}
+    values: list[object] = [d for t in rule.inputs for d in (*t.dims, *t.degrees, t.replicas)]
+    values += [v for side in (rule.source, rule.target) for a in side for k, v in a.attributes if k in SIZES]
+    while values:
+        value = values.pop(0)
+        if isinstance(value, tuple):
+            values += value
+        elif isinstance(value, str):
+            try:
+                found.update(dict.fromkeys(sorted(Size.of(value).symbols)))
+            except PartitaError:
+                continue
+    return list(found)
