@@ -6,18 +6,15 @@ Results go to standard output, words and progress to standard error. Exit code 0
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from . import __version__
+from .codegen.report.terminal import leave, print_json, print_result, progress_shown, words_to_stderr
 from .codegen.request import DTYPES, OPTIMIZERS
 from .model.errors import NoPlanError, PartitaError
 from .model.updates import STATISTICS
@@ -36,6 +33,14 @@ class Level(StrEnum):
     THREADS = "threads"
     POOL = "pool"
     TORCHRUN = "torchrun"
+
+
+class Action(StrEnum):
+    """What `rules` does."""
+
+    LIST = "list"
+    GENERATE = "generate"
+    VERIFY = "verify"
 
 
 def _path(text: str) -> Path:
@@ -103,6 +108,13 @@ def plan(
     statistics: Annotated[
         str, typer.Option(help=f"Over what a batch norm normalizes: {', '.join(STATISTICS)} (a rank's part).")
     ] = "batch",
+    rewrite: Annotated[
+        bool, typer.Option("--rewrite", help="Choose among all rewritings of the graph too (see `rules`).")
+    ] = False,
+    rules: Annotated[
+        Path | None,
+        typer.Option(parser=_path, metavar="FILE", help="Rewrite by these rules instead of the planner's; all proved."),
+    ] = None,
     save_network: Annotated[
         Path | None,
         typer.Option(parser=_path, metavar="FILE", help="Keep the first placement's cost network: .json, .json.gz."),
@@ -136,6 +148,8 @@ def plan(
         allow_unknown=allow_unknown,
         micro_batches=micro_batches,
         statistics=statistics,
+        rewrite=rewrite or rules is not None,
+        rules=None if rules is None else str(rules),
         save_network=None if save_network is None else str(save_network),
     )
     if output is not None:
@@ -145,7 +159,7 @@ def plan(
     from .codegen.run import plan as find_plan
 
     try:
-        with _words_to_stderr(), _progress() as progress:
+        with words_to_stderr(), progress_shown() as progress:
             found = find_plan(request, progress)
             summary = found.summary()
             if output is not None:
@@ -155,14 +169,14 @@ def plan(
                 summary["program"] = str(output / "program.py")
     except NoPlanError as none:
         if as_json:
-            _print_json(none.summary)
+            print_json(none.summary)
         print(f"partita: {none}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED if none.interrupted else 1) from None
     except KeyboardInterrupt:
         print(f"partita: {INTERRUPTED_EARLY}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        _print_json(summary)
+        print_json(summary)
     else:
         print(found)
     if "interrupt" in summary["space"]["limits_hit"]:
@@ -179,10 +193,10 @@ def verify(
     """Run the program beside the unsharded model: the same loss, gradients and weights?"""
     from .codegen.verification.verify import verify as check
 
-    with _words_to_stderr():
+    with words_to_stderr():
         verdict = check(folder, ranks=ranks, level=level.value)
-    _print_result(verdict, as_json)
-    _leave(verdict["ok"])
+    print_result(verdict, as_json)
+    leave(verdict["ok"])
 
 
 @app.command()
@@ -192,13 +206,47 @@ def show(
     trace: Annotated[
         Path | None, typer.Option(parser=_path, metavar="FILE", help="Write a timeline for Perfetto.")
     ] = None,
+    pcg: Annotated[
+        bool, typer.Option("--pcg", help="Print the PCG instead, with the parallel operators as its own.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --pcg: one JSON object.")] = False,
 ) -> None:
     """Print a plan: what is split how, what it costs, what moves."""
     from .codegen.show import show as describe
+    from .codegen.show import show_graph
 
-    with _words_to_stderr():
+    with words_to_stderr():
         text = describe(folder, html=html, trace=trace)
-    print(text)
+        graph = show_graph(folder, as_json) if pcg or as_json else None
+    print(text if graph is None else graph)
+
+
+@app.command()
+def rules(
+    action: Annotated[Action, typer.Argument(help="What to do with them.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(parser=_path, metavar="[FILE]", help="Rules: text, JSON, or as TASO and FlexFlow publish them."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List, generate or verify substitutions; by default those that are shipped.
+
+    `generate` writes what it found to FILE, as the shipped basis is written. Exit code 1 of `verify`: not all are
+    proved.
+    """
+    from .solvers.proof.commands import generate_rules, list_rules, verify_rules
+
+    with words_to_stderr(), progress_shown() as progress:
+        if action is Action.GENERATE:
+            result, text = generate_rules(file, progress)
+        else:
+            result, text = (list_rules if action is Action.LIST else verify_rules)(file)
+    if as_json:
+        print_json(result)
+    else:
+        print(text)
+    leave(action is not Action.VERIFY or result["proved"] == result["rules"])
 
 
 @app.command()
@@ -222,18 +270,18 @@ def solve(
 
     seconds, share = check_seconds(time_limit), check_gap(gap)
     try:
-        with _words_to_stderr(), _progress() as progress:
+        with words_to_stderr(), progress_shown() as progress:
             summary = solve_instance(instance, solver, seconds, share, output, progress)
     except KeyboardInterrupt:
         print("partita: interrupted before there was an answer", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        _print_json(summary)
+        print_json(summary)
     else:
-        _print_result({name: value for name, value in summary.items() if name != "assignment" or output is None}, False)
+        print_result({name: value for name, value in summary.items() if name != "assignment" or output is None}, False)
     if summary["words"] == INTERRUPT:
         raise typer.Exit(INTERRUPTED)
-    _leave(summary["assignment"] is not None)
+    leave(summary["assignment"] is not None)
 
 
 @app.command()
@@ -251,7 +299,7 @@ def placements(
         arrangements(parse_sizes("--hierarchy", hierarchy), parse_sizes("--axes", axes)),
     )
     if as_json:
-        _print_json(summary)
+        print_json(summary)
     else:
         print_placements(summary)
 
@@ -279,11 +327,11 @@ def reductions(
     where = machine_for(machine, nodes, None if hierarchy is None else parse_sizes("--hierarchy", hierarchy))
     sizes, over = parse_sizes("--axes", axes), parse_axes("--reduce", reduce)
     payload = DEFAULT_BYTES if size is None else size
-    with _words_to_stderr():
+    with words_to_stderr():
         found = ranking(where, sizes, over, payload, profile_of(algorithm), limit)
     summary = reductions_summary(where, over, found)
     if as_json:
-        _print_json(summary)
+        print_json(summary)
     else:
         print_reductions(summary, f"{where.name}: {axes} reduced over {reduce}, {payload:,} bytes a device")
 
@@ -291,7 +339,7 @@ def reductions(
 @app.command()
 def bench(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="network, plan, reductions, results, solvers, truth or zoo.")
+        str, typer.Argument(metavar="NAME", help="plan, zoo, joint, solvers, truth, ...: an unknown name lists all.")
     ],
     small: Annotated[bool, typer.Option("--small", help="Small twins: does it run?")] = False,
     only: Annotated[
@@ -309,6 +357,10 @@ def bench(
     time_limit: Annotated[
         float | None, typer.Option(help="For solvers: seconds, instead of the limit of each case.")
     ] = None,
+    rules_files: Annotated[
+        list[Path] | None,
+        typer.Option("--rules", parser=_path, metavar="FILE", help="For coverage: a file of rules; repeatable."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", parser=_path, metavar="DIR", help="For solvers: rows and pictures go here."),
@@ -321,66 +373,12 @@ def bench(
     from .codegen.request import check_seconds
 
     options = {"p2": p2, "instances": instances, "time_limit": check_seconds(time_limit), "solver": solver}
-    with _words_to_stderr(), _progress() as progress:
+    options["rules"] = [str(path) for path in rules_files or ()]
+    with words_to_stderr(), progress_shown() as progress:
         result = run(name, small, tuple(only or ()), progress, output, **options)
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
         print(text(result))
     if result["rows"][-1].get("status") == "interrupted":
         raise typer.Exit(INTERRUPTED)
-
-
-def _leave(yes: bool) -> None:
-    if not yes:
-        raise typer.Exit(1)
-
-
-def _print_result(result: Mapping[str, Any], as_json: bool) -> None:
-    if as_json:
-        _print_json(result)
-        return
-    width = max(map(len, result))
-    for name, value in result.items():
-        print(f"{name:{width}}  {value}")
-
-
-def _print_json(result: Mapping[str, Any]) -> None:
-    print(json.dumps(result, allow_nan=False))
-
-
-@contextmanager
-def _words_to_stderr() -> Iterator[None]:
-    """Send to standard error what Python, a solver's C++ or a child process prints meanwhile."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[object], None] | None]:
-    """Yield what shows words or a solver's Progress on a terminal; None where nobody watches."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-
-    with Console(stderr=True).status("starting") as status:
-
-        def report(news: object) -> None:
-            incumbent, bound = getattr(news, "incumbent", None), getattr(news, "bound", None)
-            text = str(news) if bound is None else f"best {_count(incumbent)}, bound {_count(bound)}"
-            status.update(escape(text))
-
-        yield report
-
-
-def _count(value: int | None) -> str:
-    return "none yet" if value is None else f"{value:,}"

@@ -30,7 +30,8 @@ class PlanRequest:
     `machine` or `hierarchy` must be given; both together mean that machine's devices and links in that hierarchy.
     `mesh` fixes the axes' sizes, not their placement; `mapping` names a placement. `time_limit` is in seconds; a plan
     proved within the share `gap` of the optimum ends the search. `fix` holds (node, strategy) pairs. `save_network` is
-    where the cost network goes, as soon as there is one. Raises PartitaError on what cannot be meant; that the names of
+    where the cost network goes, as soon as there is one. `rewrite`: by the planner's rules, or by those of a file,
+    `rules`, which are proved first. Raises PartitaError on what cannot be meant; that the names of
     model, machine, mapping, solver and nodes exist is checked where they are known.
     """
 
@@ -53,6 +54,8 @@ class PlanRequest:
     micro_batches: int | None = None
     save_network: str | None = None
     mapping: str | None = None
+    rewrite: bool = False
+    rules: str | None = None
 
     def __post_init__(self) -> None:
         if not self.model.strip():

@@ -14,13 +14,16 @@ from ..formulation.encoding import Encoding
 from ..formulation.mappings import mapped, without_ones
 from ..formulation.network import INFINITE
 from ..formulation.placement import Placement, distinct, placements, reordered
+from ..formulation.rewriting.rules import planner_rules
 from ..formulation.rewriting.saturate import Rewritten, SaturationLimits, rewritings
 from ..formulation.substitution.rule import Rule
+from ..formulation.substitution.rule_file import load_rules
 from ..model.batch import with_batch
 from ..model.errors import NoPlanError, PartitaError
 from ..model.files import write_atomically
 from ..model.machine import Machine
 from ..model.pcg import PCG
+from ..solvers.proof.commands import proved_instances
 from ..solvers.protocol import Limits, Progress, Status
 from ..solvers.protocol import solver as find_solver
 from ..solvers.question import Question, atom_sizes, check_batch
@@ -80,6 +83,7 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
     batch = request.batch
     if batch is None:
         batch = 16 if known is None else known.default_batch(request.small, machine.devices)
+    rules = _rules(request)
     settings = Settings(
         batch,
         _mixed(request.dtype) or (known.dtype if known else "float32"),
@@ -92,6 +96,7 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
         request.fix,
         request.save_network,
         request.mapping,
+        rules,
     )
     check_batch(batch, request.micro_batches)
     if request.mapping is not None:
@@ -107,6 +112,13 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
         sequence = known.small_sequence if request.small else known.sequence
     model = {"reference": request.model, "small": request.small, "sequence": sequence, "batch": batch}
     return plan_graph(graph, machine, settings, model, progress, start)
+
+
+def _rules(request: PlanRequest) -> tuple[Rule, ...]:
+    """By what a graph is rewritten."""
+    if request.rules is not None:
+        return load_rules(request.rules)
+    return planner_rules() if request.rewrite else ()
 
 
 def optimize(
@@ -126,6 +138,7 @@ def optimize(
     fix: Mapping[str, str] | None = None,
     allow_unknown: bool = False,
     statistics: str = "batch",
+    rewrite: bool | Sequence[Rule] = False,
     progress: Tell | bool | None = None,
 ) -> Plan:
     """Plan the training of a module.
@@ -133,8 +146,9 @@ def optimize(
     `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch
     of a step (default: the example's). `dtype`: float32, float64, mixed-float16 or mixed-bfloat16. `mesh` fixes the
     axes' sizes, `mapping` names a placement (`formulation.mappings`). A plan proved within the share `gap` of the
-    optimum ends the search. `statistics`: over what batch norms in training normalize (see `capture`). `progress`: True
-    prints to standard error, or a function that takes words and `Progress`.
+    optimum ends the search. `statistics`: over what batch norms in training normalize (see `capture`). `rewrite`:
+    choose among all rewritings of the graph too, by the planner's rules, or by those given if they are proved.
+    `progress`: True prints to standard error, or a function that takes words and `Progress`.
     Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt
     ended the search before any plan was found.
     """
@@ -156,6 +170,7 @@ def optimize(
         check_gap(gap),
         tuple((fix or {}).items()),
         mapping=mapping,
+        rules=planner_rules() if rewrite is True else tuple(rewrite or ()),
     )
     model = {"reference": None, "batch": settings.batch}
     return plan_graph(graph, machine, settings, model, tell, start, (module, inputs))
@@ -173,7 +188,8 @@ def plan_graph(
     """Plan a captured graph; `model` and `module` are kept in the plan. An interrupt keeps the best plan so far."""
     start = time.monotonic() if start is None else start
     captured = time.monotonic()
-    rewritten = rewritings(graph, settings.rules, settings.saturation) if settings.rules else None
+    rules = proved_instances(settings.rules, graph) if settings.rules else ()
+    rewritten = rewritings(graph, rules, settings.saturation) if settings.rules else None
     plain, graph = graph, rewritten.graph if rewritten else graph
     rewrote = time.monotonic()
     counts = _micro_batches(graph, settings)

@@ -26,3 +26,11 @@ def show(folder: Path | str, html: Path | None = None, trace: Path | None = None
 
         write_atomically(trace, json.dumps(timeline(found), allow_nan=False) + "\n")
     return text(found)
+
+
+def show_graph(folder: Path | str, as_json: bool = False) -> str:
+    """The PCG of the plan in `folder` with its parallel operators (Unity, section 3), as text or JSON."""
+    from .explicit.text import show_text
+
+    plan = Plan.load(folder)
+    return json.dumps(plan.parallel_graph().to_json(), allow_nan=False) if as_json else show_text(plan)

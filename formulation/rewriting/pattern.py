@@ -30,7 +30,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
 }
 """The operators that rules rewrite, and their attributes; all else is a leaf."""
 
-_NUMBERS = {"dim", "start", "step", "stop", "number", "of", "groups"}
+NUMBERS = {"dim", "start", "step", "stop", "number", "of", "groups"}
 _LEADING = {"linear", "linear_relu", "relu", "gelu", "silu", "tanh", "sigmoid", "neg", "scale", "add", "sub", "mul"}
 
 
@@ -40,18 +40,18 @@ def constructor(op: str, inputs: int) -> str:
 
 
 def declaration(op: str, inputs: int) -> str:
-    sorts = ["T"] * inputs + ["i64" if name in _NUMBERS else "String" for name in SIGNATURES[op]]
+    sorts = ["T"] * inputs + ["i64" if name in NUMBERS else "String" for name in SIGNATURES[op]]
     return f"(constructor {constructor(op, inputs)} ({' '.join(sorts)}) T)"
 
 
 def literal(name: str, value: Any) -> str:
     """An attribute's value."""
-    return str(value) if name in _NUMBERS else json.dumps(json.dumps(value))
+    return str(value) if name in NUMBERS else json.dumps(json.dumps(value))
 
 
 def value_of(name: str, text: str) -> Any:
     """What `literal` wrote; egglog shows strings quoted."""
-    if name in _NUMBERS:
+    if name in NUMBERS:
         return int(text)
     return _tuples(json.loads(json.loads(text)))
 
@@ -68,6 +68,7 @@ class Pattern:
     facts: list[str] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
     bound: set[str] = field(default_factory=set)
+    computed: dict[str, str] = field(default_factory=dict)
 
     @property
     def used(self) -> Iterator[tuple[str, int]]:
@@ -86,6 +87,7 @@ class Pattern:
             self.facts.append(f"(= v_{apply.outputs[0]} {self._call(apply, free, matching=True)})")
         for number, tensor in enumerate(self.rule.inputs):
             self._declare(tensor, tensor.name in free, number)
+        self.facts += [f"(= {name} {text})" for text, name in self.computed.items()]
         self.facts += list(self._ordered(source))
         self.facts += [_condition(text) for text in self.rule.where]
         for apply in target:
@@ -124,18 +126,20 @@ class Pattern:
         made = {a.outputs[0] for a in self._lowered(self.rule.target)} if not matching else set()
         inputs = [f"t_{name}" if name in made else f"v_{name}" for name in apply.inputs]
         shifted = any(name in free for name in apply.inputs)
-        return f"({constructor(apply.op, len(inputs))} {' '.join([*inputs, *self._attributes(apply, shifted)])})"
+        attributes = self._attributes(apply, shifted, matching)
+        return f"({constructor(apply.op, len(inputs))} {' '.join([*inputs, *attributes])})"
 
-    def _attributes(self, apply: Apply, shifted: bool) -> Iterator[str]:
+    def _attributes(self, apply: Apply, shifted: bool, matching: bool) -> Iterator[str]:
         given = dict(apply.attributes)
         for name in SIGNATURES[apply.op]:
             value = given.get(name, _DEFAULTS.get(name))
             if value is None:
                 raise PartitaError(f"rule {self.rule.name!r}: {apply.op} needs the attribute {name}")
-            if name in _NUMBERS:
-                text = _size(value)
-                yield f"(+ {text} shift)" if name == "dim" and shifted else text
-            elif isinstance(value, str) and value.isidentifier() and value not in _WORDS:
+            if name in NUMBERS:
+                text = f"(+ {_size(value)} shift)" if name == "dim" and shifted else _size(value)
+                # Arithmetic inside of what is matched makes egglog panic: it is a fact of its own.
+                yield self.computed.setdefault(text, f"c_{len(self.computed)}") if matching and " " in text else text
+            elif isinstance(value, str) and value.isidentifier() and value not in WORDS:
                 yield f"a_{value}"
             else:
                 yield literal(name, value)
@@ -155,7 +159,7 @@ class Pattern:
 
 
 _DEFAULTS: Mapping[str, Any] = {"step": 1, "groups": 1}
-_WORDS = ("none", "same", "tanh")
+WORDS = ("none", "same", "tanh")
 
 
 def leading(rule: Rule, applies: Sequence[Apply]) -> set[str]:

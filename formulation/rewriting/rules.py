@@ -8,7 +8,7 @@ from pathlib import Path
 from ..substitution.rule import Rule
 from ..substitution.text import parse_rules
 
-PLANNER = Path(__file__).parent / "planner.txt"
+PLANNER = Path(__file__).parent / "planner.rules"
 
 
 @cache

@@ -140,7 +140,10 @@ def is_published(record: object) -> bool:
 
 def read_published(record: Any, number: int) -> Rule:
     """The rule of an entry. Raises PartitaError that says which op of which side is wrong, and how."""
-    name = record.get("name", f"rule {record.get('id', number)}")
+    identity = record.get("id")
+    if identity is not None and (isinstance(identity, bool) or not isinstance(identity, int)):
+        raise PartitaError(f"rule {number}: an id is a whole number, not {identity!r}")
+    name = record.get("name", f"rule {number if identity is None else identity}")
     if not isinstance(name, str):
         raise PartitaError(f"the name of a rule is a string, not {name!r}")
     place = f"rule {name!r}"
@@ -169,7 +172,7 @@ def read_published(record: Any, number: int) -> Rule:
                 found.append(made[op][output])
         outputs.append((found[0], found[1]))
     tensors = tuple(Tensor(f"x{number}") for number in sorted(inputs))
-    return Rule(name, tensors, tuple(sides["src"][0]), tuple(sides["dst"][0]), tuple(outputs))
+    return Rule(name, tensors, tuple(sides["src"][0]), tuple(sides["dst"][0]), tuple(outputs), id=identity)
 
 
 def _is_parallel(op: object) -> bool:

@@ -88,7 +88,7 @@ class Apply:
 class Rule:
     """`source => target`: for every pair (s, t) of `outputs`, value s of the source equals value t of the target.
 
-    `where` holds side conditions: "d divides n", "n == 2*m". `note` says where the rule comes from. Raises PartitaError
+    `where` holds side conditions: "d divides n", "n == 2*m". `note` says where the rule comes from, `id` is its number in a published file. Raises PartitaError
     where a name is used before it is made, is made twice, an operator is not known, or there is no output.
     """
 
@@ -99,6 +99,7 @@ class Rule:
     outputs: tuple[tuple[str, str], ...]
     where: tuple[str, ...] = ()
     note: str = ""
+    id: int | None = None
 
     def __post_init__(self) -> None:
         given = [tensor.name for tensor in self.inputs]

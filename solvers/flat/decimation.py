@@ -104,10 +104,10 @@ def _propagate(
 ) -> int:
     """Delete what has no partner left since `changed` lost options; how many are gone, negated where none is left."""
     start = arcs.start
-    queue, waits = [changed], {changed}
+    queue, waits = [changed], np.zeros(len(arcs.first) - 1, np.bool_)  # no set: numba's may search for ever in one
     while len(queue):
         v = queue.pop()
-        waits.discard(v)
+        waits[v] = False
         for a in range(arcs.first[v], arcs.first[v + 1]):
             if not binding[a]:
                 continue
@@ -130,7 +130,7 @@ def _propagate(
                     lost += 1
             if left == 0:
                 return -count
-            if lost and w not in waits:
-                waits.add(w)
+            if lost and not waits[w]:
+                waits[w] = True
                 queue.append(w)
     return count

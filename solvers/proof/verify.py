@@ -40,7 +40,8 @@ def verify_rule(rule: Rule, seconds: float = 10.0) -> Verdict:
 
 def rules_report(rules: Iterable[Rule], verify: Any = verify_rule) -> dict[str, Any]:
     """How many rules have which verdict, and the verdicts, as a JSON object."""
-    verdicts: list[Verdict] = [verify(rule) for rule in rules]
+    given = list(rules)
+    verdicts: list[Verdict] = [verify(rule) for rule in given]
     words = [v.verdict for v in verdicts]
     return {
         "rules": len(verdicts),
@@ -48,7 +49,10 @@ def rules_report(rules: Iterable[Rule], verify: Any = verify_rule) -> dict[str, 
         "refuted": words.count("refuted"),
         "ill_typed": words.count("ill-typed"),
         "unknown": words.count("unknown"),
-        "verdicts": [v.to_json() for v in verdicts],
+        "verdicts": [
+            ({} if rule.id is None else {"id": rule.id}) | verdict.to_json()
+            for rule, verdict in zip(given, verdicts, strict=True)
+        ],
     }
 
 

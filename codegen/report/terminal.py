@@ -1,0 +1,70 @@
+"""How commands talk: results on standard output, words and progress on standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import typer
+
+
+def leave(yes: bool) -> None:
+    """Exit code 1 where the answer is no."""
+    if not yes:
+        raise typer.Exit(1)
+
+
+def print_result(result: Mapping[str, Any], as_json: bool) -> None:
+    """A line a value, or one JSON object."""
+    if as_json:
+        print_json(result)
+        return
+    width = max(map(len, result))
+    for name, value in result.items():
+        print(f"{name:{width}}  {value}")
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    """One JSON object, which has no infinities."""
+    print(json.dumps(result, allow_nan=False))
+
+
+@contextmanager
+def words_to_stderr() -> Iterator[None]:
+    """Send to standard error what Python, a solver's C++ or a child process prints meanwhile."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextmanager
+def progress_shown() -> Iterator[Callable[[object], None] | None]:
+    """Yield what shows words or a solver's Progress on a terminal; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status("starting") as status:
+
+        def report(news: object) -> None:
+            incumbent, bound = getattr(news, "incumbent", None), getattr(news, "bound", None)
+            text = str(news) if bound is None else f"best {_count(incumbent)}, bound {_count(bound)}"
+            status.update(escape(text))
+
+        yield report
+
+
+def _count(value: int | None) -> str:
+    return "none yet" if value is None else f"{value:,}"

@@ -1,0 +1,101 @@
+"""What `partita rules` does: rules of a file, or those that are shipped, listed, verified, or generated anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ...formulation.rewriting.instances import instances, usual_instances
+from ...formulation.rewriting.rules import planner_rules
+from ...formulation.substitution.generate import basis, generate, to_json, written
+from ...formulation.substitution.generation.pruning import STEPS
+from ...formulation.substitution.rule import Rule
+from ...formulation.substitution.rule_file import load_rules
+from ...model.errors import PartitaError
+from ...model.files import check_writable, write_atomically
+from ...model.pcg import PCG
+from .verdict import Verdict
+from .verify import rules_report, verify_rule
+
+_COUNTS = ("name", "most", "graphs", *STEPS, "parallel", "proved")
+
+Answer: TypeAlias = tuple[dict[str, Any], str]
+"""The JSON object, and the same in words."""
+
+
+@lru_cache(maxsize=4096)
+def _proved(rule: Rule) -> Verdict:
+    return verify_rule(rule)
+
+
+def proved_instances(rules: Sequence[Rule], pcg: PCG) -> tuple[Rule, ...]:
+    """The rules, each at the attributes of the graph's operators where it has words for them, without any unproved one.
+
+    Raises PartitaError for the first that is not proved, unless that is an instance about which nothing is known: such
+    a one is left out.
+    """
+    found = []
+    for rule in rules:
+        for one in instances(rule, pcg):
+            verdict = None if one == rule and rule in planner_rules() else _proved(one)  # those, the tests prove
+            if verdict is None or verdict.verdict == "proved":
+                found.append(one)
+            elif one == rule or verdict.verdict != "unknown":
+                why = f"{verdict.note}".rstrip()
+                raise PartitaError(f"rule {one.name!r} is {verdict.verdict}, not proved: it cannot rewrite. {why}")
+    return tuple(found)
+
+
+def list_rules(path: Path | None) -> Answer:
+    """Every rule in text notation; as JSON its own form."""
+    rules = _rules(path)
+    result = {"rules": len(rules), "names": [rule.name for rule in rules], "list": [rule.to_json() for rule in rules]}
+    return result, "\n\n".join(str(rule).strip() for rule in rules)
+
+
+def verify_rules(path: Path | None) -> Answer:
+    """The verdict on every rule."""
+    verdicts: list[Verdict] = []
+
+    def verify(rule: Rule) -> Verdict:
+        verdicts.append(verify_rule(rule))
+        return verdicts[-1]
+
+    result = rules_report(_rules(path), verify)
+    lines = [_line(verdict) for verdict in verdicts]
+    names = ("rules", "proved", "refuted", "ill_typed", "unknown")
+    return result, "\n".join([*lines, ", ".join(f"{result[name]:,} {name.replace('_', '-')}" for name in names)])
+
+
+def generate_rules(path: Path | None, tell: Callable[[str], None] | None = None) -> Answer:
+    """The basis, found and proved anew; written to `path` where one is given."""
+    if path is not None:
+        if path.is_dir():
+            raise PartitaError(f"{path} is a folder; name the file in which the rules go")
+        check_writable(path)
+    found = generate(proves=lambda rule: verify_rule(rule).verdict == "proved", tell=tell or (lambda words: None))
+    result = rules_report(one.rule for one in found.rules)
+    result |= {"rules": result["rules"] + len(found.unproved), "unknown": result["unknown"] + len(found.unproved)}
+    result["counts"] = [{key: n for key, n in of_set.items() if key in _COUNTS} for of_set in to_json(found)["sets"]]
+    if path is not None:
+        write_atomically(path, written(found))
+    words = f"{result['proved']:,} rules proved of {result['rules']:,} candidates"
+    return result, words + (f", in {path}" if path is not None else "")
+
+
+def _rules(path: Path | None) -> tuple[Rule, ...]:
+    """Those of a file, or all that are shipped: the planner's (at usual windows), and the generated basis."""
+    if path is not None:
+        return load_rules(path)
+    return (*(one for rule in planner_rules() for one in usual_instances(rule)), *basis())
+
+
+def _line(verdict: Verdict) -> str:
+    words = [verdict.covers, verdict.note]
+    if verdict.counterexample is not None:
+        sizes = ", ".join(f"{name}={size}" for name, size in verdict.counterexample.sizes.items())
+        apart = verdict.counterexample.difference
+        words.append(f"at {sizes}: " + ("other shapes" if apart is None else f"they differ by {apart:.3g}"))
+    return f"{verdict.verdict:9}  {verdict.name}: " + "; ".join(word for word in words if word)

@@ -1,0 +1,136 @@
+"""`partita rules`, `plan --rewrite` and `show --pcg`: verdicts, files, exit codes and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., tuple[int, str, str]]
+
+RIGHT = """right:
+    x[b, k], w[k, n]
+    y = matmul(x, w)
+  =>
+    y = combine(matmul(replicate(x, degree=d), partition(w, dim=1, degree=d)), dim=1, degree=d)
+  where d divides n
+"""
+WRONG = """wrong:
+    x[n, m]
+    y = reduce(replicate(x, degree=d), degree=d)
+  =>
+    y = x
+"""
+APART = """apart:
+    x[b, i], w[o, i], e[o]
+    y = relu(linear(x, w, e))
+  =>
+    y = relu(linear(x, w))
+"""
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Callable[..., str]:
+    """The path of a file with some rules."""
+
+    def write(*texts: str, name: str = "rules.txt") -> str:
+        (tmp_path / name).write_text("\n".join(texts))
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_verdicts_as_json(partita: Run, rules: Callable[..., str]) -> None:
+    code, out, _ = partita("rules", "verify", rules(RIGHT, WRONG), "--json")
+    found = json.loads(out)
+    assert code == 1
+    assert [found[key] for key in ("rules", "proved", "refuted", "ill_typed", "unknown")] == [2, 1, 1, 0, 0]
+    right, wrong = found["verdicts"]
+    assert (right["name"], right["verdict"], right["counterexample"]) == ("right", "proved", None)
+    assert right["covers"] == "all sizes, all degrees, where d divides n"
+    assert (wrong["name"], wrong["verdict"]) == ("wrong", "refuted")
+    assert wrong["counterexample"]["source"] != wrong["counterexample"]["target"]
+
+
+def test_all_proved_is_exit_code_0(partita: Run, rules: Callable[..., str]) -> None:
+    code, out, _ = partita("rules", "verify", rules(RIGHT))
+    assert code == 0 and "proved     right: all sizes, all degrees" in out and "1 rules, 1 proved" in out
+
+
+def test_a_published_rule_keeps_its_id(partita: Run, rules: Callable[..., str]) -> None:
+    relu = [{"type": "RELU", "in": [[-1, 0]], "attr": {}}, {"type": "RELU", "in": [[0, 0]], "attr": {}}]
+    published = {"id": 7, "src": relu, "dst": relu[:1], "out": [[[1, 0], [0, 0]]]}
+    code, out, _ = partita("rules", "verify", rules(json.dumps([published]), name="published.json"), "--json")
+    (verdict,) = json.loads(out)["verdicts"]
+    assert verdict["id"] == 7 and verdict["verdict"] in ("proved", "unknown", "refuted")
+    assert verdict["verdict"] != "proved" and code == 1  # nothing is known of ReLU, so ReLU of ReLU is not decided
+
+
+def test_listed_rules_can_be_read_again(partita: Run, rules: Callable[..., str]) -> None:
+    _, text, _ = partita("rules", "list", rules(RIGHT, WRONG))
+    code, again, _ = partita("rules", "list", rules(text, name="again.txt"))
+    assert code == 0 and again == text
+    _, out, _ = partita("rules", "list", rules(RIGHT, WRONG), "--json")
+    code, again, _ = partita("rules", "list", rules(json.dumps(json.loads(out)["list"]), name="again.json"))
+    assert code == 0 and again == text
+
+
+def test_all_shipped_rules_are_listed(partita: Run) -> None:
+    code, out, _ = partita("rules", "list", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["rules"] == len(found["names"]) == len(found["list"]) > 700
+    assert "fuse linear relu" in found["names"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = y", "line 1"),
+        ("", "empty"),
+        (RIGHT.replace("matmul(x, w)", "matmul(x, v)"), "v"),
+        (RIGHT.replace("matmul", "nonsense"), "nonsense"),
+        (RIGHT.replace("  =>\n", ""), "line"),
+    ],
+    ids=["no name", "empty", "no such input", "no such operator", "no target"],
+)
+def test_malformed_files_are_bad_input(partita: Run, rules: Callable[..., str], text: str, words: str) -> None:
+    code, out, err = partita("rules", "verify", rules(text), "--json")
+    assert (code, out) == (2, "") and words in err and "Traceback" not in err
+
+
+def test_what_cannot_be_written_is_told_before_generating(partita: Run, tmp_path: Path) -> None:
+    code, _, err = partita("rules", "generate", str(tmp_path))
+    assert code == 2 and str(tmp_path) in err
+
+
+# Planning with rewritings
+
+
+def test_plan_with_rewritings(partita: Run) -> None:
+    options = ["plan", "mlp", "--small", "--hierarchy", "2", "--json"]
+    plain = json.loads(partita(*options)[1])
+    code, out, _ = partita(*options, "--rewrite")
+    found = json.loads(out)
+    assert code == 0 and found["status"] == "optimal" and found["gap"] == 0
+    assert found["objective_ns"] < plain["objective_ns"] and plain["rewritten"] == []
+    assert {(change["operator"], change["was"]) for change in found["rewritten"]} == {("linear_relu", "relu")}
+    assert found["space"]["rewritings"]["ways"] > 0 and found["seconds"]["rewrite"] >= 0
+
+
+def test_only_proved_rules_rewrite(partita: Run, rules: Callable[..., str]) -> None:
+    options = ["plan", "mlp", "--small", "--hierarchy", "2", "--rules"]
+    code, out, err = partita(*options, rules(APART))
+    assert (code, out) == (2, "") and "apart" in err and "not proved" in err
+    code, _, err = partita(*options, rules(RIGHT))
+    assert code == 2 and "layouts" in err  # parallel operators are no rewritings
+
+
+def test_a_plan_shown_as_pcg(partita: Run, tmp_path: Path) -> None:
+    folder = str(tmp_path / "plan")
+    partita("plan", "mlp", "--small", "--hierarchy", "2", "--mesh", "2", "-o", folder)
+    code, text, _ = partita("show", folder, "--pcg")
+    assert code == 0 and text.startswith("Parallel graph on") and "mse_loss" in text
+    code, out, _ = partita("show", folder, "--pcg", "--json")
+    assert code == 0 and json.loads(out)["nodes"]
