@@ -9,45 +9,70 @@ other two, so a joint plan that is worse is an error of ours, and its row says s
 from __future__ import annotations
 
 import gc
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
 from ..codegen.items import PARTS
 from ..codegen.plan import Plan
 from ..codegen.price import priced
 from ..codegen.run import Settings, plan_graph
+from ..codegen.stand_ins import alone
 from ..formulation.rewriting.rules import planner_rules
 from ..model.batch import with_batch
 from ..model.capture import capture
 from ..model.machine import Machine
+from ..model.pcg import PCG
 from ..model.zoo import build
 from ..model.zoo.registry import entry
 from .cases import chosen
 
 MODELS = ("mlp", "xdl", "dlrm", "candle-uno", "bert-large", "resnext-50", "inception-v3")
-AMPLE = 2**50
 SECONDS = 300.0
 JOINT, SEQUENTIAL, PLAIN = "joint", "sequential", "plain"
 WORSE = "error: joint is worse"
 
 
+WIDTHS = (2048, 1024, 512)
+
+
+class Tables(nn.Module):
+    """Rows of tables of different widths, which cannot be one, side by side into a perceptron (Figure 16b)."""
+
+    def __init__(self, rows: int = 200_000, widths: tuple[int, ...] = WIDTHS, hidden: int = 1024) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, width, sparse=True) for width in widths)
+        self.top, self.score = nn.Linear(sum(widths), hidden), nn.Linear(hidden, 1)
+
+    def forward(self, ids: Tensor, clicks: Tensor) -> Tensor:
+        """A row of every table [batch, tables], clicks [batch]."""
+        x = torch.cat([table(ids[:, i]) for i, table in enumerate(self.tables)], 1)
+        return F.binary_cross_entropy_with_logits(self.score(torch.relu(self.top(x))).squeeze(1), clicks)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model with its own batch on nodes of Summit, six GPUs each."""
+    """A model on nodes of Summit, six GPUs each; `share`: samples a GPU, None for the model's own batch."""
 
     model: str
     nodes: int
+    share: int | None = None
     small: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.model}, {6 * self.nodes} V100"
+        return f"{self.model}, {6 * self.nodes} V100" + (f", {self.share} a GPU" if self.share else "")
 
 
-CASES = tuple(Case(model, nodes) for model in MODELS for nodes in (1, 4))
+CASES = (
+    *(Case(model, nodes) for model in MODELS for nodes in (1, 4)),
+    *(Case(model, nodes, 64) for model in ("dlrm", "tables") for nodes in (1, 4)),
+)
 SMALL = tuple(Case(model, 1, small=True) for model in ("mlp", "dlrm", "candle-uno"))
 
 
@@ -86,12 +111,9 @@ def measure(case: Case) -> dict[str, Any]:
 
 def planned(case: Case) -> Mapping[str, Plan]:
     """The plans by their kind; `rewritten` of the sequential one's report says what was rewritten beforehand."""
-    known, machine = entry(case.model), Machine.load("summit", nodes=case.nodes)
-    batch = known.default_batch(case.small, machine.devices)
-    module, inputs = build(case.model, small=case.small)
-    start = time.monotonic()
-    graph = capture(module, inputs, batch=max(batch, 2))
-    settings = Settings(batch, known.dtype, known.optimizer, time_limit=SECONDS)
+    machine = Machine.load("summit", nodes=case.nodes)
+    graph, settings = captured(case, machine)
+    batch = settings.batch
     joined = replace(settings, rules=planner_rules())
     model = {"reference": case.model, "batch": batch}
     share = max(1, batch // machine.devices)
@@ -106,10 +128,20 @@ def planned(case: Case) -> Mapping[str, Plan]:
     return plans
 
 
-def alone(machine: Machine) -> Machine:
-    """One device of a machine, with memory for anything: what is best on it does not depend on what would fit."""
-    levels = tuple(replace(level, size=1) for level in machine.levels)
-    return replace(machine, levels=levels, device=replace(machine.device, memory_bytes=AMPLE))
+def captured(case: Case, machine: Machine) -> tuple[PCG, Settings]:
+    """The graph of a case, and how it is planned without rewriting."""
+    if case.model == "tables":
+        batch = (case.share or 64) * machine.devices
+        with torch.device("meta"):
+            inputs = torch.zeros(batch, len(WIDTHS), dtype=torch.long), torch.zeros(batch)
+            graph = capture(Tables(), inputs, batch=batch)
+        return graph, Settings(batch, "float32", "sgd", time_limit=SECONDS)
+    known = entry(case.model)
+    batch = case.share * machine.devices if case.share else known.default_batch(case.small, machine.devices)
+    module, examples = build(case.model, small=case.small)
+    return capture(module, examples, batch=max(batch, 2)), Settings(
+        batch, known.dtype, known.optimizer, time_limit=SECONDS
+    )
 
 
 def verdict(step: Mapping[str, int]) -> str:

@@ -33,7 +33,8 @@ from .plan import Plan
 from .price import priced
 from .program.micro import divided
 from .request import PlanRequest, check_gap, check_seconds, machine_for
-from .rewritten import changes, decided
+from .rewritten import decided
+from .stand_ins import with_stand_ins
 
 if TYPE_CHECKING:
     from torch import nn
@@ -189,7 +190,7 @@ def plan_graph(
     start = time.monotonic() if start is None else start
     captured = time.monotonic()
     rules = proved_instances(settings.rules, graph) if settings.rules else ()
-    rewritten = rewritings(graph, rules, settings.saturation) if settings.rules else None
+    rewritten = rewritings(graph, rules, settings.saturation, _kept(graph, settings)) if settings.rules else None
     plain, graph = graph, rewritten.graph if rewritten else graph
     rewrote = time.monotonic()
     counts = _micro_batches(graph, settings)
@@ -208,6 +209,7 @@ def plan_graph(
     limits = Limits(settings.time_limit or float("inf"), progress=progress, gap=settings.gap)
     began = time.monotonic()
     found = search(question, find_solver(settings.solver), limits)
+    found, rewrites = with_stand_ins(question, found, find_solver(settings.solver), limits)
     ended = time.monotonic()
     seconds = {
         "capture": round(captured - start, 3),
@@ -229,7 +231,7 @@ def plan_graph(
     gap = (solution.objective - found.bound) / solution.objective
     told: dict[str, Any] = {**searched, "objective_ns": solution.objective, "gap": gap, "solver": solution.source}
     if rewritten:
-        told["rewritten"] = changes(best, solution.assignment)
+        told["rewritten"] = rewrites
     taken, chosen = decided(best, solution.assignment)
     made = Plan(
         taken, machine, best.placement, best.micro_batches, chosen, settings.dtype,
@@ -244,6 +246,12 @@ def plan_graph(
         made.report["without_bundles"] = _without_bundles(question, settings, start)
     seconds["total"] = round(time.monotonic() - start, 3)
     return made
+
+
+def _kept(graph: PCG, settings: Settings) -> set[str]:
+    """What no rewriting changes: nodes with fixed strategies, unless ways to rewrite them are given some as well."""
+    fixed = {name for name, _ in settings.fix}
+    return fixed if fixed <= {node.name for node in graph.nodes} else set()
 
 
 def _confirm(made: Plan, rewritten: Rewritten | None) -> None:
@@ -286,7 +294,7 @@ def _space(question: Question, found: Found, rewritten: Rewritten | None) -> dic
         "micro_batches": list(question.micro_batches),
         "options": found.options,
         "networks_solved": found.solved,
-        **({"rewritings": rewritten.to_json() | {"without": found.unrewritten}} if rewritten else {}),
+        **({"rewritings": rewritten.to_json() | {"without": len(found.unrewritten)}} if rewritten else {}),
         "limits_hit": hit + ([] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"]),
     }
 

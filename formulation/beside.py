@@ -17,9 +17,10 @@ import numpy as np
 
 from ..model.layout import Action, Layout, R, is_split
 from ..model.pcg import PCG
-from .bundles import Bundle, assignments, batch_row, find_bundles, placeable, whole_row
+from .bundles import Bundle, assignments, batch_row, computed, find_bundles, placeable, whole_row
 from .classes import Classes, Use
 from .domain import Domain
+from .inside import quickest, selections
 from .network import INFINITE, Edge, Table, Variable
 from .reads import Reads
 from .transition import Table as Conversions
@@ -101,9 +102,9 @@ class _Offer:
 class Beside:
     """Adds the bundles of a graph to the variables and edges of its network.
 
-    Where nodes can be computed in several ways, a bundle is of the first of each. `optional` are the variables whose
-    last option is to be unused, `kept` names hubs that say themselves whether they are kept for backward, and whether
-    the first ways keep them.
+    Where nodes can be computed in several ways, a bundle is of the first of each, or of those that take least time.
+    `optional` are the variables whose last option is to be unused, `modes` those that say which way is taken, `keepers`
+    names hubs that say themselves whether they are kept for backward, and the nodes that keep them.
     """
 
     pcg: PCG
@@ -115,7 +116,8 @@ class Beside:
     variables: list[Variable]
     edges: list[Edge]
     optional: frozenset[int] = frozenset()
-    kept: Mapping[int, bool] = field(default_factory=dict)
+    modes: frozenset[int] = frozenset()
+    keepers: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def add(self) -> Mapping[int, tuple[Placed, ...]]:
         """Lengthen variables and edges; for every variable what its further options stand for."""
@@ -148,18 +150,51 @@ class Beside:
 
     def _offers(self) -> Iterator[_Offer]:
         """Every bundle over every axis, alone, and with those inside of it over another axis."""
-        found = [
-            b for b in find_bundles(self.pcg) if placeable(self.pcg, b, self.classes, self.operators, self.weights)
-        ]
+        found = [b for b in find_bundles(self.pcg) if self._placeable(b)]
         axes = [axis for axis, size in enumerate(self.reads.placement.sizes) if size > 1]
         for bundle, axis in product(found, axes):
             inner = [b for b in found if b.join in bundle.nodes and b.fork in bundle.nodes]
             inner = [b for b in inner if not any(b.join in other.nodes for other in inner)]
             for second, samples in product((None, *(a for a in axes if a != axis and inner)), (True, False)):
-                below = {} if second is None else {b.join: (b, second) for b in inner}
-                offer = _Offer({bundle.join: (bundle, axis)} | below, samples)
-                if (samples or len(axes) > 1) and self._fill(offer):
-                    yield from self._balanced(offer)
+                below = [] if second is None else [(b, second) for b in inner]
+                if samples or len(axes) > 1:
+                    yield from self._in_ways([(bundle, axis), *below], samples)
+
+    def _placeable(self, bundle: Bundle) -> bool:
+        return placeable(self.pcg, bundle, self.classes, self.operators, self.weights)
+
+    def _in_ways(self, over: Sequence[tuple[Bundle, int]], samples: bool) -> Iterator[_Offer]:
+        """Bundles over axes, in the first way to compute each tensor, and in those that take least time together."""
+        first = self._offer(over, samples, {})
+        if first is not None:
+            yield from self._balanced(first)
+        choices = selections(self.pcg, [bundle for bundle, _ in over])
+        tried = [(ways, self._offer(over, samples, ways)) for ways in choices]
+        timed = [(ways, self._times(offer)) for ways, offer in tried if offer is not None]
+        ways = quickest(self.pcg, timed)
+        quick = self._offer(over, samples, ways) if ways else None
+        if quick is not None:
+            yield from self._balanced(quick)
+
+    def _offer(self, over: Sequence[tuple[Bundle, int]], samples: bool, ways: Mapping[int, int]) -> _Offer | None:
+        """The offer of bundles computed in these ways; None where something inside has no option for it."""
+        found = [(computed(self.pcg, bundle, ways) if ways else bundle, axis) for bundle, axis in over]
+        axes = {bundle.join: (bundle, axis) for bundle, axis in found if bundle is not None}
+        if len(axes) < len(over) or not all(self._placeable(bundle) for bundle, _ in axes.values()):
+            return None
+        offer = _Offer(axes, samples)
+        within = all(join in offer.outer.nodes for join in list(axes)[1:])
+        return offer if within and self._fill(offer) else None
+
+    def _times(self, offer: _Offer) -> Mapping[int, int]:
+        """ns of every node and weight inside; a hub counts with the node."""
+        time, _ = self._loads(offer)
+        found: dict[int, int] = {}
+        for i in (i for branch in offer.outer.branches for i in (*branch.nodes, *branch.weights)):
+            tensor = self.classes.variable(i)
+            variables = (of[n][0] for of, n in ((self.operators, i), (self.weights, i), (self.hubs, tensor)) if n in of)
+            found[i] = sum(time.get(v, 0) for v in variables)
+        return found
 
     def _fill(self, offer: _Offer) -> bool:
         """Find the options that those inside stand for, and what they cost; whether each has one."""
@@ -212,9 +247,10 @@ class Beside:
             return False
         variable, found = self.operators[node]
         offer.options[variable], offer.path[variable] = option, path
-        if node in self.hubs:
-            hub, table = self.hubs[node]
-            offer.options[hub], offer.path[hub] = self._shared(node, table, int(found.output[option])), path
+        tensor = self.classes.variable(node)
+        if tensor in self.hubs:
+            hub, table = self.hubs[tensor]
+            offer.options[hub], offer.path[hub] = self._shared(offer, tensor, table, int(found.output[option])), path
         for base, use in self.uses.get(node, ()):
             if base not in self.weights:
                 continue
@@ -231,9 +267,10 @@ class Beside:
             offer.options[weight], offer.stored[weight], offer.path[weight] = int(edge[0]), int(paid[0]), path
         return True
 
-    def _shared(self, base: int, table: Conversions, code: int) -> int:
-        """The option of a hub that has a layout: of two the one that is kept, if the first ways keep it."""
-        return int(table.position[code]) + len(table.codes) * self.kept.get(base, False)
+    def _shared(self, offer: _Offer, base: int, table: Conversions, code: int) -> int:
+        """The option of a hub that has a layout: of two the one that is kept, if what reads it keeps it."""
+        kept = not self.keepers.get(base, frozenset()).isdisjoint((*offer.outer.nodes, offer.outer.join))
+        return int(table.position[code]) + len(table.codes) * kept
 
     def _read_whole(self, offer: _Offer, inner: Bundle, axis: int) -> bool:
         """What a bundle inside reads has to be whole on its axis; whether that can be."""
@@ -246,7 +283,7 @@ class Beside:
         reader = next(u for u in self.classes.uses[base] if u.node in inner.nodes)
         asked = int(self.reads.asked(reader)[offer.options[self.operators[reader.node][0]]])
         layout[axis] = self.reads.space(base).layout(asked)[axis]
-        offer.options[hub] = self._shared(base, table, self.reads.space(base).code(tuple(layout)))
+        offer.options[hub] = self._shared(offer, base, table, self.reads.space(base).code(tuple(layout)))
         return True
 
     # What it costs
@@ -289,6 +326,8 @@ class Beside:
                 continue
             option = offer.options[edge.v]
             first = offer.options.get(edge.u)
+            if first is None and edge.u in self.optional and edge.cost[-1, option] < INFINITE:
+                continue  # another way to compute what is inside, which is unused
             if first is None:  # enters the bundle in just the layout that is asked
                 same = np.flatnonzero(edge.cost[:, option] == 0)
                 first = int(same[0]) if len(same) else None
@@ -308,13 +347,14 @@ class Beside:
         """ns of a step to convert what a branch gives to how its `cat` reads it: whole on the bundle's axis."""
         join = offer.path[edge.u][-1][0]
         axis = offer.axes[join][1]
-        base = next(i for kind in (self.operators, self.hubs) for i, (v, _) in kind.items() if v == edge.u)
+        way = next(i for kind in (self.operators, self.hubs) for i, (v, _) in kind.items() if v == edge.u)
+        base = self.classes.variable(way)
         table, tensor = self.reads.table(base), self.reads.space(base)
         hub = self.hubs.get(base)
         given = (
             int(table.codes[one % len(table.codes)])
             if hub and hub[0] == edge.u
-            else int(self.operators[base][1].output[one])
+            else int(self.operators[way][1].output[one])
         )
         use = next(use for source, use in self.uses[join] if source == base)
         asked = list(tensor.layout(int(self.reads.asked(use)[other])))
@@ -370,6 +410,8 @@ class Beside:
                     use[n + x, :m] = edge.use[option]
             elif edge.v in self.optional:  # unused, it does not read what is inside
                 cost[n + x, m - 1] = 0
+            elif edge.v in self.modes and edge.v not in offers[at].options:  # what is taken elsewhere
+                cost[n + x, :m] = edge.cost[option]
         for y, (at, option) in enumerate(right):
             offer = offers[at]
             if edge.v not in offer.path and edge.u in self.optional and edge.u not in offer.options:

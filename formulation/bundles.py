@@ -15,8 +15,9 @@ with the others of the bundle only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 
 from ..model.atoms import atoms
 from ..model.batch import origin
@@ -74,19 +75,29 @@ def _bundle(pcg: PCG, join: int) -> Bundle | None:
     return Bundle(join, fork, branches) if _closed(pcg, join, fork, branches) else None
 
 
-def _ancestors(pcg: PCG, end: int, fork: int) -> frozenset[int]:
-    """A node and what it is computed from, up to a fork (which is not among them)."""
+def computed(pcg: PCG, bundle: Bundle, ways: Mapping[int, int]) -> Bundle | None:
+    """A bundle with tensors inside computed in other ways; None where a branch no longer stands for itself."""
+    inside = {node: way for node, way in ways.items() if node != bundle.fork}
+    branches = tuple(_branch(pcg, end, bundle.fork, inside) for end in pcg.nodes[bundle.join].inputs)
+    every = [i for branch in branches for i in (*branch.nodes, *branch.weights)]
+    above = _ancestors(pcg, bundle.fork, -1) if bundle.fork >= 0 else frozenset()
+    return replace(bundle, branches=branches) if len({*every} - above) == len(every) else None
+
+
+def _ancestors(pcg: PCG, end: int, fork: int, ways: Mapping[int, int] = MappingProxyType({})) -> frozenset[int]:
+    """A node and what it is computed from, in these ways, up to a fork (which is not among them)."""
     seen, stack = set[int](), [end]
     while stack:
         index = stack.pop()
+        index = ways.get(index, index)
         if index != fork and index not in seen:
             seen.add(index)
             stack.extend(pcg.nodes[index].inputs)
     return frozenset(seen)
 
 
-def _branch(pcg: PCG, end: int, fork: int) -> Branch:
-    inside = sorted(_ancestors(pcg, end, fork))
+def _branch(pcg: PCG, end: int, fork: int, ways: Mapping[int, int] = MappingProxyType({})) -> Branch:
+    inside = sorted(_ancestors(pcg, end, fork, ways))
     nodes = tuple(i for i in inside if pcg.nodes[i].op not in SOURCES)
     return Branch(nodes, tuple(i for i in inside if pcg.nodes[i].op in ("parameter", "buffer")))
 

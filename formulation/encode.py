@@ -151,7 +151,7 @@ class _Encoder:
         optional = self._optional()
         bundles = Beside(
             self.pcg, self.classes, self.reads, self.operators, self.weights, self.hubs, self.variables, self.edges,
-            optional, self._kept_first(),
+            optional, frozenset(self.modes.values()), self._keepers(),
         )  # fmt: skip
         placed = bundles.add() if self.bundles else {}
         capacity = self.machine.device.capacity_bytes if self.capacity_bytes is None else self.capacity_bytes
@@ -196,7 +196,7 @@ class _Encoder:
                 yield self.modes[node], self.hubs[node][0]
             else:
                 readers = dict.fromkeys(
-                    self.operators[self.classes.decides(u.node)][0] for u in self.classes.uses[node]
+                    self.operators[self.classes.decides(u.node)][0] for u in self.classes.uses.get(node, ())
                 )
                 yield from ((self.modes[node], v) for v in readers)
 
@@ -218,14 +218,11 @@ class _Encoder:
             return Taken(self.modes[node], self.ways.of(node).index(way))
         return Taken((self.hubs if node in self.hubs else self.operators)[node][0])
 
-    def _kept_first(self) -> Mapping[int, bool]:
-        """Of the hubs that say themselves whether they are kept for backward, whether the first ways keep them."""
+    def _keepers(self) -> Mapping[int, frozenset[int]]:
+        """Of the hubs that say themselves whether they are kept for backward, the nodes that keep what they read."""
         doubled = [base for base in self.hubs if self._doubled(base)]
-        plain = self.pcg.plain
         return {
-            base: any(
-                u.node in plain and self._kept_by_reader(u.node, u.operand, base) for u in self.classes.uses[base]
-            )
+            base: frozenset(u.node for u in self.classes.uses[base] if self._kept_by_reader(u.node, u.operand, base))
             for base in doubled
         }
 
@@ -348,7 +345,8 @@ class _Encoder:
         Its first options are not kept, and those that keep what they read do not take them; the others are.
         """
         kept = any(self._kept_by_reader(u.node, u.operand, base) for u in self.classes.uses.get(base, ()))
-        return base in self.operators and bool(self.pcg.alternatives) and kept and base not in self.saved
+        computed = base in self.operators or base in self.weights
+        return computed and bool(self.pcg.alternatives) and kept and base not in self.saved
 
     def _twice(self, key: object, forbidden: bool) -> object:
         """The key of a table for the options of a hub that are not kept, then those that are."""
@@ -385,10 +383,12 @@ class _Encoder:
         self.weights[base] = self._add(node.name, cost, use_, order - 0.5, shared=apart), stored
         if several and not sparse:
             table, again = self.reads.table(base), max(u.again for u in uses)
-            edge_key = ("shared weight", id(stored), id(table), saved, again)
-            if edge_key not in self.cache:
-                self.cache[edge_key] = self.reads.from_storage(base, stored, table.codes, saved, again)
-            self._connect_hub(base, {self.weights[base][0]: (edge_key,)}, table, order - 0.25, shared=apart)
+            keys = []
+            for kept in (False, True) if self._doubled(base) else (saved,):
+                keys.append(("shared weight", id(stored), id(table), kept, again))
+                if keys[-1] not in self.cache:
+                    self.cache[keys[-1]] = self.reads.from_storage(base, stored, table.codes, kept, again)
+            self._connect_hub(base, {self.weights[base][0]: tuple(keys)}, table, order - 0.25, shared=apart)
 
     def _training(self, stored: Storage, dense: bool, rows: tuple[int, ...], ids: int) -> tuple[Array, Array]:
         """What a parameter's gradient and update cost in a step, and what is kept of both; see `looked_up_bytes`."""

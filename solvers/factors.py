@@ -55,6 +55,15 @@ def dense(network: Network) -> Network:
     return replace(network, variables=tuple(replace(v, use=v.dense(count), rows=None) for v in network.variables))
 
 
+def reachable(network: Network) -> Network:
+    """The same network; capacities that no floats hold become what all uses add up to, which binds as little."""
+    if max(network.capacities, default=0) < 1 << 52:
+        return network
+    parts: list[Variable | Edge] = [*network.variables, *network.edges]
+    most = _sum_of([p.use for p in parts if p.use is not None], lambda t: t.max(initial=0))
+    return replace(network, capacities=tuple(min(capacity, most) for capacity in network.capacities))
+
+
 def network_factors(
     network: Network, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None
 ) -> list[Factor]:
@@ -88,7 +97,7 @@ def exact_in_floats(network: Network) -> bool:
     parts: list[Variable | Edge] = [*network.variables, *network.edges]
     cost = _sum_of([p.cost for p in parts], lambda t: np.abs(np.where(t >= INFINITE, 0, t)).max())
     use = _sum_of([p.use for p in parts if p.use is not None], lambda t: t.max(initial=0))
-    return max(cost, use, abs(network.constant), *network.capacities) < 1 << 52
+    return max(cost, use, abs(network.constant), *reachable(network).capacities) < 1 << 52
 
 
 def _sum_of(tables: Sequence[Table], measure: Callable[[Table], np.int64]) -> int:

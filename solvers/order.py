@@ -10,7 +10,7 @@ import numpy as np
 from ..formulation.network import Chain, Network, chain_edges
 from .bucket import Bucket
 from .circuit import Circuit
-from .factors import Factor, dense, network_factors
+from .factors import Factor, dense, network_factors, reachable
 from .kernels import Bools, Floats, Ints
 
 MOST_ENTRIES = 1 << 26  # of one table: 512 MiB
@@ -31,7 +31,7 @@ def compile_network(network: Network) -> Circuit:
     """
     if len(network.capacities) > MOST_CAPACITIES:
         raise TooWideError(f"{len(network.capacities)} capacities, of which each needs a price")
-    network = dense(network)
+    network = reachable(dense(network))
     copy_edges, rest_edges = chain_edges(network)
     parent = list(range(len(network.variables)))
 

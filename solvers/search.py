@@ -37,7 +37,7 @@ class Found:
     options: int
     interrupted: bool = False
     left_out: int = 0  # placements of too many axes
-    unrewritten: int = 0  # placements that were searched with the graph as it was given
+    unrewritten: frozenset[int] = frozenset()  # placements searched with the graph as it was given, by number
     near: bool = False  # whether the plan is proved within the gap that was asked for
     missing_bytes: int | None = None  # by how much the smallest of those that fit nowhere exceeds its capacity
 
@@ -152,7 +152,7 @@ class _Search:
             self.options,
             self.interrupted,
             len({c.number for c in self.too_wide}),
-            len(self.unrewritten),
+            frozenset(self.unrewritten),
             self.best is not None and bound >= self.reach,
             self.missing,
         )

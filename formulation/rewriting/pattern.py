@@ -27,6 +27,8 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "part": ("dim", "number", "of"),
     "permute": ("dims",),
     "conv": ("dilation", "groups", "padding", "stride"),
+    "pad": ("mode", "pad", "value"),
+    "view": ("shape",),  # which a node of a graph says by its own shape
 }
 """The operators that rules rewrite, and their attributes; all else is a leaf."""
 
@@ -96,7 +98,8 @@ class Pattern:
         for one, other in self.rule.outputs:
             name = f"t_{other}" if other in made else f"v_{other}"
             self.actions.append(f"(union v_{one} {name})")
-        return f"(rule ({' '.join(self.facts)}) ({' '.join(self.actions)}) :ruleset rewrite)"
+        sides = f"({' '.join(self.facts)}) ({' '.join(self.actions)})"
+        return f"(rule {sides} :ruleset rewrite :name {json.dumps(self.rule.name)})"
 
     def _lowered(self, side: Sequence[Apply]) -> tuple[Apply, ...]:
         """Splits as the parts or slices that a graph has."""
@@ -141,25 +144,28 @@ class Pattern:
                 yield self.computed.setdefault(text, f"c_{len(self.computed)}") if matching and " " in text else text
             elif isinstance(value, str) and value.isidentifier() and value not in WORDS:
                 yield f"a_{value}"
+            elif isinstance(value, tuple) and any(isinstance(size, str) for size in value):
+                text = _shape(value)
+                yield self.computed.setdefault(text, f"c_{len(self.computed)}") if matching else text
             else:
                 yield literal(name, value)
 
     def _ordered(self, source: Sequence[Apply]) -> Iterator[str]:
-        """Of a source of several equal applications each set is matched once, in the order of the graph."""
+        """What several outputs are the results of are nodes of the graph: what merging made is not merged again.
+
+        Of equal applications each set is matched once, in the order of the graph.
+        """
+        roots = list(dict.fromkeys(name for name, _ in self.rule.outputs))
+        if len(roots) == 1:
+            return
+        yield from (f"(= o_{number} (number v_{name}))" for number, name in enumerate(roots))
         kinds = {(a.op, len(a.inputs), a.attributes) for a in source}
-        if (
-            len(source) > 1
-            and len(kinds) == 1
-            and all(a.outputs[0] in {s for s, _ in self.rule.outputs} for a in source)
-        ):
-            for number, apply in enumerate(source):
-                yield f"(= o_{number} (number v_{apply.outputs[0]}))"
-                if number:
-                    yield f"(< o_{number - 1} o_{number})"
+        if len(kinds) == 1 and [apply.outputs[0] for apply in source] == roots:
+            yield from (f"(< o_{number} o_{number + 1})" for number in range(len(roots) - 1))
 
 
-_DEFAULTS: Mapping[str, Any] = {"step": 1, "groups": 1}
-WORDS = ("none", "same", "tanh")
+_DEFAULTS: Mapping[str, Any] = {"step": 1, "groups": 1, "mode": "constant"}
+WORDS = ("none", "same", "tanh", "constant")
 
 
 def leading(rule: Rule, applies: Sequence[Apply]) -> set[str]:
@@ -198,6 +204,15 @@ def _lower(rule: Rule, apply: Apply) -> Iterator[Apply]:
             stop = f"{start}+{size}"
             yield Apply("slice", apply.inputs, (name,), (("dim", dim), ("start", start), ("stop", stop), ("step", 1)))
             start = stop
+
+
+def _shape(sizes: Sequence[Any]) -> str:
+    """A shape with symbols as an expression that gives its `literal`."""
+    parts = [f"(to-string {_size(size)})" for size in sizes]
+    text = parts[0]
+    for part in parts[1:]:
+        text = f'(+ (+ {text} ", ") {part})'
+    return f'(+ (+ "[" {text}) "]")'
 
 
 def _size(value: Any) -> str:

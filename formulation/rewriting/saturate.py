@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...model.pcg import PCG
+from ...model.pcg import PCG, Node
 from ...model.recycling import twins
 from ..classes import classes
 from ..substitution.rule import Rule
@@ -51,12 +51,15 @@ class Rewritten:
         return numbers | {"limits_hit": list(self.limits_hit), "applied": dict(self.applied), "seconds": self.seconds}
 
 
-def rewritings(pcg: PCG, rules: Sequence[Rule], limits: SaturationLimits | None = None) -> Rewritten:
+def rewritings(
+    pcg: PCG, rules: Sequence[Rule], limits: SaturationLimits | None = None, kept: Collection[str] = ()
+) -> Rewritten:
     """All rewritings of a graph by rules. PartitaError: a rule with operators that rewriting does not know.
 
+    Operators whose names are `kept` are part of all of them, since no rule sees what they are.
     A graph with passes without gradient (`recycling`) stays as it is: what they repeat has to keep its form.
     """
-    return _Saturation(pcg, rules, limits or SaturationLimits()).run()
+    return _Saturation(pcg, rules, limits or SaturationLimits(), frozenset(kept)).run()
 
 
 @dataclass
@@ -64,6 +67,7 @@ class _Saturation:
     pcg: PCG
     rules: Sequence[Rule]
     limits: SaturationLimits
+    kept: frozenset[str]
     hit: list[str] = field(default_factory=list)
 
     def run(self) -> Rewritten:
@@ -87,7 +91,7 @@ class _Saturation:
         classes_, union = self.egraph.read(), Union(self.pcg)
         _Extraction(self.pcg, union, classes_).run()
         graph = union.build()
-        applied = {rule.name: n for rule, n in zip(self.rules, self.egraph.matches(), strict=True) if n}
+        applied = {rule.name: n for rule in self.rules if (n := self.egraph.fired.get(rule.name))}
         return Rewritten(
             graph, rounds, len(classes_), sum(len(c.nodes) for c in classes_.values()), len(graph.alternatives),
             union.dropped, tuple(self.hit), applied, round(time.monotonic() - start, 3),
@@ -96,10 +100,11 @@ class _Saturation:
     def _term(self, index: int) -> str | None:
         """A node as a term; None for a leaf."""
         node = self.pcg.nodes[index]
-        names = {name for name, _ in node.attributes if name not in ("site",)}
-        if node.op not in SIGNATURES or names != {*SIGNATURES[node.op]} or not node.inputs:
+        given = _attributes(node)
+        fits = node.op in SIGNATURES and given.keys() == {*SIGNATURES[node.op]} and bool(node.inputs)
+        if node.name in self.kept or not fits:
             return None
-        values = [literal(name, node[name]) for name in SIGNATURES[node.op]]
+        values = [literal(name, given[name]) for name in SIGNATURES[node.op]]
         return (
             f"({constructor(node.op, len(node.inputs))} {' '.join([*(f'(node {i})' for i in node.inputs), *values])})"
         )
@@ -148,7 +153,7 @@ class _Egraph:
         from egglog.bindings import EGraph  # takes a moment to import
 
         self.graph, self.facts, self.kinds = EGraph(), list[str](), dict(_constructors(kinds))
-        self.texts, self.fired = rules, dict[str, int]()
+        self.fired = dict[str, int]()
         self.tell(
             "(sort T) (constructor node (i64) T) (ruleset rewrite)",
             "(function number (T) i64 :merge (min old new)) (function rank (T) i64 :merge (min old new))",
@@ -179,14 +184,9 @@ class _Egraph:
         """Apply all rules once; whether anything changed."""
         self.tell_facts()
         report = self.tell("(run-schedule (run rewrite))")[-1].report
-        for text, count in report.num_matches_per_rule.items():
-            self.fired[text] = self.fired.get(text, 0) + count
+        for name, count in report.num_matches_per_rule.items():
+            self.fired[name] = self.fired.get(name, 0) + count
         return bool(report.updated)
-
-    def matches(self) -> list[int]:
-        """How often each rule was applied."""
-        by_text = {" ".join(text.split()).replace(" )", ")"): n for text, n in self.fired.items()}
-        return [by_text.get(text, 0) for text in self.texts]
 
     def read(self) -> dict[str, Class]:
         """All e-classes of tensors."""
@@ -235,6 +235,13 @@ class _Egraph:
         return sum(len(one.nodes) for one in found.values())
 
 
+def _attributes(node: Node) -> dict[str, Any]:
+    """What tells a node from others of its operator; a view, its shape."""
+    if node.op == "view":
+        return {"shape": node.shape}
+    return {name: value for name, value in node.attributes if name != "site"}
+
+
 def _shape(node: Enode, shapes: Mapping[str, Shape]) -> Shape | None:
     if not all(child in shapes for child in node.inputs):
         return None
@@ -267,7 +274,9 @@ class _Extraction:
         """The e-node that a node of the graph was."""
         this = self.pcg.nodes[node]
         inputs = tuple(self.class_of[i] for i in this.inputs)
-        return Enode(this.op, inputs, tuple((name, this.get(name)) for name in SIGNATURES.get(this.op, ())))
+        return Enode(
+            this.op, inputs, tuple((name, _attributes(this).get(name)) for name in SIGNATURES.get(this.op, ()))
+        )
 
     def _way(self, ref: Ref | None, node: Ref) -> None:
         if ref is not None and ref != node:

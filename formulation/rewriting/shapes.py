@@ -83,6 +83,23 @@ def _conv(shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> Shape:
     return (x[0], w[0], *space)
 
 
+def _pad(shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> Shape:
+    (x,), pairs = shapes, tuple(attributes["pad"])
+    _ask(len(pairs) % 2 == 0 and len(pairs) <= 2 * len(x))
+    grown = [sum(pairs[2 * d : 2 * d + 2]) for d in range(len(pairs) // 2)][::-1]  # the last dim comes first
+    shape = (*x[: len(x) - len(grown)], *(size + by for size, by in zip(x[len(x) - len(grown) :], grown, strict=True)))
+    _ask(all(size > 0 for size in shape))
+    return shape
+
+
+def _wide(shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> Shape:
+    """Of two operands, one of which may be broadcast."""
+    a, b = sorted(shapes, key=len, reverse=True)
+    b = (1,) * (len(a) - len(b)) + b
+    _ask(all(x == y or 1 in (x, y) for x, y in zip(a, b, strict=True)))
+    return tuple(max(x, y) for x, y in zip(a, b, strict=True))
+
+
 def _view(shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> Shape:
     shape: Shape = attributes["shape"]
     _ask(prod(shape) == prod(shapes[0]))
@@ -98,5 +115,8 @@ _SHAPES: Mapping[str, Callable[[Sequence[Shape], Mapping[str, Any]], Shape]] = {
     "part": _part,
     "permute": _permute,
     "conv": _conv,
-    **dict.fromkeys(("add", "sub", "mul", "relu", "gelu", "silu", "tanh", "sigmoid", "neg", "scale"), _alike),
+    "pad": _pad,
+    "view": _view,
+    **dict.fromkeys(("add", "sub", "mul"), _wide),
+    **dict.fromkeys(("relu", "gelu", "silu", "tanh", "sigmoid", "neg", "scale"), _alike),
 }

@@ -162,8 +162,9 @@ class _Made:
             return Node("parameter", name, (), shape, dtype, (("joined", joined),), gradient, path)
         weights = [node.path for node in sources if node.op in SOURCES and node.path]
         path = _common(weights or [node.path for node in sources])
-        name = self._free(path if weights else f"{path}.{further.op}" if path else further.op)
-        return Node(further.op, name, (), shape, dtype, further.attributes, gradient, path)
+        name = self._free(path if weights and path else f"{path}.{further.op}" if path else further.op)
+        attributes = () if further.op == "view" else further.attributes  # its shape says it
+        return Node(further.op, name, (), shape, dtype, attributes, gradient, path)
 
     def _free(self, wish: str) -> str:
         name, count = wish, 1
@@ -214,7 +215,7 @@ def _graph(made: _Made, ways: Sequence[tuple[Ref, Ref]]) -> PCG:
     number = {ref: new for new, ref in enumerate(order)}
     nodes = tuple(replace(made[ref], inputs=tuple(number[i] for i in made.inputs(ref))) for ref in order)
     pcg = made.pcg
-    pairs = tuple((number[ref], number[node]) for ref, node in ways)
+    pairs = tuple((number[ref], number[node]) for ref, node in ways if node in number)  # else nothing reads it
     graph = PCG(nodes, number[pcg.loss], pcg.batch, pcg.aliases, (), None, pairs)
     verify(graph)
     return graph

@@ -15,7 +15,7 @@ parallel ones (Unity §3.3), whose attributes are in `PARALLEL`. `text` reads an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ...model.errors import PartitaError
@@ -88,8 +88,9 @@ class Apply:
 class Rule:
     """`source => target`: for every pair (s, t) of `outputs`, value s of the source equals value t of the target.
 
-    `where` holds side conditions: "d divides n", "n == 2*m". `note` says where the rule comes from, `id` is its number in a published file. Raises PartitaError
-    where a name is used before it is made, is made twice, an operator is not known, or there is no output.
+    `where` holds side conditions: "d divides n", "n == 2*m". `note` says where the rule comes from, `id` is its number
+    in a published file. Raises PartitaError where a name is used before it is made, is made twice, an operator is not
+    known, or there is no output.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Rule:
     outputs: tuple[tuple[str, str], ...]
     where: tuple[str, ...] = ()
     note: str = ""
-    id: int | None = None
+    id: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         given = [tensor.name for tensor in self.inputs]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .arithmetic import Arithmetic, Real
-from .evaluate import evaluate
+from .evaluate import bound, evaluate
 from .local import SIGNATURES
 from .moves import MOVES
 from .rule import Apply, Rule, Tensor, Value
@@ -146,7 +146,9 @@ def numbered(rule: Rule, symbols: Mapping[str, int]) -> Rule:
         return Size.of(value).at(symbols) if isinstance(value, str) else value
 
     def moved(apply: Apply) -> Apply:
-        return replace(apply, attributes=tuple((k, of(v) if k in SIZES else v) for k, v in apply.attributes))
+        return replace(
+            apply, attributes=tuple((k, of(v) if k in SIZES else bound(v, symbols)) for k, v in apply.attributes)
+        )
 
     def tensor(t: Tensor) -> Tensor:
         dims = tuple(str(of(d)) for d in t.dims)

@@ -76,6 +76,12 @@ class Size:
             out.append((tuple(left), factor // by))
         return Size.collect(iter(out))
 
+    def rounded_up(self, by: int) -> Size | None:
+        """The size over a number, rounded up, where that is a polynomial, otherwise None."""
+        left = dict(self.terms).get((), 0)
+        exact = (self - left).divided(Size.of(by))
+        return None if exact is None else exact + -(-left // by)
+
     def substitute(self, values: Mapping[str, Size]) -> Size:
         """The size with sizes in the place of symbols."""
         total = Size()

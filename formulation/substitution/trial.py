@@ -90,17 +90,26 @@ def _number(expression: str | int, sizes: Mapping[str, int], name: str) -> int:
 
 def _ids(rule: Rule, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """(input that holds row numbers, rows of its table), the fewest where it has several."""
-    dims = {tensor.name: tensor.dims for tensor in rule.inputs}
+    known = {tensor.name: _number(tensor.dims[0], sizes, tensor.name) for tensor in rule.inputs if tensor.dims}
     found: dict[str, int] = {}
     for side in (rule.source, rule.target):
         makers = {name: apply for apply in side for name in apply.outputs}
         for apply in side:
             if apply.op not in _TABLES:
                 continue
-            tables = [_number(dims[x][0], sizes, x) for x in _origins(apply.inputs[0], makers) if dims.get(x)]
+            rows = _rows(apply.inputs[0], makers, known)
             for name in _origins(apply.inputs[1], makers):
-                found[name] = min([found.get(name, tables[0]), *tables]) if tables else found.get(name, 1)
+                found[name] = min(found.get(name, rows), rows)
     return iter(found.items())
+
+
+def _rows(name: str, makers: Mapping[str, Apply], known: Mapping[str, int]) -> int:
+    """How many rows a table has at least, made of inputs with known ones; 1 where that is not told."""
+    made = makers.get(name)
+    if made is None or made.op not in _PASSING:
+        return known.get(name, 1)
+    rows = [_rows(part, makers, known) for part in made.inputs]
+    return sum(rows) if made.op == "cat" and made["dim"] == 0 else min(rows)
 
 
 def _origins(name: str, makers: Mapping[str, Apply]) -> Iterator[str]:

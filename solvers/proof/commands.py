@@ -74,7 +74,7 @@ def generate_rules(path: Path | None, tell: Callable[[str], None] | None = None)
     if path is not None:
         if path.is_dir():
             raise PartitaError(f"{path} is a folder; name the file in which the rules go")
-        check_writable(path)
+        check_writable(path.parent)
     found = generate(proves=lambda rule: verify_rule(rule).verdict == "proved", tell=tell or (lambda words: None))
     result = rules_report(one.rule for one in found.rules)
     result |= {"rules": result["rules"] + len(found.unproved), "unknown": result["unknown"] + len(found.unproved)}

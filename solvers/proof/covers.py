@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ...formulation.substitution.samples import degrees
+from ...formulation.substitution.sizes import Size
 from ...formulation.substitution.symbolic.infer import Typed, free_atoms
-from ...formulation.substitution.symbolic.types import atoms_of
+from ...formulation.substitution.symbolic.types import Type, Unifier, atoms_of
 
 
 def demanded(typed: Typed) -> tuple[str, str]:
@@ -23,13 +24,32 @@ def _equalities(typed: Typed) -> list[tuple[str, str, str]]:
     unifier = typed.unifier
     out = []
     for phase, atom in unifier.equalities:
-        if atom in unifier.sizes:
-            given, found = unifier.size((atom,)), unifier.size(unifier.bound[atom])
-            if given != found:
-                out.append((phase, atom, f"{unifier.sizes[atom]} == {found}"))
+        if atom in unifier.sizes or atom in unifier.quotients:
+            stated, found = _stated(unifier, atom), _found(unifier, unifier.resolve((atom,)))
+            if stated != found and found[0].symbols <= unifier.declared | unifier.given:
+                out.append((phase, atom, f"{_words(stated)} == {_words(found)}"))
         else:
             out.append((phase, atom, f"{atom} == {unifier.size((atom,))}"))
     return out
+
+
+def _stated(unifier: Unifier, atom: str) -> tuple[Size, int]:
+    """The size that an expression gives an atom, over a number and rounded up, whatever the atom is bound to."""
+    size, by = unifier.quotient(atom)
+    exact = size.rounded_up(by)
+    return (size, by) if exact is None else (exact, 1)
+
+
+def _words(stated: tuple[Size, int]) -> str:
+    size, by = stated
+    return f"({size}) / {by} rounded up" if by > 1 else str(size)
+
+
+def _found(unifier: Unifier, type_: Type) -> tuple[Size, int]:
+    """The size of a resolved type, in the same form."""
+    if len(type_) == 1 and type_[0] in unifier.quotients:
+        return _stated(unifier, str(type_[0]))
+    return unifier.size(type_), 1
 
 
 def covers(typed: Typed, stated: tuple[int, ...]) -> str:
@@ -48,7 +68,9 @@ def covers(typed: Typed, stated: tuple[int, ...]) -> str:
         parts.append(sizes)
     equal = [text for phase, atom, text in _equalities(typed) if atom not in counts]
     equal += _shared(typed)
-    divided = [text for atom in sorted(unifier.declared & unifier.bound.keys()) if (text := _division(typed, atom))]
+    stated_sizes = unifier.declared | unifier.sizes.keys() | unifier.quotients.keys()
+    divided = [text for atom in sorted(stated_sizes & unifier.bound.keys()) if (text := _division(typed, atom))]
+    divided = list(dict.fromkeys(divided))
     if equal or divided:
         parts.append("where " + " and ".join([*equal, *divided]))
     if unifier.narrowed:
@@ -76,6 +98,7 @@ def _division(typed: Typed, atom: str) -> str:
     type_ = unifier.resolve((atom,))
     known = [r for r in type_ if isinstance(r, int) or (isinstance(r, str) and r in unifier.declared)]
     new = [a for a in atoms_of(type_) if a not in unifier.declared]
-    if not new or not known or len(known) == len(type_):
+    if not new or not known or len(known) == len(type_) or any(a in unifier.sizes for a in new):
         return ""
-    return f"{'*'.join(map(str, known))} divides {atom}"
+    name = atom if atom in unifier.declared else _words(_stated(unifier, atom))
+    return f"{'*'.join(map(str, known))} divides {name}"

@@ -14,7 +14,23 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ...formulation.substitution.symbolic.terms import Body, Count, Factor, Guard, Place, Poly, Read, Term, free_of
+from ...formulation.substitution.sizes import Size
+from ...formulation.substitution.symbolic.terms import (
+    IS_ZERO,
+    POSITION,
+    Body,
+    Count,
+    Factor,
+    Fn,
+    Guard,
+    Place,
+    Poly,
+    Read,
+    Term,
+    free_of,
+    size_poly,
+)
+from ...formulation.substitution.symbolic.types import Unifier
 from ..z3check import checked
 
 TRIES = 8  # sums of the source that a sum of the target is compared with
@@ -23,9 +39,10 @@ TRIES = 8  # sums of the source that a sum of the target is compared with
 class Decider:
     """One rule's proof. Its Z3 context lives as long as it does."""
 
-    def __init__(self, seconds: float = 10.0) -> None:
+    def __init__(self, unifier: Unifier, seconds: float = 10.0) -> None:
         import z3
 
+        self.unifier = unifier
         self.z3, self.until = z3, time.perf_counter() + seconds
         self.context = z3.Context()
         self.solver = z3.Solver(ctx=self.context)
@@ -35,9 +52,25 @@ class Decider:
         self._bodies: list[tuple[Body, Any]] = []
         self._known: dict[Term | Body, Any] = {}
         self._target = False
+        self._counts: dict[str, Any] = {}
+        self._ids: dict[str, list[tuple[tuple[Place, ...], Any]]] = {}
 
-    def equal(self, source: Poly, target: Poly) -> bool:
-        """Whether Z3 proves two values equal. False says nothing but that it does not."""
+    def learn(self, ids: Body, rows: Size) -> None:
+        """Take elements of an input for numbers of rows; of what is no input nothing is learned."""
+        read = _element(ids)
+        if read is not None:
+            self._ids.setdefault(read.tensor, []).append((read.places, self._value(size_poly(rows))))
+
+    def within(self, ids: Body, rows: Size) -> bool:
+        """Whether Z3 proves that numbers are those of rows."""
+        self._target, self._known = True, {}
+        number, count = self._value(ids.value), self._value(size_poly(rows))
+        return self._never(self.z3.Or(number < 0, number >= count), ids.variables)
+
+    def equal(self, source: Poly, target: Poly, variables: Sequence[tuple[str, str]] = ()) -> bool:
+        """Whether Z3 proves two values equal where the variables, of names that no other call has, are within their
+        atoms. False says nothing but that it does not."""
+        self.solver.add(*self._inside(variables))
         self._target, self._known = False, {}
         left = self._value(source)
         self._target, self._known = True, {}
@@ -46,19 +79,23 @@ class Decider:
 
     def _proved(self, left: Any, right: Any, variables: Sequence[tuple[str, str]] = ()) -> bool:
         """Whether two expressions are equal at every point, the variables being within their atoms."""
-        self.queries += 1
         unequal = self.z3.simplify(left != right, som=True)
-        if self.z3.is_false(unequal):  # Z3's rewriting alone decides most
-            return True
+        return bool(self.z3.is_false(unequal)) or self._never(unequal, variables)  # rewriting alone decides most
+
+    def _never(self, condition: Any, variables: Sequence[tuple[str, str]] = ()) -> bool:
+        """Whether a condition holds nowhere, the variables being within their atoms."""
+        self.queries += 1
+        inside = self._inside(variables)
         self.solver.push()
         try:
-            for name, atom in variables:
-                place = self._variable(name)
-                self.solver.add(place >= 0, place < self._count(atom))
-            self.solver.add(unequal)
+            self.solver.add(*inside, condition)
             return checked(self.solver, self.until) == "unsat"
         finally:
             self.solver.pop()
+
+    def _inside(self, variables: Sequence[tuple[str, str]]) -> list[Any]:
+        places = [(self._variable(name), self._count(atom)) for name, atom in variables]
+        return [self.z3.And(place >= 0, place < count) for place, count in places]
 
     def _value(self, poly: Poly) -> Any:
         z3 = self.z3
@@ -85,7 +122,10 @@ class Decider:
         """The unknown that a sum is."""
         if term not in self._known:
             found = self._like(term) if self._target else None
-            if found is None:
+            conditions = [self._condition(f) for f in term.factors if _conditional(f)]
+            if found is None and conditions and self._never(self.z3.And(conditions), term.variables):
+                found = self.z3.RealVal(0, self.context)
+            elif found is None:
                 found = self._unknown("sum", sorted(free_of(Poly(((term, 1),)))))  # type: ignore[arg-type]
                 if not self._target:
                     self._sums.append((term, found))
@@ -96,7 +136,7 @@ class Decider:
         """The unknown of a sum of the source with the same integrand, by Z3."""
         atoms = [a for _, a in term.variables]
         candidates = [(t, s) for t, s in self._sums if [a for _, a in t.variables] == atoms]
-        candidates.sort(key=lambda pair: pair[0] != term)
+        candidates.sort(key=lambda pair: (pair[0] != term, _unconditional(pair[0]) != _unconditional(term)))
         mine = self._integrand(term)
         for other, symbol in candidates[:TRIES]:
             if other.variables == term.variables and self._proved(self._integrand(other), mine, term.variables):
@@ -131,17 +171,30 @@ class Decider:
     def _factor(self, f: Factor) -> Any:
         z3 = self.z3
         if isinstance(f, Read):
-            return self._call(f"read {f.tensor}", [], [self._place(p) for p in f.places])
-        if isinstance(f, Guard):
-            place = self._place(f.place)
-            inside = z3.And(place >= 0, place < self._count(f.atom))
-            return z3.If(inside, z3.RealVal(1, self.context), z3.RealVal(0, self.context))
+            read = self._call(f"read {f.tensor}", [], [self._place(p) for p in f.places])
+            for places, rows in self._ids.get(f.tensor, ()):
+                if all(p.terms or p == q for p, q in zip(places, f.places, strict=True)):
+                    self.solver.add(read >= 0, read < rows)
+            return read
+        if _conditional(f):
+            return z3.If(self._condition(f), z3.RealVal(1, self.context), z3.RealVal(0, self.context))
         if isinstance(f, Count):
             # Powers of a size are together in a normal form, so the inverse is an unknown like any other.
             base = z3.ToReal(self._count(f.atom)) if f.power > 0 else self._call(f"inverse {f.atom}", [], [])
             return self._product(z3.RealVal(1, self.context), [base] * abs(f.power))
+        assert isinstance(f, Fn)
+        if f.name == POSITION:
+            return z3.ToReal(self._place(f.places[0]))
         arguments = [self._body(body) for body in f.arguments]
         return self._call(f"fn {f.name}", arguments, [self._place(p) for p in f.places])
+
+    def _condition(self, f: Factor) -> Any:
+        """Where a factor that is 1 or 0 is 1."""
+        if isinstance(f, Guard):
+            place = self._place(f.place)
+            return self.z3.And(place >= 0, place < self._count(f.atom))
+        assert isinstance(f, Fn)
+        return self._value(f.arguments[0].value) == 0
 
     def _call(self, name: str, values: list[Any], places: list[Any]) -> Any:
         z3, key = self.z3, (name, len(values), len(places))
@@ -154,8 +207,22 @@ class Decider:
         return symbol(*values, *places) if values or places else symbol
 
     def _count(self, atom: str) -> Any:
-        """The size of an atom."""
-        return self.z3.Int(f"size {atom}", self.context)
+        """The size of an atom, at least 1, and what is known of it."""
+        if atom not in self._counts:
+            count = self._counts[atom] = self.z3.Int(f"size {atom}", self.context)
+            self.solver.add(count >= 1)
+            if atom in self.unifier.sizes:
+                self.solver.add(count == self._size(self.unifier.size((atom,))))
+            elif atom in self.unifier.quotients:
+                length, by = self.unifier.quotient(atom)
+                self.solver.add(by * (count - 1) < self._size(length), self._size(length) <= by * count)
+        return self._counts[atom]
+
+    def _size(self, size: Size) -> Any:
+        total = self.z3.IntVal(0, self.context)
+        for monomial, factor in size.terms:
+            total = total + self._product(self.z3.IntVal(factor, self.context), list(map(self._count, monomial)))
+        return total
 
     def _variable(self, name: str) -> Any:
         return self.z3.Int(name, self.context)
@@ -165,3 +232,25 @@ class Decider:
         for name, times in place.terms:
             value = value + self._variable(name) * times
         return value
+
+
+def _conditional(f: Factor) -> bool:
+    """Whether a factor is 1 or 0 by a condition that Z3 knows."""
+    return isinstance(f, Guard) or (isinstance(f, Fn) and f.name == IS_ZERO)
+
+
+def _unconditional(term: Term) -> set[Factor]:
+    return {f for f in term.factors if not _conditional(f)}
+
+
+def _element(ids: Body) -> Read | None:
+    """An input's element, where a row is one for all places that it counts; its other places are numbers."""
+    terms = ids.value.terms
+    if len(terms) != 1 or terms[0][1] != 1 or terms[0][0].variables or len(terms[0][0].factors) != 1:
+        return None
+    (read,) = terms[0][0].factors
+    if not isinstance(read, Read):
+        return None
+    counted = [p for p in read.places if p.terms]
+    plain = all(p == Place.of(p.terms[0][0]) for p in counted)
+    return read if plain and len(set(counted)) == len(counted) else None

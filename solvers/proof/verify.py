@@ -11,20 +11,23 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...formulation.substitution.rule import PARALLEL, Apply, Rule, Tensor
 from ...formulation.substitution.samples import Sample, samples
 from ...formulation.substitution.samples import runs as evaluated
 from ...formulation.substitution.sizes import Size
-from ...formulation.substitution.symbolic.indices import every
+from ...formulation.substitution.symbolic.indices import Index, every
 from ...formulation.substitution.symbolic.infer import SIZES, Differ, Typed, infer, ranks
-from ...formulation.substitution.symbolic.types import Mismatch, Stuck
+from ...formulation.substitution.symbolic.terms import Body, free_of, row
+from ...formulation.substitution.symbolic.types import Mismatch, Stuck, Unifier
+from ...formulation.substitution.symbolic.values import Symbolic
 from ...model.errors import PartitaError
 from .covers import covers, demanded
 from .decide import Decider
 from .verdict import Counterexample, Verdict
 
+Variables: TypeAlias = "tuple[tuple[str, str], ...]"
 RUNS, MORE_RUNS = 2, 12  # at how many sizes a rule is run: one that is proved, one that is not
 
 
@@ -108,15 +111,35 @@ def _lacking(rule: Rule) -> str:
 
 def proved(typed: Typed, seconds: float) -> bool:
     """Whether Z3 proves all outputs equal at every place. Raises Stuck where the values have no normal form."""
-    decider = Decider(seconds)
-    resolve = typed.unifier.resolve
+    decider = Decider(typed.unifier, seconds)
+    _looked_up(typed, decider)
     for source, target in typed.outputs:
-        dims = [list(every(resolve(t))) for t in (source.replicas, *source.dims)]
-        for choice in product(*dims):
-            replica, *indices = (index for index, _ in choice)
-            if not decider.equal(source.at(replica, tuple(indices)), target.at(replica, tuple(indices))):
+        for replica, indices, variables in _everywhere(source, typed.unifier):
+            if not decider.equal(source.at(replica, indices), target.at(replica, indices), variables):
                 return False
     return True
+
+
+def _everywhere(value: Symbolic, unifier: Unifier) -> Iterator[tuple[Index, tuple[Index, ...], Variables]]:
+    """The places of a value: indices along its replica dim and its dims, with the variables that count atoms."""
+    dims = [list(every(unifier.resolve(t))) for t in (value.replicas, *value.dims)]
+    for choice in product(*dims):
+        replica, *indices = (index for index, _ in choice)
+        yield replica, tuple(indices), tuple(v for _, variables in choice for v in variables)
+
+
+def _looked_up(typed: Typed, decider: Decider) -> None:
+    """Ids are numbers of rows where the source looks them up. Raises Stuck unless they are then for the target, too."""
+    given, asked = set[tuple[Body, Size]](), list[tuple[Body, Size]]()
+    for phase, ids, rows in typed.scope.lookups:
+        for replica, indices, variables in _everywhere(ids, typed.unifier):
+            value = ids.at(replica, indices)
+            body = row(tuple(v for v in variables if v[0] in free_of(value)), value)
+            (given.add if phase == "source" else asked.append)((body, typed.unifier.size(rows)))
+    for body, count in given:
+        decider.learn(body, count)
+    if not all((body, count) in given or decider.within(body, count) for body, count in asked):
+        raise Stuck("ids of the target may be none of its table")
 
 
 def _general(rule: Rule, seconds: float) -> str:

@@ -187,3 +187,14 @@ def test_z3_is_for_small_networks() -> None:
     large = Network(many, (Edge(0, 1, tables),))
     assert not SMT().accepts(large)
     assert SMT().solve(large).status is Status.UNKNOWN
+
+
+@pytest.mark.parametrize("name", ["auto", "elimination", "cpsat"])
+def test_capacities_that_no_float_holds(make_mixed, name: str) -> None:
+    """They bind nothing, and keep no backend from adding up in floats."""
+    problem = make_mixed(7, 4)
+    ample, huge = (replace(problem, capacities=(most,) * len(problem.capacities)) for most in (10**12, 10**18))
+    backend, expected = solver(name), solver("milp").solve(ample)
+    assert backend.accepts(huge) and compile_network(huge).exact
+    answer = backend.solve(huge)
+    assert (answer.status, answer.objective) == (Status.OPTIMAL, expected.objective)

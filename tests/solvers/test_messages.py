@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.formulation.network import INFINITE, Edge, Network, Variable
-from partita.solvers.flat.decimation import decimated, first_solution
+from partita.solvers.flat.decimation import decimated, first_solution, settle
 from partita.solvers.flat.form import Flat, flattened
 from partita.solvers.flat.messages import Messages
 
@@ -199,3 +199,16 @@ def test_infeasible() -> None:
     messages = Messages(flat)
     messages.sweep()
     assert messages.bound == INFINITE
+
+
+def test_what_settles_a_long_path_ends() -> None:
+    """Each of its variables loses an option to the one before, and is looked at once."""
+    same = np.array([[0, INFINITE], [INFINITE, 0]])
+    options = np.array([0, 1]), np.zeros((2, 0), np.int64)
+    variables = tuple(Variable(f"v{i}", *options) for i in range(300))
+    path = Network(variables, tuple(Edge(i, i + 1, same) for i in range(299)))
+    messages = Messages(flattened(path))
+    binding = np.ones(len(messages.arcs.target), np.bool_)
+    best = np.zeros(300, np.int64)
+    assert settle(messages.arcs, messages.table, binding, messages.cost, best, np.array([0]))
+    assert np.isinf(messages.cost.reshape(300, 2)).tolist() == [[False, True]] * 300

@@ -92,8 +92,8 @@ def test_a_condition_makes_the_target_fit() -> None:
 
 def test_an_unknown_is_not_proved() -> None:
     found = verdict(
-        """kernel enlarged:
-        x[n, c, h, w], k[o, c, 1, 1]
+        """kernel of any size enlarged:
+        x[n, c, h, w], k[o, c, p, q]
         y = conv(x, k)
       =>
         y = conv(x, pad(k, pad=(1, 1, 1, 1), value=0), padding=1)
@@ -151,6 +151,54 @@ def test_report() -> None:
     assert report["verdicts"][2]["counterexample"]["inputs"]
 
 
+def test_sizes_that_are_expressions() -> None:
+    """An expression is a size of its own, whatever it meets later."""
+    text = "joined:\n x[n+1, m], z[n+2, m]\n y = relu(x)\n u = relu(z)\n =>\n y = relu(sub(add(x, z), z))\n u = relu(z)"
+    found = verdict(text)
+    assert (found.verdict, found.note) == ("ill-typed", "the target type-checks only where 1+n == 2+n")
+    assert verdict(text.replace("n+2", "n+1")).verdict == "proved"
+
+
+def test_windows_that_are_of_one_length_at_some_sizes() -> None:
+    """Three of four heights give as many places, which is no proof for the fourth."""
+    found = verdict(
+        """kernel enlarged on one side:
+        x[n, c, h, w], k[o, c, 1, 1]
+        y = conv(x, k, stride=4)
+      =>
+        y = conv(x, pad(k, pad=(0, 1, 0, 1), value=0), stride=4)
+    """
+    )
+    assert found.verdict in ("refuted", "ill-typed")
+    assert "the outputs agree only where (h) / 4 rounded up == (-1+h) / 4 rounded up" in found.note
+
+
+def test_ids_that_a_table_may_lack() -> None:
+    text = "ids:\n w[n, e], v[m, e], i[b]\n y = {}\n =>\n y = {}"
+    both, none = "embedding(cat(w, {}, dim=0), i)", "scale(embedding(w, {}), value=0)"
+    assert verdict(text.format(none.format("i"), none.format("i"))).verdict == "proved"
+    assert verdict(text.format(none.format("i"), none.format("shift(i, value=1)"))).verdict == "unknown"
+    assert verdict(text.format(both.format("v"), both.format("scale(v, value=0)"))).verdict == "refuted"
+    assert verdict(text.format(both.format("v"), "embedding(w, i)")).verdict == "unknown"
+    assert verdict(text.format("embedding(w, i)", both.format("w"))).verdict == "proved"
+
+
+def test_ids_in_parts() -> None:
+    """Only what the source looks up is known to be numbers of rows."""
+    text = """ids in parts:
+        w[n, e], i[b+c]
+        p, q = split(i, dim=0, sizes=(b, c))
+        y = embedding(w, p)
+        z = relu(q)
+      =>
+        p, q = split(i, dim=0, sizes=(b, c))
+        y = sub(embedding(w, p), scale(embedding(w, {}), value=0))
+        z = relu(q)
+    """
+    assert verdict(text.format("p")).verdict == "proved"
+    assert verdict(text.format("q").replace("[b+c]", "[b+b]").replace("(b, c)", "(b, b)")).verdict == "unknown"
+
+
 # Mutants
 
 
@@ -203,6 +251,10 @@ def test_renamed_rules_have_one_verdict() -> None:
         (
             "x[b, k]\n y = combine(partition(x, dim=0, degree=2), dim=0, degree=2)",
             "all sizes, all degrees, where the degree divides b",
+        ),
+        (
+            "x[n+m, k]\n y = combine(partition(x, dim=0, degree=d), dim=0, degree=d)",
+            "all sizes, all degrees, where d divides m+n",
         ),
         ("x[n, n]\n y = transpose(transpose(x))", "all sizes"),
         ("x[3, 4]\n y = transpose(transpose(x))", "the stated sizes"),

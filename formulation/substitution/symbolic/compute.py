@@ -15,7 +15,7 @@ from .scope import Scope, dim_of, whole_number
 from .terms import Fn, Poly, constant, factor, row
 from .types import Cases, Mismatch, Stuck, Type
 from .values import Application, Letters, Symbolic, Tasks, merged
-from .windows import conv, shifted
+from .windows import conv, pad, shifted
 
 Meaning = Callable[[Scope, Apply, Sequence[Symbolic]], list[Symbolic]]
 
@@ -261,6 +261,14 @@ def _part(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbol
     ]
 
 
+def _pad(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
+    """By a number where entries are added; of other modes only the notation is known."""
+    given = apply["pad"]
+    taken = any(isinstance(n, int) and n < 0 for n in (given if isinstance(given, tuple) else (given,)))
+    plain = not taken and apply.get("mode", "constant") == "constant"
+    return (pad if plain else derived)(scope, apply, [_one(values, "pad")])
+
+
 COMPUTE: Mapping[str, Meaning] = {
     "softmax": softmax(logarithm=False),
     "log_softmax": softmax(logarithm=True),
@@ -269,6 +277,7 @@ COMPUTE: Mapping[str, Meaning] = {
     "expand": expand,
     "slice": slice_,
     "conv": conv,
+    "pad": _pad,
     "attention": attention,
     "linear_relu": _linear_relu,
     "part": _part,

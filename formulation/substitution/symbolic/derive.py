@@ -16,9 +16,9 @@ from ....model.notation import WHOLE, Access, Call, Term, accesses, parse
 from ....model.operator import operator
 from ....model.pcg import FLOATS, Node
 from ..rule import Apply
-from .indices import Index, every, places
+from .indices import Index, every, number_of, places
 from .scope import Scope
-from .terms import Body, Fn, Place, Poly, constant, factor, row, size_of
+from .terms import Body, Fn, Place, Poly, constant, factor, is_zero, row, size_of
 from .types import Mismatch, Stuck, Type, written
 from .values import Application, Letters, Symbolic, Tasks
 
@@ -29,6 +29,7 @@ NO_FUNCTION = {  # of its operands' whole values: drawn at random, or of what ea
     "projection": "draws random numbers",
     "local_batch_norm": "normalizes by what each rank has",
 }
+TABLES = ("embedding", "embedding_bag")  # ids are numbers of rows, at least 0 and fewer than the table has
 MEANING = {"div": "reciprocal"}  # operators whose opaque function has a name elsewhere
 
 Options = Mapping[str, object]
@@ -138,6 +139,11 @@ class _Derivation:
             application.dim(type_, (), (name,))
             if application.letters[name].digits:
                 raise Mismatch(f"{self.apply.op}: needs a dim whole that is cut")
+        if self.apply.op in TABLES:
+            for a in reads:
+                for place, ids in a.gathers:
+                    rows = application.letters[a.indices[place]].type
+                    self.scope.lookups.append((unifier.phase, self.values[ids.operand], rows))
         return application.result(self._body)
 
     def _broadcast(self) -> None:
@@ -202,6 +208,10 @@ class _Derivation:
                 index = known.get(name) or tasks.index[name]
                 case, where = places(index)
                 inner = tasks.read(self.order.index(ids.operand), known)
+                number = number_of(index, self.scope.unifier) if self.apply.op in TABLES else None
+                if number is not None:
+                    value = value * is_zero(inner + number.times(-1))
+                    continue
                 value = value * factor(Fn(f"hit{case}", (Body((), inner),), where))
             return value
         at = [places(known.get(name) or tasks.index[name]) for name in f.indices]
@@ -209,6 +219,8 @@ class _Derivation:
         cases = "".join(f"[{case}]" for case, _ in at)
         if f.linear and self._exact():
             return self._linear(f, tasks, known, cases, inside)
+        if self.apply.op == "shift":
+            return tasks.read(0, known) + self.scope.number(self.apply["value"])
         name = MEANING.get(self.apply.op, self.name)
         bodies: list[Body] = []
         for a in f.arguments:

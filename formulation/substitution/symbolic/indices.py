@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from itertools import product
 from typing import TypeAlias
 
-from .terms import Place, variable
+from .terms import Place, Poly, free_of, position, size_poly, variable
 from .types import Cases, Radix, Stuck, Type, Unifier, canonical, parts
 
 # The digit of a number or an atom is a place; that of cases is which one, and an index inside.
@@ -141,6 +142,27 @@ def places(index: Index) -> tuple[str, tuple[Place, ...]]:
             name += f"{digit[0]}({inside})"
             found += more
     return name, tuple(found)
+
+
+def number_of(index: Index, unifier: Unifier) -> Poly | None:
+    """An index as a number, counted along the whole dim; None where that takes a product of symbols."""
+    total = Poly()
+    for radix, digit in index:
+        size = unifier.size((radix,))
+        if size.number is None and free_of(total):
+            return None
+        mine: Poly | None
+        if isinstance(digit, Place):
+            mine = position(digit)
+        else:
+            assert isinstance(radix, Cases)
+            inside = number_of(digit[1], unifier)
+            before = [size_poly(unifier.size(e)) for e in radix.elements[: digit[0]]]
+            mine = None if inside is None else reduce(Poly.__add__, before, inside)
+        if mine is None:
+            return None
+        total = total * size_poly(size) + mine
+    return total
 
 
 def lone(index: Index, unifier: Unifier, what: str) -> tuple[Place, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
 from ....model.errors import PartitaError
 from ..rule import Apply, Value
 from ..sizes import Size
-from .terms import Fn, Poly, constant, factor
+from .terms import Fn, Poly, constant, factor, size_poly
 from .types import Mismatch, Stuck, Type, Unifier
 from .values import Symbolic
 
@@ -24,11 +25,16 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # of attributes that a rule may l
 
 
 class Scope:
-    """One typing of a rule. `found`: attributes that typing tells, as types, by side and first result."""
+    """One typing of a rule.
+
+    `found`: attributes that typing tells, as types, by side and first result. `lookups`: the ids of embeddings, with
+    the side and what counts the rows of their tables.
+    """
 
     def __init__(self, unifier: Unifier) -> None:
         self.unifier = unifier
         self.found: dict[tuple[str, str], dict[str, Any]] = {}
+        self.lookups: list[tuple[str, Symbolic, Type]] = []
         self._made: dict[str, Type] = {}
 
     def type_of(self, value: Value, ordered: bool = False) -> Type:
@@ -41,8 +47,12 @@ class Scope:
             raise Mismatch(str(error)) from None
 
     def number(self, value: Value) -> Poly:
-        """A scalar of an attribute: a number, or a symbol."""
+        """A scalar of an attribute: a number, an expression over declared sizes, or a symbol."""
         if isinstance(value, str):
+            with suppress(PartitaError):
+                size = Size.of(value)
+                if size.symbols <= self.unifier.declared:
+                    return size_poly(size.substitute({name: self.unifier.size((name,)) for name in size.symbols}))
             return factor(Fn(f"scalar {value}", ()))
         if isinstance(value, tuple):
             raise Mismatch(f"{value!r} is no number")
@@ -56,6 +66,16 @@ class Scope:
                 self.unifier.sizes[atom] = size
             self._made[key] = (atom,)
         return self._made[key]
+
+    def quotient(self, length: Size, stride: int) -> Type:
+        """The type of a dim of `length / stride` places, rounded up."""
+        size = length.rounded_up(stride)
+        if size is not None and (size.number is not None or size in map(Size.of, size.symbols)):
+            return self.unifier.of_size(size, declared=False)
+        made = self.made(f"{length} / {stride}", size)
+        if size is None:
+            self.unifier.quotients[str(made[0])] = length, stride
+        return made
 
     @staticmethod
     def key(apply: Apply) -> str:

@@ -20,8 +20,10 @@ from itertools import count, permutations, product
 from math import factorial, prod
 from typing import TypeAlias
 
+from ..sizes import Size
 from .types import Stuck
 
+POSITION, IS_ZERO = "position of", "= 0"  # functions that are no unknowns; no operator has such a name
 MOST_ORDERS = 5040  # orders of alike variables that are tried; beyond, a term keeps the order in which it was made
 
 _numbers = count()
@@ -133,6 +135,21 @@ def size_of(atoms: Iterable[str], number: int = 1, power: int = 1) -> Poly:
     """A product of sizes, or of their inverses."""
     factors = tuple(Count(atom, power) for atom in sorted(atoms))
     return Poly(((_normal((), factors), Fraction(number) ** power),))
+
+
+def size_poly(size: Size) -> Poly:
+    """A size over atoms as a number."""
+    return _collected(t for monomial, by in size.terms for t in size_of(monomial).times(by).terms)
+
+
+def position(place: Place) -> Poly:
+    """A place as a number."""
+    return constant(place.offset) + (factor(Fn(POSITION, (), (Place(place.terms),))) if place.terms else Poly())
+
+
+def is_zero(value: Poly) -> Poly:
+    """1 where a number is 0, otherwise 0."""
+    return factor(Fn(IS_ZERO, (Body((), value),)))
 
 
 def variable() -> str:

@@ -96,9 +96,10 @@ class Unifier:
 
     `declared`: those that the rule names. `fixed` ones stand for all numbers from 2 on: they are never bound. `loose`
     ones may be 1. `sizes`: those whose size an expression gives. `equalities` lists, with the phase in which it arose,
-    what was asked of declared atoms. `given`: dims of inputs whose sizes are not declared; `narrowed`: the target asked
-    some of them to agree. `aligned`: parts of two concatenations are taken to be of equal sizes, one by one, which is
-    not the only way in which their totals can be equal.
+    what was asked of declared atoms. `quotients`: those whose size is an expression over a number, rounded up. `given`:
+    dims of inputs whose sizes are not declared; `narrowed`: the target asked some of them to agree. `aligned`: parts of
+    two concatenations are taken to be of equal sizes, one by one, which is not the only way in which their totals can
+    be equal.
     """
 
     bound: dict[str, Type] = field(default_factory=dict)
@@ -106,6 +107,7 @@ class Unifier:
     fixed: set[str] = field(default_factory=set)
     loose: set[str] = field(default_factory=set)
     sizes: dict[str, Size] = field(default_factory=dict)
+    quotients: dict[str, tuple[Size, int]] = field(default_factory=dict)
     equalities: list[tuple[str, str]] = field(default_factory=list)
     given: set[str] = field(default_factory=set)
     narrowed: bool = False
@@ -174,10 +176,13 @@ class Unifier:
         single = other[0] if len(other) == 1 else None
         if not isinstance(single, str) or single in self.fixed:
             return True
-        return (atom not in self.declared, atom not in self.sizes) >= (
+        return (atom not in self.declared, not self._has_size(atom)) >= (
             single not in self.declared,
-            single not in self.sizes,
+            not self._has_size(single),
         )
+
+    def _has_size(self, atom: str) -> bool:
+        return atom in self.sizes or atom in self.quotients
 
     def _bind(self, atom: str, type_: Type, what: str) -> None:
         if atom in atoms_of(type_):
@@ -191,6 +196,8 @@ class Unifier:
         if atom in self.sizes:
             self.equalities.append((self.phase, atom))
             self._solve(atom)
+        elif atom in self.quotients:
+            self.equalities.append((self.phase, atom))
         self._settle()
 
     def _settle(self) -> None:
@@ -267,6 +274,11 @@ class Unifier:
         rest = self.fresh(next(atoms_of(type_), "n"), loose=True)
         self.unify(type_, (*digits, rest), what)
         return self.resolve((rest,))
+
+    def quotient(self, atom: str) -> tuple[Size, int]:
+        """What an expression says of an atom's size, whatever it is bound to: a size over a number, rounded up."""
+        size, by = self.quotients.get(atom) or (self.sizes[atom], 1)
+        return size.substitute({name: self.size((name,)) for name in size.symbols}), by
 
     def size(self, type_: Type) -> Size:
         """The size of a type as a polynomial over atoms that stand for themselves."""

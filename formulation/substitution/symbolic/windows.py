@@ -1,4 +1,4 @@
-"""Places that are moved: strided slices, and the windows of convolutions with offsets and guards."""
+"""Places that are moved: strided slices, padding, and the windows of convolutions, with offsets and guards."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from .indices import Index, places
 from .scope import Scope, whole_number
 from .terms import Guard, Place, Poly, constant, factor
 from .types import Cases, Mismatch, Stuck, Type, written
-from .values import Application, Letters, Symbolic, Tasks
+from .values import Application, Letters, Symbolic, Tasks, merged
 
-Window: TypeAlias = "tuple[Type, int, int, int, bool]"  # the result's dim, stride, dilation, padding before, all inside
+# The result's dim, stride, dilation, padding before; how far the first place of the input that a tap sees may lie from
+# its start so that all are inside, None where any may.
+Window: TypeAlias = "tuple[Type, int, int, int, int | None]"
 
 
 def shifted(index: Index, type_: Type, step: int, offset: int) -> Index:
@@ -130,30 +132,75 @@ def _window(scope: Scope, apply: Apply, d: int, rank: int, dim: Type, taps: Type
         both = 2 * before
     if stride == 1 and not both and size.number == 1:
         return None
+    slack = reach.number - both if both and reach.number is not None else -1 if both else None
     if stride == 1 and reach.number == both:
-        return dim, stride, dilation, before, not both
+        return dim, stride, dilation, before, slack
     length = unifier.size(dim) - reach + both
-    if length.number is None:
-        return scope.made(f"window {length} / {stride}"), stride, dilation, before, not both
-    if length.number < 1:
+    if length.number is not None and length.number < 1:
         raise Mismatch("conv: the window is larger than the input")
-    return unifier.of_size(Size.of((length.number - 1) // stride + 1)), stride, dilation, before, not both
+    return scope.quotient(length, stride), stride, dilation, before, slack
 
 
 def _seen(index: Index, tap: Index, window: Window, dim: Type) -> tuple[Index, Poly]:
     """The place of the input that a tap of a window sees, and 1 where that is inside, otherwise 0."""
-    _, stride, dilation, before, inside = window
-    place = Place(offset=-before)
-    for what, times in ((index, stride), (tap, dilation)):
-        name, found = places(what)
-        if name or len(found) > 1:
-            raise Stuck("conv: a spatial dim that is joined")
-        place = place.plus(found[0], times) if found else place
+    _, stride, dilation, before, slack = window
+    first = Place(offset=-before).plus(_single(tap), dilation)
+    place = first.plus(_single(index), stride)
+    if slack is None or (not first.terms and 0 <= first.offset <= slack):
+        return at_place(place, dim), constant(1)
+    return _guarded(place, dim)
+
+
+def _single(index: Index) -> Place:
+    """The place along a dim that is not joined. Raises Stuck for another."""
+    name, found = places(index)
+    if name or len(found) > 1:
+        raise Stuck("a window or padding of a dim that is joined")
+    return found[0] if found else Place()
+
+
+def _guarded(place: Place, dim: Type) -> tuple[Index, Poly]:
+    """A place as an index of a dim, and 1 where it is inside, otherwise 0."""
     if not dim or isinstance(dim[0], int):
         size = dim[0] if dim and isinstance(dim[0], int) else 1
         if len(dim) > 1 or place.terms:
-            raise Stuck("conv: a spatial dim that is joined")
+            raise Stuck("a window or padding of a dim that is joined")
         within = 0 <= place.offset < size
         return (((size, place),) if dim else ()), constant(1 if within else 0)
-    seen = at_place(place, dim)
-    return seen, constant(1) if inside else factor(Guard(place, str(dim[0])))
+    return at_place(place, dim), factor(Guard(place, str(dim[0])))
+
+
+def pad(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
+    """y[.., i, ..] = x[.., i - before, ..] where that is inside, otherwise the value that is filled in."""
+    unifier, (value,) = scope.unifier, values
+    dims, padded = list(value.dims), dict[int, int]()
+    for d, (before, after) in enumerate(_pairs(apply, len(dims))):
+        if not before and not after:
+            continue
+        if merged(value.digits[d], unifier):
+            raise Mismatch(f"pad: needs dim {d} of {value.show(unifier)} whole")
+        dims[d] = scope.quotient(unifier.size(dims[d]) + before + after, 1)
+        padded[d] = before
+    fill = scope.number(apply.get("value") or 0)
+
+    def at(replica: Index, indices: tuple[Index, ...]) -> Poly:
+        guard, moved = constant(1), list(indices)
+        for d, before in padded.items():
+            place = _single(indices[d]).plus(Place(), offset=-before)
+            moved[d], inside = _guarded(place, unifier.resolve(value.dims[d]))
+            guard = guard * inside
+        if not guard.terms:
+            return fill
+        return value.at(replica, tuple(moved)) * guard + fill + (fill * guard).times(-1)
+
+    return [Symbolic(tuple(dims), value.digits, value.replicas, at)]
+
+
+def _pairs(apply: Apply, rank: int) -> list[tuple[int, int]]:
+    """Entries before and after every dim; the attribute holds pairs, the last dim first."""
+    given = apply["pad"]
+    flat = [whole_number(n, "an entry of a padding") for n in (given if isinstance(given, tuple) else (given,))]
+    if len(flat) % 2 or len(flat) > 2 * rank:
+        raise Mismatch(f"pad: {given!r} for {rank} dims")
+    flat += [0] * (2 * rank - len(flat))
+    return [(flat[2 * d], flat[2 * d + 1]) for d in reversed(range(rank))]

@@ -1,0 +1,49 @@
+"""The rule of `examples/enlarge.rules`: unlike kernels in one convolution, trained as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partita
+from partita.codegen.rewritten import taken_graph
+from partita.codegen.run import Settings, plan_graph
+from partita.formulation.rewriting.saturate import rewritings
+from partita.formulation.substitution.rule_file import load_rules
+from partita.model.machine import Machine
+from partita.solvers.proof.commands import proved_instances
+
+RULES = Path(__file__).parents[2] / "examples" / "enlarge.rules"
+
+
+class Two(nn.Module):
+    """A point and a window on one image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.point, self.window = nn.Conv2d(3, 4, 1, bias=False), nn.Conv2d(3, 5, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.point(x).mean() * self.window(x).square().mean()
+
+
+@pytest.mark.parametrize("levels", [(2,), (3,), (2, 2)])
+def test_enlarged_weights_train_as_before(levels: tuple[int, ...]) -> None:
+    module, x = Two(), torch.zeros(12, 3, 8, 8)
+    graph = partita.capture(module, (x,))
+    found = rewritings(graph, proved_instances(load_rules(RULES), graph))
+    assert found.applied == {"enlarge and merge": 1} and not found.limits_hit
+    one, _ = taken_graph(found.graph, {node: ways[-1] for node, ways in found.graph.members.items()})
+    assert sorted(node.op for node in one.nodes if node.op in ("conv", "pad", "slice")) == [
+        "conv",
+        "pad",
+        "slice",
+        "slice",
+    ]
+    plan = plan_graph(one, Machine.adhoc(levels), Settings(12, "float32", "sgd"), {}, module=(module, (x,)))
+    verdict = plan.verify()
+    assert verdict["ok"], verdict
+    assert {node.name for node in plan.graph.nodes if node.op == "parameter"} == {"point.weight", "window.weight"}
