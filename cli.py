@@ -155,7 +155,7 @@ def plan(
     if output is not None:
         check_writable(output)
 
-    from .codegen.run import INTERRUPTED_EARLY
+    from .codegen.outcome import INTERRUPTED_EARLY
     from .codegen.run import plan as find_plan
 
     try:

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..formulation.beside import Level
 from ..formulation.bundles import inside
 from ..formulation.classes import handover, without_addends
 from ..formulation.encoding import Encoding
 from ..formulation.network import evaluate
+from ..formulation.offers import Level
 from ..model.atoms import atoms
 from ..model.layout import B, Layout, P, R, S, atom_of, is_split
 from ..model.operator import operator

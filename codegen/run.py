@@ -19,7 +19,7 @@ from ..formulation.rewriting.saturate import Rewritten, SaturationLimits, rewrit
 from ..formulation.substitution.rule import Rule
 from ..formulation.substitution.rule_file import load_rules
 from ..model.batch import with_batch
-from ..model.errors import NoPlanError, PartitaError
+from ..model.errors import PartitaError
 from ..model.files import write_atomically
 from ..model.machine import Machine
 from ..model.pcg import PCG
@@ -27,8 +27,9 @@ from ..solvers.proof.commands import proved_instances
 from ..solvers.protocol import Limits, Progress, Status
 from ..solvers.protocol import solver as find_solver
 from ..solvers.question import Question, atom_sizes, check_batch
-from ..solvers.search import Found, search
+from ..solvers.search import search
 from .decode import report
+from .outcome import searched_space, without_plan
 from .plan import Plan
 from .price import priced
 from .program.micro import divided
@@ -46,7 +47,6 @@ MOST_WORK = 2.0**32
 
 That is some seconds, and a search does it some dozens of times. A mesh that is asked for is never left out.
 """
-INTERRUPTED_EARLY = "interrupted before any plan was found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +220,12 @@ def plan_graph(
     searched: dict[str, Any] = {
         "status": found.status.value,
         "bound_ns": found.bound if found.bound < INFINITE else None,
-        "space": _space(question, found, rewritten),
+        "space": searched_space(question, found, rewritten),
         "seconds": seconds,
     }
     if found.encoding is None or found.solution is None:
         seconds["total"] = round(ended - start, 3)
-        raise _without_plan(question, found, model, searched)
+        raise without_plan(question, found, model, searched)
     best, solution = found.encoding, found.solution
     assert solution.assignment is not None and solution.objective is not None
     gap = (solution.objective - found.bound) / solution.objective
@@ -281,24 +281,6 @@ def _without_bundles(question: Question, settings: Settings, start: float) -> di
     return {"status": found.status.value, "objective_ns": found.objective, "bound_ns": bound}
 
 
-def _space(question: Question, found: Found, rewritten: Rewritten | None) -> dict[str, Any]:
-    """What was searched. Machine levels, and the rows of a placement over them, are named outermost first."""
-    done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
-    hit = [f"rewriting: {limit}" for limit in rewritten.limits_hit] if rewritten else []
-    hit += ["rewriting: width"] if found.unrewritten else []
-    return {
-        "meshes": len({p.sizes for p in question.placements}),
-        "placements": len(question.placements) - found.left_out,
-        "left_out": found.left_out,
-        "axis_order": "outermost level first",
-        "micro_batches": list(question.micro_batches),
-        "options": found.options,
-        "networks_solved": found.solved,
-        **({"rewritings": rewritten.to_json() | {"without": len(found.unrewritten)}} if rewritten else {}),
-        "limits_hit": hit + ([] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"]),
-    }
-
-
 def _mixed(dtype: str | None) -> str | None:
     """`float16` and `bfloat16` mean computing in them with float32 parameters."""
     return f"mixed-{dtype}" if dtype in ("float16", "bfloat16") else dtype
@@ -350,45 +332,6 @@ def _fixed(fix: tuple[tuple[str, str], ...], places: tuple[Placement, ...]) -> d
             f"--fix gives {len(next(iter(wishes.values())))} strategies, one an axis of the mesh: fix that too (--mesh)"
         )
     return wishes
-
-
-def _without_plan(question: Question, found: Found, model: dict[str, Any], searched: dict[str, Any]) -> PartitaError:
-    """The error for a search that found nothing: no placement fits, or it ended too soon."""
-    machine, gib = question.machine, 2**30
-    capacity = machine.device.capacity_bytes
-    if found.status is Status.INFEASIBLE:
-        missing = found.missing_bytes or 0
-        return PartitaError(
-            f"the model fits no placement on {machine.devices} x {machine.device.name}: "
-            f"it needs at least {(capacity + missing) / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
-            f"{missing / gib:.2f} GiB are missing"
-            + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")
-        )
-    summary = {
-        "model": model.get("reference"),
-        "machine": machine.name,
-        "devices": machine.devices,
-        "batch": question.batch,
-        "sequence": model.get("sequence"),
-        "dtype": question.dtype,
-        "optimizer": question.optimizer,
-        "micro_batches": None,
-        **{key: searched.get(key) for key in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
-        "memory_bytes": None,
-        "capacity_bytes": capacity,
-        "mesh": None,
-        "placement": None,
-        "strategies": [],
-        "unsplit_flops": None,
-        "space": searched["space"],
-        "bundles": [],
-        "without_bundles": None,
-        "rewritten": [],
-        "program": None,
-    }
-    if found.interrupted:
-        return NoPlanError(INTERRUPTED_EARLY, summary, interrupted=True)
-    return NoPlanError(f"no plan was found in {found.seconds:.1f} s; give it more time", summary)
 
 
 def _save_network(question: Question, path: str) -> None:

@@ -22,80 +22,10 @@ from .classes import Classes, Use
 from .domain import Domain
 from .inside import quickest, selections
 from .network import INFINITE, Edge, Table, Variable
+from .offers import Level, Offer, Placed
 from .reads import Reads
 from .transition import Table as Conversions
 from .weights import Storage
-
-
-@dataclass(frozen=True)
-class Level:
-    """A bundle over an axis: the coordinate of every branch, and what each takes (ns of a step, and bytes).
-
-    `exchange_ns` is what joining them takes.
-    """
-
-    bundle: Bundle
-    axis: int
-    places: tuple[int, ...]
-    times: tuple[int, ...]
-    sizes: tuple[int, ...]
-    exchange_ns: int = 0
-
-    def _at_most(self, amounts: Sequence[int]) -> tuple[int, frozenset[int]]:
-        """The largest sum over a coordinate, and the branches there."""
-        sums: dict[int, int] = {}
-        for place, amount in zip(self.places, amounts, strict=True):
-            sums[place] = sums.get(place, 0) + amount
-        first = min(sums, key=lambda place: (-sums[place], place))
-        return sums[first], frozenset(b for b, place in enumerate(self.places) if place == first)
-
-    @cached_property
-    def slowest(self) -> tuple[int, frozenset[int]]:
-        """ns of the slowest coordinate, and its branches."""
-        return self._at_most(self.times)
-
-    @cached_property
-    def fullest(self) -> tuple[int, frozenset[int]]:
-        """Bytes of the fullest coordinate, and its branches."""
-        return self._at_most(self.sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """What a further option stands for: an ordinary one, in a bundle and those inside of it (outermost first)."""
-
-    levels: tuple[Level, ...]
-    option: int
-
-
-@dataclass
-class _Offer:
-    """Bundles over axes, the outermost first: the option that each variable inside stands for, and where it is.
-
-    `path` names for every variable the bundles that it is inside of, by their `cat`, with its branch.
-    """
-
-    axes: dict[int, tuple[Bundle, int]]
-    samples: bool = True  # whether samples are split on the other axes; else all is whole there
-    options: dict[int, int] = field(default_factory=dict)  # of operators, hubs and weights inside
-    stored: dict[int, int] = field(default_factory=dict)  # weights: the option whose unary cost is paid
-    path: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    ends: dict[int, int] = field(default_factory=dict)  # options of the outermost `cat` -> ns of its exchange
-    levels: dict[int, Level] = field(default_factory=dict)
-
-    @property
-    def outer(self) -> Bundle:
-        return next(iter(self.axes.values()))[0]
-
-    def placed(self, option: int) -> Placed:
-        return Placed(tuple(self.levels.values()), option)
-
-    def slow(self, v: int) -> bool:
-        """Whether a variable inside counts: all that it is in is the slowest there."""
-        return all(branch in self.levels[join].slowest[1] for join, branch in self.path[v])
-
-    def full(self, v: int) -> bool:
-        return all(branch in self.levels[join].fullest[1] for join, branch in self.path[v])
 
 
 @dataclass
@@ -148,7 +78,7 @@ class Beside:
 
     # What a bundle offers
 
-    def _offers(self) -> Iterator[_Offer]:
+    def _offers(self) -> Iterator[Offer]:
         """Every bundle over every axis, alone, and with those inside of it over another axis."""
         found = [b for b in find_bundles(self.pcg) if self._placeable(b)]
         axes = [axis for axis, size in enumerate(self.reads.placement.sizes) if size > 1]
@@ -163,7 +93,7 @@ class Beside:
     def _placeable(self, bundle: Bundle) -> bool:
         return placeable(self.pcg, bundle, self.classes, self.operators, self.weights)
 
-    def _in_ways(self, over: Sequence[tuple[Bundle, int]], samples: bool) -> Iterator[_Offer]:
+    def _in_ways(self, over: Sequence[tuple[Bundle, int]], samples: bool) -> Iterator[Offer]:
         """Bundles over axes, in the first way to compute each tensor, and in those that take least time together."""
         first = self._offer(over, samples, {})
         if first is not None:
@@ -176,17 +106,17 @@ class Beside:
         if quick is not None:
             yield from self._balanced(quick)
 
-    def _offer(self, over: Sequence[tuple[Bundle, int]], samples: bool, ways: Mapping[int, int]) -> _Offer | None:
+    def _offer(self, over: Sequence[tuple[Bundle, int]], samples: bool, ways: Mapping[int, int]) -> Offer | None:
         """The offer of bundles computed in these ways; None where something inside has no option for it."""
         found = [(computed(self.pcg, bundle, ways) if ways else bundle, axis) for bundle, axis in over]
         axes = {bundle.join: (bundle, axis) for bundle, axis in found if bundle is not None}
         if len(axes) < len(over) or not all(self._placeable(bundle) for bundle, _ in axes.values()):
             return None
-        offer = _Offer(axes, samples)
+        offer = Offer(axes, samples)
         within = all(join in offer.outer.nodes for join in list(axes)[1:])
         return offer if within and self._fill(offer) else None
 
-    def _times(self, offer: _Offer) -> Mapping[int, int]:
+    def _times(self, offer: Offer) -> Mapping[int, int]:
         """ns of every node and weight inside; a hub counts with the node."""
         time, _ = self._loads(offer)
         found: dict[int, int] = {}
@@ -196,7 +126,7 @@ class Beside:
             found[i] = sum(time.get(v, 0) for v in variables)
         return found
 
-    def _fill(self, offer: _Offer) -> bool:
+    def _fill(self, offer: Offer) -> bool:
         """Find the options that those inside stand for, and what they cost; whether each has one."""
         bundle, axis = offer.axes[offer.outer.join]
         for number, branch in enumerate(bundle.branches):
@@ -229,7 +159,7 @@ class Beside:
         found = self.operators[node][1]
         return found.output_space.layout(int(found.output[option]))
 
-    def _option(self, offer: _Offer, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
+    def _option(self, offer: Offer, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
         """A node's option: whole on some axes, samples split on all others; `at` names the rows of axes."""
         rows = [(batch_row if offer.samples else whole_row)(self.pcg, node)] * len(self.reads.placement.sizes)
         for axis in whole:
@@ -241,7 +171,7 @@ class Beside:
         where = np.flatnonzero((self.operators[node][1].choice == np.array(rows)).all(axis=1))
         return int(where[0]) if len(where) else None
 
-    def _inside(self, offer: _Offer, path: tuple[tuple[int, int], ...], node: int, option: int | None) -> bool:
+    def _inside(self, offer: Offer, path: tuple[tuple[int, int], ...], node: int, option: int | None) -> bool:
         """Enter a node, its hub, and the weights that it reads; whether all have an option."""
         if option is None:
             return False
@@ -267,12 +197,12 @@ class Beside:
             offer.options[weight], offer.stored[weight], offer.path[weight] = int(edge[0]), int(paid[0]), path
         return True
 
-    def _shared(self, offer: _Offer, base: int, table: Conversions, code: int) -> int:
+    def _shared(self, offer: Offer, base: int, table: Conversions, code: int) -> int:
         """The option of a hub that has a layout: of two the one that is kept, if what reads it keeps it."""
         kept = not self.keepers.get(base, frozenset()).isdisjoint((*offer.outer.nodes, offer.outer.join))
         return int(table.position[code]) + len(table.codes) * kept
 
-    def _read_whole(self, offer: _Offer, inner: Bundle, axis: int) -> bool:
+    def _read_whole(self, offer: Offer, inner: Bundle, axis: int) -> bool:
         """What a bundle inside reads has to be whole on its axis; whether that can be."""
         base = self.classes.base[inner.fork]
         if base not in self.hubs:
@@ -288,7 +218,7 @@ class Beside:
 
     # What it costs
 
-    def _balanced(self, offer: _Offer) -> Iterator[_Offer]:
+    def _balanced(self, offer: Offer) -> Iterator[Offer]:
         """The offer for every way to place its branches that no other beats; of inner bundles the one of least time."""
         time, size = self._loads(offer)
         for join in list(offer.axes)[1:]:
@@ -300,7 +230,7 @@ class Beside:
             ends = {option: self._exchange_ns(level, option) for option in offer.ends}
             yield replace(offer, ends=ends, levels={join: level} | offer.levels)
 
-    def _levels(self, offer: _Offer, join: int, time: Mapping[int, int], size: Mapping[int, int]) -> list[Level]:
+    def _levels(self, offer: Offer, join: int, time: Mapping[int, int], size: Mapping[int, int]) -> list[Level]:
         """The ways to place the branches of a bundle, with their times and bytes."""
         bundle, axis = offer.axes[join]
         count = range(len(bundle.branches))
@@ -315,7 +245,7 @@ class Beside:
         found = assignments(times, sizes, widths, self.reads.placement.sizes[axis])
         return [Level(bundle, axis, x.places, tuple(times), tuple(sizes)) for x in found]
 
-    def _loads(self, offer: _Offer) -> tuple[dict[int, int], dict[int, int]]:
+    def _loads(self, offer: Offer) -> tuple[dict[int, int], dict[int, int]]:
         """ns and bytes of every variable inside, with what it reads."""
         time, size = {}, {}
         for v, option in offer.options.items():
@@ -338,12 +268,12 @@ class Beside:
                 size[edge.v] += 0 if edge.use is None else int(edge.use[first, option, 0])
         return time, size
 
-    def _joins(self, offer: _Offer, edge: Edge) -> bool:
+    def _joins(self, offer: Offer, edge: Edge) -> bool:
         """Whether an edge leads from a branch to the `cat` of its bundle."""
         join = offer.path[edge.u][-1][0] if edge.u in offer.path else -1
         return join in offer.axes and self.operators[join][0] == edge.v
 
-    def _to_join(self, offer: _Offer, edge: Edge, one: int, other: int) -> int:
+    def _to_join(self, offer: Offer, edge: Edge, one: int, other: int) -> int:
         """ns of a step to convert what a branch gives to how its `cat` reads it: whole on the bundle's axis."""
         join = offer.path[edge.u][-1][0]
         axis = offer.axes[join][1]
@@ -379,7 +309,7 @@ class Beside:
 
     # The longer tables
 
-    def _longer(self, old: Variable, v: int, those: Sequence[tuple[int, int]], offers: Sequence[_Offer]) -> Variable:
+    def _longer(self, old: Variable, v: int, those: Sequence[tuple[int, int]], offers: Sequence[Offer]) -> Variable:
         cost, use = [], []
         for number, option in those:
             offer = offers[number]
@@ -393,7 +323,7 @@ class Beside:
             use.append(old.use[paid] * offer.full(v))
         return Variable(old.name, np.concatenate([old.cost, np.array(cost, np.int64)]), np.concatenate([old.use, use]))
 
-    def _edge(self, edge: Edge, extra: Mapping[int, Sequence[tuple[int, int]]], offers: Sequence[_Offer]) -> Edge:
+    def _edge(self, edge: Edge, extra: Mapping[int, Sequence[tuple[int, int]]], offers: Sequence[Offer]) -> Edge:
         left, right = extra.get(edge.u, ()), extra.get(edge.v, ())
         if not left and not right:
             return edge
@@ -431,7 +361,7 @@ class Beside:
                 use[n + x, m + y] = edge.use[one, other]
         return Edge(edge.u, edge.v, cost, use)
 
-    def _enter(self, edge: Edge, option: int, offer: _Offer, cost: Table, use: Table | None) -> None:
+    def _enter(self, edge: Edge, option: int, offer: Offer, cost: Table, use: Table | None) -> None:
         """What is read from outside has to be in the layout that is asked: no conversion takes place inside."""
         same = edge.cost[:, option] == 0
         cost[same] = 0

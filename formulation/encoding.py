@@ -9,10 +9,10 @@ from functools import cached_property
 from ..model.cost import Precision
 from ..model.machine import Machine
 from ..model.pcg import PCG
-from .beside import Placed
 from .classes import Classes
 from .domain import Domain
 from .network import Network
+from .offers import Placed
 from .placement import Placement
 from .transition import Table
 from .weights import Storage

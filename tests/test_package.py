@@ -28,7 +28,7 @@ import partita
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PROJECT["tool"]["setuptools"]["packages"]
-DATA = (".yaml", ".json", ".gz", ".jinja", ".html", "py.typed")
+DATA = (".yaml", ".json", ".rules", ".gz", ".jinja", ".html", "py.typed")
 OUTSIDE = ("tests", "docs", "examples", ".ci")
 STAGES = ("model", "formulation", "solvers", "codegen")
 SOLVER_LIBRARIES = {"ortools", "z3"}

@@ -1,0 +1,70 @@
+"""What a search that is over says: the space that it looked at, and why there is no plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..formulation.rewriting.saturate import Rewritten
+from ..model.errors import NoPlanError, PartitaError
+from ..solvers.protocol import Status
+from ..solvers.question import Question
+from ..solvers.search import Found
+
+INTERRUPTED_EARLY = "interrupted before any plan was found"
+
+
+def searched_space(question: Question, found: Found, rewritten: Rewritten | None) -> dict[str, Any]:
+    """What was searched. Machine levels, and the rows of a placement over them, are named outermost first."""
+    done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    hit = [f"rewriting: {limit}" for limit in rewritten.limits_hit] if rewritten else []
+    hit += ["rewriting: width"] if found.unrewritten else []
+    return {
+        "meshes": len({p.sizes for p in question.placements}),
+        "placements": len(question.placements) - found.left_out,
+        "left_out": found.left_out,
+        "axis_order": "outermost level first",
+        "micro_batches": list(question.micro_batches),
+        "options": found.options,
+        "networks_solved": found.solved,
+        **({"rewritings": rewritten.to_json() | {"without": len(found.unrewritten)}} if rewritten else {}),
+        "limits_hit": hit + ([] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"]),
+    }
+
+
+def without_plan(question: Question, found: Found, model: dict[str, Any], searched: dict[str, Any]) -> PartitaError:
+    """The error for a search that found nothing: no placement fits, or it ended too soon."""
+    machine, gib = question.machine, 2**30
+    capacity = machine.device.capacity_bytes
+    if found.status is Status.INFEASIBLE:
+        missing = found.missing_bytes or 0
+        return PartitaError(
+            f"the model fits no placement on {machine.devices} x {machine.device.name}: "
+            f"it needs at least {(capacity + missing) / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
+            f"{missing / gib:.2f} GiB are missing"
+            + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")
+        )
+    summary = {
+        "model": model.get("reference"),
+        "machine": machine.name,
+        "devices": machine.devices,
+        "batch": question.batch,
+        "sequence": model.get("sequence"),
+        "dtype": question.dtype,
+        "optimizer": question.optimizer,
+        "micro_batches": None,
+        **{key: searched.get(key) for key in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
+        "memory_bytes": None,
+        "capacity_bytes": capacity,
+        "mesh": None,
+        "placement": None,
+        "strategies": [],
+        "unsplit_flops": None,
+        "space": searched["space"],
+        "bundles": [],
+        "without_bundles": None,
+        "rewritten": [],
+        "program": None,
+    }
+    if found.interrupted:
+        return NoPlanError(INTERRUPTED_EARLY, summary, interrupted=True)
+    return NoPlanError(f"no plan was found in {found.seconds:.1f} s; give it more time", summary)

@@ -1,0 +1,80 @@
+"""What bundles offer in a cost network: branches placed on an axis, and the options that stand for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .bundles import Bundle
+
+
+@dataclass(frozen=True)
+class Level:
+    """A bundle over an axis: the coordinate of every branch, and what each takes (ns of a step, and bytes).
+
+    `exchange_ns` is what joining them takes.
+    """
+
+    bundle: Bundle
+    axis: int
+    places: tuple[int, ...]
+    times: tuple[int, ...]
+    sizes: tuple[int, ...]
+    exchange_ns: int = 0
+
+    def _at_most(self, amounts: Sequence[int]) -> tuple[int, frozenset[int]]:
+        """The largest sum over a coordinate, and the branches there."""
+        sums: dict[int, int] = {}
+        for place, amount in zip(self.places, amounts, strict=True):
+            sums[place] = sums.get(place, 0) + amount
+        first = min(sums, key=lambda place: (-sums[place], place))
+        return sums[first], frozenset(b for b, place in enumerate(self.places) if place == first)
+
+    @cached_property
+    def slowest(self) -> tuple[int, frozenset[int]]:
+        """ns of the slowest coordinate, and its branches."""
+        return self._at_most(self.times)
+
+    @cached_property
+    def fullest(self) -> tuple[int, frozenset[int]]:
+        """Bytes of the fullest coordinate, and its branches."""
+        return self._at_most(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What a further option stands for: an ordinary one, in a bundle and those inside of it (outermost first)."""
+
+    levels: tuple[Level, ...]
+    option: int
+
+
+@dataclass
+class Offer:
+    """Bundles over axes, the outermost first: the option that each variable inside stands for, and where it is.
+
+    `path` names for every variable the bundles that it is inside of, by their `cat`, with its branch.
+    """
+
+    axes: dict[int, tuple[Bundle, int]]
+    samples: bool = True  # whether samples are split on the other axes; else all is whole there
+    options: dict[int, int] = field(default_factory=dict)  # of operators, hubs and weights inside
+    stored: dict[int, int] = field(default_factory=dict)  # weights: the option whose unary cost is paid
+    path: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)  # options of the outermost `cat` -> ns of its exchange
+    levels: dict[int, Level] = field(default_factory=dict)
+
+    @property
+    def outer(self) -> Bundle:
+        return next(iter(self.axes.values()))[0]
+
+    def placed(self, option: int) -> Placed:
+        return Placed(tuple(self.levels.values()), option)
+
+    def slow(self, v: int) -> bool:
+        """Whether a variable inside counts: all that it is in is the slowest there."""
+        return all(branch in self.levels[join].slowest[1] for join, branch in self.path[v])
+
+    def full(self, v: int) -> bool:
+        return all(branch in self.levels[join].fullest[1] for join, branch in self.path[v])
