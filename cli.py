@@ -115,6 +115,8 @@ def plan(
         Path | None,
         typer.Option(parser=_path, metavar="FILE", help="Rewrite by these rules instead of the planner's; all proved."),
     ] = None,
+    rounds: Annotated[int, typer.Option("--rewrite-rounds", min=1, help="Rounds of rewriting at the most.")] = 4,
+    enodes: Annotated[int, typer.Option("--rewrite-nodes", min=1, help="E-nodes at which rewriting ends.")] = 20_000,
     save_network: Annotated[
         Path | None,
         typer.Option(parser=_path, metavar="FILE", help="Keep the first placement's cost network: .json, .json.gz."),
@@ -150,6 +152,7 @@ def plan(
         statistics=statistics,
         rewrite=rewrite or rules is not None,
         rules=None if rules is None else str(rules),
+        rewrite_limits=(rounds, enodes),
         save_network=None if save_network is None else str(save_network),
     )
     if output is not None:

@@ -98,6 +98,7 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
         request.save_network,
         request.mapping,
         rules,
+        SaturationLimits(*request.rewrite_limits),
     )
     check_batch(batch, request.micro_batches)
     if request.mapping is not None:
@@ -140,6 +141,7 @@ def optimize(
     allow_unknown: bool = False,
     statistics: str = "batch",
     rewrite: bool | Sequence[Rule] = False,
+    saturation: SaturationLimits | None = None,
     progress: Tell | bool | None = None,
 ) -> Plan:
     """Plan the training of a module.
@@ -148,7 +150,8 @@ def optimize(
     of a step (default: the example's). `dtype`: float32, float64, mixed-float16 or mixed-bfloat16. `mesh` fixes the
     axes' sizes, `mapping` names a placement (`formulation.mappings`). A plan proved within the share `gap` of the
     optimum ends the search. `statistics`: over what batch norms in training normalize (see `capture`). `rewrite`:
-    choose among all rewritings of the graph too, by the planner's rules, or by those given if they are proved.
+    choose among all rewritings of the graph too, by the planner's rules, or by those given if they are proved;
+    `saturation` says when looking for them ends.
     `progress`: True prints to standard error, or a function that takes words and `Progress`.
     Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt
     ended the search before any plan was found.
@@ -172,6 +175,7 @@ def optimize(
         tuple((fix or {}).items()),
         mapping=mapping,
         rules=planner_rules() if rewrite is True else tuple(rewrite or ()),
+        saturation=saturation,
     )
     model = {"reference": None, "batch": settings.batch}
     return plan_graph(graph, machine, settings, model, tell, start, (module, inputs))

@@ -119,6 +119,13 @@ def test_plan_with_rewritings(partita: Run) -> None:
     assert found["space"]["rewritings"]["ways"] > 0 and found["seconds"]["rewrite"] >= 0
 
 
+def test_limits_of_rewriting_are_said(partita: Run) -> None:
+    options = ["plan", "mlp", "--small", "--hierarchy", "2", "--rewrite", "--json"]
+    assert not json.loads(partita(*options)[1])["space"]["limits_hit"]
+    found = json.loads(partita(*options, "--rewrite-nodes", "1")[1])
+    assert found["space"]["limits_hit"] == ["rewriting: nodes"] and found["status"] == "optimal"
+
+
 def test_only_proved_rules_rewrite(partita: Run, rules: Callable[..., str]) -> None:
     options = ["plan", "mlp", "--small", "--hierarchy", "2", "--rules"]
     code, out, err = partita(*options, rules(APART))

@@ -32,7 +32,8 @@ DATA = (".yaml", ".json", ".rules", ".gz", ".jinja", ".html", "py.typed")
 OUTSIDE = ("tests", "docs", "examples", ".ci")
 STAGES = ("model", "formulation", "solvers", "codegen")
 SOLVER_LIBRARIES = {"ortools", "z3"}
-HEAVY = ("torch", "numpy", "scipy", "numba", "networkx", "ortools", "z3", "pydantic", "yaml", "jinja2", "sympy")
+HEAVY = ("torch", "numpy", "scipy", "numba", "networkx", "ortools", "z3", "egglog", "pydantic", "yaml", "jinja2")
+HEAVY += ("sympy",)
 
 
 def run(*command: str | Path, cwd: Path | None = None, **environment: str) -> str:
