@@ -216,12 +216,14 @@ def show(
 ) -> None:
     """Print a plan: what is split how, what it costs, what moves."""
     from .codegen.show import show as describe
-    from .codegen.show import show_graph
 
     with words_to_stderr():
         text = describe(folder, html=html, trace=trace)
-        graph = show_graph(folder, as_json) if pcg or as_json else None
-    print(text if graph is None else graph)
+        if pcg or as_json:
+            from .codegen.show import show_graph
+
+            text = show_graph(folder, as_json)
+    print(text)
 
 
 @app.command()

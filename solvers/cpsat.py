@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..formulation.network import INFINITE, Network
-from .factors import Factor, exact_in_floats, network_factors
+from .factors import Factor, exact_in_floats, network_factors, reachable
 from .flat.form import fits, flattened
 from .flat.smaller import solve_smaller
 from .program import Program, build, trail
@@ -65,7 +65,7 @@ def solve_whole(search: Search) -> Solution:
     """Solve the network of a search by one program, keeping what the search already knows."""
     network = search.network
     size = {v: len(variable.cost) for v, variable in enumerate(network.variables)}
-    program = build(_in_time(network_factors(network), search.until), size, network.capacities)
+    program = build(_in_time(network_factors(network), search.until), size, reachable(network).capacities)
     if not run(program, search, lambda picks, _: tuple(picks[v] for v in range(len(picks)))):
         return search.finish(STOPPED)
     infeasible = search.objective is None and search.limits.cutoff is None

@@ -20,7 +20,7 @@ import pytest
 from partita import PartitaError, Plan
 from partita.cli import main
 from partita.codegen.request import DTYPES
-from partita.formulation.encode import Encoding
+from partita.formulation.encoding import Encoding
 from partita.formulation.network import Network, Variable
 from partita.formulation.placement import Placement
 from partita.solvers.question import Question
@@ -28,7 +28,7 @@ from partita.solvers.question import Question
 Run = Callable[..., tuple[int, str, str]]
 
 
-EARLY = "interrupted early"
+EARLY = "interrupted before any plan was found"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def put(module: str, **functions: Any) -> None:
         played = ModuleType(module)
-        played.__dict__.update({"INTERRUPTED_EARLY": EARLY} | functions)
+        played.__dict__.update(functions)
         monkeypatch.setitem(sys.modules, module, played)
 
     return put
@@ -94,6 +94,9 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "statistics": "local",
         "save_network": "n.json",
         "mapping": None,
+        "rewrite": False,
+        "rules": None,
+        "rewrite_limits": (4, 20_000),
     }
 
 
@@ -154,7 +157,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Interrupt the search when it asks for another network than the first ones."""
     whole, asked = Question.encoding, 0
 
-    def encoding(self: Question, placement: Placement, k: int) -> Encoding:
+    def encoding(self: Question, placement: Placement, k: int, plain: bool = False) -> Encoding:
         nonlocal asked
         asked += 1
         if asked > after:
