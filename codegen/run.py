@@ -23,7 +23,6 @@ from ..model.errors import PartitaError
 from ..model.files import write_atomically
 from ..model.machine import Machine
 from ..model.pcg import PCG
-from ..solvers.proof.commands import proved_instances
 from ..solvers.protocol import Limits, Progress, Status
 from ..solvers.protocol import solver as find_solver
 from ..solvers.question import Question, atom_sizes, check_batch
@@ -193,7 +192,7 @@ def plan_graph(
     """Plan a captured graph; `model` and `module` are kept in the plan. An interrupt keeps the best plan so far."""
     start = time.monotonic() if start is None else start
     captured = time.monotonic()
-    rules = proved_instances(settings.rules, graph) if settings.rules else ()
+    rules = _proved(settings.rules, graph) if settings.rules else ()
     rewritten = rewritings(graph, rules, settings.saturation, _kept(graph, settings)) if settings.rules else None
     plain, graph = graph, rewritten.graph if rewritten else graph
     rewrote = time.monotonic()
@@ -250,6 +249,12 @@ def plan_graph(
         made.report["without_bundles"] = _without_bundles(question, settings, start)
     seconds["total"] = round(time.monotonic() - start, 3)
     return made
+
+
+def _proved(rules: tuple[Rule, ...], graph: PCG) -> tuple[Rule, ...]:
+    from ..solvers.proof.commands import proved_instances  # a prover, which few plans need
+
+    return proved_instances(rules, graph)
 
 
 def _kept(graph: PCG, settings: Settings) -> set[str]:
