@@ -8,8 +8,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .codegen.plan import Plan
     from .codegen.run import optimize
+    from .codegen.spacetime.plan import SpaceTimePlan, graph, space_time
     from .formulation.encode import strategy_network
     from .formulation.network import evaluate
+    from .formulation.pipeline.orders import (
+        Slot,
+        chimera,
+        gpipe,
+        interlaced,
+        interleaved,
+        one_f_one_b,
+        three_f_one_b,
+        zero_bubble,
+    )
+    from .formulation.spacetime.graph import Graph
+    from .formulation.spacetime.primitives import op_assign, op_order, op_trans, place, recompute, split_backward, swap
+    from .formulation.spacetime.stages import evenly, in_order, layers, passes, stages
+    from .formulation.spacetime.transformation import replicate, split, split_value, transformation
     from .model.capture import capture
     from .model.errors import NoPlanError, PartitaError
     from .model.machine import Machine
@@ -19,29 +34,85 @@ __version__ = "0.1.0"
 
 # `solvers` is the package itself, which can be called (see there).
 _HOME = {
+    "capture": ".model.capture",
+    "chimera": ".formulation.pipeline.orders",
+    "evaluate": ".formulation.network",
+    "evenly": ".formulation.spacetime.stages",
+    "gpipe": ".formulation.pipeline.orders",
+    "Graph": ".formulation.spacetime.graph",
+    "graph": ".codegen.spacetime.plan",
+    "in_order": ".formulation.spacetime.stages",
+    "interlaced": ".formulation.pipeline.orders",
+    "interleaved": ".formulation.pipeline.orders",
+    "layers": ".formulation.spacetime.stages",
     "Limits": ".solvers.protocol",
     "Machine": ".model.machine",
     "NoPlanError": ".model.errors",
-    "PartitaError": ".model.errors",
-    "Plan": ".codegen.plan",
-    "capture": ".model.capture",
-    "evaluate": ".formulation.network",
+    "one_f_one_b": ".formulation.pipeline.orders",
+    "op_assign": ".formulation.spacetime.primitives",
+    "op_order": ".formulation.spacetime.primitives",
+    "op_trans": ".formulation.spacetime.primitives",
     "optimize": ".codegen.run",
+    "PartitaError": ".model.errors",
+    "passes": ".formulation.spacetime.stages",
+    "place": ".formulation.spacetime.primitives",
+    "Plan": ".codegen.plan",
+    "recompute": ".formulation.spacetime.primitives",
+    "replicate": ".formulation.spacetime.transformation",
+    "Slot": ".formulation.pipeline.orders",
+    "space_time": ".codegen.spacetime.plan",
+    "SpaceTimePlan": ".codegen.spacetime.plan",
+    "split": ".formulation.spacetime.transformation",
+    "split_backward": ".formulation.spacetime.primitives",
+    "split_value": ".formulation.spacetime.transformation",
+    "stages": ".formulation.spacetime.stages",
     "strategy_network": ".formulation.encode",
+    "swap": ".formulation.spacetime.primitives",
+    "three_f_one_b": ".formulation.pipeline.orders",
+    "transformation": ".formulation.spacetime.transformation",
+    "zero_bubble": ".formulation.pipeline.orders",
 }
 
 __all__ = [
+    "Graph",
     "Limits",
     "Machine",
     "NoPlanError",
     "PartitaError",
     "Plan",
+    "Slot",
+    "SpaceTimePlan",
     "__version__",
     "capture",
+    "chimera",
     "evaluate",
+    "evenly",
+    "gpipe",
+    "graph",
+    "in_order",
+    "interlaced",
+    "interleaved",
+    "layers",
+    "one_f_one_b",
+    "op_assign",
+    "op_order",
+    "op_trans",
     "optimize",
+    "passes",
+    "place",
+    "recompute",
+    "replicate",
     "solvers",
+    "space_time",
+    "split",
+    "split_backward",
+    "split_value",
+    "stages",
     "strategy_network",
+    "swap",
+    "three_f_one_b",
+    "transformation",
+    "zero_bubble",
 ]
 
 

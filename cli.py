@@ -194,10 +194,14 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Run the program beside the unsharded model: the same loss, gradients and weights?"""
-    from .codegen.verification.verify import verify as check
+    from .codegen.spacetime.kept import is_space_time
 
     with words_to_stderr():
-        verdict = check(folder, ranks=ranks, level=level.value)
+        if is_space_time(folder):
+            from .codegen.spacetime.kept import verify as run
+        else:
+            from .codegen.verification.verify import verify as run
+        verdict = run(folder, ranks=ranks, level=level.value)
     print_result(verdict, as_json)
     leave(verdict["ok"])
 
@@ -215,15 +219,66 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="With --pcg: one JSON object.")] = False,
 ) -> None:
     """Print a plan: what is split how, what it costs, what moves."""
-    from .codegen.show import show as describe
+    from .codegen.spacetime.kept import is_space_time
 
     with words_to_stderr():
+        if is_space_time(folder):
+            from .codegen.spacetime.kept import show as show_kept
+
+            if html is not None or pcg or as_json:
+                raise PartitaError(
+                    f"{folder} holds a space-time plan, which has a program and a --trace, no page or PCG"
+                )
+            print(show_kept(folder, trace))
+            return
+        from .codegen.show import show as describe
+
         text = describe(folder, html=html, trace=trace)
         if pcg or as_json:
             from .codegen.show import show_graph
 
             text = show_graph(folder, as_json)
     print(text)
+
+
+@app.command()
+def check(
+    program: Annotated[
+        Path, typer.Argument(parser=_path, metavar="PROGRAM.py", help="A file with a function plan(graph, devices).")
+    ],
+    model: Annotated[str | None, typer.Option(help="Its model, instead of the file's MODEL.")] = None,
+    small: Annotated[bool | None, typer.Option("--small/--full", help="The model's small twin, or not.")] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help="Instead of the file's DEVICES.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples in a step, instead of the file's BATCH.")] = None,
+    sequence: Annotated[int | None, typer.Option(min=1, help="Tokens in a sample.")] = None,
+    machine: Annotated[str | None, typer.Option(help="A machine's name, or its YAML file.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="How many of the machine's nodes.")] = None,
+    hierarchy: Annotated[str | None, typer.Option(help="Levels of an ad hoc machine, outermost first: 2x4.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS) + ".")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", parser=_path, metavar="DIR", help="Keep program and timeline in this folder."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Validate a plan written with op_trans, op_assign and op_order: can it run, and if not, what conflicts?"""
+    from .codegen.request import machine_for, parse_sizes
+    from .codegen.spacetime.check import CheckRequest
+    from .codegen.spacetime.check import check as run
+
+    levels = None if hierarchy is None else parse_sizes("--hierarchy", hierarchy)
+    where = None if machine is None and levels is None else machine_for(machine, nodes, levels)
+    request = CheckRequest(program, model, small, sequence, batch, devices, where, optimizer=optimizer)
+    with words_to_stderr():
+        found = run(request)
+        if output is not None and found.plan is not None:
+            found.plan.save(output, program.read_text())
+        result = found.to_json()
+    if as_json:
+        print_json(result)
+    else:
+        print(found)
+    leave(result["ok"])
 
 
 @app.command()

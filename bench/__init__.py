@@ -15,6 +15,8 @@ BENCHES = {
     "plan": "From model to proven plan: capture, formulate and solve, timed apart.",
     "reductions": "The search for the cheapest reduction program as devices and levels grow, beside enumeration.",
     "results": "The five results of P² (MLSys 2022) by name: what it measured and what is predicted here.",
+    "rvd": "Communication by RVD search beside sends and the exact optimum: SuperScaler's Table 3, Figures 16 to 18.",
+    "schedules": "Schedules of pipelines found and proved by CP-SAT, beside those that have names.",
     "sequence": "Long sequences: attention with gathered keys, as a ring, with heads exchanged, and free.",
     "solvers": "All backends on contest instances, networks of the planner and random families, with limits.",
     "spread": "Tables of DLRM and XDL spread over GPUs of Summit: loads, proofs and steps, beside simple ways.",
@@ -23,8 +25,12 @@ BENCHES = {
 }
 """Every benchmark is a module of this package with `run(small, only, tell) -> rows`.
 
-It may have `summary(rows)`, one table or several by title, and `write(result, folder)`, which gives words about it.
+It may have `totals(rows)`, counts that stand beside the rows, `summary(rows)`, one table or several by title, and
+`write(result, folder)`, which gives words about it.
 """
+
+PARTS = ("bench", "command", "hardware", "rows", "summary", "notes")
+"""What every result may have; all else are its totals."""
 
 OPTIONS = {
     "p2": ("truth", "--p2", "reads no measurements"),
@@ -66,6 +72,7 @@ def bench(
     module = importlib.import_module(f".{name}", __name__)
     rows = module.run(small, tuple(only), tell or (lambda words: None), **given)
     result = {"bench": name, "command": " ".join(["partita", "bench", name, *words]), "hardware": hardware()}
+    result |= module.totals(rows) if hasattr(module, "totals") else {}
     result |= {"rows": rows} | ({"summary": module.summary(rows)} if hasattr(module, "summary") else {})
     return result | ({} if output is None else {"notes": module.write(result, output)})
 
@@ -86,7 +93,10 @@ def text(result: dict[str, Any]) -> str:
     titled = sums if isinstance(sums, Mapping) else {"": sums}
     tables = [("", result["rows"]), *titled.items()]
     lines = [line for title, rows in tables for line in ("", *([title] if title else []), *_table(rows))]
-    return "\n".join([f"$ {result['command']}", machine, *lines, *result.get("notes", ())])
+    totals = ", ".join(f"{key} {_cell(value)}" for key, value in result.items() if key not in PARTS)
+    return "\n".join(
+        [f"$ {result['command']}", machine, *lines, *([totals] if totals else []), *result.get("notes", ())]
+    )
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:

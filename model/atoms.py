@@ -147,8 +147,21 @@ def factor_sizes(index: str, sizes: Mapping[str, int], dim: int) -> list[int]:
 def atoms(pcg: PCG) -> tuple[Atoms, ...]:
     """The atoms of every node's tensor. In a graph of one sample, the batch is an atom of size 1."""
     at = origin(pcg)
-    if at is not pcg:
-        return _scaled(atoms(at), at.batch, pcg.batch)
+    return _scaled(atoms(at), at.batch, pcg.batch) if at is not pcg else _found(pcg)[0]
+
+
+def dimensions(pcg: PCG) -> tuple[tuple[int, ...], ...]:
+    """For every node the numbers of the dimensions that its atoms are.
+
+    Atoms that operators and views unify are one dimension of the whole graph: the samples, a layer's heads, the width
+    of the residual stream.
+    """
+    return _found(origin(pcg))[1]
+
+
+@lru_cache(maxsize=64)
+def _found(pcg: PCG) -> tuple[tuple[Atoms, ...], tuple[tuple[int, ...], ...]]:
+    """The atoms of every node, and what stands for each of them in the forest, numbered."""
     dims = [[[_Atom(size)] if size > 1 else [] for size in node.shape] for node in pcg.nodes]
     for node, lists in zip(pcg.nodes, dims, strict=True):
         batch_dim = node.get("batch_dim") if node.op == "input" else None
@@ -171,17 +184,18 @@ def atoms(pcg: PCG) -> tuple[Atoms, ...]:
     for way, same in pcg.alternatives:
         for one, other in zip(dims[way], dims[same], strict=True):
             _unify(one, other)
-    result = []
+    result, numbers, dimension = [], dict[int, int](), []
     for lists in dims:
         leaves = [_leaves(dim) for dim in lists]
         flat = [leaf.find() for dim in leaves for leaf in dim]
+        dimension.append(tuple(numbers.setdefault(id(leaf), len(numbers)) for leaf in flat))
         result.append(
             Atoms(
                 tuple(tuple(leaf.find().size for leaf in dim) for dim in leaves),
                 frozenset(i for i, leaf in enumerate(flat) if leaf.batch),
             )
         )
-    return tuple(result)
+    return tuple(result), tuple(dimension)
 
 
 def _scaled(found: tuple[Atoms, ...], batch: int, to: int) -> tuple[Atoms, ...]:

@@ -44,9 +44,7 @@ def load_module(
 
 
 def _factory(file: Path, name: str) -> Callable[..., Any]:
-    if not file.is_file():
-        raise PartitaError(f"no file {str(file)!r}")
-    module = _import(file)
+    module = import_file(file)
     factory = getattr(module, name, None)
     if not callable(factory):
         own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
@@ -55,8 +53,10 @@ def _factory(file: Path, name: str) -> Callable[..., Any]:
     return found
 
 
-def _import(file: Path) -> ModuleType:
-    """Run the file as a module, with its folder importable meanwhile."""
+def import_file(file: Path) -> ModuleType:
+    """Run the file as a module, with its folder importable meanwhile. PartitaError where it is none, or fails."""
+    if not file.is_file():
+        raise PartitaError(f"no file {str(file)!r}")
     spec = importlib.util.spec_from_file_location(f"partita_user_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise PartitaError(f"{file} is not a Python file")
@@ -67,7 +67,7 @@ def _import(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise PartitaError(_failure(f"{file} cannot be imported", error, file)) from error
+        raise PartitaError(failure(f"{file} cannot be imported", error, file)) from error
     finally:
         sys.path.remove(folder)
     return module
@@ -92,7 +92,7 @@ def _call(
         with torch.device(device):
             made = factory(**options)
     except (Exception, SystemExit) as error:
-        raise PartitaError(_failure(f"{reference} failed", error, file)) from error
+        raise PartitaError(failure(f"{reference} failed", error, file)) from error
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
         raise PartitaError(f"{reference} must return (module, example inputs), not {_describe(made)}")
     module, inputs = made
@@ -109,7 +109,7 @@ def _describe(value: Any) -> str:
     return type(value).__name__
 
 
-def _failure(what: str, error: BaseException, file: Path) -> str:
+def failure(what: str, error: BaseException, file: Path) -> str:
     """The exception by name, with the last line of the user's file that it went through."""
     if isinstance(error, SyntaxError):
         return f"{what}: SyntaxError at line {error.lineno}: {error.msg}"

@@ -39,6 +39,7 @@ class Device:
 
     `reserved_bytes` is what the context and the communication buffers take; `matmul_efficiency` is the share of the
     peak that large matrix products reach; `launch_ns` is the time between two kernels that the host can launch.
+    `host_bandwidth` is what moves between the device and the host's memory, bytes/s in each direction; None: unknown.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Device:
     peak: Mapping[str, float] = field(hash=False)
     matmul_efficiency: float
     launch_ns: float
+    host_bandwidth: float | None = None
 
     @property
     def capacity_bytes(self) -> int:
@@ -161,6 +163,8 @@ class Machine:
     def to_json(self) -> dict[str, Any]:
         """Name, levels, device and collectives in full."""
         device = {f.name: getattr(self.device, f.name) for f in fields(Device)}
+        if self.device.host_bandwidth is None:
+            del device["host_bandwidth"]
         return {
             "name": self.name,
             "levels": [_level_json(level) for level in self.levels],
@@ -186,6 +190,7 @@ class Machine:
             {_name(dtype): _rate(rate) for dtype, rate in d["peak"].items()},
             _rate(d["matmul_efficiency"]),
             number(d["launch_ns"]),
+            _rate(d["host_bandwidth"]) if "host_bandwidth" in d else None,
         )
         # Plans of older versions name no collectives.
         return cls(_name(data["name"]), levels, device, _name(data.get("collectives", cls.collectives)))

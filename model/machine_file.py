@@ -188,6 +188,7 @@ class _DeviceFile(_Strict):
     peak: dict[_Text, _Number] = Field(min_length=1)
     matmul_efficiency: _Share
     launch_ns: _Number
+    host_bandwidth: _Number | None = None
 
     def device(self) -> Device:
         unknown = sorted(set(self.peak) - set(DTYPES))
@@ -201,6 +202,7 @@ class _DeviceFile(_Strict):
             {dtype: number.value for dtype, number in self.peak.items()},
             self.matmul_efficiency.value,
             self.launch_ns.value,
+            None if self.host_bandwidth is None else self.host_bandwidth.value,
         )
 
 

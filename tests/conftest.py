@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -24,9 +25,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 FIRST = (
     *("test_messages", "test_backends", "test_kernels"),  # these compile what others run within a time limit
-    *("test_equality", "test_operators", "test_random", "test_reduction_program", "test_verify", "test_reduction"),
-    *("test_emit", "test_loops", "test_network", "test_batch_norm", "test_flat_linear", "test_flat_reduction"),
-    *("test_flat_portfolio", "test_solvers_bench", "test_repeat", "test_zoo", "test_backend_limits", "test_plan_files"),
+    *("test_equality", "test_operators", "test_solvers_bench", "test_reduction_program", "test_verify"),
+    *("test_flat_portfolio", "test_random", "test_emit", "test_rewritten", "test_launch", "test_explicit"),
+    *("test_flat_linear", "test_reduction", "test_zoo", "test_beside", "test_spread", "test_ring", "test_loops"),
+    *("test_rewriting", "test_plan_files", "test_backend_limits", "test_network", "test_repeat", "test_batch_norm"),
 )
 """Modules that take long: with one of them at the end the other processes would wait for it."""
 
@@ -36,6 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`FIRST` first; pyproject.toml lets xdist hand out modules in this order."""
     place = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(FIRST)))
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the collector need not go through it again and again, nor through so little new."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture

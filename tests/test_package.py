@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -184,6 +185,7 @@ def test_ci_runs_the_readme_s_test_command() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK) and os.access(ROOT / "check", os.X_OK)
 
 
+@cache
 def imports(path: str) -> set[str]:
     """The modules that a file of the package imports, with its own as `partita.…`."""
     package = ("partita", *Path(path).parent.parts)
@@ -226,4 +228,6 @@ def modules() -> list[str]:
 
 @pytest.mark.parametrize("name", modules())
 def test_module_imports_and_its_examples_hold(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    found = importlib.import_module(name)
+    if ">>>" in Path(str(found.__file__)).read_text():  # else looking through all members for examples takes long
+        assert doctest.testmod(found).failed == 0

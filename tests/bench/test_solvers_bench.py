@@ -129,20 +129,20 @@ def misbehaving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """The result of the small cases with an instance of the contest, and the folder that they were written to."""
+    """The result of an instance of the contest and a small case, and the folder that they were written to."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "in").mkdir()
     (folder / "in" / "tiny.json").write_text(json.dumps(INSTANCE))
-    result = bench("solvers", True, instances=folder / "in", output=folder / "out")
+    result = bench("solvers", True, ("tiny", "infeasible"), instances=folder / "in", output=folder / "out")
     return result, folder / "out"
 
 
-def test_every_backend_answers_every_small_case_alike(small: tuple[dict[str, Any], Path]) -> None:
+def test_every_backend_answers_alike(small: tuple[dict[str, Any], Path]) -> None:
     rows = small[0]["rows"]
     names = [backend.name for backend in protocol.solvers()]
     chosen = list(dict.fromkeys(row["case"] for row in rows))
     assert [(row["case"], row["solver"]) for row in rows] == list(product(chosen, names))
-    assert [case.partition(" ")[0] for case in chosen] == ["contest", "planner", "random", "random"]
+    assert [case.partition(" ")[0] for case in chosen] == ["contest", "random"]
     for case in chosen:
         answers = {(row["status"], row["objective"]) for row in rows if row["case"] == case}
         assert len(answers - {("refused", None)}) == 1, answers
@@ -152,10 +152,14 @@ def test_every_backend_answers_every_small_case_alike(small: tuple[dict[str, Any
     assert all(0 <= row["seconds"] < row["limit_s"] and row["memory_mib"] > 1 for row in rows)
 
 
+def test_the_small_cases_are_of_every_group(instances: Path) -> None:
+    assert [case.group for case in cases(True, instances)] == ["contest", "planner", "random", "random"]
+
+
 def test_its_result_is_shown_and_kept(small: tuple[dict[str, Any], Path]) -> None:
     result, folder = small
     assert (
-        result["command"].startswith("partita bench solvers --small --instances ") and "--output " in result["command"]
+        result["command"].startswith("partita bench solvers --small --only tiny ") and "--output " in result["command"]
     )
     shown = text(result)
     assert "Solvers\n" in shown and shown.splitlines()[-1] == result["notes"][-1]
@@ -202,7 +206,7 @@ def test_a_solver_s_fault_ends_only_itself(
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_solver_that_does_not_stop_is_ended(whole: bool, instances: Path, tmp_path: Path, misbehaving: None) -> None:
-    found = contained(Request(str(instances / "tiny.json.gz"), "hangs", 2.0, whole), tmp_path)
+    found = contained(Request(str(instances / "tiny.json.gz"), "hangs", 2.0 if whole else 0.5, whole), tmp_path)
     assert (found["status"], found["assignment"], found["words"]) == ("late", None, "did not stop by itself")
 
 
@@ -210,12 +214,12 @@ def test_a_late_answer_to_the_interrupt_is_kept_but_scores_nothing(
     instances: Path, tmp_path: Path, misbehaving: None
 ) -> None:
     file = instances / "tiny.json.gz"
-    found = contained(Request(str(file), "slow", 2.0, whole=False), tmp_path)
+    found = contained(Request(str(file), "slow", 0.5, whole=False), tmp_path)
     assert (found["status"], found["objective"], found["words"]) == ("feasible", BEST, "slow: interrupted")
-    assert found["seconds"] > 2.0
+    assert found["seconds"] > 0.5
     (case,) = [c for c in cases(True, instances) if c.group == "contest"]
-    case = type(case)(case.group, case.family, case.name, 2.0, case.file, {"contest_best": BEST})
-    (late,) = judged(case, file, 2.0, {"slow": found})
+    case = type(case)(case.group, case.family, case.name, 0.5, case.file, {"contest_best": BEST})
+    (late,) = judged(case, file, 0.5, {"slow": found})
     (early,) = judged(case, file, 200.0, {"slow": found})
     assert (late["verified"], late["score"], early["score"]) == (True, 0.0, 1.0)
 

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,7 @@ class Forcing:
         return Choice((), asked, at=at_of(table, spread))
 
 
+@cache
 def machine_of(sizes: tuple[int, ...]) -> Machine:
     return Machine.adhoc((prod(sizes),))
 

@@ -31,9 +31,10 @@ TWINS = tuple({(entry(name).make, str(entry(name).small)): name for name in reve
 MESHES = ((2,), (4,), (6,), (16,), (2, 2), (3, 2), (2, 4), (4, 4), (2, 2, 2), (2, 2, 3))
 TIGHT = ((2,), (8,), (3, 2), (4, 4))
 NOBODY = ((5,), (2, 3), (2, 2, 2))
+"""Families take turns at these: each is planned for some of one axis and of more, each mesh for several families."""
 LARGE = ("resnext-50", "inception-v3", "swin", "mbart", "alphafold2")
 """Families whose twins have hundreds of operators: planned for fewer meshes."""
-FEW = ((4,), (16,), (2, 2), (3, 2))
+FEW = ((4,), (2, 2), (16,), (3, 2))
 SPARSE = ("dlrm", "xdl")
 """Models with sparse gradients, which only SGD takes; the others are trained with AdamW."""
 
@@ -44,13 +45,13 @@ def graph(name: str) -> PCG:
     return capture(module, inputs, batch=BATCH)
 
 
-def cases(meshes: tuple[tuple[int, ...], ...], few: tuple[tuple[int, ...], ...]) -> list[Any]:
-    """Every family with its meshes."""
-    return [
-        pytest.param(name, mesh, id=f"{name}-{'x'.join(map(str, mesh))}")
-        for name in TWINS
-        for mesh in (few if name.startswith(LARGE) else meshes)
-    ]
+def cases(meshes: tuple[tuple[int, ...], ...], few: tuple[tuple[int, ...], ...], turns: int) -> list[Any]:
+    """Every family with every `turns`-th mesh: each begins at another one than the family before it."""
+    found = []
+    for number, name in enumerate(TWINS, 1):  # from 1, as mixtral's search takes a minute on three axes
+        own = few if name.startswith(LARGE) else meshes
+        found += [(name, mesh) for mesh in own[number % min(turns, len(own)) :: turns]]
+    return [pytest.param(name, mesh, id=f"{name}-{'x'.join(map(str, mesh))}") for name, mesh in found]
 
 
 def model(name: str) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def same(plan: Plan) -> None:
     assert verdict["tolerance"] == 1e-9
 
 
-@pytest.mark.parametrize(("name", "mesh"), cases(MESHES, FEW))
+@pytest.mark.parametrize(("name", "mesh"), cases(MESHES, FEW, turns=3))
 def test_the_optimum(name: str, mesh: tuple[int, ...]) -> None:
     judged(planned(name, slow(mesh), mesh))
 
@@ -121,7 +122,7 @@ def tight_pair(name: str, mesh: tuple[int, ...]) -> tuple[Plan, Plan]:
     return free, planned(name, tightened(name, free), mesh)
 
 
-@pytest.mark.parametrize(("name", "mesh"), cases(TIGHT, ((3, 2),)))
+@pytest.mark.parametrize(("name", "mesh"), cases(TIGHT, ((3, 2),), turns=4))
 def test_the_optimum_in_little_memory(name: str, mesh: tuple[int, ...]) -> None:
     free, tight = tight_pair(name, mesh)
     assert tight.report["memory_bytes"] < free.report["memory_bytes"]
@@ -129,7 +130,7 @@ def test_the_optimum_in_little_memory(name: str, mesh: tuple[int, ...]) -> None:
     judged(tight)
 
 
-@pytest.mark.parametrize(("name", "mesh"), cases(NOBODY, ((2, 3),)))
+@pytest.mark.parametrize(("name", "mesh"), cases(NOBODY, ((2, 3),), turns=3))
 def test_a_plan_that_nobody_would_choose(name: str, mesh: tuple[int, ...], force: Callable[..., Plan]) -> None:
     """Any strategy of every node, at random; axes of 5 and 3 split nothing evenly."""
     plan = force(graph(name), mesh, random.Random(f"{name} {mesh}"), optimizer=optimizer(name))

@@ -281,10 +281,11 @@ def test_every_family_of_the_zoo_is_planned() -> None:
 
 @pytest.mark.parametrize("model", TWINS)
 def test_the_best_plans_of_the_zoo(model: str) -> None:
+    """Models take turns at two meshes."""
     graph = graph_of(model)
-    for mesh, dtype in (((2,), "float32"), ((2, 3), "mixed-bfloat16")):
-        settings = Settings(12, dtype, optimizer_for(graph), mesh, micro_batches=1)
-        same(plan_graph(graph, Machine.adhoc(mesh), settings, {}))
+    mesh, dtype = (((2,), "float32"), ((2, 3), "mixed-bfloat16"))[TWINS.index(model) % 2]
+    settings = Settings(12, dtype, optimizer_for(graph), mesh, micro_batches=1)
+    same(plan_graph(graph, Machine.adhoc(mesh), settings, {}))
 
 
 @pytest.mark.parametrize("model", TWINS)

@@ -64,15 +64,15 @@ def test_every_operator_has_a_case() -> None:
 
 @pytest.mark.parametrize("op", sorted(CASES))
 def test_every_row(op: str, judge: Judge, force: Force) -> None:
-    """Each row alone on an axis of 2 and of 3 (where only the batch divides evenly), then rows mixed on two axes."""
-    rng = random.Random(op)
+    """Each row alone on an axis of 2 or of 3 (where only the batch divides evenly), then rows mixed on two axes."""
+    rng = random.Random(f"{op}, each row")
     done = set()
     for build in CASES[op]:
         graph, index = around(build)
         counts = micro_batches(graph)
         found = rows(graph, index)
         for number in range(len(found)):
-            for size in (2, 3):
+            for size in (2, 3) if number % 2 else (3, 2):
                 try:
                     optimizer = rng.choice(("sgd", "adamw"))
                     plan = force(graph, (size,), rng, {index: (number,)}, rng.choice(counts), optimizer)
@@ -81,6 +81,7 @@ def test_every_row(op: str, judge: Judge, force: Force) -> None:
                     continue
                 judge(plan)
                 done.add((id(build), number))
+                break
         for sizes in ((2, 2), (2, 3), (3, 2)):
             judge(force(graph, sizes, rng, None, rng.choice(counts), "adam"))
         missing = [kinds(found[n]) for n in range(len(found)) if (id(build), n) not in done]

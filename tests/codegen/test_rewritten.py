@@ -57,13 +57,14 @@ def test_every_row_of_what_is_new(name: str, judge: Judge, force: Force) -> None
     rng, done = random.Random(name), set()
     for index in new:
         for number, row in enumerate(rows(after, index)):
-            for size in (2, 3):
+            for size in (2, 3) if number % 2 else (3, 2):  # the other where that leaves a rank empty
                 try:
                     forced((before, after), judge, force, (size,), rng, wishes={index: (number,)})
                 except ValueError as error:
                     assert "leave a rank empty" in str(error)
                     continue
                 done.add((index, row))
+                break
     assert all((i, row) in done for i in new for row in rows(after, i))
 
 
@@ -72,7 +73,7 @@ def test_every_row_of_what_is_new(name: str, judge: Judge, force: Force) -> None
 def test_any_plan(name: str, sizes: tuple[int, ...], judge: Judge, force: Force) -> None:
     """Several axes, also on one dim; weights gathered for use, states sharded, micro-batches."""
     pair, rng = (PAIRS[name](False), PAIRS[name](True)), random.Random(f"{name} {sizes}")
-    for _ in range(6):
+    for _ in range(3):
         forced(pair, judge, force, sizes, rng)
 
 

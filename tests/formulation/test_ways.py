@@ -248,7 +248,7 @@ def fuzz(seed: int) -> Mapping[str, int]:
     return agrees(graph, case, (0.95, 0.85, 0.7))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_optimum_is_that_of_all_choices(seed: int) -> None:
     fuzz(seed)
 

@@ -62,7 +62,7 @@ def descended(flat, choice, seed, rounds=80):
 
 def test_reaches_the_optimum_of_most_small_networks():
     reached = feasible = 0
-    for seed in range(500):
+    for seed in range(160):
         rng = np.random.default_rng(seed)
         flat = network(rng, forbidden=(0.0, 0.1, 0.2)[seed % 3], rows=seed % 4)
         best, descent = optimum(flat), descended(flat, anywhere(flat, rng), seed)
@@ -73,7 +73,7 @@ def test_reaches_the_optimum_of_most_small_networks():
         if descent.best is not None:
             assert descent.cost == flat.price(descent.best) >= best
             reached += descent.cost == best
-    assert feasible > 250
+    assert feasible > 80
     assert reached >= 0.92 * feasible
 
 
@@ -107,7 +107,7 @@ def under(prices, flat, choice):
 
 
 def test_a_block_is_an_induced_tree_and_its_choice_the_best_under_prices():
-    for seed in range(200):
+    for seed in range(100):
         rng = np.random.default_rng(seed)
         flat = network(rng, variables=8, options=3, density=0.3, forbidden=0.1)
         net, choice, state = net_of(flat), anywhere(flat, rng), np.array([seed * 77 + 1])

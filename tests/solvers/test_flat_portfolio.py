@@ -60,7 +60,7 @@ def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("all_large")
 @pytest.mark.parametrize("pair_use", [False, True], ids=["plain", "pair use"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_brute_force(seed: int, pair_use: bool) -> None:
     problem = network(seed, pair_use=pair_use)
     best, answer = least(problem), solve(problem, seconds=6.0)
@@ -90,7 +90,7 @@ def grid(side: int = 24, options: int = 12, pair_use: bool = False) -> Network:
 @pytest.mark.usefixtures("all_large")
 def test_a_large_one_is_anytime_and_ends_in_time() -> None:
     problem, heard, start = grid(), list[Progress](), time.perf_counter()
-    answer = solve(problem, seconds=8.0, progress=heard.append)
+    answer = solve(problem, seconds=5.0, progress=heard.append)
     assert time.perf_counter() - start < 20
     assert answer.objective is not None and answer.assignment is not None
     verdict = evaluate(problem, answer.assignment)
@@ -141,7 +141,7 @@ def test_where_programs_fail_the_others_answer(
     """A small network, which programs alone could close, with the messages' bound near the best."""
     monkeypatch.setattr(portfolio, "solve_exactly", programs)
     start = time.perf_counter()
-    answer = solve(grid(10, 5, pair_use), seconds=3.0)
+    answer = solve(grid(10, 5, pair_use), seconds=1.5)
     assert time.perf_counter() - start < 8
     assert answer.status is Status.FEASIBLE and answer.gap is not None and answer.gap < 0.2
     assert STOPPED in answer.words and "the bound by messages; the best by d" in answer.words  # dive or descent

@@ -152,7 +152,7 @@ def examples(count):
     return settings(max_examples=count, deadline=None)
 
 
-@examples(2000)
+@examples(600)
 @given(SEEDS)
 def test_all_steps_together_keep_the_optimum(seed):
     net = random_flat(seed)
@@ -160,7 +160,7 @@ def test_all_steps_together_keep_the_optimum(seed):
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda s: s.__name__)
-@examples(1000)
+@examples(300)
 @given(SEEDS)
 def test_each_step_alone_keeps_the_optimum(step, seed):
     net = random_flat(seed)
@@ -178,7 +178,7 @@ def scaled(net, factor):
     return replace(net, cost=cost, table=entries, constant=net.constant * factor)
 
 
-@examples(1000)
+@examples(400)
 @given(SEEDS)
 def test_costs_as_large_as_are_accepted_do_not_overflow(seed):
     net = random_flat(seed)
@@ -193,7 +193,7 @@ def test_costs_as_large_as_are_accepted_do_not_overflow(seed):
     assert min((x for x in found or [] if x is not None), default=None) == (None if truth is None else truth * factor)
 
 
-@examples(1000)
+@examples(400)
 @given(SEEDS, st.integers(10, 60))
 def test_costs_cut_for_floats_are_a_bound_and_often_exact(seed, room):
     after = reduced(random_flat(seed))
@@ -213,7 +213,7 @@ def test_costs_cut_for_floats_are_a_bound_and_often_exact(seed, room):
         assert found is None or found == price or net.floor() + level <= found < price
 
 
-@examples(500)
+@examples(200)
 @given(SEEDS)
 def test_arrays_and_network_say_the_same(seed):
     net = random_flat(seed)
@@ -227,7 +227,7 @@ def test_arrays_and_network_say_the_same(seed):
         assert here is None or here >= net.floor()
 
 
-@examples(2000)
+@examples(600)
 @given(SEEDS)
 def test_fewer_rows_leave_the_same_choices_feasible(seed):
     rng = np.random.default_rng(seed)
@@ -246,7 +246,7 @@ def test_fewer_rows_leave_the_same_choices_feasible(seed):
         assert ((prices(after.flat)[1] < NONE) == (before_prices < NONE)).all()
 
 
-@examples(1000)
+@examples(400)
 @given(SEEDS, st.integers(0, 8))
 def test_a_time_limit_stops_between_two_steps(seed, steps):
     net = random_flat(seed)

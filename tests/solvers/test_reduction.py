@@ -41,7 +41,7 @@ def some(seed: int, levels: int) -> tuple[Machine, Reduction, int, str]:
 
 
 @given(st.integers(0, 10**6), st.sampled_from((1, 2, 2)), st.sampled_from(KINDS))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_boolean_states_have_the_optimum_of_the_shortest_path(seed: int, levels: int, kind: Kind) -> None:
     """CP-SAT and Z3, on random hierarchies."""
     machine, reduction, size, profile = some(seed, levels)
@@ -73,10 +73,12 @@ def groups_of_the_paper() -> list[tuple[str, int, tuple[int, ...]]]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("profile", ["nccl-ring", "nccl-tree"])
-@pytest.mark.parametrize(("system", "nodes", "row"), groups_of_the_paper())
+@pytest.mark.parametrize(
+    ("system", "nodes", "row", "profile"),
+    [(*group, ("nccl-ring", "nccl-tree")[number % 2]) for number, group in enumerate(groups_of_the_paper())],
+)
 def test_the_groups_of_the_paper(system: str, nodes: int, row: tuple[int, ...], profile: str) -> None:
-    """CP-SAT and Z3 agree with the shortest path, by rings and by trees."""
+    """CP-SAT and Z3 agree with the shortest path, by rings and by trees in turns."""
     machine, size = Machine.load(system, nodes=nodes), 10 * 2**31
     rest = tuple(h // m for h, m in zip(machine.hierarchy, row, strict=True))
     reduction = Reduction(of_rows([row, rest]), (0,))

@@ -1,0 +1,37 @@
+"""Interlaced pipeline: embeddings on all devices, between the stages of a 1F1B pipeline (SuperScaler, Algorithm 2).
+
+mBART's table of tokens is most of its weights and little of its work. As a stage it would fill the memory of a device
+that idles. Here all devices share it by vocabulary, and all compute it (E, and the scores with the loss, S) as barriers
+between their own stages; recomputation (R) runs while the gradient is on its way (Figures 9 and 15).
+
+    0 | E0 F0    E1 F1 ...    S0 ...         R0 B0 E0
+    1 | E0    F0 E1    F1 ... S0 ...   R0 B0       E0
+"""
+
+from partita import in_order, interlaced, op_assign, op_trans, recompute, split, stages
+
+MODEL, DEVICES, BATCH = "mbart-4.7b", 4, 8
+MICROS = 4
+
+VOCABULARY, TOKENS = ("token_embedding.weight", 0), ("labels", 1)
+
+
+def plan(graph, devices, micros=MICROS):
+    for op in graph.forward:
+        op_trans(op, split("batch", micros, "micro"))
+    embeddings = [op for op in graph.forward if op.of.op == "embedding" and op.has(VOCABULARY)]
+    scores = [op for op in graph.forward if op.of.name in ("scores", "view", "view_2", "cross_entropy")]
+    shared = {*embeddings, *scores}
+    own = stages(graph, len(devices), [op for op in graph.forward if op not in shared])
+    for ops, device in zip(own, devices):
+        op_assign(ops, device)
+        for micro in range(micros):
+            recompute(op for op in ops if op.coordinate("micro") == micro)
+    for group in (embeddings, scores):
+        for op in list(group):
+            group.remove(op)
+            for part, device in zip(op_trans(op, split([VOCABULARY, TOKENS], len(devices))), devices):
+                op_assign(part, device)
+                group.append(part)
+    order = interlaced(len(devices), micros, shared=(0, len(devices) + 1), recompute=True)
+    in_order(order, [embeddings, *own, scores])

@@ -1,0 +1,22 @@
+"""Zero-bubble pipeline ZB-H1: weight gradients fill what 1F1B leaves idle (Qi et al., ICLR'24).
+
+Backward is two operators: B, which the stage before waits for, and W, which nobody does.
+
+    0 | F0 F1 F2 F3 .. .. .. B0 .. B1 .. B2 .. B3 W0 W1 W2 W3
+    3 | .. .. .. F0 B0 W0 F1 B1 W1 F2 B2 W2 F3 B3 W3
+"""
+
+from partita import in_order, op_assign, op_trans, split, split_backward, stages, zero_bubble
+
+MODEL, DEVICES, BATCH = "gpt3-1.3b", 4, 8
+MICROS = 4
+
+
+def plan(graph, devices, micros=MICROS):
+    for op in graph.forward:
+        op_trans(op, split("batch", micros, "micro"))
+    split_backward(graph.forward)
+    parts = stages(graph, len(devices))
+    for ops, device in zip(parts, devices):
+        op_assign(ops, device)
+    in_order(zero_bubble(len(devices), micros), parts)

@@ -1,0 +1,219 @@
+"""The schedules of pipelines that have names, as orders: what every device runs, one slot after another.
+
+A slot is one task: its kind, its stage and its micro-batch, all counted from 0. Kinds: "F" forward, "B" backward (of
+the inputs alone where "W" slots are there for the weights' gradients, else of both), "R" the forward run again before
+its backward. Which device runs a stage is where its slots stand; in Chimera it depends on the micro-batch too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ...model.errors import PartitaError
+
+
+class Slot(NamedTuple):
+    """One task in the order of a device."""
+
+    kind: str
+    stage: int
+    micro: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}(stage {self.stage}, micro-batch {self.micro})"
+
+
+Orders = tuple[tuple[Slot, ...], ...]
+"""For every device, what it runs in which order. What several devices run together stands in the order of each."""
+
+KINDS = ("F", "R", "B", "W")
+
+
+def gpipe(stages: int, micros: int, recompute: bool = False) -> Orders:
+    """All forwards, then all backwards, the last micro-batch first (GPipe); every activation is kept until then."""
+    _check(stages=stages, micros=micros)
+    forwards, backwards = range(micros), range(micros - 1, -1, -1)
+    return _recomputed(
+        ([*(Slot("F", s, m) for m in forwards), *(Slot("B", s, m) for m in backwards)] for s in range(stages)),
+        recompute,
+    )
+
+
+def one_f_one_b(stages: int, micros: int, recompute: bool = False) -> Orders:
+    """1F1B (PipeDream-Flush, DAPPLE): stage s keeps at most S - s micro-batches, then alternates.
+
+    With `recompute` every backward has an "R" before it.
+    """
+    _check(stages=stages, micros=micros)
+    return _recomputed((_alternated(s, stages - s, micros) for s in range(stages)), recompute)
+
+
+def interleaved(devices: int, micros: int, chunks: int = 2) -> Orders:
+    """Interleaved 1F1B (Megatron-LM, SC'21): stage k of D·v lies on device k mod D.
+
+    PartitaError: D does not divide the micro-batches.
+    """
+    _check(devices=devices, micros=micros, chunks=chunks)
+    if micros % devices:
+        raise PartitaError(
+            f"interleaved 1F1B runs micro-batches in groups of as many as there are devices: {micros} are no multiple "
+            f"of {devices}"
+        )
+    total, group = micros * chunks, devices * chunks
+
+    def slot(kind: str, device: int, k: int) -> Slot:
+        chunk = k % group // devices
+        chunk = chunk if kind == "F" else chunks - 1 - chunk
+        return Slot(kind, chunk * devices + device, k // group * devices + k % devices)
+
+    orders = []
+    for d in range(devices):
+        warm = min(2 * (devices - d - 1) + (chunks - 1) * devices, total)
+        order = [slot("F", d, k) for k in range(warm)]
+        for k in range(total):
+            order += [slot("F", d, k + warm)] if k + warm < total else []
+            order.append(slot("B", d, k))
+        orders.append(tuple(order))
+    return tuple(orders)
+
+
+def chimera(stages: int, micros: int) -> Orders:
+    """Two pipelines in opposite directions (Chimera, SC'21): odd micro-batches run stage s on device S - 1 - s.
+
+    Sorted by the steps of its figure, with S steps of forwards and S of backwards for every S micro-batches.
+    PartitaError: the number of stages is odd.
+    """
+    _check(stages=stages, micros=micros)
+    if stages % 2:
+        raise PartitaError(f"Chimera pairs stages on devices: their number is even, not {stages}")
+
+    def steps(d: int) -> Iterator[tuple[int, Slot]]:
+        for m in range(micros):
+            s = d if m % 2 == 0 else stages - 1 - d
+            start = 2 * (m // 2 % (stages // 2)) + 2 * stages * (m // stages)
+            yield start + s, Slot("F", s, m)
+            yield start + 2 * stages - 1 - s, Slot("B", s, m)
+
+    return tuple(tuple(slot for _, slot in sorted(steps(d))) for d in range(stages))
+
+
+def zero_bubble(stages: int, micros: int, doubled: bool = False) -> Orders:
+    """Zero-bubble with split backwards (Qi et al., ICLR'24): ZB-H1, which keeps at most S micro-batches everywhere.
+
+    `doubled`: ZB-H2, which keeps up to 2S - 1, so that no device ever waits once it has begun.
+    """
+    _check(stages=stages, micros=micros)
+    orders = []
+    for s in range(stages):
+        warm, delay = (2 * (stages - s) - 1, 2 * s) if doubled else (stages - s, s)
+        orders.append(_with_weights(_alternated(s, warm, micros), delay))
+    return tuple(orders)
+
+
+def three_f_one_b(stages: int, micros: int, passes: int = 3, in_turn: bool = False) -> Orders:
+    """Several forwards through the whole pipeline, one backward through the last (SuperScaler's 3F1B, AlphaFold2).
+
+    Pass p of stage s is stage p·S + s here, on device s; only stages of the last pass have a "B", and at most S - s
+    micro-batches are kept there. A device takes the furthest task that is ready, with backwards of two steps; so few
+    micro-batches are between two passes. `in_turn`: every pass for all micro-batches, then the next, and 1F1B in the
+    last; outputs of up to K micro-batches wait between passes.
+    """
+    _check(stages=stages, micros=micros, passes=passes)
+    last = (passes - 1) * stages
+    if in_turn:
+        early = (tuple(Slot("F", p, m) for p in range(s, last, stages) for m in range(micros)) for s in range(stages))
+        return tuple(own + tuple(_alternated(last + s, stages - s, micros)) for s, own in enumerate(early))
+    orders: list[list[Slot]] = [[] for _ in range(stages)]
+    ends: dict[Slot, int] = {}  # the step with which a task ends
+    count: Counter[tuple[str, int]] = Counter()  # of a kind and stage, in order
+
+    def ready(s: int, step: int) -> Iterator[Slot]:
+        """What device s may begin, the furthest first."""
+        full = count["F", last + s] - count["B", last + s] == stages - s
+        for kind, stage in [("B", last + s), *(("F", p) for p in range(last + s, -1, -stages))]:
+            slot = Slot(kind, stage, count[kind, stage])
+            turns = slot._replace(kind="F") if stage == last + stages - 1 else slot._replace(stage=stage + 1)
+            needed = turns if kind == "B" else slot._replace(stage=stage - 1)
+            waits = needed.stage >= 0 and ends.get(needed, step + 1) > step
+            if slot.micro < micros and not waits and not (full and (kind, stage) == ("F", last + s)):
+                yield slot
+
+    step, free = 0, [0] * stages
+    while count.total() < stages * micros * (passes + 1):
+        for s in range(stages):
+            slot = next(ready(s, step), None) if free[s] <= step else None
+            if slot is not None:
+                orders[s].append(slot)
+                count[slot.kind, slot.stage] += 1
+                ends[slot] = free[s] = step + (2 if slot.kind == "B" else 1)
+        step += 1
+    return tuple(map(tuple, orders))
+
+
+def interlaced(stages: int, micros: int, shared: Sequence[int] = (0,), recompute: bool = False) -> Orders:
+    """1F1B among S stages, one a device, with stages that all devices run together between them (SuperScaler, Alg. 2).
+
+    The model is a chain of S + len(shared) stages; `shared` are the places of the embeddings in it, the others lie on
+    devices 0 to S - 1 in turn. Step 2m + t runs the forward of micro-batch m on device t, step 2S - 1 - t + 2m its
+    backward; a shared stage comes between the steps of its neighbours. With `recompute` an "R" precedes every backward
+    by a step, while the gradient is still on its way.
+    """
+    _check(stages=stages, micros=micros)
+    chain = stages + len(shared)
+    if len(set(shared)) != len(shared) or not all(0 <= k < chain for k in shared):
+        raise PartitaError(f"shared stages are different places among {chain} stages, 0 to {chain - 1}, not {shared}")
+    own = [k for k in range(chain) if k not in shared]
+
+    def steps(d: int) -> Iterator[tuple[int, int, int, int, Slot]]:
+        """Step, what comes first in it, and the slot."""
+        for m in range(micros):
+            forward, backward = 2 * m + d, 2 * (stages + m) - 1 - d
+            yield forward, 1, 0, 0, Slot("F", own[d], m)
+            yield backward, 1, 0, 0, Slot("B", own[d], m)
+            if recompute:
+                yield backward - 1, 2, 0, 0, Slot("R", own[d], m)
+            for k in shared:
+                t = sum(k > other for other in own)
+                yield 2 * m + t, 0, m, k, Slot("F", k, m)
+                yield 2 * (stages + m) - t, 0, m, 2 * chain - k, Slot("B", k, m)
+
+    return tuple(tuple(slot for *_, slot in sorted(steps(d))) for d in range(stages))
+
+
+def _alternated(stage: int, warm: int, micros: int) -> list[Slot]:
+    """So many forwards, then a backward and a forward in turn."""
+    warm = min(warm, micros)
+    order = [Slot("F", stage, m) for m in range(warm)]
+    for m in range(micros):
+        order.append(Slot("B", stage, m))
+        order += [Slot("F", stage, m + warm)] if m + warm < micros else []
+    return order
+
+
+def _with_weights(order: Sequence[Slot], delay: int) -> tuple[Slot, ...]:
+    """The weights' gradients of a micro-batch after the backward of the one `delay` later; the rest last."""
+    result: list[Slot] = []
+    backwards = [slot for slot in order if slot.kind == "B"]
+    for slot in order:
+        result.append(slot)
+        if slot.kind == "B" and slot.micro >= delay:
+            result.append(Slot("W", slot.stage, slot.micro - delay))
+    late = backwards[max(0, len(backwards) - delay) :]
+    return (*result, *(Slot("W", slot.stage, slot.micro) for slot in late))
+
+
+def _recomputed(orders: Iterable[Sequence[Slot]], recompute: bool) -> Orders:
+    """An "R" right before every "B"."""
+
+    def slots(slot: Slot) -> tuple[Slot, ...]:
+        return (slot._replace(kind="R"), slot) if recompute and slot.kind == "B" else (slot,)
+
+    return tuple(tuple(one for slot in order for one in slots(slot)) for order in orders)
+
+
+def _check(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise PartitaError(f"{name} is {count}: a pipeline has at least one")

@@ -1,0 +1,200 @@
+"""What the steps of a path cost on a machine, for exactly the devices that take part.
+
+A collective: the messages that its algorithm sends (`model.patterns`, by the machine's profile), of all groups at once,
+over links that they share; the busiest decides:
+
+    launch + hops * latency + max over links (bytes over the link / its bandwidth)
+
+Members of a group stand in the order of their numbers, whatever part each has. That is `reduction.cost.step_price`, but
+for the groups that there are and not for those of a whole machine (and without the rounds that mix in gloo's broadcast,
+which no path has). A group that does not fill units evenly is flat, and a hop takes the mean of those from member to
+member.
+
+Sends: all messages of a step flow at once, over the links of sender and receiver on every level on which they are in
+different units: those of one node share its card, in each direction. A device sends, and receives, its messages one
+after another, each after its level's latency:
+
+    launch + max over devices (Σ latency of what it sends, or receives) + max over links (bytes / bandwidth)
+
+What is cut before it is sent, and what is joined or added after it came, is copied once: `local`, by the planner's
+price of a slice: read and written once, and a launch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...model.collectives import ROUNDING_NS, CollectivePrice
+from ...model.flows import busiest
+from ...model.machine import Machine
+from ...model.patterns import PATTERNS, Shape, Sizes
+
+Numbers: TypeAlias = NDArray[np.int64]
+Key: TypeAlias = tuple[tuple[int, ...], bytes]
+
+
+class Spread(NamedTuple):
+    """Groups [groups, members] and their key; sizes and latencies of the levels that each spreads over.
+
+    `across` of these are between nodes.
+    """
+
+    groups: Numbers
+    key: Key
+    sizes: Sizes
+    delay: NDArray[np.float64]
+    across: int
+
+
+class Floor(NamedTuple):
+    """A bound on messages between two groups: how many receive, how many can send, latencies, ns of a byte to each."""
+
+    receivers: int
+    senders: int
+    longest_ns: float
+    shortest_ns: float
+    ns_per_byte: float
+
+    def ns(self, each: int, size_bytes: int, launch_ns: float) -> int:
+        """No less do `each` messages of so many bytes take, to each of those who receive; 0 if none has to."""
+        if not self.receivers:
+            return 0
+        waits = max(each * self.longest_ns, -(-self.receivers * each // self.senders) * self.shortest_ns)
+        return math.ceil(launch_ns + waits + each * size_bytes * self.ns_per_byte - ROUNDING_NS)
+
+
+class Prices:
+    """Prices on one machine, remembered; `prices_on` shares one for each machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.below = [machine.devices_below(level) for level in range(len(machine.levels))]
+        self._latency = np.array([level.latency_ns for level in machine.levels], dtype=np.float64)
+        self._spreads: dict[Key, Spread] = {}
+        self._lines: dict[tuple[str, Key], CollectivePrice] = {}
+        self._seconds: dict[tuple[Shape, Key], float] = {}
+        launch = machine.device.launch_ns
+        self._local = CollectivePrice(launch, 2e9 / machine.device.memory_bandwidth)
+
+    def local(self, size_bytes: int) -> int:
+        """Writing so many bytes that are read on the same device; nothing for none."""
+        return self._local.ns(size_bytes) if size_bytes else 0
+
+    def collective(self, kind: str, groups: Numbers) -> CollectivePrice:
+        """[groups, members]: a collective in all groups at once, a line in the bytes that a member holds before it.
+
+        For an all-gather after it.
+        """
+        return self.line(kind, self.spread(groups))
+
+    def line(self, kind: str, spread: Spread) -> CollectivePrice:
+        """The same for groups of which is known how they spread."""
+        key = kind, spread.key
+        if key not in self._lines:
+            phases = PATTERNS[self.machine.collectives][kind](spread.sizes, spread.across)
+            hops = sum(x.laps * float(np.dot(x.shape.hops, spread.delay)) for x in phases)
+            rate = 1e9 * sum(x.share * self._busiest(x.shape, spread) for x in phases)
+            self._lines[key] = CollectivePrice(self.machine.device.launch_ns + hops, rate)
+        return self._lines[key]
+
+    def spread(self, groups: Numbers) -> Spread:
+        """How groups [groups, members] spread over the levels."""
+        groups = self._moved(np.sort(groups, axis=1))
+        key = groups.shape, groups.tobytes()
+        if key not in self._spreads:
+            self._spreads[key] = Spread(groups, key, *self._levels(self._apart(groups[:, :-1], groups[:, 1:])))
+        return self._spreads[key]
+
+    def sends(self, senders: Sequence[int], receivers: Sequence[int], sizes_bytes: Sequence[int]) -> int:
+        """Messages between different devices, all under way at once; nothing for none."""
+        if not senders:
+            return 0
+        source, target = np.array(senders), np.array(receivers)
+        latency = self._latency[self._apart(source, target)]
+        waits = max(float(np.bincount(end, latency).max()) for end in (source, target))
+        seconds = busiest(self.machine, source, target, np.array(sizes_bytes, dtype=np.float64))
+        return math.ceil(self.machine.device.launch_ns + waits + 1e9 * seconds - ROUNDING_NS)
+
+    def floor(self, sources: Sequence[int], targets: Sequence[int]) -> Floor:
+        """What messages from any of some devices to each of others, except those that are both, take at least."""
+        source, target = np.array(sources), np.array(targets)
+        away = target[~np.isin(target, source)]
+        if not len(away):
+            return Floor(0, len(source), 0.0, 0.0, 0.0)
+        rate = 0.0
+        for level, below in zip(self.machine.levels, self.below, strict=True):
+            senders, receivers = np.unique(source // below), away // below
+            alone = receivers[~np.isin(receivers, senders)]
+            if level.wiring is not None or not len(alone):
+                continue
+            rate = max(rate, float(np.unique(alone, return_counts=True)[1].max()) / level.bandwidth)
+            if len(alone) == len(away) and not np.isin(target // below, senders).any():
+                rate = max(rate, len(away) / len(senders) / level.bandwidth)
+        latency = self._latency[self._apart(source[:, None], away[None, :])].min(axis=0)
+        return Floor(len(away), len(source), float(latency.max()), float(latency.min()), 1e9 * rate * (1 - 1e-9))
+
+    def one_message(self) -> Floor:
+        """What a message takes at least, wherever it goes."""
+        wired = any(level.wiring for level in self.machine.levels)
+        rate = 0.0 if wired else 1e9 / max(level.bandwidth for level in self.machine.levels)
+        return Floor(1, 1, float(self._latency.min()), float(self._latency.min()), rate * (1 - 1e-9))
+
+    def distance(self, device: int, other: int) -> int:
+        """0 for the same device, 1 for the same innermost unit, and so on outwards."""
+        return sum(device // below != other // below for below in self.below)
+
+    def _apart(self, source: Numbers, target: Numbers) -> Numbers:
+        """The outermost level on which two different devices are in different units."""
+        level = np.full(np.broadcast_shapes(source.shape, target.shape), len(self.below) - 1)
+        for number in reversed(range(len(self.below))):
+            level[source // self.below[number] != target // self.below[number]] = number
+        return level
+
+    def _moved(self, groups: Numbers) -> Numbers:
+        """The same groups in the first unit of each level that holds them all: equal units have equal links."""
+        first = groups.min()
+        for below in self.below:
+            if (groups // below != first // below).any():
+                break
+            groups = groups - first // below * below
+            first = groups.min()
+        return groups
+
+    def _busiest(self, shape: Shape, spread: Spread) -> float:
+        """Seconds that a byte a member takes in a shape, in all groups at once."""
+        name, groups = (shape, spread.key), spread.groups
+        if name not in self._seconds:
+            share = np.broadcast_to(shape.share, (len(groups), len(shape.share))).ravel()
+            ends = groups[:, shape.source].ravel(), groups[:, shape.target].ravel()
+            self._seconds[name] = busiest(self.machine, *ends, share)
+        return self._seconds[name]
+
+    def _levels(self, apart: Numbers) -> tuple[Sizes, NDArray[np.float64], int]:
+        """Sizes of the levels over which every group spreads, their latencies, and how many are between nodes.
+
+        `apart` [groups, members - 1]: the outermost level that each member and the next one do not share.
+        """
+        members, levels, node = apart.shape[1] + 1, len(self.below), self.machine.node_level
+        units = [1, *(np.cumsum(np.bincount(apart[0], minlength=levels)) + 1).tolist()]
+        sizes = [here // out for out, here in pairwise(units)]
+        steps = np.arange(1, members)
+        even = np.full(members - 1, levels - 1)
+        for level in reversed(range(levels)):
+            even[steps % math.prod(sizes[level + 1 :]) == 0] = level
+        if math.prod(sizes) == members and (apart == even).all():
+            used = [level for level in range(levels) if sizes[level] > 1]
+            return tuple(sizes[level] for level in used), self._latency[used], sum(level <= node for level in used)
+        return (members,), self._latency[apart].mean(axis=1).max(keepdims=True), int(apart.min() <= node)
+
+
+@lru_cache(maxsize=16)
+def prices_on(machine: Machine) -> Prices:
+    """The prices of a machine; `prices_on.cache_clear()` forgets them."""
+    return Prices(machine)

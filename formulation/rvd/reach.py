@@ -1,0 +1,129 @@
+"""Inside a device group: the states that transitions reach, the cheapest first."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count
+from math import inf, prod
+from typing import NamedTuple
+
+from .grid import Grid
+from .path import Step
+from .prices import Prices, Spread
+from .roles import BY_OUTPUT, COLLECTIVES, KINDS, Counts, D, Link, Move, Roles, links, moves
+from .state import RVD, State
+
+
+class Tensor(NamedTuple):
+    """What is brought from state to state, and the prices of the machine."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    prices: Prices
+
+    def size_bytes(self, counts: Counts) -> int:
+        """Of one piece."""
+        return prod(self.shape) * self.itemsize // prod(counts[D:])
+
+
+class Reached(NamedTuple):
+    """What it costs from the source (or to the target), and the last move of the search; None at its start."""
+
+    cost_ns: int
+    previous: Roles
+    move: Move | None
+
+
+def allowed(source: RVD, target: RVD) -> frozenset[str]:
+    """Kinds of transitions that can be of use: into V only for a target with addends, out of it only if there were."""
+    enters, leaves = target.v > 1, source.v > 1
+    return frozenset(kind for kind in KINDS if (kind[1] != "V" or enters) and (kind[0] != "V" or leaves))
+
+
+class Side:
+    """Dijkstra over the roles of a grid from its start; backward, over what leads to it.
+
+    `settle` gives one state after another, the cheapest first: `reached` and, by counts, `settled` hold those so far.
+    """
+
+    def __init__(self, grid: Grid, tensor: Tensor, kinds: frozenset[str], backward: bool) -> None:
+        self.grid, self.tensor, self.backward = grid, tensor, backward
+        self.reached: dict[Roles, Reached] = {}
+        self.settled: dict[Counts, list[Roles]] = defaultdict(list)
+        self._links = links(len(grid.start), kinds, backward)
+        self._whole = prod(tensor.shape) * tensor.itemsize
+        self._ns: dict[tuple[Link, tuple[int, ...], tuple[int, int]], int] = {}
+        self._spreads: dict[tuple[int, ...], Spread] = {}
+        self._states: dict[Roles, State] = {}
+        self._order: Iterator[int] = count()
+        self._best = {grid.start: 0}
+        self._queue = [(0, next(self._order), grid.start, Reached(0, grid.start, None))]
+
+    @property
+    def next_ns(self) -> float:
+        """The cost of the next state, or more than any."""
+        while self._queue and self._queue[0][2] in self.reached:
+            heapq.heappop(self._queue)
+        return self._queue[0][0] if self._queue else inf
+
+    def settle(self, limit_ns: int) -> Roles:
+        """The next state, whose neighbours from now on count where they cost less than the limit."""
+        cost, _, roles, way = heapq.heappop(self._queue)
+        self.reached[roles] = way
+        self.settled[self.grid.counts(roles)].append(roles)
+        shape = (1, 1, *self.tensor.shape)
+        for move in moves(self.grid.sizes, roles, self._links):
+            if shape[move.link.target] % move.cut:
+                continue
+            there, total = move.roles, cost + self.price(move)
+            if total < limit_ns and total < self._best.get(there, limit_ns):
+                self._best[there] = total
+                heapq.heappush(self._queue, (total, next(self._order), there, Reached(total, roles, move)))
+        return roles
+
+    def size_bytes(self, move: Move) -> int:
+        """What the price of a move is taken at: bytes of a piece."""
+        return self._whole // move.parts[(move.link.kind in BY_OUTPUT) != self.backward]
+
+    def price(self, move: Move) -> int:
+        """ns of a transition in all its groups."""
+        key = move.link, move.group, move.parts
+        if key not in self._ns:
+            self._ns[key] = self._priced(move)
+        return self._ns[key]
+
+    def _priced(self, move: Move) -> int:
+        size, name, prices = self.size_bytes(move), COLLECTIVES.get(move.link.kind), self.tensor.prices
+        if name is None:
+            return prices.local(size)
+        if move.group not in self._spreads:
+            self._spreads[move.group] = prices.spread(self.grid.groups(move.group))
+        return prices.line(name, self._spreads[move.group]).ns(size)
+
+    def state(self, roles: Roles) -> State:
+        """Who holds what."""
+        if roles not in self._states:
+            self._states[roles] = self.grid.state(roles)
+        return self._states[roles]
+
+    def steps(self, roles: Roles) -> list[Step]:
+        """From the start to these roles, or from these to the end."""
+        found = []
+        while (way := self.reached[roles]).move is not None:
+            found.append(self._step(way.previous, way.move))
+            roles = way.previous
+        return found if self.backward else found[::-1]
+
+    def _step(self, roles: Roles, move: Move) -> Step:
+        """A move of the search from these roles, as a path takes it."""
+        a, b, kind = move.link
+        ends = [(a, self.state(roles)), (b, self.state(move.roles))]
+        (left, before), (entered, after) = ends[::-1] if self.backward else ends
+        joined, cut = (role - D if role >= D else None for role in (left, entered))
+        groups = tuple(map(tuple, self.grid.groups(move.digits).tolist()))
+        size, cost = self.size_bytes(move), self.price(move)
+        if cut is None:
+            return Step(kind, joined, groups, before, after, size, cost)
+        return Step(kind, cut, groups, before, after, size, cost, joined)

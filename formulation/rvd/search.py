@@ -1,0 +1,198 @@
+"""The cheapest path from one state to another: shortest paths over RVD states (SuperScaler, section 4).
+
+Two graphs, one of the source's device group and one of the target's, are joined by the transitions between groups.
+Dijkstra runs forward from the source and backward from the target, both over roles of digits (`roles`). Each state that
+one of them settles is joined with all that the other has settled, unless a bound says that this cannot be the best
+path; both end where what is left is no cheaper. On one device group the graphs differ where the target lies in another
+order: then what is the same in both joins them, or pieces are sent to where they belong.
+
+Prices are those of `prices`; sends from source to target at once are always one of the candidates, so no answer is
+worse. States with addends that neither end has are left out: copies in their place cost no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from ...model.errors import PartitaError
+from ...model.machine import Machine
+from .crossing import Crossing, crossed, crossing, largest, least, pairs, partners
+from .grid import grids
+from .path import Path, Step
+from .prices import prices_on
+from .reach import Side, Tensor, allowed
+from .roles import Counts, Roles
+from .sends import fetch, price_of
+from .state import State, check_shape
+
+
+def search(
+    source: State,
+    target: State,
+    shape: tuple[int, ...],
+    itemsize: int,
+    machine: Machine,
+    *,
+    intra: bool = True,
+    inter: bool = True,
+) -> Path:
+    """The cheapest path for a tensor of this shape, whose elements have `itemsize` bytes.
+
+    `intra`: with transitions inside a group; `inter`: with those between different groups. Where the states need what
+    is left out, the answer is `send_receive`. Equal states (but for names) give an empty path. PartitaError: a state
+    that does not cut the shape into equal parts, or a device that the machine does not have.
+    """
+    a, b = _checked(source, target, shape, machine)
+    return _named(_shortest(a, b, shape, itemsize, machine, intra, inter), source, target)
+
+
+@lru_cache(maxsize=4096)
+def _shortest(
+    a: State, b: State, shape: tuple[int, ...], itemsize: int, machine: Machine, intra: bool, inter: bool
+) -> Path:
+    """`search` between canonical states, remembered: boundaries of equal layers and micro-batches are alike."""
+    one_group = a.devices == b.devices
+    direct = _direct(a, b, shape, itemsize, machine)
+    if a == b or not (intra if one_group else inter):
+        return direct
+    tensor = Tensor(shape, itemsize, prices_on(machine))
+    kinds = allowed(a.rvd, b.rvd) if intra else frozenset[str]()
+    starts = [Side(grid, tensor, kinds, backward=False) for grid in grids(a, tensor.prices)]
+    ends = [Side(grid, tensor, kinds, backward=True) for grid in grids(b, tensor.prices)]
+    found = _Joining(starts, ends, tensor, one_group).best(direct.cost_ns + 1)
+    return direct if found is None else _path(found)
+
+
+def forget() -> None:
+    """Forget paths and prices: for timing."""
+    _shortest.cache_clear()
+    prices_on.cache_clear()
+
+
+def send_receive(source: State, target: State, shape: tuple[int, ...], itemsize: int, machine: Machine) -> Path:
+    """One step in which every device of the target fetches the overlaps of its box (section 3.3): the baseline."""
+    a, b = _checked(source, target, shape, machine)
+    return _named(_direct(a, b, shape, itemsize, machine), source, target)
+
+
+def _direct(a: State, b: State, shape: tuple[int, ...], itemsize: int, machine: Machine) -> Path:
+    if a == b:
+        return Path((), 0)
+    prices = prices_on(machine)
+    messages = fetch(a, b, shape, prices)
+    cost = price_of(messages, a, b, shape, itemsize, prices)
+    step = Step("send-recv", None, pairs(messages), a, b, largest(messages, itemsize), cost, None, messages)
+    return Path((step,), cost)
+
+
+def _named(path: Path, source: State, target: State) -> Path:
+    """The same path, which starts from, and ends with, the names of copies and addends that were given."""
+    if not path.steps:
+        return path
+    steps = [replace(path.steps[0], before=source), *path.steps[1:]]
+    return Path((*steps[:-1], replace(steps[-1], after=target)), path.cost_ns)
+
+
+def _checked(source: State, target: State, shape: tuple[int, ...], machine: Machine) -> tuple[State, State]:
+    for state in (source, target):
+        check_shape(state, shape)
+        if max(state.devices) >= machine.devices or min(state.devices) < 0:
+            raise PartitaError(
+                f"{state.rvd} lies on devices {list(state.devices)}, but {machine.name} has 0 to {machine.devices - 1}"
+            )
+    return source.canonical(), target.canonical()
+
+
+class _Join(NamedTuple):
+    """Two states that are joined, by a crossing or by being the same, and what the whole path costs."""
+
+    start: Side
+    source: Roles
+    end: Side
+    target: Roles
+    step: Step | None
+    cost_ns: int
+
+
+class _Joining:
+    """Both Dijkstras, and the pairs of states that join them."""
+
+    def __init__(self, starts: Sequence[Side], ends: Sequence[Side], tensor: Tensor, one_group: bool) -> None:
+        self.starts, self.ends, self.tensor, self.one_group = starts, ends, tensor, one_group
+        self.one_grid = len(starts) == len(ends) == 1 and np.array_equal(starts[0].grid.devices, ends[0].grid.devices)
+        prices, numbers = tensor.prices, (starts[0].grid.numbers, ends[0].grid.numbers)
+        # Between states of one group that differ there is at least one message; of two groups, all that lack it get
+        # their share of the tensor.
+        self.floor = prices.one_message() if one_group else prices.floor(*numbers)
+        each = prod(tensor.shape) * tensor.itemsize // len(numbers[1])
+        self.cheapest_ns = 0 if one_group else self.floor.ns(1, each, prices.machine.device.launch_ns)
+        self.found: _Join | None = None
+        self.limit_ns = 0
+        self._crossings: dict[tuple[Counts, Counts], tuple[Crossing, int] | None] = {}
+        self._same: tuple[dict[object, tuple[Side, Roles]], ...] = ({}, {})
+
+    def best(self, limit_ns: int) -> _Join | None:
+        """The cheapest path below the limit."""
+        self.limit_ns = limit_ns
+        while True:
+            side = min((*self.starts, *self.ends), key=lambda side: side.next_ns)
+            if side.next_ns + self.cheapest_ns >= self.limit_ns:
+                return self.found
+            roles = side.settle(self.limit_ns)
+            if self.one_group:
+                self._join_same(side, roles)
+            for other in self.starts if side.backward else self.ends:
+                self._join(side, roles, other)
+
+    def _join(self, side: Side, roles: Roles, other: Side) -> None:
+        """Join a state with all settled on the other side that a crossing can bring it to, or from."""
+        cost, settled = side.reached[roles].cost_ns, other.settled
+        counts = side.grid.counts(roles)
+        for theirs in partners(counts, other.grid.devices.size, settled):
+            known = self._crossing(*((theirs, counts) if side.backward else (counts, theirs)))
+            if known is None:
+                continue
+            kind, least_ns = known
+            for partner in settled.get(theirs, ()):
+                if cost + least_ns + other.reached[partner].cost_ns >= self.limit_ns:
+                    break
+                self._try(*((other, partner, side, roles) if side.backward else (side, roles, other, partner)), kind)
+
+    def _crossing(self, a: Counts, b: Counts) -> tuple[Crossing, int] | None:
+        """What joins two RVDs, and a bound on its price."""
+        if (a, b) not in self._crossings:
+            kind = crossing(a, b, self.tensor)
+            self._crossings[a, b] = None if kind is None else (kind, least(kind, a, b, self.floor, self.tensor))
+        return self._crossings[a, b]
+
+    def _try(self, start: Side, source: Roles, end: Side, target: Roles, kind: Crossing | None) -> None:
+        step = None if kind is None else crossed(start.state(source), end.state(target), kind, self.tensor)
+        cost = start.reached[source].cost_ns + end.reached[target].cost_ns + (step.cost_ns if step else 0)
+        if cost < self.limit_ns:
+            self.limit_ns, self.found = cost, _Join(start, source, end, target, step, cost)
+
+    def _join_same(self, side: Side, roles: Roles) -> None:
+        """Join a state with one in which the devices hold the same."""
+        key = roles if self.one_grid else side.grid.same(roles)
+        ours, theirs = self._same if side.backward else self._same[::-1]
+        ours.setdefault(key, (side, roles))
+        if key in theirs:
+            other = theirs[key]
+            ends = (*other, side, roles) if side.backward else (side, roles, *other)
+            self._try(*ends, None)
+
+
+def _path(found: _Join) -> Path:
+    """The steps through a pair."""
+    steps = found.start.steps(found.source)
+    if found.step is not None and found.step.before != found.step.after:
+        steps.append(found.step)
+    steps += found.end.steps(found.target)
+    assert sum(step.cost_ns for step in steps) == found.cost_ns
+    return Path(tuple(steps), found.cost_ns)

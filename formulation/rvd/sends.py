@@ -1,0 +1,71 @@
+"""Pieces sent from device to device: who fetches what from whom, and its price (SuperScaler, section 3.3).
+
+Every device that lacks a piece fetches the overlaps of its box from devices that hold them, and concatenates and adds
+them. Of several holders of a copy it takes itself, else the nearest, of these the one that has sent least so far.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import product
+from math import prod
+
+from .path import Message
+from .prices import Prices
+from .state import Box, State
+
+
+def fetch(source: State, target: State, shape: tuple[int, ...], prices: Prices) -> tuple[Message, ...]:
+    """Messages that bring `source` to `target`; a device that has what it needs sends it to itself.
+
+    Addend a becomes part of addend a modulo the target's number of them; where there are more, the rest are zeros.
+    """
+    holders: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+    for device, piece in zip(source.devices, source.pieces, strict=True):
+        holders[piece.value, piece.parts].append(device)
+    sizes = [size // k for size, k in zip(shape, source.rvd.d, strict=True)]
+    sent: dict[int, int] = defaultdict(int)
+    messages = []
+    for device, piece in sorted(zip(target.devices, target.pieces, strict=True)):
+        box = piece.box(target.rvd, shape)
+        near = [range(a // size, -(-b // size)) for (a, b), size in zip(box, sizes, strict=True)]
+        for value, parts in product(range(piece.value, source.rvd.v, target.rvd.v), product(*near)):
+            having = holders[value, parts]
+            sender = having[0]
+            if len(having) > 1:
+                sender = min(having, key=lambda h: (prices.distance(h, device), sent[h], h))
+            common = tuple(
+                (max(a, p * size), min(b, (p + 1) * size)) for (a, b), p, size in zip(box, parts, sizes, strict=True)
+            )
+            sent[sender] += elements(common) if sender != device else 0
+            messages.append(Message(sender, device, common))
+    return tuple(messages)
+
+
+def price_of(
+    messages: tuple[Message, ...], source: State, target: State, shape: tuple[int, ...], item: int, prices: Prices
+) -> int:
+    """ns of messages that bring `source` to `target`, all at once; `item`: bytes of an element.
+
+    A device copies what it cuts from its piece to send it, and what it keeps of it, and what it joins from messages.
+    Nothing where every device keeps its piece as it is.
+    """
+    whole, new = source.rvd.numel(shape) * item, target.rvd.numel(shape) * item
+    cut: dict[int, int] = defaultdict(int)
+    came: dict[int, list[int]] = {device: [] for device in target.devices}
+    going = []
+    for message in messages:
+        size = elements(message.box) * item
+        stays = message.sender == message.receiver
+        came[message.receiver].append(size if not stays or size == whole else 0)
+        if not stays:
+            going.append((message.sender, message.receiver, size))
+            cut[message.sender] += size if size < whole else 0
+    joined = (max(new, sum(sizes)) for sizes in came.values() if sizes != [new])
+    copied = prices.local(max(cut.values(), default=0)) + prices.local(max(joined, default=0))
+    return copied + prices.sends(*zip(*going, strict=True)) if going else copied
+
+
+def elements(box: Box) -> int:
+    """How many it holds."""
+    return prod(stop - start for start, stop in box)

@@ -1,0 +1,112 @@
+"""Which device holds which piece of a tensor: RVD states (SuperScaler, section 4).
+
+R(r)V(v)D(k_1, ..) cuts a tensor into v addends and dim i into k_i equal parts; of each piece there are r copies. A
+state also says which device holds which piece. What copies and addends are called says nothing: copies are equal, and
+any names of the addends of a part have the same sum. `canonical` gives states that differ in names alone the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+from ...model.errors import PartitaError
+
+Box: TypeAlias = tuple[tuple[int, int], ...]
+"""Start and stop in every dim."""
+
+
+@dataclass(frozen=True, slots=True)
+class RVD:
+    """`r` copies of `v` addends of the `d[i]` equal parts of each dim i; PartitaError where a count is below 1."""
+
+    r: int
+    v: int
+    d: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if min((self.r, self.v, *self.d)) < 1:
+            raise PartitaError(f"{self} has a count below 1")
+
+    def __str__(self) -> str:
+        return f"R({self.r})V({self.v})D({','.join(map(str, self.d))})"
+
+    @property
+    def devices(self) -> int:
+        """How many devices it takes, a piece each."""
+        return self.r * self.v * prod(self.d)
+
+    def numel(self, shape: tuple[int, ...]) -> int:
+        """Elements of a piece of a tensor of this shape."""
+        return prod(shape) // prod(self.d)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the parts of every dim are equal."""
+        return len(shape) == len(self.d) and all(size % k == 0 for size, k in zip(shape, self.d, strict=True))
+
+
+class Piece(NamedTuple):
+    """Which copy of which addend of which part: an index each, `parts` one per dim."""
+
+    copy: int
+    value: int
+    parts: tuple[int, ...]
+
+    def box(self, rvd: RVD, shape: tuple[int, ...]) -> Box:
+        """Where it lies in a tensor of this shape."""
+        sizes = [size // k for size, k in zip(shape, rvd.d, strict=True)]
+        return tuple((p * size, (p + 1) * size) for p, size in zip(self.parts, sizes, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`devices[i]` holds `pieces[i]`: every piece of the RVD once, on devices that all differ.
+
+    PartitaError where that is not so.
+    """
+
+    rvd: RVD
+    devices: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.devices) != self.rvd.devices or len(set(self.devices)) < len(self.devices):
+            raise PartitaError(
+                f"{self.rvd} takes {self.rvd.devices} different devices, not {list(self.devices)}; give each piece one"
+            )
+        if len(self.pieces) != len(self.devices) or set(self.pieces) != set(pieces_of(self.rvd)):
+            raise PartitaError(
+                f"the pieces of {self.rvd} are not {list(map(tuple, self.pieces))!s:.200}: give each once"
+            )
+
+    @classmethod
+    def natural(cls, rvd: RVD, devices: Sequence[int]) -> State:
+        """Pieces in row-major order of (copy, value, parts) on the devices in their order."""
+        return cls(rvd, tuple(devices), pieces_of(rvd))
+
+    def canonical(self) -> State:
+        """Devices ascending; addends of a part, and copies of an addend, numbered in the order of their devices."""
+        named: dict[int, Piece] = {}
+        values: dict[tuple[int, ...], dict[int, int]] = {}
+        copies: dict[tuple[tuple[int, ...], int], int] = {}
+        for device, piece in sorted(zip(self.devices, self.pieces, strict=True)):
+            names = values.setdefault(piece.parts, {})
+            value = names.setdefault(piece.value, len(names))
+            copy = copies[piece.parts, value] = copies.get((piece.parts, value), -1) + 1
+            named[device] = Piece(copy, value, piece.parts)
+        return State(self.rvd, tuple(named), tuple(named.values()))
+
+
+def pieces_of(rvd: RVD) -> tuple[Piece, ...]:
+    """All pieces in row-major order."""
+    ranges = (range(rvd.r), range(rvd.v), *map(range, rvd.d))
+    return tuple(Piece(copy, value, tuple(parts)) for copy, value, *parts in product(*ranges))
+
+
+def check_shape(state: State, shape: tuple[int, ...]) -> None:
+    """PartitaError where the RVD does not cut a tensor of this shape into equal parts."""
+    if not state.rvd.fits(shape):
+        raise PartitaError(f"{state.rvd} does not cut a tensor of shape {shape} into equal parts, one count per dim")

@@ -1,0 +1,65 @@
+"""Transfers as collectives, where that is what they are (SuperScaler, section 4): a match of patterns.
+
+Of a tensor, every source is a box on a device, and every target a box on a device that takes its part of all sources.
+
+    sources on the devices    targets on the same devices      collective
+    one box, addends          that box                         all_reduce
+    one box, addends          its parts along an atom          reduce_scatter
+    parts along an atom       their union                      all_gather
+    parts along an atom       parts along another              all_to_all
+    one                       its box, on other devices        broadcast
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .mask import Box
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A collective of an ordered group, as `program.Collective` has it."""
+
+    kind: str
+    group: tuple[int, ...]
+    atoms: tuple[int, ...] = ()
+
+
+def match(sources: Mapping[int, Box], targets: Mapping[int, Box]) -> Pattern | None:
+    """The collective that brings `sources` to `targets`, by device; None where there is none."""
+    held, wanted = set(sources.values()), set(targets.values())
+    if len(sources) == 1 and held == wanted:
+        (root,) = sources
+        others = tuple(sorted(target for target in targets if target != root))
+        return Pattern("broadcast", (root, *others)) if len(others) > 1 else None
+    if sources.keys() != targets.keys() or len(sources) < 2:
+        return None
+    if held == wanted and len(held) == 1:
+        return Pattern("all_reduce", tuple(sorted(sources)))
+    before, after = along(sources), along(targets)
+    if len(held) == 1 and after is not None and held == {after[1]}:
+        return Pattern("reduce_scatter", after[2], (after[0],))
+    if len(wanted) == 1 and before is not None and wanted == {before[1]}:
+        return Pattern("all_gather", before[2], (before[0],))
+    if before is not None and after is not None and before[0] != after[0] and before[1:] == after[1:]:
+        return Pattern("all_to_all", before[2], (before[0], after[0]))
+    return None
+
+
+def along(boxes: Mapping[int, Box]) -> tuple[int, Box, tuple[int, ...]] | None:
+    """The atom along which equal boxes lie side by side, their union, and their devices in that order."""
+    first = next(iter(boxes.values()))
+    atoms = {a for box in boxes.values() for a, (x, y) in enumerate(zip(box, first, strict=True)) if x != y}
+    if len(atoms) != 1:
+        return None
+    (atom,) = atoms
+    devices = tuple(sorted(boxes, key=lambda device: boxes[device][atom]))
+    start, stop = boxes[devices[0]][atom]
+    for number, device in enumerate(devices):
+        shift = number * (stop - start)
+        if boxes[device][atom] != (start + shift, stop + shift):
+            return None
+    union = (*first[:atom], (start, boxes[devices[-1]][atom][1]), *first[atom + 1 :])
+    return atom, union, devices

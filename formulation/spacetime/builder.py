@@ -1,0 +1,212 @@
+"""Builds a program: instructions at places of the total order, on registers that are there by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise, product
+from math import prod
+from typing import TypeAlias
+
+from .aligned import Pattern
+from .graph import Graph
+from .mask import ALL, Addends, Box, Mask, PTensor, meet
+from .op import Op
+from .program import (
+    Accumulate,
+    Add,
+    Collective,
+    Instruction,
+    Join,
+    Program,
+    Receive,
+    Register,
+    Run,
+    Send,
+    Slice,
+    Zeros,
+)
+from .tasks import Tasks, Via
+
+Place: TypeAlias = tuple[int, int]
+"""Which task, and whether before it (0), with it (1) or after it (2); at one place events are in order of creation."""
+
+BEFORE, WITH, AFTER = range(3)
+START: Place = (-1, AFTER)
+
+Part: TypeAlias = tuple[Box, Register]
+"""What a register gives of the value in a box: all of it, or an addend."""
+
+
+class Builder:
+    """Events of devices. What reads a register comes after what makes it: at its place or at a later one.
+
+    Places are those of tasks in their order, so an event of several devices is one number of the total order.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.events: list[tuple[Place, dict[int, Instruction]]] = []
+        self.ready: dict[int, Place] = {}  # by number of the register
+        self.shapes: dict[Register, tuple[int, ...]] = {}
+        self._dims: dict[int, list[range]] = {}
+
+    def register(self, device: int, tensor: PTensor, mask: Mask, via: Via, ready: Place) -> Register:
+        """A new register, made by the event at `ready`."""
+        made = Register(len(self.ready), device, tensor, mask, via)
+        self.ready[made.number] = ready
+        self.shapes[made] = self._shape(tensor.node, mask.box)
+        return made
+
+    def _shape(self, node: int, box: Box) -> tuple[int, ...]:
+        if node not in self._dims:
+            known = self.graph.atoms[node]
+            self._dims[node] = [known.of_dim(dim) for dim in range(len(known.dims))]
+        return tuple(prod(box[atom][1] - box[atom][0] for atom in atoms) for atoms in self._dims[node])
+
+    def after(self, registers: Sequence[Register], floor: Place) -> Place:
+        """The first place at which all registers are there, not before `floor`."""
+        return max([floor, *(_soon(self.ready[r.number]) for r in registers)])
+
+    def run(self, at: int, op: Op, reads: tuple[Register, ...], writes: tuple[Register | None, ...]) -> None:
+        """A task at its own place."""
+        assert op.device is not None
+        assert all(self.ready[r.number] < (at, WITH) and r.device == op.device for r in reads), op
+        self.events.append(((at, WITH), {op.device: Run(op, reads, writes)}))
+
+    # On one device
+
+    def slice(self, source: Register, box: Box, floor: Place) -> Register:
+        """The part of a register in a box."""
+        if box == source.mask.box:
+            return source
+        return self._made(Mask(box, source.mask.addends), source.via, [source], floor, lambda t: Slice(t, source))
+
+    def zeros(self, device: int, tensor: PTensor, box: Box, place: Place) -> Register:
+        made = self.register(device, tensor, Mask(box), None, place)
+        self.events.append((place, {device: Zeros(made)}))
+        return made
+
+    def add(self, sources: Sequence[Register], floor: Place) -> Register:
+        """The sum of registers with one box."""
+        if len(sources) == 1:
+            return sources[0]
+        mask, via = together(sources)
+        return self._made(mask, via, sources, floor, lambda t: Add(t, tuple(sources)))
+
+    def join(self, box: Box, sources: Sequence[Register], floor: Place) -> Register:
+        """Registers whose boxes are a grid over a box, in its order."""
+        if len(sources) == 1:
+            return sources[0]
+        mask, via = together(sources)
+        return self._made(replace(mask, box=box), via, sources, floor, lambda t: Join(t, tuple(sources)))
+
+    def accumulate(self, sources: Sequence[Register]) -> Register:
+        """The sum of registers with one box, in place, of each as soon as it is there."""
+        mask, via = together(sources)
+        device, tensor = sources[0].device, sources[0].tensor
+        sources = sorted(sources, key=lambda r: self.ready[r.number])
+        last = _soon(self.ready[sources[-1].number])
+        total = self.register(device, tensor, mask, via, last)
+        for number, source in enumerate(sources):
+            place = _soon(self.ready[source.number])
+            self.events.append((place, {device: Accumulate(total, source, number == 0)}))
+        return total
+
+    def _made(
+        self,
+        mask: Mask,
+        via: Via,
+        sources: Sequence[Register],
+        floor: Place,
+        instruction: Callable[[Register], Instruction],
+    ) -> Register:
+        place = self.after(sources, floor)
+        device = sources[0].device
+        made = self.register(device, sources[0].tensor, mask, via, place)
+        self.events.append((place, {device: instruction(made)}))
+        return made
+
+    def assemble(self, device: int, tensor: PTensor, box: Box, parts: Sequence[Part], floor: Place) -> Register:
+        """The value in a box: what parts give of it, joined and added; zeros where there is none."""
+        by_box: dict[Box, list[Register]] = {}
+        for inner, register in parts:
+            by_box.setdefault(inner, []).append(self.slice(register, inner, floor))
+        layers: list[dict[Box, Register]] = []
+        for inner, registers in by_box.items():
+            layer = next((x for x in layers if all(meet(inner, other) is None for other in x)), None)
+            if layer is None:
+                layers.append(layer := {})
+            layer[inner] = self.add(registers, floor)
+        whole = [self._tiled(device, tensor, box, layer, floor) for layer in layers]
+        return self.add(whole, floor) if whole else self.zeros(device, tensor, box, floor)
+
+    def _tiled(self, device: int, tensor: PTensor, box: Box, layer: Mapping[Box, Register], floor: Place) -> Register:
+        """Boxes that do not meet, as one register: joined over the grid of all their borders."""
+        if box in layer:
+            return layer[box]
+        cells = []
+        for cell in grid(box, list(layer)):
+            register = next((register for inner, register in layer.items() if meet(cell, inner) is not None), None)
+            cells.append(self.slice(register, cell, floor) if register else self.zeros(device, tensor, cell, floor))
+        return self.join(box, cells, floor)
+
+    # Between devices
+
+    def send(self, source: Register, to: int, floor: Place) -> Register:
+        """A copy of a register on another device."""
+        place = self.after([source], floor)
+        made = self.register(to, source.tensor, source.mask, source.via, place)
+        self.events.append((place, {source.device: Send(0, source, to), to: Receive(0, made, source.device)}))
+        return made
+
+    def collective(
+        self, pattern: Pattern, sources: Mapping[int, Register], boxes: Mapping[int, Box], floor: Place
+    ) -> dict[int, Register]:
+        """A collective; `boxes` say which part each device has afterwards. Who sends a broadcast keeps its register."""
+        place = self.after(list(sources.values()), floor)
+        mask, via = together(list(sources.values()))
+        tensor = next(iter(sources.values())).tensor
+        made, event = dict[int, Register](), dict[int, Instruction]()
+        for device in pattern.group:
+            box = boxes.get(device)
+            new = sources[device] if box is None else self.register(device, tensor, replace(mask, box=box), via, place)
+            event[device] = Collective(0, pattern.kind, pattern.group, sources.get(device), new, pattern.atoms)
+            made[device] = new
+        self.events.append((place, event))
+        return made
+
+    def program(self, tasks: Tasks) -> Program:
+        """All events in the order of their places."""
+        devices: list[list[Instruction]] = [[] for _ in range(tasks.devices)]
+        steps: list[list[int]] = [[] for _ in devices]
+        for step, (_, event) in enumerate(sorted(self.events, key=lambda event: event[0])):
+            for device, instruction in event.items():
+                if isinstance(instruction, (Collective, Send, Receive)):
+                    instruction = replace(instruction, key=step)
+                devices[device].append(instruction)
+                steps[device].append(step)
+        return Program(tasks, tuple(map(tuple, devices)), tuple(map(tuple, steps)), self.shapes)
+
+
+def together(registers: Sequence[Register]) -> tuple[Mask, Via]:
+    """The mask of a sum or a join: the box of the first, the share from the first addend to the last."""
+    vias = {register.via for register in registers}
+    shares = [register.mask.addends for register in registers]
+    share: Addends = (min(start for start, _ in shares), max(stop for _, stop in shares))
+    return Mask(registers[0].mask.box, share if len(vias) == 1 else ALL), vias.pop() if len(vias) == 1 else None
+
+
+def grid(box: Box, parts: Sequence[Box]) -> list[Box]:
+    """A box cut along all borders of its parts, the last atom fastest."""
+    cuts = []
+    for atom, (start, stop) in enumerate(box):
+        edges = {start, stop, *(edge for part in parts for edge in part[atom])}
+        cuts.append(list(pairwise(sorted(edges))))
+    return [tuple(cell) for cell in product(*cuts)]
+
+
+def _soon(place: Place) -> Place:
+    """Right after what happens at a place: after its task, or still before it."""
+    task, side = place
+    return (task, BEFORE) if side == BEFORE else (task, AFTER)

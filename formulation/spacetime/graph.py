@@ -1,0 +1,178 @@
+"""The graph of a space-time plan: the operators of a captured graph, which op-trans replaces by their parts.
+
+It is what a user's plan is handed, and what `tasks` reads when the plan is done. Backward operators, recomputations
+and transfers to the host follow from forward operators, by the chain rule (SuperScaler, section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+from ...model.atoms import Atoms, atoms, dimensions
+from ...model.errors import PartitaError
+from ...model.pcg import PCG, SOURCES
+from ...model.updates import updated
+from ..row import Row
+from ..substitution.op_trans import row_rule
+from ..substitution.rule import Rule
+from .op import Op, Phase, differentiable
+from .transformation import BATCH, Dim
+
+Prover = Callable[[Rule], str]
+"""Empty where a rule is proved, otherwise what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All of `first` happen before all of `second`; `where` is the line of the plan that says so."""
+
+    first: tuple[Op, ...]
+    second: tuple[Op, ...]
+    where: str
+
+
+class Graph:
+    """A captured graph whose operators a plan transforms, assigns and orders.
+
+    `pcg` is at the batch of a whole step. `forward` and `optimizer` are the operators as they are now, in topological
+    order: parts stand where the operator was that they replace. `prover` proves transformations of the user's own.
+    Raises PartitaError for graphs that cannot be planned in this way.
+    """
+
+    def __init__(self, pcg: PCG, prover: Prover | None = None) -> None:
+        if updated(pcg):
+            names = ", ".join(pcg.nodes[i].name for i in sorted(updated(pcg))[:3])
+            raise PartitaError(
+                f"{names}: buffers that a step changes are not supported in space-time plans; freeze the batch norms"
+            )
+        if pcg.alternatives:
+            raise PartitaError("a graph with rewritings has no one list of operators: take the rewritten graph")
+        self.pcg = pcg
+        self.atoms: tuple[Atoms, ...] = atoms(pcg)
+        self.dimensions = dimensions(pcg)
+        self.batch = frozenset(self.dimensions[i][a] for i in pcg.of("input") for a in self.atoms[i].batch)
+        self.orders: list[Order] = []
+        self.stores: list[Op] = []
+        self.groups = 0
+        self._prover = prover
+        self._proved: dict[tuple[int, Row], str] = {}
+        self._count = 0
+        self._named: dict[Dim, frozenset[int]] = {}
+        self._derived: dict[tuple[int, Phase], Op] = {}
+        self._forward = {i: [Op(self, i, Phase.FORWARD)] for i, n in enumerate(pcg.nodes) if n.op not in SOURCES}
+        self._updates = {i: [Op(self, i, Phase.UPDATE)] for i in pcg.of("parameter") if pcg.nodes[i].gradient}
+
+    # What a plan reads
+
+    @property
+    def forward(self) -> tuple[Op, ...]:
+        """The forward operators, in topological order."""
+        return tuple(op for ops in self._forward.values() for op in ops)
+
+    @property
+    def optimizer(self) -> tuple[Op, ...]:
+        """The updates of parameters. One that no plan touches runs wherever its parameter is kept."""
+        return tuple(op for ops in self._updates.values() for op in ops)
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """Forward operators, then updates, as in the paper's Algorithm 1."""
+        return (*self.forward, *self.optimizer)
+
+    def parts(self, node: int) -> tuple[Op, ...]:
+        """The operators that a node has become."""
+        return tuple(self._forward.get(node, self._updates.get(node, ())))
+
+    def dimension(self, dim: Dim) -> frozenset[int]:
+        """The numbers of a dimension: "batch", or dim d of a named tensor, or the factor k of it, `(name, d, k)`.
+
+        A name with `*` stands for all that it fits: `("layers.*.up.weight", 0)`.
+        """
+        if dim == BATCH:
+            return self.batch
+        if not isinstance(dim, tuple):
+            raise PartitaError(f"{dim!r} names no dimension of the graph: say (tensor, dim)")
+        if dim not in self._named:
+            found = [i for i, node in enumerate(self.pcg.nodes) if fnmatchcase(node.name, dim[0])]
+            if not found:
+                raise PartitaError(f"no tensor {dim[0]!r} in the graph; parameters have their names in the module")
+            self._named[dim] = frozenset(self._number(i, dim) for i in found)
+        return self._named[dim]
+
+    def _number(self, index: int, dim: tuple[str, int] | tuple[str, int, int]) -> int:
+        known, name = self.atoms[index], self.pcg.nodes[index].name
+        if not 0 <= dim[1] < len(known.dims) or not known.dims[dim[1]]:
+            raise PartitaError(f"{name!r} of shape {self.pcg.nodes[index].shape} has no dim {dim[1]} to split")
+        factors = known.of_dim(dim[1])
+        factor = dim[2] if len(dim) == 3 else 0
+        if not 0 <= factor < len(factors):
+            raise PartitaError(f"dim {dim[1]} of {name!r} has the factors {known.dims[dim[1]]}, not number {factor}")
+        return self.dimensions[index][factors[factor]]
+
+    @cached_property
+    def sums(self) -> frozenset[int]:
+        """The nodes that sum over samples: they follow from them, and have no dim that counts them (a loss)."""
+        found = set[int]()
+        reached = {i for i in self.pcg.of("input") if self.atoms[i].batch}
+        for index, node in enumerate(self.pcg.nodes):
+            if reached.intersection(node.inputs):
+                reached.add(index)
+                if self.batch.isdisjoint(self.dimensions[index]):
+                    found.add(index)
+        return frozenset(found)
+
+    # What primitives do
+
+    def count(self) -> int:
+        """A new operator's number."""
+        self._count += 1
+        return self._count
+
+    def replace(self, op: Op, parts: list[Op]) -> None:
+        """Let `parts` stand where `op` was. Raises PartitaError for an operator that was replaced before."""
+        ops = self._forward.get(op.node, []) if op.phase is Phase.FORWARD else self._updates.get(op.node, [])
+        if op.gone or op not in ops:
+            raise PartitaError(f"{op.name} was transformed before: transform its parts")
+        at = ops.index(op)
+        ops[at : at + 1] = parts
+        op.gone = True
+
+    def prove(self, node: int, row: Row, label: str) -> None:
+        """Refuse a row of the user's that is not proved: PartitaError says why."""
+        key = (node, row)
+        if key not in self._proved:
+            rule = row_rule(self.pcg, node, row, label)
+            if rule is None or self._prover is None:
+                said = "it is no cut of whole dims" if rule is None else "there is no prover at hand"
+            else:
+                said = self._prover(rule)
+            self._proved[key] = said
+        if self._proved[key]:
+            found = self.pcg.nodes[node]
+            raise PartitaError(f"{label} of {found.op} {found.name!r} is not accepted: {self._proved[key]}")
+
+    def derived(self, op: Op, phase: Phase) -> Op | None:
+        """What follows from a forward operator, one object each; None where nothing of the kind does."""
+        if op.phase is not Phase.FORWARD:
+            return None
+        sources = [self.pcg.nodes[i] for i in op.of.inputs]
+        there = {
+            Phase.BACKWARD: True,
+            Phase.WEIGHT: op.split and any(n.op == "parameter" and n.gradient for n in sources),
+            Phase.RECOMPUTE: op.group is not None,
+            Phase.OFFLOAD: op.swapped,
+            Phase.RELOAD: op.swapped,
+        }
+        if not there[phase] or (phase is not Phase.RECOMPUTE and not differentiable(self.pcg, op.node)):
+            return None
+        key = (op.number, phase)
+        if key not in self._derived:
+            self._derived[key] = Op(self, op.node, phase, op.cuts, op)
+        return self._derived[key]
+
+    def recomputes(self, node: int, group: int | None) -> bool:
+        """Whether a node is recomputed in a group."""
+        return any(op.group == group for op in self._forward.get(node, ()))

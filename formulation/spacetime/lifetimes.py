@@ -1,0 +1,205 @@
+"""From when to when every tensor of a program takes memory on its device.
+
+A tensor lives from the instruction that makes it to the last one that reads it, and what an operator keeps for its
+backward (`Operator.saved`) until that has run. A recomputed operator keeps nothing; its repetition does. What is
+swapped leaves after its offload and comes back, as other bytes, with its reload: once, whoever keeps it. Gradients of
+parameters wait for the last update. Views, and what is changed in place, share the bytes of what they are made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...model.operator import operator
+from ...model.pcg import PCG
+from .mask import GRADIENT, RECOMPUTED, VALUE, PTensor
+from .op import Op, Phase
+from .price import Prices
+from .program import (
+    Accumulate,
+    Add,
+    Collective,
+    Instruction,
+    Join,
+    Program,
+    Receive,
+    Register,
+    Run,
+    Send,
+    Slice,
+    Zeros,
+)
+
+MEMORY = ("inputs", "weights", "states", "gradients", "activations", "transients")
+"""What bytes are for: the batch and buffers, parameters and their states, gradients of parameters, what waits for
+backward, and all else: what is read on, gradients of activations, what is under way."""
+
+_HERE = ("input", "buffer")
+_AFTER_FORWARD = (Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT)
+_ROOM = {"all_reduce": 0, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 2}
+"""Copies of the larger of what goes in and what comes out, in pieces that lie side by side, while a collective runs."""
+
+_SAME_GRADIENT = {"view", "permute", "expand", "contiguous", "detach", "add"}
+"""Operators whose backward hands on the gradient itself, where its size stays."""
+
+
+@dataclass(slots=True)
+class Span:
+    """Bytes that live from the start of the first instruction that touches them to the end of the last."""
+
+    size_bytes: int
+    kind: str
+    touched: list[int] = field(default_factory=list)  # numbers in the device's list
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """Memory of one device: `always` by kind, and spans. `moved` says how many bytes an offload or a reload moves."""
+
+    always: Mapping[str, int]
+    spans: tuple[Span, ...]
+    moved: Mapping[int, int]
+
+
+def operands(instruction: Instruction) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
+    """The registers that an instruction reads, and those that it makes or changes."""
+    match instruction:
+        case Run(_, reads, writes):
+            return reads, tuple(w for w in writes if w is not None)
+        case Zeros(target) | Receive(_, target):
+            return (), (target,)
+        case Slice(target, source):
+            return (source,), (target,)
+        case Join(target, sources) | Add(target, sources):
+            return sources, (target,)
+        case Accumulate(total, source, first):
+            return (source,) if first else (source, total), (total,)
+        case Collective(source=source, target=target):
+            return (source,) if source is not None else (), (target,)
+        case Send(_, source):
+            return (source,), ()
+
+
+def lifetimes(program: Program, device: int, prices: Prices) -> Lifetimes:
+    """The memory of one device of a program."""
+    return _Device(program.devices[device], prices).run()
+
+
+class _Device:
+    def __init__(self, instructions: Sequence[Instruction], prices: Prices) -> None:
+        self.instructions, self.prices, self.pcg = instructions, prices, prices.graph.pcg
+        self.spans: list[Span] = []
+        self.of: dict[Register, Span] = {}
+        self.held: dict[Op, list[Span]] = {}  # by forward operator
+        self.host: dict[int, Span | None] = {}  # by identity of what was offloaded, what it is after its reload
+        self.moved: dict[int, int] = {}
+        self.updating: list[Span] = []  # gradients that wait for the last update, at `updated`: all are clipped at once
+        self.updated = 0
+        self.always = dict.fromkeys(MEMORY, 0)
+        here = [i for op in _HERE for i in self.pcg.of(op)]
+        self.always["inputs"] = sum(self.pcg.nodes[i].numel * self._item(i) for i in here)
+
+    def run(self) -> Lifetimes:
+        for index, instruction in enumerate(self.instructions):
+            reads, writes = operands(instruction)
+            for register in reads:
+                self.of[register].touched.append(index)
+            match instruction:
+                case Run(op):
+                    self._task(index, op, instruction)
+                case Slice(target, source) | Accumulate(target, source, True):
+                    self.of[target] = self.of[source]
+                case Collective(kind="broadcast", source=Register() as source, target=target):
+                    self.of[target] = self.of[source]
+                case Collective(kind=kind, source=Register() as source, target=target):
+                    room = max(map(self.prices.register_bytes, (source, target)))
+                    self._new(_ROOM[kind] * room, "transients", index)
+            for register in writes:
+                if register not in self.of:
+                    self.of[register] = self._new(
+                        self.prices.register_bytes(register), _kind(self.pcg, register), index
+                    )
+        return Lifetimes(self.always, tuple(self.spans), self.moved)
+
+    def _task(self, index: int, op: Op, run: Run) -> None:
+        match op.phase:
+            case Phase.STORE:
+                self.always["weights"] += op.mask(None).numel * self._item(op.node)
+                self.of |= {w: Span(0, "weights") for w in run.writes if w is not None}
+            case Phase.FORWARD | Phase.RECOMPUTE:
+                self._forward(index, op, run)
+            case Phase.BACKWARD | Phase.WEIGHT:
+                self._backward(index, op, run)
+            case Phase.OFFLOAD | Phase.RELOAD:
+                self._swap(index, op)
+            case Phase.UPDATE:
+                self.always["states"] += op.mask(None).numel * self._item(op.node) * self.prices.states
+                self.of |= {w: self.of[run.reads[1]] for w in run.writes if w is not None}  # in place
+                self.updating.append(self.of[run.reads[0]])
+                self.updated = index
+        if op.phase in _AFTER_FORWARD:
+            for register in run.reads:
+                if register.tensor.kind in (VALUE, RECOMPUTED):
+                    self.of[register].kind = "activations"
+
+    def _forward(self, index: int, op: Op, run: Run) -> None:
+        nodes, entry, (write,) = self.pcg.nodes, operator(op.of.op), run.writes
+        moved = [p for p, source in enumerate(op.of.inputs) if nodes[source].op not in _HERE]
+        read = {p: self.of[r] for p, r in zip(moved, run.reads, strict=True)}
+        if not entry.passes and len(op.of.inputs) == 1:
+            own = read.get(0) or Span(0, "inputs")
+        else:
+            own = self._new(op.mask(None).numel * self._item(op.node), "transients", index)
+        if write is not None:
+            self.of[write] = own
+        if op.group is None or op.phase is Phase.RECOMPUTE:
+            saved = self.prices.saved(op)
+            held = [read[p] for p in saved.operands if p in read] + ([own] if saved.output else [])
+            if saved.own_bytes:
+                held.append(self._new(saved.own_bytes, "transients", index))
+            self.held[op.forward or op] = list({id(span): span for span in held if span.size_bytes}.values())
+
+    def _backward(self, index: int, op: Op, run: Run) -> None:
+        assert op.forward is not None
+        for span in self.held.get(op.forward, ()):
+            span.kind = "activations"
+            span.touched.append(index)
+        for (_, operand), write in zip((w.via or (0, 0) for w in op.writes), run.writes, strict=True):
+            if write is None or not run.reads:
+                continue
+            same = op.of.op in _SAME_GRADIENT and write.mask.numel == run.reads[0].mask.numel
+            if same or op.of.op == "cat" or (op.of.op == "sub" and not operand):
+                self.of[write] = self.of[run.reads[0]]
+
+    def _swap(self, index: int, op: Op) -> None:
+        """To the host what is not there yet, and back what is not here again."""
+        assert op.forward is not None
+        out, moved = op.phase is Phase.OFFLOAD, 0
+        held = self.held.get(op.forward, [])
+        for number, span in enumerate(held):
+            if out:
+                span.kind = "activations"
+                span.touched.append(index)
+                moved += 0 if id(span) in self.host else span.size_bytes
+                self.host.setdefault(id(span), None)
+                continue
+            back = self.host[id(span)]
+            if back is None:
+                back = self.host[id(span)] = self._new(span.size_bytes, "activations", index)
+                moved += span.size_bytes
+            back.touched.append(index)
+            held[number] = back
+        self.moved[index] = moved
+
+    def _new(self, size_bytes: int, kind: str, index: int) -> Span:
+        self.spans.append(Span(size_bytes, kind, [index]))
+        return self.spans[-1]
+
+    def _item(self, node: int) -> int:
+        return self.prices.item(PTensor(VALUE, node))
+
+
+def _kind(pcg: PCG, register: Register) -> str:
+    of_parameter = pcg.nodes[register.tensor.node].op == "parameter"
+    return "gradients" if of_parameter and register.tensor.kind == GRADIENT else "transients"

@@ -1,0 +1,122 @@
+"""pTensors, vTensors and masks (SuperScaler, section 3.1, Figures 5 to 7).
+
+A pTensor is a tensor of the captured graph: a value, its gradient, or a parameter after its update. A vTensor is what
+one operator reads or writes of it: its mask is a box over the tensor's atoms, and which of the addends it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import prod
+from typing import TypeAlias
+
+from ...model.layout import P, atom_of, is_split
+
+Interval: TypeAlias = tuple[int, int]
+"""Start and stop of the entries of one atom."""
+
+Box: TypeAlias = tuple[Interval, ...]
+"""One interval for every atom of a tensor, outermost first."""
+
+Addends: TypeAlias = tuple[Fraction, Fraction]
+"""Which share of the addends: [0, 1) is the value itself, [1/4, 1/2) the second of four addends."""
+
+ALL: Addends = (Fraction(0), Fraction(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A part of a tensor: of every atom an interval, and of the value a share of its addends."""
+
+    box: Box
+    addends: Addends = ALL
+
+    def cut(self, letter: int, parts: int, number: int) -> Mask:
+        """Part `number` of `parts` along one letter; at R and B all parts are the whole.
+
+        Raises ValueError with the size that does not divide.
+        """
+        if letter == P:
+            least, most = self.addends
+            share = (most - least) / parts
+            return replace(self, addends=(least + number * share, least + (number + 1) * share))
+        if not is_split(letter):
+            return self
+        atom = atom_of(letter)
+        start, stop = self.box[atom]
+        if (stop - start) % parts:
+            raise ValueError(stop - start)
+        size = (stop - start) // parts
+        inner = (start + number * size, start + (number + 1) * size)
+        return replace(self, box=(*self.box[:atom], inner, *self.box[atom + 1 :]))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.box)
+
+    @property
+    def numel(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def partial(self) -> bool:
+        """Whether this is an addend, not the value."""
+        return self.addends != ALL
+
+    def __str__(self) -> str:
+        """`[0:4, 8:16]`, and after it which addend: `[0:4] addend 1/2`."""
+        text = "[" + ", ".join(f"{start}:{stop}" for start, stop in self.box) + "]"
+        if not self.partial:
+            return text
+        start, stop = self.addends
+        return f"{text} addend {start / (stop - start) + 1}/{1 / (stop - start)}"
+
+
+def whole(sizes: tuple[int, ...]) -> Mask:
+    """The mask of a whole tensor whose atoms have these sizes."""
+    return Mask(tuple((0, size) for size in sizes))
+
+
+def meet(a: Box, b: Box) -> Box | None:
+    """What two boxes share; None where that is nothing (Figure 7)."""
+    shared = tuple((max(s, t), min(e, f)) for (s, e), (t, f) in zip(a, b, strict=True))
+    return None if any(start >= stop for start, stop in shared) else shared
+
+
+def within(a: Box, b: Box) -> bool:
+    """Whether box `a` lies in box `b`."""
+    return all(t <= s and e <= f for (s, e), (t, f) in zip(a, b, strict=True))
+
+
+def takes(reader: Addends, written: Addends) -> bool:
+    """Whether who reads a share of the addends takes the addend `written`.
+
+    Readers that share out the addends between them take every addend once: each the addends that begin in its share.
+    So of a value that is whole the first reader takes all, and the others take zeros (the move R -> P of the layouts).
+    """
+    return reader[0] <= written[0] < reader[1]
+
+
+VALUE, GRADIENT, UPDATED, RECOMPUTED, SAVED = "value", "gradient", "updated", "recomputed", "saved"
+
+
+@dataclass(frozen=True, slots=True)
+class PTensor:
+    """A tensor of the captured graph: `kind` says whether it is the value of `node`, its gradient, the parameter
+    after its update, the value computed again for backward, or what backward needs of the node (`saved`)."""
+
+    kind: str
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class VTensor:
+    """What one operator reads or writes of a pTensor.
+
+    A gradient is the sum over all that read the value; `via` is then the reader, (node, operand), whose addend this is.
+    """
+
+    tensor: PTensor
+    mask: Mask
+    via: tuple[int, int] | None = None

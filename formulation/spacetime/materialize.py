@@ -1,0 +1,136 @@
+"""Dependencies made into communication: a program from the tasks of a plan (SuperScaler, sections 3.3 and 4, Figure 8).
+
+Every vTensor that a task reads is put together from what others write of it. What one device writes of one box for the
+same readers is added up there first. Then the overlaps go to the devices that lack them: cut out, sent and received, or
+as collectives, where patterns match (`aligned`) or a search finds a path (`regular`); and at last they are joined and
+added, just before the first task that reads them.
+
+A transfer stands in the total order right after the last task whose results it moves; so every device starts it as
+early as it can. Parameters that a device does not keep are fetched just before each use. No device waits for ever: all
+events, with the tasks, are in one total order, in which each comes after what it reads; each device has its events in
+this order; and of the events that are not done yet the first has all its devices waiting at it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+
+from ...model.errors import PartitaError
+from ...model.machine import Machine
+from .builder import BEFORE, START, Builder, Place
+from .mask import VALUE, PTensor, VTensor
+from .op import Op, Phase
+from .order import Completed, edges
+from .program import Program, Register
+from .supplies import Demand, Written, components, demand_of, device, nested, supplies
+from .tasks import Need, reads_of
+from .transfers import Transfers
+
+COMMUNICATION = ("p2p", "intra", "rvd")
+_COMPUTES = frozenset({Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT})
+
+
+def materialize(completed: Completed, machine: Machine | None = None, *, communication: str = "rvd") -> Program:
+    """The program of a plan whose order is completed.
+
+    `communication`: "p2p" has sends and receives only, "intra" collectives on one group of devices, "rvd" also between
+    groups. Without a machine, collectives are only matched, not searched for. Raises PartitaError for another word.
+    """
+    if communication not in COMMUNICATION:
+        raise PartitaError(f"communication {communication!r} is none of {', '.join(COMMUNICATION)}")
+    order = in_step(completed)
+    builder = Builder(completed.tasks.graph)
+    written = Written(order, builder)
+    transfers = Transfers(builder, written, machine, communication)
+    wanted = _Wanted(completed, order, written)
+    for floor, demands in wanted.together():
+        found = supplies(nested(demands, written), written)
+        groups = components(found)
+        sent = {supply for group in groups for supply in group}
+        for supply in found:
+            if supply not in sent:
+                transfers.local(supply)
+        for group in groups:
+            transfers.component(group, floor)
+    registers: dict[Demand, Register] = {}
+    for demand in sorted(wanted.demands, key=lambda q: q.within is not None):
+        mask, place = demand.read.mask, (demand.at, BEFORE)
+        if demand.within is None:
+            made = builder.assemble(demand.device, demand.read.tensor, mask.box, demand.parts, place)
+        else:
+            made = builder.slice(registers[demand.within], mask.box, place)
+        registers[demand] = made
+    for at, op in enumerate(order):
+        reads = tuple(registers[wanted.of[op, read]] for read in wanted.reads[op])
+        builder.run(at, op, reads, written.outputs(op))
+    return builder.program(completed.tasks)
+
+
+def in_step(completed: Completed) -> list[Op]:
+    """The tasks in an order in which devices go on alike; each device has its own as they were.
+
+    Tasks are sorted by when they would end if each that computes took one unit of time. So what devices do together,
+    as fetching a parameter, comes at about the same time for all.
+    """
+    place = {op: at for at, op in enumerate(completed.order)}
+    before: dict[Op, list[Op]] = defaultdict(list)
+    for first, second in edges(completed):
+        before[second].append(first)
+    ends: dict[Op, int] = {}
+    free: dict[int, int] = defaultdict(int)
+    for op in completed.order:
+        start = max([free[device(op)], *(ends[first] for first in before[op])])
+        ends[op] = free[device(op)] = start + (op.phase in _COMPUTES)
+    return sorted(completed.order, key=lambda op: (ends[op], place[op]))
+
+
+class _Wanted:
+    """All demands of a plan: one for each vTensor that tasks of a device read; of a fetched parameter for each use."""
+
+    def __init__(self, completed: Completed, order: Sequence[Op], written: Written) -> None:
+        self.completed, self.written = completed, written
+        self.reads = reads_of(order)
+        self.of: dict[tuple[Op, VTensor], Demand] = {}
+        self._groups: dict[Hashable, list[Demand]] = defaultdict(list)
+        self._known: dict[tuple[int, VTensor], Demand] = {}
+        self._needs: dict[tuple[Op, VTensor], list[Need]] = defaultdict(list)
+        for need in completed.tasks.needs:
+            if need.read is not None:
+                self._needs[need.task, need.read].append(need)
+        turns: dict[Hashable, int] = defaultdict(int)
+        for op in order:
+            turns[op.device, op.phase, op.node] += 1
+            use = (op.phase, op.node, turns[op.device, op.phase, op.node])
+            for read in dict.fromkeys(self.reads[op]):
+                self.of[op, read] = self._demand(op, read, use)
+
+    def _demand(self, op: Op, read: VTensor, use: Hashable) -> Demand:
+        known = self._known.get((device(op), read))
+        if known is not None:
+            return known
+        demand = demand_of(op, read, self._needs[op, read], self.written, self.completed.chosen)
+        if self._fetched(demand):
+            self._groups[read.tensor, use].append(demand)
+        else:
+            self._groups[read.tensor].append(demand)
+            self._known[device(op), read] = demand
+        return demand
+
+    def _fetched(self, demand: Demand) -> bool:
+        """Whether this is a parameter that its device does not keep whole: it is given back after each use."""
+        tensor = demand.read.tensor
+        if tensor.kind != VALUE or self.written.builder.graph.pcg.nodes[tensor.node].op != "parameter":
+            return False
+        return any(demand.device not in self.written.writers(term) for term in demand.terms)
+
+    def together(self) -> Iterator[tuple[Place, list[Demand]]]:
+        """Demands for one tensor that are met at once, and the place before which they are not."""
+        for key, demands in self._groups.items():
+            fetched = not isinstance(key, PTensor)
+            yield (min(q.at for q in demands), BEFORE) if fetched else START, demands
+
+    @property
+    def demands(self) -> list[Demand]:
+        """All of them, each once."""
+        return list(dict.fromkeys(self.of.values()))

@@ -1,0 +1,254 @@
+"""A predicted step of a program: when every instruction runs on every device, and what memory it takes.
+
+A device runs its list in order on its compute stream. Transfers run on a stream of their own, what moves to the host
+and back on a third; each stream does one thing at a time, in order. A transfer begins when all its members have come to
+it in their lists, done what is before it and finished their earlier transfers. Whatever reads what it brings waits for
+it, and nothing else does. Groups that move one tensor alike at the same time share links, and are priced together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
+
+from ...model.errors import PartitaError
+from ...model.machine import Machine
+from .lifetimes import Lifetimes, lifetimes, operands
+from .mask import PTensor
+from .op import Op, Phase
+from .price import Prices
+from .program import Accumulate, Add, Collective, Instruction, Join, Program, Receive, Register, Run, Send, Slice, Zeros
+
+COMPUTE, COMMUNICATION, HOST = "compute", "communication", "host"
+STREAMS = (COMPUTE, COMMUNICATION, HOST)
+SEND = "send"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An instruction on a stream of its device. It was come to in the list at `reached_ns`; `size_bytes` it moves."""
+
+    instruction: Instruction
+    stream: str
+    reached_ns: int
+    start_ns: int
+    end_ns: int
+    size_bytes: int = 0
+
+    @property
+    def ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Memory of a device: bytes by kind (`MEMORY`) where all together are most, when that is, and bytes over time."""
+
+    peak: Mapping[str, int]
+    peak_ns: int
+    over_time: tuple[tuple[int, int], ...]  # from a time in ns on so many bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.peak.values())
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step: `devices` has every device's instructions in the order of its list, `memory` its memory."""
+
+    program: Program
+    machine: Machine
+    devices: tuple[tuple[Timed, ...], ...]
+    memory: tuple[Usage, ...]
+
+    @cached_property
+    def step_ns(self) -> int:
+        """From the first start to the last end."""
+        return max((timed.end_ns for own in self.devices for timed in own), default=0)
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Of every device."""
+        return tuple(usage.peak_bytes for usage in self.memory)
+
+    @cached_property
+    def busy_ns(self) -> tuple[int, ...]:
+        """How long every device computes."""
+        return tuple(sum(timed.ns for timed in own if timed.stream == COMPUTE) for own in self.devices)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step in which devices do not compute, of all devices together."""
+        whole = self.step_ns * len(self.devices)
+        return 1 - sum(self.busy_ns) / whole if whole else 0.0
+
+
+def predict(program: Program, machine: Machine, dtype: str = "float32", optimizer: str = "adamw") -> Prediction:
+    """Time and memory of a step.
+
+    Raises PartitaError: an unknown dtype, optimizer or operator, more devices than the machine has, a plan that swaps
+    on a machine without `host_bandwidth`.
+    """
+    if len(program.devices) > machine.devices:
+        raise PartitaError(f"the plan is for {len(program.devices)} devices, {machine.name} has {machine.devices}")
+    prices = Prices(program.tasks.graph, machine, dtype, optimizer)
+    living = [lifetimes(program, device, prices) for device in range(len(program.devices))]
+    timeline = _Timeline(program, prices, living).run()
+    memory = (_usage(own, alive) for own, alive in zip(timeline, living, strict=True))
+    return Prediction(program, machine, timeline, tuple(memory))
+
+
+# Time
+
+
+class _Timeline:
+    def __init__(self, program: Program, prices: Prices, living: list[Lifetimes]) -> None:
+        self.program, self.prices, self.living = program, prices, living
+        self.free = [dict.fromkeys(STREAMS, 0) for _ in program.devices]
+        self.ready: dict[Register, int] = {}
+        self.reloaded: dict[Op, int] = {}  # by forward operator
+        self.timed: list[list[Timed | None]] = [[None] * len(own) for own in program.devices]
+        self.arrived: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # of a transfer: device, place, when
+        self.transfer_ns = dict(_transfers(program, prices))
+
+    def run(self) -> tuple[tuple[Timed, ...], ...]:
+        order = sorted(
+            (step, device, place) for device, steps in enumerate(self.program.steps) for place, step in enumerate(steps)
+        )
+        for _, device, place in order:
+            instruction = self.program.devices[device][place]
+            if isinstance(instruction, Collective | Send | Receive):
+                self._transfer(device, place, instruction)
+            else:
+                self._alone(device, place, instruction)
+        done = tuple(tuple(timed for timed in own if timed is not None) for own in self.timed)
+        assert list(map(len, done)) == list(map(len, self.program.devices)), "a transfer lacks a member"
+        return done
+
+    def _alone(self, device: int, place: int, instruction: Instruction) -> None:
+        stream, reached, size = COMPUTE, self.free[device][COMPUTE], self.living[device].moved.get(place, 0)
+        start = max((self.ready[r] for r in operands(instruction)[0]), default=0)
+        if isinstance(instruction, Run):
+            op = instruction.op
+            if op.phase in (Phase.OFFLOAD, Phase.RELOAD):
+                stream, ns = HOST, self.prices.host_ns(size)
+            else:
+                ns = self.prices.task_ns(op)
+                if op.forward is not None:
+                    start = max(start, self.reloaded.get(op.forward, 0))
+        else:
+            ns = self._local_ns(instruction)
+        timed = self._put(device, place, stream, reached, max(start, reached), ns, size)
+        if isinstance(instruction, Run) and instruction.op.phase is Phase.RELOAD and instruction.op.forward is not None:
+            self.reloaded[instruction.op.forward] = timed.end_ns
+
+    def _local_ns(self, instruction: Instruction) -> int:
+        size = self.prices.register_bytes
+        match instruction:
+            case Zeros(target):
+                return self.prices.copy_ns((), size(target))
+            case Slice(target, source):
+                return self.prices.copy_ns([size(target)], size(target))
+            case Join(target, sources) | Add(target, sources):
+                return self.prices.copy_ns([size(source) for source in sources], size(target))
+            case Accumulate(total, source, first):
+                return 0 if first else self.prices.accumulate_ns(total.tensor, source.mask.numel)
+        raise AssertionError(instruction)
+
+    def _transfer(self, device: int, place: int, instruction: Collective | Send | Receive) -> None:
+        """Note who has come; the last one starts it."""
+        members = self.arrived[instruction.key]
+        members.append((device, place, self.free[device][COMPUTE]))
+        if len(members) < (len(instruction.group) if isinstance(instruction, Collective) else 2):
+            return
+        start = 0
+        for d, p, reached in members:
+            reads = operands(self.program.devices[d][p])[0]
+            start = max(start, reached, self.free[d][COMMUNICATION], *(self.ready[r] for r in reads))
+        ns, size = self.transfer_ns[instruction.key]
+        for d, p, reached in members:
+            self._put(d, p, COMMUNICATION, reached, start, ns, size)
+
+    def _put(self, device: int, place: int, stream: str, reached: int, start: int, ns: int, size: int) -> Timed:
+        start = max(start, self.free[device][stream])
+        timed = Timed(self.program.devices[device][place], stream, reached, start, start + ns, size)
+        self.timed[device][place], self.free[device][stream] = timed, timed.end_ns
+        self.ready |= dict.fromkeys(operands(timed.instruction)[1], timed.end_ns)
+        return timed
+
+
+class _Move(NamedTuple):
+    """A transfer: its ranks in order, the bytes that a member moves."""
+
+    kind: str
+    tensor: PTensor
+    size_bytes: int
+    group: tuple[int, ...]
+
+
+def _transfers(program: Program, prices: Prices) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(key, (ns, bytes)) of every transfer; those one after another that move one tensor alike share the links."""
+    found = dict(sorted(_moves(program, prices)))
+    for _, alike in groupby(found.items(), key=lambda item: (item[1][:3], len(item[1].group))):
+        for keys, moves in _apart(list(alike)):
+            kind, _, size, _ = moves[0]
+            groups = [move.group for move in moves]
+            if kind == SEND:
+                ns = prices.sends_ns([(group[0], group[1]) for group in groups], size)
+            else:
+                ns = prices.collective_ns(kind, groups, size)
+            yield from ((key, (ns, size)) for key in keys)
+
+
+def _moves(program: Program, prices: Prices) -> Iterator[tuple[int, _Move]]:
+    for device, own in enumerate(program.devices):
+        for x in own:
+            if isinstance(x, Send):
+                yield x.key, _Move(SEND, x.source.tensor, prices.register_bytes(x.source), (device, x.to))
+            elif isinstance(x, Collective) and device == x.group[0]:
+                whole = x.target if x.kind == "all_gather" or x.source is None else x.source
+                yield x.key, _Move(x.kind, whole.tensor, prices.register_bytes(whole), x.group)
+
+
+def _apart(moves: list[tuple[int, _Move]]) -> Iterator[tuple[list[int], list[_Move]]]:
+    """Runs of moves of which no device takes part in two."""
+    keys: list[int] = []
+    run: list[_Move] = []
+    busy: set[int] = set()
+    for key, move in moves:
+        if busy & set(move.group):
+            yield keys, run
+            keys, run, busy = [], [], set()
+        keys.append(key)
+        run.append(move)
+        busy |= set(move.group)
+    if run:
+        yield keys, run
+
+
+# Memory
+
+
+def _usage(timed: Sequence[Timed], living: Lifetimes) -> Usage:
+    """Bytes over time: what ends goes before what begins later in the list, but after what begins with it."""
+    changes: list[tuple[int, int, bool, int, str]] = []
+    for span in living.spans:
+        first, last = span.touched[0], max(span.touched, key=lambda place: (timed[place].end_ns, place))
+        changes.append((timed[first].reached_ns, first, False, span.size_bytes, span.kind))
+        changes.append((timed[last].end_ns, last, True, -span.size_bytes, span.kind))
+    now = dict(living.always)
+    total = most = sum(now.values())
+    peak, peak_ns = dict(now), 0
+    over_time: dict[int, int] = {0: total}
+    for ns, _, _, size, kind in sorted(changes):
+        now[kind] += size
+        total += size
+        over_time[ns] = total
+        if total > most:
+            most, peak, peak_ns = total, dict(now), ns
+    return Usage(peak, peak_ns, tuple(over_time.items()))

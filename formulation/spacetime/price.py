@@ -1,0 +1,267 @@
+"""What the tasks of a space-time plan cost on a machine: the planner's cost model (docs/cost-model.md) at their masks.
+
+    forward, recompute   max(F / FLOP/s, bytes / memory bandwidth) + launch, as the planner prices an operator
+    backward             the planner's backward; where it is split and has both halves, half of F and bytes each
+    update               (3 + 2 states) n i / memory bandwidth
+    offload, reload      bytes / host bandwidth + launch
+
+A part's F is the operator's by what its cuts leave of the indices that they split; its bytes are those of its masks.
+What is only another view of a tensor costs nothing, nor does it to have or to keep a parameter (store, keep).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+import numpy as np
+
+from ...model.collectives import ROUNDING_NS
+from ...model.cost import ITEMSIZE, Roofline, backward_factor, optimizer_states, precision
+from ...model.errors import PartitaError
+from ...model.layout import is_split
+from ...model.machine import Machine
+from ...model.operator import operator
+from ...model.pcg import FLOATS, Node
+from ..classes import classes
+from ..domain import LOSS_TRANSIENTS
+from ..row import Row
+from ..rvd.prices import prices_on
+from ..strategy import rows
+from .graph import Graph
+from .mask import GRADIENT, PTensor
+from .op import Op, Phase
+from .program import Register
+
+FUSED_DIMS = 4
+"""Dims of tensors of which PyTorch's attention never makes the scores; of others it makes them, and keeps them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a forward operator leaves for its backward: inputs (by operand), its output, and bytes of its own."""
+
+    operands: tuple[int, ...]
+    output: bool
+    own_bytes: int
+
+
+class Prices:
+    """Prices of the tasks of one graph on a machine; tasks that are cut alike are priced once."""
+
+    def __init__(self, graph: Graph, machine: Machine, dtype: str = "float32", optimizer: str = "adamw") -> None:
+        self.graph, self.machine, self.precision = graph, machine, precision(dtype)
+        self.states = optimizer_states(optimizer)
+        self.links = prices_on(machine)
+        self._roofline = Roofline(machine, self.precision.compute)
+        self._constant = classes(graph.pcg).constant
+        self._tasks: dict[object, int] = {}
+
+    # Sizes
+
+    def item(self, tensor: PTensor) -> int:
+        """Bytes of an element: of parameters and their gradients the master dtype's."""
+        node = self.graph.pcg.nodes[tensor.node]
+        if node.op in ("parameter", "buffer") and node.dtype in FLOATS:
+            return ITEMSIZE[self.precision.master]
+        return self.precision.itemsize(node.dtype)
+
+    def register_bytes(self, register: Register) -> int:
+        """Bytes of a register."""
+        return register.mask.numel * self.item(register.tensor)
+
+    def saved(self, op: Op, stored: bool = True) -> Saved:
+        """What a forward operator, or its repetition, keeps; parameters stay where they are, or are fetched again.
+
+        `stored`: in mixed precision the device keeps the parameters, and so the operator its casts of them.
+        """
+        node, sources, entry = op.of, self._sources(op), operator(op.of.op)
+        kept: list[int] = []
+        output, own, first = False, 0, 0
+        if sources:
+            first = op.mask(0).numel * self._item(sources[0])
+        for place, (name, source) in enumerate(zip(entry.named(node), sources, strict=True)):
+            size = op.mask(place).numel
+            if name not in entry.saved:
+                continue
+            if source.op == "parameter":
+                own += size * self._item(source) if self.precision.mixed and stored else 0
+            elif node.op in LOSS_TRANSIENTS and self._item(source) < ITEMSIZE["float32"]:
+                own += size * ITEMSIZE["float32"]  # losses compute in float32 at least, and keep that copy
+            else:
+                kept.append(place)
+        for name in entry.saved:
+            output |= name == "y"
+            own += first if name == "noise" else 0
+            own += op.mask(0).numel * ITEMSIZE["bool"] if name == "mask" else 0
+            own += op.mask(None).numel * ITEMSIZE["int64"] if name == "indices" else 0
+        if node.op in LOSS_TRANSIENTS:
+            wide = op.mask(0).numel * max(ITEMSIZE["float32"], self._item(sources[0]))
+            own += LOSS_TRANSIENTS[node.op] * (wide + (first if self.precision.mixed else 0))
+        if node.op == "attention" and len(node.shape) != FUSED_DIMS:
+            scores = node.numel // node.shape[-1] * sources[1].shape[-2]
+            own += scores * op.mask(None).numel // node.numel * self._item(node)
+        for index, part in self._parts(op).items():
+            own += entry.split(node, sources, index, part)[1] * self._item(sources[0]) if entry.split else 0
+        return Saved(tuple(kept), output, own)
+
+    def _item(self, node: Node) -> int:
+        """Bytes of an element where an operator computes with it."""
+        return self.precision.itemsize(node.dtype)
+
+    def _sources(self, op: Op) -> tuple[Node, ...]:
+        return tuple(self.graph.pcg.nodes[i] for i in op.of.inputs)
+
+    # Tasks
+
+    def task_ns(self, op: Op) -> int:
+        """How long a task takes. PartitaError: an unknown operator, a look-up with a sparse gradient, no host link."""
+        cuts = tuple((cut.row, cut.parts) for cut in op.cuts)
+        split = op.forward is not None and op.forward.split
+        key = op.node, op.phase, cuts, split, op.region and op.region.sizes
+        if key not in self._tasks:
+            self._tasks[key] = self._task_ns(op)
+        return self._tasks[key]
+
+    def _task_ns(self, op: Op) -> int:
+        match op.phase:
+            case Phase.STORE | Phase.KEEP:
+                return 0  # a parameter is where it is, or its name now means its new value
+            case Phase.UPDATE:
+                item = ITEMSIZE[self.precision.master]
+                return self.stream_ns(op.mask(None).numel * item * (3 + 2 * self.states))
+            case Phase.FORWARD | Phase.RECOMPUTE:
+                return self._forward_ns(op)
+            case Phase.BACKWARD | Phase.WEIGHT:
+                return self._backward_ns(op)
+            case Phase.OFFLOAD | Phase.RELOAD:
+                assert op.forward is not None
+                return self.host_ns(self.saved_bytes(op.forward))
+
+    def saved_bytes(self, op: Op) -> int:
+        """Bytes that a forward operator keeps, each tensor counted that it keeps."""
+        saved, sources = self.saved(op), self._sources(op)
+        kept = sum(op.mask(p).numel * self._item(sources[p]) for p in saved.operands)
+        return kept + saved.own_bytes + saved.output * op.mask(None).numel * self._item(op.of)
+
+    def _forward_ns(self, op: Op) -> int:
+        node, sources, entry = op.of, self._sources(op), operator(op.of.op)
+        if entry.view or not entry.passes:
+            return 0
+        work, own = entry.work(node, sources) * self._share(op), op.mask(None).numel * self._item(node)
+        if self._constant[op.node]:
+            return self.kernel_ns(work, 2.0 * own)
+        casts = sum(op.mask(p).numel for p, source in enumerate(sources) if source.op == "parameter")
+        cast = self.stream_ns(casts * (ITEMSIZE[self.precision.master] + self._item(node)))
+        return self.kernel_ns(work, self._traffic(op) * entry.passes) + (cast if self.precision.mixed else 0)
+
+    def _backward_ns(self, op: Op) -> int:
+        node, sources, entry = op.of, self._sources(op), operator(op.of.op)
+        share, half = self._share(op), self._half(op)
+        if entry.view or not entry.passes or not half:
+            return 0
+        work = entry.work(node, sources) * share * backward_factor(node, sources, entry.matmul)
+        moved = 2 * self._traffic(op) * entry.passes
+        if entry.scratch is not None:
+            moved += 2 * entry.scratch(node, sources) * share * self._item(node)
+        total = self.kernel_ns(work * half, moved * half)
+        if entry.masked and (op.phase is Phase.BACKWARD or half == 1):
+            count = op.mask(None).numel
+            total += self.kernel_ns(count, 4.0 * count * self._item(node))
+        looked_up = entry.looked_up(node, sources)
+        if looked_up and sources[looked_up[0]].gradient:
+            place = looked_up[0]
+            if op.phase is Phase.WEIGHT or half == 1 or sources[place].op != "parameter":
+                total += self.stream_ns(op.mask(place).numel * self._item(sources[place]))
+        return total
+
+    def _half(self, op: Op) -> float:
+        """The share of its operator's backward that a task is: of a split one with both halves each half."""
+        if op.forward is None or not op.forward.split:
+            return 1.0
+        trained = {source.op == "parameter" for source in self._sources(op) if source.gradient}
+        return ((op.phase is Phase.WEIGHT) in trained) / len(trained)
+
+    def _traffic(self, op: Op) -> float:
+        """Bytes of the inputs, read once, and of the output; of what is looked up in, those of what is looked up."""
+        sources, entry = self._sources(op), operator(op.of.op)
+        looked_up = entry.looked_up(op.of, sources)
+        total: float = op.mask(None).numel * self._item(op.of)
+        for place, source in enumerate(sources):
+            read: float = op.mask(place).numel
+            if looked_up and place == looked_up[0]:
+                if op.of.get("sparse"):
+                    raise PartitaError(f"{op.of.name!r} has a sparse gradient, which space-time plans do not price")
+                read = looked_up[1] * self._share(op)
+            total += read * self._item(source)
+        return total
+
+    def _share(self, op: Op) -> float:
+        """The share of its operator's work that a part does."""
+        split = operator(op.of.op).split
+        more = (split(op.of, self._sources(op), i, part)[0] if split else 1.0 for i, part in self._parts(op).items())
+        return prod(self._parts(op).values()) * prod(more)
+
+    def _parts(self, op: Op) -> dict[str, float]:
+        """By index, the part that the cuts leave of what it counts, where that is not all."""
+        parts: dict[str, float] = {}
+        for cut in op.cuts if op.forward is None else op.forward.cuts:
+            index = self._index(op.node, cut.row)
+            if index and not index.startswith("@") and cut.parts > 1:  # all ids are looked up among any rows
+                parts[index] = parts.get(index, 1.0) / cut.parts
+        return parts
+
+    def _index(self, node: int, row: Row) -> str:
+        """The index that a row splits; of a user's own row that of the known one with its letters."""
+        if row.index is None or row.index[0] != "own":
+            return row.index[0] if row.index else ""
+        letters = (*row.inputs, row.output)
+        if not any(map(is_split, letters)):
+            return ""
+        for known in rows(self.graph.pcg, node):
+            pairs = zip(letters, (*known.inputs, known.output), strict=True)
+            if known.index and all(a == b or not (is_split(a) or is_split(b)) for a, b in pairs):
+                return known.index[0]
+        return "own"
+
+    # Kernels and transfers
+
+    def kernel_ns(self, flops: float, size_bytes: float) -> int:
+        """One kernel."""
+        return int(self._roofline.ns(np.array(flops, dtype=np.float64), np.array(size_bytes, dtype=np.float64)))
+
+    def stream_ns(self, size_bytes: float) -> int:
+        """Bytes that pass memory in a kernel shared with others."""
+        return int(self._roofline.memory_ns(np.array(size_bytes, dtype=np.float64)))
+
+    def copy_ns(self, read: Sequence[int], written: int) -> int:
+        """Tensors that are read, and one that is written, in bytes."""
+        return self.kernel_ns(0.0, float(sum(read) + written))
+
+    def accumulate_ns(self, tensor: PTensor, numel: int) -> int:
+        """A gradient that is added to a sum in place: read in the dtype of its kernel, the sum read and written."""
+        node, item = self.graph.pcg.nodes[tensor.node], self.item(tensor)
+        made = self._item(node) if tensor.kind == GRADIENT else item
+        return self.stream_ns(numel * (made + 2.0 * item))
+
+    def host_ns(self, size_bytes: int) -> int:
+        """To the host's memory or back. PartitaError: the machine does not say how fast that is."""
+        device = self.machine.device
+        if device.host_bandwidth is None:
+            raise PartitaError(
+                f"the plan swaps, but machine {self.machine.name} has no host_bandwidth: name the bytes/s between a "
+                "device and the host's memory in its file, device.host_bandwidth"
+            )
+        if not size_bytes:
+            return 0
+        return ceil(size_bytes / device.host_bandwidth * 1e9 + device.launch_ns - ROUNDING_NS)
+
+    def collective_ns(self, kind: str, groups: Sequence[tuple[int, ...]], size_bytes: int) -> int:
+        """A collective of all groups at once; the bytes of a member before it, for an all-gather after it."""
+        return self.links.collective(kind, np.array(groups)).ns(size_bytes)
+
+    def sends_ns(self, pairs: Sequence[tuple[int, int]], size_bytes: int) -> int:
+        """Messages of so many bytes each, from and to, all at once."""
+        senders, receivers = zip(*pairs, strict=True)
+        return self.links.sends(senders, receivers, [size_bytes] * len(pairs))

@@ -1,0 +1,166 @@
+"""The three primitives, and what is said with them: recomputation, split backward, swap, where weights are kept.
+
+for op in graph.forward:
+    for part, device in zip(op_trans(op, split("batch", len(devices))), devices):
+        op_assign(part, device)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TypeAlias
+
+from ...model.errors import PartitaError
+from .graph import Graph, Order
+from .op import Cut, Op, Phase
+from .transformation import Transformation
+
+Ops: TypeAlias = "Op | Iterable[Op]"
+
+
+def op_trans(op: Op, transformation: Transformation) -> list[Op]:
+    """Replace an operator by the parts that a transformation gives, in order; they have no device yet.
+
+    Only this operator's vTensors change; what others read and write stays (§3.1). Raises PartitaError where the
+    transformation does not fit: a dimension that it lacks or that the parts do not divide, a rule that is false.
+    """
+    if op.phase not in (Phase.FORWARD, Phase.UPDATE):
+        raise PartitaError(f"{op.name} follows from its forward operator: transform that one")
+    row, parts = transformation.row(op.graph, op.node), transformation.parts
+    made = []
+    for number in range(parts):
+        part = Op(op.graph, op.node, op.phase, (*op.cuts, Cut(row, parts, number, transformation.label)))
+        part.split, part.swapped, part.group = op.split, op.swapped, op.group
+        made.append(part)
+    _check_divides(op, made[0], transformation)
+    op.graph.replace(op, made)
+    return made
+
+
+def _check_divides(op: Op, part: Op, transformation: Transformation) -> None:
+    operands = range(len(op.of.inputs)) if op.phase is Phase.FORWARD else range(0)
+    for operand in (None, *operands):
+        try:
+            part.mask(operand)
+            part.mask(operand, gradient=True)
+        except ValueError as error:
+            raise PartitaError(
+                f"{transformation.label}: {op.name} has {error} entries there, which {transformation.parts} parts "
+                "do not divide"
+            ) from None
+
+
+def op_assign(ops: Ops, device: int) -> None:
+    """Run operators on a device (a rank). Backward and recomputation follow their forward operator."""
+    if isinstance(device, bool) or not isinstance(device, int) or device < 0:
+        raise PartitaError(f"a device is a rank from 0 on, not {device!r}")
+    for op in listed(ops):
+        if op.gone:
+            raise PartitaError(f"{op.name} was transformed: assign its parts")
+        if op.forward is not None:
+            raise PartitaError(f"{op.name} runs where its forward operator does: assign that one")
+        op.device = device
+
+
+def op_order(first: Ops, second: Ops) -> None:
+    """All of `first` happen before all of `second`.
+
+    Raises PartitaError for an update before a forward operator: that would be one of the next step.
+    """
+    a, b = listed(first), listed(second)
+    if not a or not b:
+        return
+    for op in (*a, *b):
+        if op.replaced:
+            raise PartitaError(f"{op.name} was transformed: order its parts")
+    update = next((op for op in a if op.phase is Phase.UPDATE), None)
+    forward = next((op for op in b if op.phase is Phase.FORWARD), None)
+    if update is not None and forward is not None:
+        raise PartitaError(
+            f"{update.name} ends the step that {forward.name} is part of: a plan is one step, with the weights at its "
+            "start; it cannot order one step's operators among another's (asynchronous pipelines, ByteScheduler)"
+        )
+    a[0].graph.orders.append(Order(a, b, _caller()))
+
+
+def recompute(ops: Ops) -> None:
+    """Compute forward operators again for their backward, instead of keeping what backward needs.
+
+    The operators of one call are a group: it keeps what it reads from outside. A group over several layers, or the
+    whole model, is a chain. The recomputation is an operator of its own (`op.recomputed`), which can be ordered.
+    """
+    group = listed(ops)
+    if not group:
+        return
+    graph = group[0].graph
+    graph.groups += 1
+    for op in _forward(group, "recomputed"):
+        if op.swapped:
+            raise PartitaError(f"{op.name} is swapped: what backward needs of it is on the host, not computed again")
+        op.group = graph.groups
+
+
+def swap(ops: Ops) -> None:
+    """Keep what backward needs of forward operators on the host, from forward until shortly before backward."""
+    for op in _forward(listed(ops), "swapped"):
+        if op.group is not None:
+            raise PartitaError(f"{op.name} is recomputed: nothing of it is kept that could be swapped")
+        op.swapped = True
+
+
+def split_backward(ops: Ops) -> None:
+    """Make the gradients of parameters operators of their own (`op.weight`), apart from `op.backward` (zero bubble)."""
+    for op in _forward(listed(ops), "split"):
+        op.split = True
+
+
+def place(graph: Graph, name: str, transformation: Transformation | None, devices: Sequence[int]) -> None:
+    """Where a parameter is kept between steps: its parts, one on each device; by default with its operators.
+
+    An operator that reads more than its device has gets the rest before it runs, and gives it back after (ZeRO-3).
+    """
+    index = next((i for i in graph.pcg.of("parameter") if graph.pcg.nodes[i].name == name), None)
+    if index is None:
+        raise PartitaError(f"no parameter {name!r} in the graph")
+    if any(store.node == index for store in graph.stores):
+        raise PartitaError(f"{name!r} has a place already")
+    whole = Op(graph, index, Phase.STORE)
+    parts = [whole]
+    if transformation is not None:
+        row = transformation.row(graph, index)
+        cuts = [Cut(row, transformation.parts, k, transformation.label) for k in range(transformation.parts)]
+        parts = [Op(graph, index, Phase.STORE, (cut,)) for cut in cuts]
+        _check_divides(whole, parts[0], transformation)
+    if len(parts) != len(devices):
+        raise PartitaError(f"{name!r} has {len(parts)} parts and {len(devices)} devices")
+    for part, device in zip(parts, devices, strict=True):
+        part.device = device
+    graph.stores += parts
+
+
+def listed(ops: Ops) -> tuple[Op, ...]:
+    """One operator, or several, as a tuple; what a forward operator lacks (a backward) may be None among them."""
+    if isinstance(ops, Op):
+        return (ops,)
+    return tuple(op for op in ops if op is not None)
+
+
+def _forward(ops: Sequence[Op], what: str) -> Sequence[Op]:
+    for op in ops:
+        if op.phase is not Phase.FORWARD:
+            raise PartitaError(f"{op.name} cannot be {what}: only forward operators are")
+        if op.gone:
+            raise PartitaError(f"{op.name} was transformed: name its parts")
+    return ops
+
+
+def _caller() -> str:
+    """The line outside of this package that called a primitive."""
+    frame: FrameType | None = sys._getframe(1)
+    own = str(Path(__file__).parent)
+    while frame is not None and frame.f_code.co_filename.startswith(own):
+        frame = frame.f_back
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

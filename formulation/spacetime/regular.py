@@ -1,0 +1,172 @@
+"""Transfers of tensors that lie regularly on their devices: paths that the RVD search finds (SuperScaler, section 4).
+
+Regular is what cuts a region into equal parts, each on equally many devices with equally many addends, one piece a
+device; and every reader takes its part of all of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import TypeAlias
+
+from ..rvd.path import Path, Step
+from ..rvd.state import RVD, Piece, State
+from .aligned import Pattern
+from .builder import Builder, Part, Place
+from .mask import Box, meet
+from .program import Register
+from .supplies import Demand, Supply, hull, volume
+
+COLLECTIVES = {
+    "all-gather": "all_gather", "all-reduce": "all_reduce", "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+}  # fmt: skip
+"""Steps of a path that are collectives of a program."""
+
+Registers: TypeAlias = "dict[int, Register]"
+"""What each device has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A box. Pieces are cut along the atoms `dims` at most; `shape` is its own along these."""
+
+    box: Box
+    dims: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.box[atom][1] - self.box[atom][0] for atom in self.dims)
+
+    @property
+    def rest(self) -> int:
+        """Entries of the tensor for every one along the dims."""
+        return volume(self.box) // prod(self.shape)
+
+    def inside(self, inner: Box) -> Box:
+        """The box over all atoms of a box over the dims."""
+        found = list(self.box)
+        for atom, (start, stop) in zip(self.dims, inner, strict=True):
+            found[atom] = (start + self.box[atom][0], stop + self.box[atom][0])
+        return tuple(found)
+
+    def boxes(self, state: State) -> dict[int, Box]:
+        """Where the piece of each device lies."""
+        pieces = zip(state.devices, state.pieces, strict=True)
+        return {device: self.inside(piece.box(state.rvd, self.shape)) for device, piece in pieces}
+
+    def state(self, boxes: Mapping[int, Box], addends: Mapping[int, int]) -> State | None:
+        """The state of boxes, and the numbers of addends, by device; None where they are not regular."""
+        first = next(iter(boxes.values()))
+        sizes = [first[atom][1] - first[atom][0] for atom in self.dims]
+        cuts = tuple(size // part for size, part in zip(self.shape, sizes, strict=True))
+        copies: dict[tuple[int, tuple[int, ...]], int] = defaultdict(int)
+        pieces = []
+        for device, box in sorted(boxes.items()):
+            offsets = [box[atom][0] - self.box[atom][0] for atom in self.dims]
+            parts = tuple(offset // size for offset, size in zip(offsets, sizes, strict=True))
+            piece = Piece(copies[addends[device], parts], addends[device], parts)
+            copies[piece.value, parts] += 1
+            pieces.append(piece)
+        rvd = RVD(max(copies.values()), 1 + max(addends.values()), cuts)
+        even = set(copies.values()) == {rvd.r} and len(copies) == rvd.v * prod(cuts) and rvd.fits(self.shape)
+        if not even or self.boxes(found := State(rvd, tuple(sorted(boxes)), tuple(pieces))) != boxes:
+            return None
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Regular:
+    """A transfer from state to state: the supply, and the demand, of every device."""
+
+    region: Region
+    source: State
+    target: State
+    supplies: Mapping[int, Supply]
+    demands: Mapping[int, Demand]
+
+
+def regular(supplies: Sequence[Supply], demands: Sequence[Demand]) -> Regular | None:
+    """Supplies and those that take of them, each from elsewhere; None where they are not regular."""
+    taken = [(supply, q, supply.takers[q]) for supply in supplies for q in demands if q in supply.takers]
+    if any(len(boxes) > 1 or (q in supply.local and q.device not in supply.holders) for supply, q, boxes in taken):
+        return None
+    before = {supply: hull([boxes[0] for other, _, boxes in taken if other is supply]) for supply in supplies}
+    after = {demand: hull([boxes[0] for _, other, boxes in taken if other is demand]) for demand in demands}
+    for supply in supplies:
+        for demand in demands:
+            shared = meet(before[supply], after[demand])
+            if supply.takers.get(demand, ()) != (() if shared is None else (shared,)):
+                return None
+    holders = {device: supply for supply in supplies for device in supply.holders}
+    readers = {demand.device: demand for demand in demands}
+    if len(holders) < sum(len(supply.holders) for supply in supplies) or len(readers) < len(demands):
+        return None
+    box = hull(list(before.values()))
+    held = {device: before[supply] for device, supply in holders.items()}
+    wanted = {device: after[demand] for device, demand in readers.items()}
+    region = Region(box, _dims(box, [*held.values(), *wanted.values()], max(len(holders), len(readers))))
+    number = {supply: sum(before[x] == before[supply] for x in supplies[:k]) for k, supply in enumerate(supplies)}
+    source = region.state(held, {device: number[supply] for device, supply in holders.items()})
+    target = region.state(wanted, dict.fromkeys(readers, 0))
+    return None if source is None or target is None else Regular(region, source, target, holders, readers)
+
+
+def _dims(region: Box, boxes: Sequence[Box], devices: int) -> tuple[int, ...]:
+    """The atoms along which any box is cut, and of the others the outermost of those that can be cut best."""
+    cut = {atom for box in boxes for atom, side in enumerate(box) if side != region[atom]}
+    others = [atom for atom in range(len(region)) if atom not in cut]
+    more = max(others, key=lambda atom: gcd(region[atom][1] - region[atom][0], devices), default=None)
+    return tuple(sorted(cut if more is None else {*cut, more}))
+
+
+def ready(path: Path, held: Mapping[int, int]) -> dict[int, int]:
+    """When each device has what a path brings it, from when it has what the path starts with."""
+    at = dict(held)
+    for step in path.steps:
+        if step.messages:
+            after = dict.fromkeys(step.after.devices, -1)
+            for message in step.messages:
+                after[message.receiver] = max(after[message.receiver], at[message.sender])
+            at = after
+        elif step.kind in COLLECTIVES:
+            at |= {device: max(at[member] for member in group) for group in step.groups for device in group}
+    return at
+
+
+def follow(path: Path, region: Region, held: Registers, builder: Builder, floor: Place) -> Registers:
+    """Write the steps of a path; what each device has at the end."""
+    for step in path.steps:
+        boxes = region.boxes(step.after)
+        if step.messages:
+            held = _sent(step, region, held, builder, floor)
+        elif step.kind in COLLECTIVES:
+            atoms = tuple(region.dims[dim] for dim in (step.joined, step.dim) if dim is not None)
+            made: dict[int, Register] = {}
+            for group in step.groups:
+                members = {device: held[device] for device in group}
+                made |= builder.collective(Pattern(COLLECTIVES[step.kind], group, atoms), members, boxes, floor)
+            held = made
+        else:
+            assert step.kind == "schunk", step.kind  # nothing else makes values of values
+            held = {device: builder.slice(register, boxes[device], floor) for device, register in held.items()}
+    return held
+
+
+def _sent(step: Step, region: Region, held: Registers, builder: Builder, floor: Place) -> Registers:
+    """What comes to each device, put together."""
+    parts: dict[int, list[Part]] = defaultdict(list)
+    for message in step.messages:
+        box, register = region.inside(message.box), held[message.sender]
+        if message.sender != message.receiver:
+            register = builder.send(builder.slice(register, box, floor), message.receiver, floor)
+        parts[message.receiver].append((box, register))
+    tensor = next(iter(held.values())).tensor
+    made = {}
+    for device, box in region.boxes(step.after).items():
+        place = builder.after([register for _, register in parts[device]], floor)
+        made[device] = builder.assemble(device, tensor, box, parts[device], place)
+    return made

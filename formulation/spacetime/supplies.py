@@ -1,0 +1,254 @@
+"""Who wants which part of a tensor, and who has it: demands and supplies (SuperScaler, section 3.3, step 1).
+
+A demand is a vTensor that tasks of one device read. What the producers of its parts write are terms: the value is their
+sum. Terms of one box that the same devices write and the same demands take are one supply, for they can be added up
+before anything is sent: so gradients of micro-batches are sent once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TypeVar
+
+from .builder import START, WITH, Builder, Part
+from .mask import GRADIENT, Box, VTensor, meet, within
+from .op import Op
+from .program import Register
+from .tasks import Need
+
+Item = TypeVar("Item")
+
+
+@dataclass(eq=False, slots=True)
+class Demand:
+    """What tasks of `device` read, the first of them at `at` in the order.
+
+    `terms` are boxes within its own that it takes of what is written. `parts` is what it has got; where it lies `within`
+    another demand of the device, it gets its part of that.
+    """
+
+    device: int
+    read: VTensor
+    at: int
+    terms: dict[VTensor, tuple[Box, ...]] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
+    within: Demand | None = None
+
+    @property
+    def box(self) -> Box:
+        return self.read.mask.box
+
+
+@dataclass(eq=False, slots=True)
+class Supply:
+    """Terms that are added up on every device that has them.
+
+    `holders` may send to any demand; `local` are demands on devices that write the terms themselves in time. `takers`
+    has the boxes that a demand takes. Where others are `merged`, it has their boxes side by side and on each other.
+    """
+
+    box: Box
+    holders: tuple[int, ...]
+    local: frozenset[Demand]
+    takers: dict[Demand, tuple[Box, ...]]
+    terms: list[VTensor] = field(default_factory=list)
+    merged: list[Supply] = field(default_factory=list)
+    sums: dict[int, Register] = field(default_factory=dict)
+
+
+class Written:
+    """What the tasks write, and when; registers of what is read."""
+
+    def __init__(self, order: Sequence[Op], builder: Builder) -> None:
+        self.builder = builder
+        self.at = {op: place for place, op in enumerate(order)}
+        known: dict[VTensor, VTensor] = {}  # equal ones are one object: they are compared often
+        self.writes = {op: tuple(known.setdefault(w, w) for w in op.writes) for op in order}
+        self.by_op = {(op, w.tensor, w.via): w for op in order for w in self.writes[op]}
+        self._writers: dict[VTensor, dict[int, Op]] = defaultdict(dict)
+        for op in order:
+            for written in self.writes[op]:
+                self._writers[written].setdefault(device(op), op)
+        self._registers: dict[tuple[Op, VTensor], Register] = {}
+
+    def writers(self, term: VTensor) -> Mapping[int, Op]:
+        """Who writes a term: of every device the first."""
+        return self._writers[term]
+
+    def places(self, term: VTensor) -> dict[int, int]:
+        """When each device has written a term."""
+        return {device: self.at[op] for device, op in self._writers[term].items()}
+
+    def register(self, term: VTensor, on: int) -> Register:
+        """Where a device writes a term."""
+        op = self._writers[term][on]
+        if (op, term) not in self._registers:
+            place = (self.at[op], WITH)
+            made = self.builder.register(on, term.tensor, term.mask, term.via, place)
+            self._registers[op, term] = made
+        return self._registers[op, term]
+
+    def outputs(self, op: Op) -> tuple[Register | None, ...]:
+        """The registers of what a task writes, None where nobody reads it."""
+        return tuple(self._registers.get((op, written)) for written in self.writes[op])
+
+    def sum(self, supply: Supply, on: int) -> Register:
+        """All terms of a supply on a device, added up."""
+        if on not in supply.sums and supply.merged:
+            parts = [(inner.box, self.sum(inner, on)) for inner in supply.merged]
+            supply.sums[on] = self.builder.assemble(on, parts[0][1].tensor, supply.box, parts, START)
+        elif on not in supply.sums:
+            supply.sums[on] = self._sum([self.register(term, on) for term in supply.terms])
+        return supply.sums[on]
+
+    def _sum(self, registers: list[Register]) -> Register:
+        tensor = registers[0].tensor
+        if len(registers) == 1:
+            return registers[0]
+        if tensor.kind == GRADIENT and self.builder.graph.pcg.nodes[tensor.node].op == "parameter":
+            return self.builder.accumulate(registers)
+        first, *others = sorted(registers, key=lambda r: self.builder.ready[r.number])
+        for other in others:  # a new tensor each time: an operator may hand on one gradient to several inputs
+            first = self.builder.add((first, other), (-1, WITH))
+        return first
+
+
+def device(op: Op) -> int:
+    assert op.device is not None, op
+    return op.device
+
+
+def demand_of(task: Op, read: VTensor, needs: Iterable[Need], written: Written, chosen: Mapping[Need, Op]) -> Demand:
+    """What a task reads, by the needs that tell of it."""
+    found = Demand(device(task), read, written.at[task])
+    cells: dict[VTensor, list[Box]] = defaultdict(list)
+    for need in needs:
+        cells[_term(need, found, written, chosen)].append(need.box)
+    for term, boxes in cells.items():
+        shared = meet(term.mask.box, found.box)
+        assert shared is not None
+        found.terms[term] = (shared,) if sum(map(volume, boxes)) == volume(shared) else tuple(boxes)
+    return found
+
+
+def _term(need: Need, demand: Demand, written: Written, chosen: Mapping[Need, Op]) -> VTensor:
+    """The vTensor of which a need is a part: of those with different boxes the own device's, or else the chosen one."""
+    terms = {id(term): term for term in (written.by_op[op, need.tensor, need.via] for op in need.producers)}
+    if len(terms) == 1:
+        return terms.popitem()[1]
+    for term in terms.values():
+        if _own(demand, term, written):
+            return term
+    return written.by_op[chosen[need], need.tensor, need.via]
+
+
+def volume(box: Box) -> int:
+    """The number of entries in a box."""
+    return prod(stop - start for start, stop in box)
+
+
+def hull(boxes: Sequence[Box]) -> Box:
+    """The smallest box around boxes."""
+    sides = zip(*boxes, strict=True)
+    return tuple((min(start for start, _ in side), max(stop for _, stop in side)) for side in sides)
+
+
+def nested(demands: Iterable[Demand], written: Written) -> list[Demand]:
+    """Demands without those that lie within another of their device: what comes from elsewhere comes once.
+
+    The larger one is met as early as the smaller one has to be, if it can be by then.
+    """
+    outer: dict[object, list[Demand]] = defaultdict(list)
+    for demand in sorted(demands, key=lambda q: -volume(q.box)):
+        if all(_own(demand, term, written) for term in demand.terms):
+            continue
+        known = outer[demand.device, demand.read.mask.addends]
+        for other in known:
+            if within(demand.box, other.box) and _there(other, written) < demand.at:
+                demand.within, other.at = other, min(other.at, demand.at)
+                break
+        else:
+            known.append(demand)
+    return [demand for demand in demands if demand.within is None]
+
+
+def _own(demand: Demand, term: VTensor, written: Written) -> bool:
+    """Whether its own device writes a term in time."""
+    return written.places(term).get(demand.device, demand.at) < demand.at
+
+
+def _there(demand: Demand, written: Written) -> int:
+    """The place of the last task that it waits for, at the least."""
+    places = {term: written.places(term) for term in demand.terms}
+    return max(
+        (at[demand.device] if _own(demand, term, written) else min(at.values()) for term, at in places.items()),
+        default=-1,
+    )
+
+
+def supplies(demands: Sequence[Demand], written: Written) -> list[Supply]:
+    """What the demands for one tensor take, in the order in which it is written."""
+    takers: dict[VTensor, dict[Demand, tuple[Box, ...]]] = defaultdict(dict)
+    for demand in demands:
+        for term, boxes in demand.terms.items():
+            takers[term][demand] = boxes
+    places = {term: written.places(term) for term in takers}
+    found: dict[object, Supply] = {}
+    for term in sorted(takers, key=lambda term: min(places[term].values())):
+        at, wanted = places[term], takers[term]
+        local = frozenset(q for q in wanted if at.get(q.device, q.at) < q.at)
+        latest = min((q.at for q in wanted if q not in local), default=-1)
+        holders = tuple(sorted(device for device, place in at.items() if place < latest))
+        assert holders or len(local) == len(wanted), term
+        key = (term.mask.box, holders, local, tuple(wanted.items()))
+        if key not in found:
+            found[key] = Supply(term.mask.box, holders, local, wanted)
+        found[key].terms.append(term)
+    return merged(found.values())
+
+
+def merged(found: Iterable[Supply]) -> list[Supply]:
+    """Supplies where those of the same devices for the same demands are one, if together they are no larger."""
+    groups: dict[object, list[Supply]] = defaultdict(list)
+    for supply in found:
+        regular = all(boxes == (meet(supply.box, q.box),) for q, boxes in supply.takers.items())
+        sent = len(supply.local) < len(supply.takers)
+        key = (supply.holders, supply.local, frozenset(supply.takers)) if regular and sent else supply
+        groups[key].append(supply)
+    result = []
+    for group in groups.values():
+        first, box = group[0], hull([supply.box for supply in group])
+        if len(group) == 1 or sum(volume(supply.box) for supply in group) < volume(box):
+            result += group
+            continue
+        takers = {q: (shared,) for q in first.takers if (shared := meet(box, q.box)) is not None}
+        result.append(Supply(box, first.holders, first.local, takers, merged=group))
+    return result
+
+
+def components(found: Sequence[Supply]) -> list[list[Supply]]:
+    """Supplies that devices have to send, together where one demand takes of both."""
+    sent = [supply for supply in found if len(supply.local) < len(supply.takers)]
+    remote = {demand for supply in sent for demand in supply.takers if demand not in supply.local}
+    return connected({supply: [q for q in supply.takers if q in remote] for supply in sent})
+
+
+def connected(links: Mapping[Item, Iterable[object]]) -> list[list[Item]]:
+    """Items in groups that share no link."""
+    group_of: dict[object, list[Item]] = {}
+    groups: dict[int, list[Item]] = {}
+    for item, shared in links.items():
+        group = [item]
+        for link in shared:
+            other = group_of.get(link, group)
+            if other is not group:
+                groups.pop(id(other), None)
+                group[:0] = [member for member in other if member not in group]
+            group_of[link] = group
+        for member in group:
+            group_of.update(dict.fromkeys(links[member], group))
+        groups[id(group)] = group
+    return list(groups.values())

@@ -1,0 +1,267 @@
+"""The tasks of a plan and what each needs: dependencies by intersecting masks (SuperScaler, section 3.2, Figure 7).
+
+A need names the operators of which any one suffices: replicated producers write the same vTensor. What no operator
+writes, what is written twice, and operators without device are problems, told in the user's names.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from typing import TypeAlias
+
+from ...model.operator import operator
+from ...model.pcg import PCG
+from .graph import Graph, Order
+from .mask import ALL, GRADIENT, SAVED, VALUE, Addends, Box, Mask, PTensor, VTensor, meet, takes, within
+from .op import Op, Phase, differentiable
+
+Via: TypeAlias = "tuple[int, int] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A task needs one part of a tensor, which any one of `producers` gives it.
+
+    `box` and `addends` are the part that they write of what the task reads, `read`; of a gradient `via` is the reader
+    whose addend it is. `saved` tensors stay on their device: what backward needs of forward, of which nothing is read.
+    """
+
+    task: Op
+    producers: tuple[Op, ...]
+    tensor: PTensor
+    box: Box = ()
+    addends: Addends = ALL
+    via: Via = None
+    read: VTensor | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        what = {VALUE: "{}", GRADIENT: "the gradient of {}", SAVED: "what it keeps of {}"}
+        name = self.task.graph.pcg.nodes[self.tensor.node].name
+        text = what.get(self.tensor.kind, "the " + self.tensor.kind + " {}").format(name)
+        return f"{self.task.name} needs {text}{Mask(self.box, self.addends) if self.box else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """All tasks of a plan, with needs and orders. `problems` say why it cannot run; needs are then incomplete."""
+
+    graph: Graph
+    ops: tuple[Op, ...]
+    needs: tuple[Need, ...]
+    orders: tuple[Order, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def devices(self) -> int:
+        """The number of ranks: the highest that an operator is assigned to, and all below."""
+        return 1 + max((op.device for op in self.ops if op.device is not None), default=0)
+
+
+def tasks(graph: Graph) -> Tasks:
+    """The tasks of a plan, in a deterministic order: stores, forward operators with what follows from them, updates."""
+    problems: list[str] = [f"{op.name} is not assigned to a device" for op in graph.forward if op.device is None]
+    stores = [*graph.stores, *_default_stores(graph)]
+    reached = gradients_reach(graph.pcg)
+    computing = list(graph.forward)
+    for op in graph.forward:
+        phases = (Phase.RECOMPUTE, Phase.OFFLOAD, Phase.RELOAD, Phase.BACKWARD, Phase.WEIGHT)
+        found = [graph.derived(op, phase) for phase in (phases if op.node in reached else phases[:1])]
+        computing += [twin for twin in found if twin is not None]
+    updates, unassigned = _updates(graph, stores, reached)
+    problems += unassigned
+    keeps = [_with_region(Op(graph, s.node, Phase.KEEP), s) for s in stores if s.of.gradient and s.node in reached]
+    ops = (*stores, *computing, *updates, *keeps)
+    needs: list[Need] = []
+    if not problems:
+        needs, problems = _needs(graph, ops, reached)
+    live = tuple(order for order in graph.orders if not any(op.replaced for op in (*order.first, *order.second)))
+    for order in graph.orders:
+        stale = next((op for op in (*order.first, *order.second) if op.replaced), None)
+        if stale is not None:
+            problems.append(f"{order.where}: {stale.name} was transformed after it was ordered: order its parts")
+    return Tasks(graph, ops, tuple(needs), live, tuple(problems))
+
+
+def gradients_reach(pcg: PCG) -> frozenset[int]:
+    """The nodes that a gradient reaches from the loss."""
+    found = {pcg.loss}
+    for index in reversed(range(len(pcg.nodes))):
+        if index in found and differentiable(pcg, index):
+            found.update(i for i in pcg.nodes[index].inputs if pcg.nodes[i].gradient)
+    return frozenset(found)
+
+
+def _with_region(op: Op, like: Op) -> Op:
+    assert like.device is not None, like
+    op.region, op.device = like.mask(None), like.device
+    return op
+
+
+def _default_stores(graph: Graph) -> list[Op]:
+    """Parameters that a plan does not place are kept with the operators that read them (§5)."""
+    placed = {store.node for store in graph.stores}
+    wanted: dict[tuple[int, int], list[Mask]] = defaultdict(list)
+    for op in graph.forward:
+        for operand, source in enumerate(op.of.inputs):
+            if graph.pcg.nodes[source].op == "parameter" and source not in placed and op.device is not None:
+                wanted[source, op.device].append(Mask(op.mask(operand).box))
+    stores = []
+    for (node, device), masks in sorted(wanted.items(), key=lambda item: item[0]):
+        kept: list[Mask] = []
+        for mask in sorted(dict.fromkeys(masks), key=lambda m: (-m.numel, m.box)):
+            if not any(within(mask.box, other.box) for other in kept):
+                kept.append(mask)
+        for mask in sorted(kept, key=lambda m: m.box):
+            store = Op(graph, node, Phase.STORE)
+            store.region, store.device = mask, device
+            stores.append(store)
+    return stores
+
+
+def _updates(graph: Graph, stores: Sequence[Op], reached: frozenset[int]) -> tuple[list[Op], list[str]]:
+    """Updates as the plan has them; where it says nothing, every store updates what it has."""
+    updates, problems = [], []
+    for op in graph.optimizer:
+        if op.node not in reached:
+            continue
+        if op.device is not None:
+            updates.append(op)
+        elif op.cuts:
+            problems.append(f"{op.name} is not assigned to a device")
+        else:
+            updates += [_with_region(Op(graph, op.node, Phase.UPDATE), s) for s in stores if s.node == op.node]
+    return updates, problems
+
+
+# Needs
+
+
+def _needs(graph: Graph, ops: Sequence[Op], reached: frozenset[int]) -> tuple[list[Need], list[str]]:
+    writers = _Writers(graph.pcg, ops, reached)
+    needs: list[Need] = []
+    problems: list[str] = []
+    for op, reads in reads_of(ops).items():
+        needs += _saved(op)
+        for read in reads:
+            found, lacking = writers.of(op, read)
+            needs += found
+            problems += lacking
+    return needs, list(dict.fromkeys(problems))
+
+
+def reads_of(ops: Iterable[Op]) -> dict[Op, tuple[VTensor, ...]]:
+    """What every task reads: `op.reads`, and after them the parameters that backward has to fetch again."""
+    ops = tuple(ops)
+    stored: dict[tuple[int, int | None], list[Box]] = defaultdict(list)
+    for op in ops:
+        if op.phase is Phase.STORE:
+            stored[op.node, op.device].append(op.mask(None).box)
+    return {op: (*op.reads, *_weights_again(op, stored)) for op in ops}
+
+
+def _saved(op: Op) -> Iterator[Need]:
+    """What follows from a forward operator comes after it, on its device."""
+    if op.forward is None:
+        return
+    forward, graph = op.forward, op.graph
+    kept = graph.derived(forward, Phase.RECOMPUTE) or forward
+    before = {
+        Phase.OFFLOAD: forward,
+        Phase.RELOAD: graph.derived(forward, Phase.OFFLOAD),
+        Phase.BACKWARD: graph.derived(forward, Phase.RELOAD) or kept,
+        Phase.WEIGHT: graph.derived(forward, Phase.BACKWARD),
+    }.get(op.phase)
+    if before is not None:
+        yield Need(op, (before,), PTensor(SAVED, op.node))
+
+
+def _weights_again(op: Op, stored: dict[tuple[int, int | None], list[Box]]) -> Iterator[VTensor]:
+    """Backward reads again the parameters that its device does not keep: they were given back after forward."""
+    if op.phase is not Phase.BACKWARD:
+        return
+    nodes, entry = op.graph.pcg.nodes, operator(op.of.op)
+    for operand, (name, source) in enumerate(zip(entry.named(op.of), op.of.inputs, strict=True)):
+        if nodes[source].op == "parameter" and name in entry.saved:
+            mask = op.mask(operand)
+            if not any(within(mask.box, box) for box in stored[source, op.device]):
+                yield VTensor(PTensor(VALUE, source), mask)
+
+
+class _Writers:
+    """Who writes which part of which tensor."""
+
+    def __init__(self, pcg: PCG, ops: Sequence[Op], reached: frozenset[int]) -> None:
+        self.pcg = pcg
+        self.found: dict[tuple[PTensor, Via], dict[Box, dict[Addends, list[Op]]]] = defaultdict(dict)
+        for op in ops:
+            for written in op.writes:
+                by_box = self.found[written.tensor, written.via]
+                by_box.setdefault(written.mask.box, {}).setdefault(written.mask.addends, []).append(op)
+        self.vias: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for index in sorted(reached):
+            if differentiable(pcg, index):
+                for operand, source in enumerate(pcg.nodes[index].inputs):
+                    if pcg.nodes[source].gradient:
+                        self.vias[source].append((index, operand))
+
+    def of(self, task: Op, read: VTensor) -> tuple[list[Need], list[str]]:
+        """What a task needs in order to read a vTensor, and what is wrong with it."""
+        vias: list[Via] = [None]
+        if read.tensor.kind == GRADIENT:
+            vias = list(self.vias[read.tensor.node])
+        needs: list[Need] = []
+        for via in vias:
+            by_box = self.found.get((read.tensor, via), {})
+            # Who reads a share takes it of the same addends as the readers of the others: of all that are written.
+            exact = {} if read.mask.partial else by_box.get(read.mask.box, {})
+            whole = not _incomplete(exact)
+            for cell in [read.mask.box] if whole else _cells(read.mask.box, list(by_box)):
+                writers = exact if whole else _covering(cell, by_box)
+                wrong = _incomplete(writers)
+                if wrong:
+                    return needs, [f"{Need(task, (), read.tensor, cell, via=via)}, {wrong}"]
+                needs += [
+                    Need(task, tuple(ops), read.tensor, cell, addends, via, read)
+                    for addends, ops in sorted(writers.items())
+                    if takes(read.mask.addends, addends)
+                ]
+        return needs, []
+
+
+def _cells(box: Box, others: Sequence[Box]) -> list[Box]:
+    """A box cut wherever the border of another runs through it: every other box has a cell whole, or nothing of it."""
+    near = [other for other in others if meet(box, other) is not None]
+    if not box:
+        return [box]
+    cuts = []
+    for atom, (start, stop) in enumerate(box):
+        inner = {edge for other in near for edge in other[atom] if start < edge < stop}
+        cuts.append(list(pairwise(sorted({start, stop, *inner}))))
+    return [tuple(cell) for cell in product(*cuts)]
+
+
+def _covering(cell: Box, by_box: dict[Box, dict[Addends, list[Op]]]) -> dict[Addends, list[Op]]:
+    """All that write a cell, by the addends that they write."""
+    found: dict[Addends, list[Op]] = defaultdict(list)
+    for box, writers in by_box.items():
+        if within(cell, box):
+            for addends, ops in writers.items():
+                found[addends] += ops
+    return found
+
+
+def _incomplete(writers: dict[Addends, list[Op]]) -> str:
+    """What is wrong with a set of addends: it must be the whole, and nothing of it twice."""
+    if not writers:
+        return "which no operator writes"
+    at, before = ALL[0], ""
+    for (start, stop), ops in sorted(writers.items()):
+        if start < at:
+            return f"of which {before} and {ops[0].name} write the same addends"
+        if start > at:
+            break
+        at, before = stop, ops[0].name
+    return "" if at == ALL[1] else "of which some addends are written by no operator"

@@ -1,0 +1,254 @@
+"""Transformations: what op-trans does to one operator (SuperScaler, sections 3.1 and 5).
+
+Which parts an operator can have follows from its index notation: a transformation picks one row of the strategies that
+`formulation.strategy` derives. `split` names a dimension of the graph, so that the same transformation fits many
+operators: those that have the dimension are split, and the others are computed by every part.
+
+A row's letters say how every tensor is cut: S(atom) side by side, P by value, R and B whole. At R every part has the
+whole gradient, at B an addend of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ...model.errors import PartitaError
+from ...model.layout import B, P, R, S, atom_of, is_split
+from ...model.operator import operator
+from ...model.pcg import SOURCES
+from ..row import Row
+from ..strategy import rows
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+Dim: TypeAlias = "str | int | tuple[str, int] | tuple[str, int, int]"
+"""A dimension: `"batch"`; dim 0 of a tensor of the module, `("layers.0.up.weight", 0)`, or one factor of it, as
+`("layers.0.qkv.weight", 0, 1)` are the heads of three fused projections; an index of the operator's own notation,
+`"o"`, `"o:1"`; or the number of a dim of its output. A name with `*` stands for all tensors that it fits."""
+
+BATCH = "batch"
+
+
+class Transformation(Protocol):
+    """Says of one node which row its parts have; `label` is what messages and `Op.coordinate` call it."""
+
+    @property
+    def parts(self) -> int: ...
+
+    @property
+    def label(self) -> str: ...
+
+    def row(self, graph: Graph, node: int) -> Row: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Spatial split along the first of `dims` that an operator has.
+
+    What lacks them is computed by every part. Along the batch its gradient is shared out by samples; what follows from
+    a sum over samples (a loss, scaled) is computed of the addends, if it is linear in them.
+    """
+
+    dims: tuple[Dim, ...]
+    parts: int
+    label: str
+
+    def row(self, graph: Graph, node: int) -> Row:
+        if graph.pcg.nodes[node].op == "parameter":
+            letters = (_parameter_letter(graph, node, dim) for dim in self.dims)
+            return Row((), next(filter(None, letters), R))
+        for dim in self.dims:
+            found = candidates(graph, node, dim)
+            if found:
+                return min(found, key=_preference)
+        own = next((dim for dim in self.dims if not isinstance(dim, tuple) and dim != BATCH), None)
+        if own is not None:
+            raise PartitaError(f"{_where(graph, node)} has no dimension {own!r}: {_known(graph, node)}")
+        if BATCH in self.dims and node in graph.sums:
+            summed = [i in graph.sums for i in graph.pcg.nodes[node].inputs]
+            for row in rows(graph.pcg, node):
+                if row.output == P and row.index is None and [letter == P for letter in row.inputs] == summed:
+                    return row
+        return replicated(graph, node, addends=BATCH in self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every part computes the whole. `addends`: each has an addend of the gradient instead of all of it."""
+
+    parts: int
+    addends: bool
+    label: str
+
+    def row(self, graph: Graph, node: int) -> Row:
+        return replicated(graph, node, self.addends)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitValue:
+    """Value split: the parts take addends of one operand, in which the operator is linear, and give addends."""
+
+    operand: str
+    parts: int
+    label: str
+
+    def row(self, graph: Graph, node: int) -> Row:
+        names = _operands(graph, node)
+        if self.operand not in names:
+            raise PartitaError(f"{_where(graph, node)} has no operand {self.operand!r}; it has {', '.join(names)}")
+        place = names.index(self.operand)
+        for row in rows(graph.pcg, node):
+            if not row.special and row.output == P and row.inputs[place] == P and row.index is None:
+                return row
+        raise PartitaError(
+            f"{_where(graph, node)} is not linear in {self.operand!r} alone: its addends cannot be told apart"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A transformation of the user's: how every operand is cut and how the results are joined.
+
+    A cut is a dim, "whole" or "addends". It is proved like a substitution before any operator is replaced.
+    """
+
+    inputs: tuple[int | str, ...]
+    output: int | str
+    parts: int
+    label: str
+
+    def row(self, graph: Graph, node: int) -> Row:
+        pcg = graph.pcg
+        sources = pcg.nodes[node].inputs
+        if len(self.inputs) != len(sources):
+            raise PartitaError(f"{_where(graph, node)} has {len(sources)} operands, not {len(self.inputs)}")
+        shared = B if self.output != "whole" else R
+        letters = [
+            self._letter(graph, i, how, shared if pcg.nodes[i].gradient and pcg.nodes[node].gradient else R)
+            for i, how in zip(sources, self.inputs, strict=True)
+        ]
+        row = Row(tuple(letters), self._letter(graph, node, self.output, R), ("own", 0))
+        derived = {known.inputs for known in rows(pcg, node) if known.output == row.output and not known.special}
+        if row.inputs not in derived:
+            graph.prove(node, row, self.label)
+        return row
+
+    def _letter(self, graph: Graph, node: int, how: int | str, shared: int) -> int:
+        if how in ("whole", "addends"):
+            return shared if how == "whole" else P
+        found = graph.atoms[node]
+        if not isinstance(how, int) or not 0 <= how < len(found.dims) or not found.dims[how]:
+            raise PartitaError(
+                f"{self.label}: {how!r} is no cut of {graph.pcg.nodes[node].name!r}, of shape "
+                f"{graph.pcg.nodes[node].shape}; a cut is a dim that can be split, 'whole' or 'addends'"
+            )
+        return S(found.of_dim(how).start)
+
+
+def split(dim: Dim | list[Dim], parts: int, label: str = "") -> Split:
+    """Split operators along a dimension into equal `parts`; those that lack it are replicated.
+
+    Of a list each operator is split along the first that it has. Of several dims that are alike (queries and keys, rows
+    and columns of pairs) it is the first of the result. `split("batch", n)` of an operator without samples (a table of
+    positions) gives every part an addend of its gradient. Raises PartitaError, when it is used, where the dimension is
+    unknown or `parts` does not divide it.
+    """
+    dims = tuple(dim) if isinstance(dim, list) else (dim,)
+    return Split(dims, _count(parts), label or " or ".join(map(_text, dims)))
+
+
+def replicate(parts: int, *, addends: bool = False, label: str = "replica") -> Replicate:
+    """Every part computes all; with `addends` each has only an addend of the gradient."""
+    return Replicate(_count(parts), addends, label)
+
+
+def split_value(operand: str, parts: int, label: str = "") -> SplitValue:
+    """The parts take addends of an operand (`"x"` of a linear) and give addends of the result."""
+    return SplitValue(operand, _count(parts), label or f"addends of {operand}")
+
+
+def transformation(inputs: Sequence[int | str], output: int | str, parts: int, label: str = "own") -> Own:
+    """A transformation of one's own: of every operand the dim that is split, "whole" or "addends"; the same of the
+    output. It is proved, for all sizes, before it is applied."""
+    return Own(tuple(inputs), output, _count(parts), label)
+
+
+def replicated(graph: Graph, node: int, addends: bool = False) -> Row:
+    """The row by which all parts compute alike."""
+    pcg = graph.pcg
+    sources = pcg.nodes[node].inputs
+    letters = tuple(B if addends and pcg.nodes[i].gradient and pcg.nodes[node].gradient else R for i in sources)
+    return Row(letters, B if addends and pcg.nodes[node].gradient else R)
+
+
+def _count(parts: int) -> int:
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
+        raise PartitaError(f"an operator has a positive number of parts, not {parts!r}")
+    return parts
+
+
+def _text(dim: Dim) -> str:
+    if isinstance(dim, str):
+        return dim
+    return f"dim {dim}" if isinstance(dim, int) else f"{dim[0]}.{'.'.join(map(str, dim[1:]))}"
+
+
+def _preference(row: Row) -> tuple[int, int]:
+    """Most tensors split; among such rows the first dim of the result, sums last."""
+    return -sum(map(is_split, (*row.inputs, row.output))), row.output if is_split(row.output) else sys.maxsize
+
+
+def candidates(graph: Graph, node: int, dim: Dim) -> list[Row]:
+    """The rows of a node that split a dimension, whichever way it is named."""
+    pcg = graph.pcg
+    found = [row for row in rows(pcg, node) if not row.special and any(map(is_split, (*row.inputs, row.output)))]
+    if isinstance(dim, int):
+        places = graph.atoms[node].of_dim(dim) if 0 <= dim < len(graph.atoms[node].dims) else range(0)
+        return [row for row in found if is_split(row.output) and atom_of(row.output) in places][:1]
+    if isinstance(dim, str) and dim != BATCH:
+        index, _, position = dim.partition(":")
+        return [row for row in found if row.index == (index, int(position or 0))]
+    wanted = graph.dimension(dim)
+    tensors = (*pcg.nodes[node].inputs, node)
+    return [
+        row
+        for row in found
+        if any(
+            is_split(letter) and graph.dimensions[i][atom_of(letter)] in wanted
+            for i, letter in zip(tensors, (*row.inputs, row.output), strict=True)
+        )
+    ]
+
+
+def _parameter_letter(graph: Graph, node: int, dim: Dim) -> int:
+    known = graph.atoms[node]
+    if isinstance(dim, int):
+        if not 0 <= dim < len(known.dims) or not known.dims[dim]:
+            raise PartitaError(f"{graph.pcg.nodes[node].name} of shape {graph.pcg.nodes[node].shape} has no dim {dim}")
+        return S(known.of_dim(dim).start)
+    if isinstance(dim, str) and dim != BATCH:
+        raise PartitaError(f"a parameter has dims by number (0, 1) or by name, not {dim!r}")
+    wanted = graph.dimension(dim)
+    return next((S(a) for a, number in enumerate(graph.dimensions[node]) if number in wanted), R)
+
+
+def _operands(graph: Graph, node: int) -> tuple[str, ...]:
+    found = graph.pcg.nodes[node]
+    return operator(found.op).named(found) if found.op not in SOURCES else ()
+
+
+def _where(graph: Graph, node: int) -> str:
+    return f"{graph.pcg.nodes[node].op} {graph.pcg.nodes[node].name!r}"
+
+
+def _known(graph: Graph, node: int) -> str:
+    names = dict.fromkeys(
+        row.index[0] + (f":{row.index[1]}" if row.index[1] else "")
+        for row in rows(graph.pcg, node)
+        if row.index and not row.special
+    )
+    return f"it has {', '.join(names)}" if names else "it cannot be split"

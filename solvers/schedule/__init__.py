@@ -1,0 +1,1 @@
+"""Shortest schedules of pipelines, with proofs."""

@@ -1,0 +1,209 @@
+"""The shortest schedule of a pipeline by CP-SAT.
+
+    s[i] ∈ [0, H)        start of task i, of duration p[i]
+    min  C, or P         makespan; or the longest time of a device from its first start to its last end
+    s.t. (1) s[j] >= s[i] + p[i] + lag[i,j]                      ∀ edges (i, j), those of `tightened` among them
+         (2) intervals [s[i], s[i] + p[i]) of a device do not overlap
+         (3) Σ_{h held at t} bytes[h] <= M[d]                    ∀ t, ∀ d: from the start of its taker to the end of
+                                                                 its releaser (cumulative)
+         (4) s[i] + p[i] + tail[i] <= C;  first[d] <= s[i], s[i] + p[i] <= first[d] + P      ∀ i on d
+         (5) C, P >= the bound of one device
+
+What is found is confirmed by `evaluate`, which also moves every task as early as its order allows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from ...formulation.pipeline.evaluate import Schedule, evaluate
+from ...formulation.pipeline.orders import Orders
+from ...formulation.pipeline.problem import Problem, in_units, with_room
+from ...model.errors import PartitaError
+from ..protocol import STOPPED, Status
+from .bounds import Row, heads, makespan_bound, period_bound, tails, tightened
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel, CpSolver, IntVar
+
+OBJECTIVES: dict[str, tuple[Callable[[Problem], int], Callable[[Schedule], int]]] = {
+    "makespan": (makespan_bound, attrgetter("makespan_ns")),
+    "period": (period_bound, attrgetter("period_ns")),
+}
+"""What is shortest: the bound that needs no search, and what a schedule makes of it."""
+
+WORKERS = 2
+"""CP-SAT's searches side by side: one finds schedules, one proves. Which of several shortest ones is found may vary."""
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The shortest schedule found, and the ns that no schedule goes below (None where there is none)."""
+
+    status: Status
+    schedule: Schedule | None
+    objective_ns: int | None
+    bound_ns: int | None
+    seconds: float
+    words: str = ""
+
+    @property
+    def orders(self) -> Orders:
+        """What every device runs, as a user's plan takes it. PartitaError: no schedule was found."""
+        if self.schedule is None:
+            raise PartitaError(f"there are no orders: {self.status.value}, {self.words}")
+        return self.schedule.orders
+
+
+def solve(
+    problem: Problem,
+    objective: str = "makespan",
+    known: Iterable[Orders] = (),
+    seconds: float = 60.0,
+    workers: int = WORKERS,
+) -> Answer:
+    """The shortest schedule; at least as good as the best of those `known` that fit the memory.
+
+    `objective`: "makespan", or "period" for devices that go on with the next step without waiting for each other.
+    PartitaError: another objective; a known order that lacks a task or never ends.
+    """
+    start = time.perf_counter()
+    if objective not in OBJECTIVES:
+        raise PartitaError(f"no objective {objective!r}; there are {', '.join(OBJECTIVES)}")
+    bounded, value = OBJECTIVES[objective]
+    best: Schedule | None = min((s for orders in known if (s := fitting(problem, orders))), key=value, default=None)
+
+    def answer(bound: int | None, words: str, status: Status | None = None) -> Answer:
+        objective_ns = None if best is None else value(best)
+        if status is None:
+            status = Status.OPTIMAL if objective_ns == bound else Status.UNKNOWN if best is None else Status.FEASIBLE
+        return Answer(status, best, objective_ns, bound, time.perf_counter() - start, words)
+
+    for task in problem.tasks:
+        for d in task.devices:
+            room = problem.capacities[d]
+            if room is not None and task.takes_bytes > room:
+                return answer(None, f"{task.slot} takes {task.takes_bytes:,} of {room:,} bytes", Status.INFEASIBLE)
+    bound = bounded(problem)
+    if best is not None and value(best) == bound:
+        return answer(bound, "known; proved by the bound of one device")
+    small, unit = in_units(problem)
+    program = Program(small, objective, -(-bound // unit), None if best is None else (value(best) - 1) // unit)
+    status, starts, proved = program.solve(seconds - (time.perf_counter() - start), workers)
+    if status is Status.INFEASIBLE and best is not None:
+        return answer(value(best), "known; proved by CP-SAT")
+    if status is Status.INFEASIBLE:
+        return answer(None, "proved by CP-SAT", status)
+    if starts is not None:
+        best = evaluate(problem, orders_of(problem, starts))
+    proved = max(bound, proved * unit)
+    proved = proved if best is None else min(proved, value(best))
+    return answer(proved, "proved by CP-SAT" if status is Status.OPTIMAL else STOPPED)
+
+
+def refuted(problem: Problem, makespan_ns: int, seconds: float = 60.0, workers: int = WORKERS) -> bool:
+    """Whether CP-SAT proves that no schedule ends by then, from (1) to (4) alone: no edges and bounds of ours."""
+    small, unit = in_units(problem)
+    program = Program(small, "makespan", 0, makespan_ns // unit, plain=True)
+    return program.solve(seconds, workers)[0] is Status.INFEASIBLE
+
+
+def fitting(problem: Problem, orders: Orders) -> Schedule | None:
+    """The schedule of orders; None where a device lacks memory."""
+    found = evaluate(with_room(problem, None), orders)
+    fits = all(m is None or p <= m for p, m in zip(found.peak_bytes, problem.capacities, strict=True))
+    return found if fits else None
+
+
+def orders_of(problem: Problem, starts: Sequence[int]) -> Orders:
+    """The tasks of every device by their starts."""
+    return tuple(tuple(problem.tasks[i].slot for i in sorted(own, key=starts.__getitem__)) for own in problem.on_device)
+
+
+def cp_sat(model: CpModel, seconds: float, workers: int = WORKERS) -> tuple[Status, CpSolver]:
+    """Why it stopped, and the solver with its values."""
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = workers
+    solver.parameters.random_seed = SEED
+    solver.parameters.max_time_in_seconds = max(0.0, seconds)
+    found = solver.solve(model)
+    assert found != cp_model.MODEL_INVALID, model.validate()
+    status = {
+        cp_model.OPTIMAL: Status.OPTIMAL,
+        cp_model.FEASIBLE: Status.FEASIBLE,
+        cp_model.INFEASIBLE: Status.INFEASIBLE,
+        cp_model.UNKNOWN: Status.UNKNOWN,
+    }
+    return status[found], solver
+
+
+class Program:
+    """The model: `low` is proved already, at most `high` is wanted. `plain`: nothing of ours, (1) to (4) alone."""
+
+    def __init__(
+        self, problem: Problem, objective: str, low: int, high: int | None = None, plain: bool = False
+    ) -> None:
+        from ortools.sat.python import cp_model
+
+        self.problem, self.duration = problem, [task.duration_ns for task in problem.tasks]
+        tight = problem if plain else tightened(problem)
+        longest = sum(self.duration) + sum(edge.lag_ns for edge in problem.edges)
+        high = longest if high is None else high
+        none: Row = (0,) * len(problem.tasks)
+        head, tail = (none, none) if plain else (heads(tight), tails(tight))
+        self.model: CpModel = cp_model.CpModel()
+        self.horizon = high if objective == "makespan" else longest
+        # Variables
+        self.start: list[IntVar] = [
+            self.model.new_int_var(h or 0, max(h or 0, self.horizon - task.duration_ns - (t or 0)), str(task.slot))
+            for task, h, t in zip(problem.tasks, head, tail, strict=True)
+        ]
+        self.cost: IntVar = self.model.new_int_var(low, max(low, high), objective)  # (5)
+        interval = [
+            self.model.new_fixed_size_interval_var(s, p, "") for s, p in zip(self.start, self.duration, strict=True)
+        ]
+        # Constraints
+        for before, after, lag in tight.edges:  # (1)
+            self.model.add(self.start[after] >= self.start[before] + (self.duration[before] + lag))
+        for d, own in enumerate(problem.on_device):
+            self.model.add_no_overlap([interval[i] for i in own])  # (2)
+            self._memory(d)  # (3)
+            first = 0 if objective == "makespan" else self.model.new_int_var(0, self.horizon, f"first[{d}]")
+            for i in own:  # (4)
+                after_it = (tail[i] or 0) if objective == "makespan" else 0
+                self.model.add(first <= self.start[i])
+                self.model.add(self.start[i] + (self.duration[i] + after_it) <= first + self.cost)
+        # Objective
+        self.model.minimize(self.cost)
+
+    def _memory(self, d: int) -> None:
+        capacity, held = self.problem.capacities[d], [h for h in self.problem.holdings if h.device == d]
+        if capacity is None:
+            return
+        spans: list[Any] = []
+        for h in held:
+            size = self.model.new_int_var(1, self.horizon, "")
+            end = self.start[h.releaser] + self.duration[h.releaser]
+            spans.append(self.model.new_interval_var(self.start[h.taker], size, end, ""))
+        self.model.add_cumulative(spans, [h.bytes for h in held], capacity)
+
+    def hint(self, starts: Sequence[int]) -> None:
+        """Where to look first."""
+        for variable, start in zip(self.start, starts, strict=True):
+            self.model.add_hint(variable, start)
+
+    def solve(self, seconds: float, workers: int = WORKERS) -> tuple[Status, tuple[int, ...] | None, int]:
+        """Why it stopped, the starts found, and the bound proved (where there is a schedule)."""
+        status, solver = cp_sat(self.model, seconds, workers)
+        if status is Status.INFEASIBLE:
+            return status, None, 0
+        starts = None if status is Status.UNKNOWN else tuple(solver.value(s) for s in self.start)
+        return status, starts, ceil(solver.best_objective_bound - 1e-6)

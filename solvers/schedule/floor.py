@@ -1,0 +1,58 @@
+"""What no schedule of n repetitions of a problem goes below, for all n at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from ...formulation.pipeline.problem import Holding, Problem
+from ...formulation.pipeline.steady import Floor
+from .bounds import heads, tails
+
+
+def floors(problem: Problem) -> Iterator[Floor]:
+    """Every device's work, its memory, and both together; whether a schedule repeats or not."""
+    head, tail = (tuple(x or 0 for x in row) for row in (heads(problem), tails(problem)))
+    for d, own in enumerate(problem.on_device):
+        load = problem.loads_ns[d]
+        around = min(head[i] for i in own) + min(tail[i] for i in own)
+        yield Floor(Fraction(load), around, 0, f"the work of device {d}")
+        held, capacity = [h for h in problem.holdings if h.device == d], problem.capacities[d]
+        if capacity is None or not held or capacity < max(h.bytes for h in held):
+            continue
+        if len({h.bytes for h in held}) == 1:
+            capacity -= capacity % held[0].bytes
+        area = sum(h.bytes * _held_ns(problem, h) for h in held)
+        around = min(head[h.taker] for h in held) + min(tail[h.releaser] for h in held)
+        yield Floor(Fraction(area, capacity), around, 0, f"the memory of device {d}")
+        if len(held) == 1 and _between(problem, held[0]):
+            pieces = capacity // held[0].bytes
+            around = sum(_waits(problem, held[0], pieces, head[held[0].taker], tail[held[0].releaser]))
+            yield Floor(Fraction(load), around, pieces, f"the work and the memory of device {d}")
+
+
+def _held_ns(problem: Problem, held: Holding) -> int:
+    """How long a piece is in memory at least: the longest path from its taker's start to its releaser's end."""
+    apart = heads(problem, [held.taker])[held.releaser]
+    return (apart or 0) + problem.tasks[held.releaser].duration_ns
+
+
+def _between(problem: Problem, held: Holding) -> bool:
+    """Whether all tasks of the device come after the taker and before the releaser, or are one of them."""
+    after, before = heads(problem, [held.taker]), tails(problem, [held.releaser])
+    return all(after[i] is not None and before[i] is not None for i in problem.on_device[held.device])
+
+
+def _waits(problem: Problem, held: Holding, pieces: int, head: int, tail: int) -> tuple[int, int]:
+    """How long the device waits at the beginning and at the end, where it has room for so many pieces.
+
+    Until the first piece is released, at the earliest when it has been held, the device runs nothing but the first
+    repetition and, of as many more as there is room for, what comes before their releasers: the rest of that time it
+    waits. After the last piece is taken it is the same with takers, read backwards. The two times are apart where there
+    are more repetitions than pieces; repetitions are in order (`tightened`).
+    """
+    load = problem.loads_ns[held.device]
+    first, last = (problem.tasks[i].duration_ns for i in held[:2])
+    spare = _held_ns(problem, held) - load
+    before = max(head, head + spare - (pieces - 1) * (load - last))
+    return before, max(tail, tail + spare - (pieces - 1) * (load - first))

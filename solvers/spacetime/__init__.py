@@ -1,0 +1,1 @@
+"""Space-time plans, checked by solvers: feasible orders, smallest conflicts, proofs of transformations."""

@@ -1,0 +1,557 @@
+"""Dependencies as communication: which instructions a plan becomes, and that every task reads what it should."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+import partita
+from partita.formulation.spacetime.aligned import Pattern, match
+from partita.formulation.spacetime.audit import check
+from partita.formulation.spacetime.graph import Graph
+from partita.formulation.spacetime.materialize import in_step, materialize
+from partita.formulation.spacetime.op import Op, Phase
+from partita.formulation.spacetime.order import PlanConflict
+from partita.formulation.spacetime.primitives import (
+    op_assign,
+    op_trans,
+    place,
+    recompute,
+    split_backward,
+    swap,
+)
+from partita.formulation.spacetime.program import (
+    Accumulate,
+    Collective,
+    Instruction,
+    Join,
+    Program,
+    Receive,
+    Run,
+    Send,
+)
+from partita.formulation.spacetime.tasks import tasks
+from partita.formulation.spacetime.transformation import (
+    Transformation,
+    replicate,
+    split,
+    split_value,
+)
+from partita.model.batch import with_batch
+from partita.model.errors import PartitaError
+from partita.model.layout import is_split
+from partita.model.load import load_module
+from partita.model.machine import Machine
+from partita.model.pcg import PCG, Builder
+from partita.solvers.spacetime.validate import validate
+
+BATCH, WIDTH = 8, 16
+WHOLE = (0, WIDTH)
+
+
+@cache
+def net(blocks: int = 2) -> PCG:
+    """Blocks x + down(relu(up(x))) after a linear, whose weight the head has too; 8 samples."""
+    b = Builder(BATCH)
+    x, tied = b.input("x", (BATCH, WIDTH)), b.parameter("tied", (WIDTH, WIDTH))
+    h = b.add("linear", x, tied, shape=(BATCH, WIDTH), name="first")
+    for i in range(blocks):
+        up, down = b.parameter(f"up{i}.weight", (2 * WIDTH, WIDTH)), b.parameter(f"down{i}.weight", (WIDTH, 2 * WIDTH))
+        y = b.add("linear", h, up, shape=(BATCH, 2 * WIDTH), name=f"up{i}")
+        y = b.add("relu", y, shape=(BATCH, 2 * WIDTH), name=f"relu{i}")
+        y = b.add("linear", y, down, shape=(BATCH, WIDTH), name=f"down{i}")
+        h = b.add("add", h, y, shape=(BATCH, WIDTH), name=f"add{i}")
+    y = b.add("linear", h, tied, shape=(BATCH, WIDTH), name="head")
+    return b.build(b.add("mse_loss", y, b.input("t", (BATCH, WIDTH)), shape=(), name="loss", reduction="mean"))
+
+
+@cache
+def chain() -> PCG:
+    """loss = Σ second(first(x)), 8 samples of width 16."""
+    b = Builder(BATCH)
+    h = b.input("x", (BATCH, WIDTH))
+    for name in ("first", "second"):
+        w = b.parameter(f"{name}.weight", (WIDTH, WIDTH))
+        h = b.add("linear", h, w, shape=(BATCH, WIDTH), name=name)
+    return b.build(b.add("sum", h, shape=(), dims=(0, 1), keepdim=False, name="loss"))
+
+
+@cache
+def gpt() -> PCG:
+    return with_batch(partita.capture(*load_module("gpt3-1.3b", small=True)), 8)
+
+
+def built(graph: Graph, machine: Machine | None = None, communication: str = "rvd") -> Program:
+    """The program of what has been done to a graph, checked."""
+    program = materialize(validate(tasks(graph)), machine, communication=communication)
+    assert check(program) == ()
+    return program
+
+
+def kinds(program: Program, device: int) -> dict[str, int]:
+    """How many instructions of each kind, without tasks."""
+    found = Counter(i.kind if isinstance(i, Collective) else type(i).__name__ for i in program.devices[device])
+    del found["Run"]
+    return dict(found)
+
+
+def of(program: Program, device: int, kind: type[Instruction]) -> list[Instruction]:
+    return [i for i in program.devices[device] if isinstance(i, kind)]
+
+
+def collectives(program: Program, device: int) -> list[Collective]:
+    return [i for i in program.devices[device] if isinstance(i, Collective)]
+
+
+def spread(ops: Sequence[Op], transformation: Transformation, devices: Sequence[int]) -> None:
+    """Transform operators alike, and put their parts on devices."""
+    for op in ops:
+        for part, device in zip(op_trans(op, transformation), devices, strict=True):
+            op_assign(part, device)
+
+
+def node(graph: Graph, name: str) -> Op:
+    return next(op for op in graph.ops if op.of.name == name)
+
+
+# Plans that many know
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_data_parallel_has_one_all_reduce_for_each_parameter(devices: int) -> None:
+    graph = Graph(net())
+    spread(graph.forward, split("batch", devices), range(devices))
+    spread(graph.optimizer, replicate(devices), range(devices))
+    program = built(graph)
+    for device in range(devices):
+        assert kinds(program, device) == {"all_reduce": 5, "Accumulate": 2, "Add": 2}  # tied: two readers; residuals
+
+
+def test_micro_batches_are_accumulated_before_they_are_reduced() -> None:
+    graph = Graph(chain())
+    for op in graph.forward:
+        spread(op_trans(op, split("batch", 2, "micro")), split("batch", 2), (0, 1))
+    program = built(graph)
+    assert kinds(program, 0) == {"Accumulate": 4, "all_reduce": 2}
+    for number, instruction in enumerate(program.devices[0]):
+        if isinstance(instruction, Accumulate):  # as soon as its backward has run
+            before = program.devices[0][number - 1]
+            assert isinstance(before, Run) and before.op.phase is Phase.BACKWARD
+    firsts = [i.first for i in of(program, 0, Accumulate) if isinstance(i, Accumulate)]
+    assert Counter(firsts) == {True: 2, False: 2}
+
+
+def test_tensor_parallel_layers_have_two_all_reduces_forward_and_two_backward() -> None:
+    graph = Graph(gpt())
+    layers = {op.of.path.split(".")[1] for op in graph.forward if op.of.path.startswith("layers.")}
+    for op in graph.forward:
+        number = op.of.path.split(".")[1] if op.of.path.startswith("layers.") else None
+        dims = (f"layers.{number}.attention.qkv.weight", 0, 1), (f"layers.{number}.up.weight", 0)
+        ways = [split(dim, 2) for dim in dims if number is not None]
+        rows = [way.row(graph, op.node) for way in ways]
+        cut = [way for way, row in zip(ways, rows, strict=True) if any(map(is_split, (*row.inputs, row.output)))]
+        spread([op], cut[0] if cut else replicate(2), (0, 1))
+    program = built(graph)
+    sums = collectives(program, 0)
+    assert {i.kind for i in sums} == {"all_reduce"}
+    assert Counter(i.target.tensor.kind for i in sums) == {"value": 2 * len(layers), "gradient": 2 * len(layers)}
+    assert not of(program, 0, Send) and not of(program, 0, Join)
+
+
+def test_data_and_tensor_parallel_groups_are_rows_and_columns() -> None:
+    graph = Graph(net(1))
+    for op in graph.forward:
+        for part, pair in zip(op_trans(op, split("batch", 2)), ((0, 1), (2, 3)), strict=True):
+            inside = op.of.name in ("up0", "relu0", "down0")
+            spread([part], split(("up0.weight", 0), 2) if inside else replicate(2), pair)
+    program = built(graph)
+    groups = Counter((i.target.tensor.kind, i.group) for i in collectives(program, 0))
+    assert groups == {("value", (0, 1)): 1, ("gradient", (0, 1)): 1, ("gradient", (0, 2)): 3}
+
+
+def zero(stage: int, devices: int = 2) -> Graph:
+    """Samples are split; updates, and from stage 3 on parameters, too."""
+    graph = Graph(net())
+    spread(graph.forward, split("batch", devices), range(devices))
+    if stage < 3:
+        spread(graph.optimizer, split(0, devices), range(devices))
+    else:
+        for op in graph.optimizer:
+            place(graph, op.of.name, split(0, devices), range(devices))
+    return graph
+
+
+def test_a_split_update_scatters_gradients_and_gathers_parameters() -> None:
+    program = built(zero(1))
+    for device in range(2):
+        assert kinds(program, device) == {
+            "reduce_scatter": 5, "all_gather": 5, "Slice": 5, "Accumulate": 2, "Add": 2
+        }  # fmt: skip
+    assert {i.target.tensor.kind for i in collectives(program, 0)} == {"gradient", "updated"}
+
+
+def test_a_split_parameter_is_gathered_for_each_use_and_given_back() -> None:
+    program = built(zero(3))
+    uses = 6 + 5  # six linears forward; their inputs' gradients, but not of the first: it has none
+    assert kinds(program, 0) == {"all_gather": uses, "reduce_scatter": 5, "Accumulate": 2, "Add": 2}
+    instructions = program.devices[0]
+    for number, instruction in enumerate(instructions):
+        if isinstance(instruction, Collective) and instruction.kind == "all_gather":
+            reads = [at for at, i in enumerate(instructions) if isinstance(i, Run) and instruction.target in i.reads]
+            between = [i for i in instructions[number:] if isinstance(i, Run)][:1]
+            assert len(reads) == 1 and instructions[reads[0]] in between  # right before its one use
+
+
+def test_every_micro_batch_fetches_a_parameter_again() -> None:
+    graph = Graph(chain())
+    place(graph, "second.weight", split(0, 2), [0, 1])
+    for op in graph.forward:
+        spread(op_trans(op, split("batch", 2, "micro")), split("batch", 2), (0, 1))
+    found = kinds(built(graph), 0)
+    assert (found["all_gather"], found["reduce_scatter"], found["all_reduce"]) == (4, 1, 1)
+
+
+def pipeline(graph: Graph, micro: int = 4) -> None:
+    for op in graph.forward:
+        op_assign(op_trans(op, split("batch", micro, "micro")), int(op.of.name not in ("first",)))
+
+
+def test_stages_send_activations_and_gradients_once_for_each_micro_batch() -> None:
+    graph = Graph(chain())
+    pipeline(graph)
+    program = built(graph)
+    for device in (0, 1):
+        assert kinds(program, device) == {"Send": 4, "Receive": 4, "Accumulate": 4}
+    for device, other in ((0, 1), (1, 0)):
+        for at, instruction in enumerate(program.devices[device]):
+            if isinstance(instruction, Send):
+                before = program.devices[device][at - 1]
+                assert isinstance(before, (Run, Accumulate)) and instruction.to == other  # right after what it sends
+
+
+def test_devices_go_in_step() -> None:
+    """In a plan without pipeline, parts of one operator are next to each other, forward and backward."""
+    completed = validate(tasks(zero(3, 4)))
+    order = in_step(completed)
+    for device in range(4):
+        assert [op for op in order if op.device == device] == [op for op in completed.order if op.device == device]
+    computing = [op for op in order if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
+    for at in range(0, len(computing), 4):
+        assert len({(op.node, op.phase) for op in computing[at : at + 4]}) == 1
+
+
+# Parts and shares of tensors
+
+
+def test_arbitrary_masks_are_split_sent_and_joined() -> None:
+    """Figure 8: A1 and A2 write the left and the right half, B1 and B2 read the upper and the lower one."""
+    graph = Graph(chain())
+    spread([node(graph, "first")], split(("first.weight", 0), 2), (0, 1))
+    spread([node(graph, "second"), node(graph, "loss")], split("batch", 2), (2, 3))
+    program = built(graph)
+    forward = [[i for i in device if _of(i, "value", "first")] for device in program.devices]
+    assert [[type(i).__name__ for i in found] for found in forward] == [
+        ["Run", "Slice", "Send", "Slice", "Send"],
+        ["Run", "Slice", "Send", "Slice", "Send"],
+        ["Receive", "Receive", "Join", "Run"],
+        ["Receive", "Receive", "Join", "Run"],
+    ]
+    joined = forward[2][2]
+    assert isinstance(joined, Join)
+    assert [str(r.mask) for r in joined.sources] == ["[0:4, 0:8]", "[0:4, 8:16]"]
+    assert str(joined.target.mask) == "[0:4, 0:16]" and program.shapes[joined.target] == (4, WIDTH)
+
+
+def _of(instruction: Instruction, kind: str, name: str) -> bool:
+    """Whether an instruction is about a tensor; of tasks, whether it is the first that they read or write."""
+    if isinstance(instruction, Run):
+        registers = [*instruction.reads[:1], *instruction.writes[:1]]
+        registers = [r for r in registers if r is not None and instruction.op.phase is Phase.FORWARD]
+    else:
+        registers = [instruction.source if isinstance(instruction, Send) else _target(instruction)]
+    graph = registers and registers[0]
+    return bool(graph) and any(r.tensor.kind == kind and chain().nodes[r.tensor.node].name == name for r in registers)
+
+
+def _target(instruction: Instruction):  # type: ignore[no-untyped-def]
+    return instruction.total if isinstance(instruction, Accumulate) else instruction.target  # type: ignore[union-attr]
+
+
+def test_what_is_split_along_another_dim_is_exchanged() -> None:
+    graph = Graph(chain())
+    spread([node(graph, "first")], split("batch", 4), range(4))
+    spread([node(graph, "second")], split(("second.weight", 1), 4), range(4))
+    op_assign(node(graph, "loss"), 0)
+    exchanged = [i for i in collectives(built(graph), 0) if i.kind == "all_to_all"]
+    assert [(i.target.tensor.kind, i.group, i.atoms) for i in exchanged] == [
+        ("value", (0, 1, 2, 3), (0, 1)),
+        ("gradient", (0, 1, 2, 3), (1, 0)),
+    ]
+
+
+def test_one_value_for_many_is_broadcast_and_addends_for_one_are_sent() -> None:
+    graph = Graph(chain())
+    op_assign(node(graph, "first"), 0)
+    spread([node(graph, "second"), node(graph, "loss")], split(("second.weight", 0), 3 - 1), (1, 2))
+    program = built(graph)
+    assert kinds(program, 1) == {"broadcast": 1, "Send": 1}
+    assert kinds(program, 0) == {"broadcast": 1, "Receive": 2, "Add": 1}
+
+
+def test_a_share_without_addends_is_zeros() -> None:
+    """Of a whole value the first reader takes all: R to P."""
+    graph = Graph(chain())
+    spread([node(graph, "first")], replicate(2), (0, 1))
+    spread([node(graph, "second")], split_value("x", 2), (0, 1))
+    spread([node(graph, "loss")], replicate(2), (0, 1))
+    program = built(graph)
+    assert kinds(program, 0) == {"all_reduce": 1} and kinds(program, 1) == {"all_reduce": 1, "Zeros": 1}
+
+
+def test_replicas_nearest_by_the_machine_are_taken() -> None:
+    """Four replicas of a value on two nodes, read on the last device of each, where one has its own."""
+    graph = Graph(chain())
+    spread([node(graph, "first")], replicate(2), (0, 4))
+    spread([node(graph, "second"), node(graph, "loss")], replicate(3), (4, 3, 7))
+    program = built(graph, Machine.adhoc((2, 4)), "p2p")
+    sent = [
+        i for i in program.devices[0] + program.devices[4] if isinstance(i, Send) and i.source.tensor.kind == "value"
+    ]
+    assert [(i.source.device, i.to) for i in sent] == [(0, 3), (4, 7)]
+
+
+def test_a_value_that_two_tasks_of_a_device_read_is_sent_once() -> None:
+    b = Builder(BATCH)
+    x, w = b.input("x", (BATCH, WIDTH)), [b.parameter(f"w{i}", (WIDTH, WIDTH)) for i in range(3)]
+    h = b.add("linear", x, w[0], shape=(BATCH, WIDTH), name="h")
+    y, z = (b.add("linear", h, v, shape=(BATCH, WIDTH), name=f"y{i}") for i, v in enumerate(w[1:]))
+    s = b.add("add", y, z, shape=(BATCH, WIDTH), name="s")
+    graph = Graph(b.build(b.add("sum", s, shape=(), dims=(0, 1), keepdim=False, name="loss")))
+    op_assign(graph.forward[0], 0)
+    op_assign(graph.forward[1:], 1)
+    op_trans(graph.forward[1], split(("w1", 1), 2))  # reads halves of what the other reads whole
+    op_assign(graph.forward[1:], 1)
+    program = built(graph)
+    assert kinds(program, 0)["Send"] == 1 and kinds(program, 1)["Receive"] == 1
+    assert kinds(program, 1)["Send"] == 2  # the gradient's halves of the one, and of the other the whole, meet there
+
+
+# Collectives and paths
+
+A, B, C, D = (((0, 4), WHOLE), ((4, 8), WHOLE), ((0, 8), (0, 8)), ((0, 8), (8, 16)))
+ALL = ((0, 8), WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "pattern"),
+    [
+        ({0: ALL, 1: ALL}, {0: ALL, 1: ALL}, Pattern("all_reduce", (0, 1))),
+        ({0: ALL, 1: ALL}, {0: A, 1: B}, Pattern("reduce_scatter", (0, 1), (0,))),
+        ({0: ALL, 1: ALL}, {0: D, 1: C}, Pattern("reduce_scatter", (1, 0), (1,))),
+        ({0: B, 1: A}, {0: ALL, 1: ALL}, Pattern("all_gather", (1, 0), (0,))),
+        ({0: A, 1: B}, {0: C, 1: D}, Pattern("all_to_all", (0, 1), (0, 1))),
+        ({0: A, 1: B}, {0: D, 1: C}, None),  # members in another order
+        ({3: ALL}, {0: ALL, 1: ALL, 3: ALL}, Pattern("broadcast", (3, 0, 1))),
+        ({3: ALL}, {0: ALL}, None),  # a send
+        ({0: ALL, 1: ALL}, {0: ALL, 2: ALL}, None),  # other devices
+        ({0: A, 1: B}, {0: ALL, 1: A}, None),
+        ({0: A, 1: ((4, 6), WHOLE)}, {0: ((0, 6), WHOLE), 1: ((0, 6), WHOLE)}, None),  # unequal parts
+        ({0: A, 1: D}, {0: ALL, 1: ALL}, None),  # cut along two atoms
+    ],
+)
+def test_patterns(sources: dict[int, object], targets: dict[int, object], pattern: Pattern | None) -> None:
+    assert match(sources, targets) == pattern  # type: ignore[arg-type]
+
+
+def stages(first: int, second: int, width: int = 1024) -> Graph:
+    """A linear on some devices of one node, computed alike, and one on some of another, each part its rows."""
+    b = Builder(BATCH)
+    h = b.input("x", (BATCH, width))
+    for name in ("first", "second"):
+        w = b.parameter(f"{name}.weight", (width, width))
+        h = b.add("linear", h, w, shape=(BATCH, width), name=name)
+    graph = Graph(b.build(b.add("sum", h, shape=(), dims=(0, 1), keepdim=False, name="loss")))
+    spread([node(graph, "first")], replicate(first), range(first))
+    spread(graph.forward[first:], split(("second.weight", 0), second), range(4, 4 + second))
+    return graph
+
+
+@pytest.mark.parametrize("devices", [(2, 4), (4, 2), (4, 4)])
+@pytest.mark.parametrize("communication", ["p2p", "intra", "rvd"])
+def test_transfers_between_groups_of_other_sizes(devices: tuple[int, int], communication: str) -> None:
+    graph = stages(*devices, width=1024)
+    program = built(graph, Machine.adhoc((2, 4)), communication)
+    found = {i.kind for device in range(8) for i in collectives(program, device)}
+    if communication == "p2p":
+        assert not found
+    across = [
+        i
+        for device in range(8)
+        for i in program.devices[device]
+        if isinstance(i, Send) and i.source.device // 4 != i.to // 4 and i.source.tensor.kind == "gradient"
+    ]
+    whole = BATCH * 1024
+    moved = sum(program.shapes[i.source][0] * program.shapes[i.source][1] for i in across)
+    if communication == "rvd":  # the addends are reduced in their node: of them one sum goes to the other node
+        assert moved == whole and "reduce_scatter" in found and "all_gather" in found
+    else:  # every addend goes to every reader
+        assert moved == devices[0] * devices[1] * whole
+
+
+def test_send_and_receive_alone() -> None:
+    program = built(zero(1, 4), communication="p2p")
+    found = kinds(program, 0)
+    assert found.pop("Send") == found.pop("Receive") == 5 * 3 + 5 * 3
+    assert set(found) == {"Slice", "Add", "Accumulate", "Join"}
+
+
+def test_another_word_is_refused() -> None:
+    completed = validate(tasks(zero(1)))
+    with pytest.raises(PartitaError, match="'fast' is none of p2p, intra, rvd"):
+        materialize(completed, communication="fast")
+
+
+def test_thousands_of_tasks_take_a_couple_of_seconds() -> None:
+    graph = Graph(gpt())
+    spread(graph.forward, split("batch", 8), range(8))
+    completed = validate(tasks(graph))
+    assert len(completed.order) > 2500
+    begin = time.process_time()
+    program = materialize(completed, Machine.adhoc((2, 4)))
+    assert time.process_time() - begin < 5
+    assert check(program) == ()
+
+
+# The check itself
+
+
+def corrupted(program: Program, change: Callable[[list[Instruction]], None], device: int = 0) -> tuple[str, ...]:
+    instructions = list(program.devices[device])
+    steps = dict(zip(map(id, instructions), program.steps[device], strict=True))
+    before = list(instructions)
+    change(instructions)
+    rest = [steps.get(id(i), 0) for i in instructions]
+    if len(instructions) == len(before):  # replaced: at the same step
+        rest = list(program.steps[device])
+    devices = [list(x) for x in program.devices]
+    places = [list(x) for x in program.steps]
+    devices[device], places[device] = instructions, rest
+    return check(replace(program, devices=tuple(map(tuple, devices)), steps=tuple(map(tuple, places))))
+
+
+def where(instructions: Sequence[Instruction], kind: type[Instruction]) -> int:
+    return next(at for at, i in enumerate(instructions) if isinstance(i, kind))
+
+
+def test_check_finds_what_is_wrong() -> None:
+    graph = Graph(chain())
+    pipeline(graph)
+    program = built(graph)
+
+    def drop(kind: type[Instruction]) -> Callable[[list[Instruction]], None]:
+        return lambda instructions: instructions.pop(where(instructions, kind)) and None
+
+    def swapped(instructions: list[Instruction]) -> None:
+        at = where(instructions, Run)
+        instructions[at], instructions[-1] = instructions[-1], instructions[at]
+
+    assert "waits for ever" in corrupted(program, drop(Send))[0]
+    assert "does not have" in corrupted(program, drop(Receive))[0]
+    assert (
+        "reads at" in corrupted(program, drop(Accumulate))[0]
+        or "does not have" in corrupted(program, drop(Accumulate))[0]
+    )
+    assert corrupted(program, drop(Run))
+    assert "does not have" in corrupted(program, swapped)[0]
+
+    def doubled(instructions: list[Instruction]) -> None:
+        at = [n for n, i in enumerate(instructions) if isinstance(i, Accumulate)][-1]
+        last = instructions[at]
+        assert isinstance(last, Accumulate)
+        other = next(i for i in instructions if isinstance(i, Accumulate))
+        instructions[at] = replace(last, source=other.source)
+
+    assert "the addends" in corrupted(program, doubled)[0]
+    reduced = built(zero(1))
+
+    def renamed(instructions: list[Instruction]) -> None:
+        at = where(instructions, Collective)
+        found = instructions[at]
+        assert isinstance(found, Collective)
+        instructions[at] = replace(found, group=found.group[::-1])
+
+    assert "differ" in corrupted(reduced, renamed)[0]
+
+
+# Any plan
+
+
+def whatever(pcg: PCG, rng: random.Random) -> Graph:
+    """A graph whose operators are split at random, on random devices; half the time alike for all parts of one."""
+    graph = Graph(pcg)
+    devices, wild = rng.randint(1, 4), rng.random() < 0.5
+    names = [pcg.nodes[i].name for i in pcg.of("parameter")]
+
+    def way() -> Transformation:
+        dim = (rng.choice(names), rng.randrange(2))
+        ways = [split("batch", 2), split(dim, 2), split_value("x", 2), replicate(2), replicate(2, addends=True)]
+        return rng.choice(ways)
+
+    def parts(ops: Sequence[Op], chosen: Transformation | None) -> list[Op]:
+        found: list[Op] = []
+        for op in ops:
+            try:
+                found += op_trans(op, chosen or way())
+            except PartitaError:
+                found.append(op)
+        return found
+
+    for op in graph.forward:
+        ops = [op]
+        for _ in range(rng.randrange(3)):
+            ops = parts(ops, None if wild else way())
+        first = rng.randrange(devices)
+        for number, part in enumerate(ops):
+            op_assign(part, rng.randrange(devices) if wild else (first + number) % devices)
+        for change, chance in ((split_backward, 0.2), (recompute, 0.2), (swap, 0.1)):
+            if rng.random() < chance:
+                change(ops)
+    for op in graph.optimizer:
+        if rng.random() < 0.5:
+            for part in op_trans(op, rng.choice([split(0, 2), split(1, 2), replicate(2), split(0, 4)])):
+                op_assign(part, rng.randrange(devices))
+    for name in names:
+        if rng.random() < 0.3:
+            count = rng.choice([1, 2, 4])
+            where = [rng.randrange(devices) for _ in range(count)]
+            place(graph, name, split(rng.randrange(2), count) if count > 1 else None, where)
+    return graph
+
+
+MACHINES = (None, Machine.adhoc((4,)), Machine.adhoc((2, 2)))
+
+
+def test_any_plan_reads_what_it_should() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(60):
+        rng = random.Random(seed)
+        graph = whatever(net(1), rng)
+        try:
+            completed = validate(tasks(graph))
+        except PlanConflict:  # replicas of which one was split by value: addends that overlap
+            seen["refused"] += 1
+            continue
+        machine, communication = rng.choice(MACHINES), rng.choice(["p2p", "intra", "rvd", "rvd"])
+        program = materialize(completed, machine, communication=communication)
+        assert check(program) == (), seed
+        for device in range(len(program.devices)):
+            seen.update(kinds(program, device))
+    assert seen["refused"] < 20
+    common = {"Send", "Receive", "Slice", "Join", "Add", "Accumulate", "Zeros"}
+    assert common | {"all_reduce", "all_gather", "reduce_scatter", "broadcast"} <= set(seen)
