@@ -11,6 +11,7 @@ from ..model.errors import PartitaError
 
 BENCHES = {
     "branches": "Models with branches: the best plan with them side by side, and without.",
+    "memory": "Plans that save memory on one device: recompute, swap and co-shard, predicted beside measured.",
     "network": "Reduction programs on real ranks in an emulated network, predicted beside measured (root only).",
     "plan": "From model to proven plan: capture, formulate and solve, timed apart.",
     "reductions": "The search for the cheapest reduction program as devices and levels grow, beside enumeration.",

@@ -3,7 +3,7 @@
 Plain training; layers recomputed (Chen et al., 2016), kept on the host meanwhile (swap), or in four parts one after the
 other, each recomputed (co-shard, SuperScaler, Figure 3): heads and hidden units. A GPT on long sequences and a Swin
 Transformer on large maps, so small that a core trains them, with sizes for which activations dominate. And as in the
-paper's Figure 14: the longest sequence of a GPT that fits into a device, predicted.
+paper's Figure 14: the longest sequence that is predicted to fit into the memory that plain training of a GPT takes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -36,7 +36,8 @@ from .cases import chosen
 MIB = 2**20
 SHARDS = 4
 
-Sharded = tuple[tuple[str, int] | tuple[str, int, int], ...]
+Dim = tuple[str, int] | tuple[str, int, int]
+Sharded = tuple[Dim, ...]
 """The dims that co-shard splits."""
 
 
@@ -59,7 +60,8 @@ def swapped(graph: Graph, sharded: Sharded) -> None:
     plain(graph, sharded)
     for layer in _layers(graph):
         swap(layer)
-        op_order([graph.derived(op, Phase.RELOAD) for op in layer], [op.backward for op in layer])
+        reloads = [graph.derived(op, Phase.RELOAD) for op in layer]
+        op_order([reload for reload in reloads if reload], _backwards(layer))
 
 
 def co_sharded(graph: Graph, sharded: Sharded) -> None:
@@ -69,18 +71,38 @@ def co_sharded(graph: Graph, sharded: Sharded) -> None:
     """
     for layer in _layers(graph):
         for dim in sharded:
-            split_up = {op.node for op in layer if op.has(dim)}
-            alone = _only_read_by(graph, split_up, [op for op in layer if op.node not in split_up])
-            op_assign(alone, 0)
-            parts = []
-            for op in (op for op in layer if op.node in split_up):
-                parts.append(op_trans(op, split(dim, SHARDS, "shard")))
-                op_assign(parts[-1], 0)
+            parts = _sharded(layer, dim)
+            nodes = {op.node for ops in parts for op in ops}
+            alone = _only_read_by(graph, nodes, [op for op in layer if op.node not in nodes])
             recompute([*alone, *(op for ops in parts for op in ops)])
-            for before, after in pairwise(zip(*parts, strict=True)):
-                op_order(before, after)
-                op_order([op.backward for op in after], [op.recomputed for op in before])
-    op_assign([op for op in graph.forward if op.device is None], 0)
+            _one_by_one(parts)
+    op_assign(graph.forward, 0)
+
+
+def nested(graph: Graph, sharded: Sharded) -> None:
+    """As co-shard, but a layer keeps only what goes into it: while its hidden units go back, all heads are there."""
+    for layer in _layers(graph):
+        found = [_sharded(layer, dim) for dim in sharded]
+        nodes = {op.node for parts in found for ops in parts for op in ops}
+        alone = [op for op in layer[:-1] if op.node not in nodes]  # what leaves the layer is not needed again
+        recompute([*alone, *(op for parts in found for ops in parts for op in ops)])
+        _one_by_one(found[-1])
+    op_assign(graph.forward, 0)
+
+
+def _sharded(layer: Sequence[Op], dim: Dim) -> list[tuple[Op, ...]]:
+    """The operators of every part along a dim."""
+    return list(zip(*(op_trans(op, split(dim, SHARDS, "shard")) for op in layer if op.has(dim)), strict=True))
+
+
+def _one_by_one(parts: Sequence[Sequence[Op]]) -> None:
+    for before, after in pairwise(parts):
+        op_order(before, after)
+        op_order(_backwards(after), [op.recomputed for op in before if op.recomputed])
+
+
+def _backwards(ops: Sequence[Op]) -> list[Op]:
+    return [op.backward for op in ops if op.backward]
 
 
 def _only_read_by(graph: Graph, nodes: Set[int], others: Sequence[Op]) -> list[Op]:
@@ -111,6 +133,7 @@ PLANS: Mapping[str, Callable[[Graph, Sharded], None]] = {
     "recompute": recomputed,
     "swap": swapped,
     "co-shard": co_sharded,
+    "nested": nested,
 }
 
 
@@ -119,13 +142,14 @@ PLANS: Mapping[str, Callable[[Graph, Sharded], None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model, what its co-shard splits, and the batch of a step."""
+    """A model, what its co-shard splits, and the batch of a step; `longer` is it at another sequence."""
 
     name: str
     module: Callable[[], nn.Module]
     inputs: Callable[[], tuple[torch.Tensor, ...]]
     sharded: Sharded
     batch: int
+    longer: Callable[[int], Model] | None = None
 
     def graph(self) -> PCG:
         return with_batch(capture(self.module(), self.inputs()), self.batch)
@@ -141,6 +165,7 @@ def _gpt(sequence: int, layers: int, width: int, batch: int) -> Model:
         inputs,
         (("layers.*.attention.qkv.weight", 0, 1), ("layers.*.up.weight", 0)),
         batch,
+        lambda other: _gpt(other, layers, width, batch),
     )
 
 
@@ -158,7 +183,7 @@ def _swin(side: int, width: int, depths: tuple[int, ...], batch: int) -> Model:
 
 
 MODELS = (_gpt(512, 4, 128, 4), _swin(128, 32, (2, 2), 4))
-SMALL = (_gpt(128, 2, 64, 2),)
+SMALL = (replace(_gpt(128, 2, 64, 2), longer=None),)
 
 
 # Rows
@@ -204,4 +229,21 @@ def _row(model: Model, name: str, found: Mapping[str, tuple[SpaceTimePlan, Measu
         "measured_ms": took.step_ns / 1e6,
         "predicted_time_of_plain": step / plain_step,
         "measured_time_of_plain": took.step_ns / plain_took.step_ns,
+        "longest_sequence": None if model.longer is None else longest(model.longer, name, plain_peak),
     }
+
+
+def longest(longer: Callable[[int], Model], name: str, room_bytes: int, step: int = 64) -> int:
+    """The longest sequence, a multiple of `step`, with which a plan is predicted to fit; 0 where none does."""
+
+    def fits(steps: int) -> bool:
+        return planned(longer(steps * step), name).prediction.peak_bytes[0] <= room_bytes
+
+    most = 1
+    while fits(most):
+        most *= 2
+    least = most // 2
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle)
+    return least * step

@@ -283,6 +283,7 @@ class Device:
     def _forward(self, phase: Phase, segment: Segment, code: Code, out: Lines) -> None:
         flow = self.flow
         recomputed = phase is Phase.FORWARD and flow.of(segment.ops[0], Phase.RECOMPUTE) is not None
+        recomputed |= not self._recorded(code)
         swapped = segment.ops[0].swapped
         given = self._weights(segment, code, phase)
         texts = [
@@ -307,6 +308,10 @@ class Device:
         if loss >= 0:
             out.add(f"run.loss += loss{f' / {self.copies}' if self.copies > 1 else ''}")
         self._drop(code, out, phase, segment)
+
+    def _recorded(self, code: Code) -> bool:
+        """Whether backward of a segment gives anything that is read."""
+        return bool(code.values) or any(weight.gradient is not None for weight in code.weights)
 
     def _wanted(self, register: Register, segment: Segment, phase: Phase) -> bool:
         """Whether anything but the segment itself reads a register."""
@@ -370,6 +375,11 @@ class Device:
         for result in code.outs:
             if result.gradients is not None:
                 given.append(self._sum(self._distinct(result.gradients)))
+        if not self._recorded(code):
+            for text in given:
+                if ".take" in text:
+                    out.add(text)
+            return
         targets = [self._put_gradient(self.flow.made[leaf]) for leaf in code.values]
         split = segment.ops[0].split
         more, own = ([], []) if split else self._gradients(segment, code)

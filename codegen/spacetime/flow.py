@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from ...formulation.spacetime.mask import GRADIENT, VALUE, Mask
+from ...formulation.spacetime.mask import GRADIENT, VALUE, VTensor
 from ...formulation.spacetime.op import Op, Phase
 from ...formulation.spacetime.program import (
     Accumulate,
@@ -73,45 +73,48 @@ def labels(op: Op) -> list[tuple[str, int]]:
 
 def _own_copies(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
     """The same, but an operator reads what its own micro-batch computed where several have computed the same here."""
-    made: dict[tuple[Phase, int, Mask], list[int]] = defaultdict(list)
-    makers: dict[Register, int] = {}
+    made: dict[tuple[Phase, VTensor], list[tuple[int, int]]] = defaultdict(list)
+    makers: dict[Register, tuple[int, int]] = {}
     result = list(instructions)
     for place, run in enumerate(instructions):
-        if not isinstance(run, Run) or run.op.phase not in (Phase.FORWARD, Phase.RECOMPUTE):
+        if not isinstance(run, Run) or run.op.phase not in COMPUTING:
             continue
         own = set(labels(forward_of(run.op)))
         sources = []
         for register in run.reads:
-            maker = makers.get(register)
-            if maker is not None:
-                before = result[maker]
-                assert isinstance(before, Run)
-                copies = made[before.op.phase, before.op.node, before.op.mask(None)]
-                best = max(copies, key=lambda p: (len(own.intersection(labels(_op(result[p])))), p == maker))
-                register = _result(result, best)
+            if register in makers:
+                before, position = makers[register]
+                earlier = _run(result[before]).op
+                copies = made[earlier.phase, earlier.writes[position]]
+                if len(copies) > 1:
+                    near = [len(own.intersection(labels(forward_of(_run(result[p]).op)))) for p, _ in copies]
+                    best = max(range(len(copies)), key=lambda k: (near[k], copies[k] == (before, position)))
+                    register = _written(result, *copies[best])
             sources.append(register)
         result[place] = replace(run, reads=tuple(sources))
-        made[run.op.phase, run.op.node, run.op.mask(None)].append(place)
-        if run.writes[0] is not None:
-            makers[run.writes[0]] = place
+        for position, (written, target) in enumerate(zip(run.op.writes, run.writes, strict=True)):
+            made[run.op.phase, written].append((place, position))
+            if target is not None:
+                makers[target] = place, position
     return tuple(result)
 
 
-def _op(instruction: Instruction) -> Op:
+def _run(instruction: Instruction) -> Run:
     assert isinstance(instruction, Run)
-    return forward_of(instruction.op)
+    return instruction
 
 
-def _result(instructions: list[Instruction], place: int) -> Register:
-    """The register of what a run computes, which nobody read so far."""
-    run = instructions[place]
-    assert isinstance(run, Run) and run.op.device is not None
-    if run.writes[0] is None:
-        written = run.op.writes[0]
-        made = Register(-1 - run.op.number, run.op.device, written.tensor, written.mask)
-        instructions[place] = replace(run, writes=(made,))
-        return made
-    return run.writes[0]
+def _written(instructions: list[Instruction], place: int, position: int) -> Register:
+    """The register of what a run computes, which nobody may have read so far."""
+    run = _run(instructions[place])
+    known = run.writes[position]
+    if known is None:
+        written = run.op.writes[position]
+        assert run.op.device is not None
+        known = Register(-1 - 64 * run.op.number - position, run.op.device, written.tensor, written.mask, written.via)
+        writes = (*run.writes[:position], known, *run.writes[position + 1 :])
+        instructions[place] = replace(run, writes=writes)
+    return known
 
 
 class Flow:

@@ -69,7 +69,8 @@ def arrange(flow: Flow) -> Arranged:
     lane = lanes(flow)
     fetched = _fetched(flow)
     piece: dict[Op, Hashable] = {
-        op: (lane[op], op.split, op.swapped, op.group, _layer(flow, op) if op in fetched else None) for op in lane
+        op: (lane[op], op.split, op.swapped, op.group, _layer(flow, op) if op in fetched else None, _unrecorded(flow, op))
+        for op in lane
     }
     while True:
         steps = _Arrangement(flow, piece, lane).arrange(deque(range(len(flow.instructions))))
@@ -98,6 +99,11 @@ def _fetched(flow: Flow) -> set[Op]:
         if flow.pcg.nodes[op.of.inputs[operand]].op == "parameter" and comes(register)
     }
     return {op for op, phase in flow.run if phase is Phase.FORWARD and _layer(flow, op) in layers}
+
+
+def _unrecorded(flow: Flow, op: Op) -> bool:
+    """Whether an operator reads what has a gradient, and has no backward."""
+    return flow.of(op, Phase.BACKWARD) is None and any(flow.pcg.nodes[i].gradient for i in op.of.inputs)
 
 
 def _layer(flow: Flow, op: Op) -> str:
@@ -132,6 +138,7 @@ class _Arrangement:
         piece, lane = self.piece[op], self.lane[op]
         block, later, barred = [first], list[int](), set[int]()
         after = {first}  # the block and what waits for it
+        results = {flow.result(op, phase): op}
         while queue and len(block) < self.count[phase, piece]:
             place = queue[0]
             kind = flow.phase(place)
@@ -139,12 +146,13 @@ class _Arrangement:
                 break
             if kind is phase and self.piece[flow.op(place)] == piece:
                 needs = self._needs(place, block)
-                if needs & barred or not self._joins(phase, place, block):
+                if needs & barred or not self._joins(phase, place, results):
                     break
                 if needs.intersection(later) and not self._before(needs, block, later, steps):
                     break
                 block.append(place)
                 after.add(place)
+                results[flow.result(flow.op(place), phase)] = flow.op(place)
             elif kind is not None or self._waits(place, after, later):
                 later.append(place)
                 after.add(place)
@@ -184,12 +192,11 @@ class _Arrangement:
         made = {p for leaf in leaves for p in flow.writers.get(leaf, ())}
         return (needs - set(adding)) | made if made.intersection(block) else needs
 
-    def _joins(self, phase: Phase, place: int, block: Sequence[int]) -> bool:
+    def _joins(self, phase: Phase, place: int, results: Mapping[Register | None, Op]) -> bool:
         """Whether autograd can take the gradients between a forward run and those before it in the block."""
         flow = self.flow
         if phase not in (Phase.FORWARD, Phase.RECOMPUTE):
             return True
-        results = {flow.result(flow.op(p), phase): flow.op(p) for p in block}
         op = flow.op(place)
         return all(
             flow.inner(results[register], op, operand)
@@ -234,8 +241,8 @@ def _refined(flow: Flow, piece: Mapping[Op, Hashable], steps: Sequence[Block | i
         for k, value in enumerate(own[op]):
             if value is None and near and (phases[k] is not Phase.WEIGHT):
                 own[op][k] = own[near[0]][k]
+    sources = {flow.result(op): op for op in ops}
     for op in ops:  # and else with what it reads
-        sources = {flow.result(other): other for other in ops}
         near = [sources[r] for r in flow.operands(op).values() if r in sources]
         near = [other for other in near if own[other][0] == own[op][0]]
         for k, value in enumerate(own[op]):

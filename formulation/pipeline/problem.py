@@ -268,12 +268,12 @@ def interlaced_pipeline(
     return build(stages, micros, lambda s, m: place[s], len(own), room, lag_ns)
 
 
-def in_units(problem: Problem) -> tuple[Problem, int]:
-    """The problem in the largest unit of time that divides all its times, and the unit in ns.
+def in_units(problem: Problem, *others_ns: int) -> tuple[Problem, int]:
+    """The problem in the largest unit of time that divides all its times and the others given, and the unit in ns.
 
-    Where every task begins as early as it can, all times are sums of durations and lags: shortest schedules stay so.
+    Where every task begins as early as it can, all times are sums of durations and lags: least makespans stay so.
     """
-    unit = gcd(*(task.duration_ns for task in problem.tasks), *(edge.lag_ns for edge in problem.edges))
+    unit = gcd(*(task.duration_ns for task in problem.tasks), *(edge.lag_ns for edge in problem.edges), *others_ns)
     if unit == 1:
         return problem, 1
     tasks = tuple(replace(task, duration_ns=task.duration_ns // unit) for task in problem.tasks)

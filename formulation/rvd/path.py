@@ -23,21 +23,21 @@ class Message(NamedTuple):
 class Step:
     """One transition of all devices of a state.
 
-    kind         dim                        groups, in order
-    schunk       cut: R to D                member j keeps part j of its piece
-    vchunk       None: R to V               the first keeps its piece, the others zeros
-    pad          joined: D to V             member j holds part j, the rest is zeros
-    all-gather   joined: D to R             member j brings part j
-    all-reduce   None: V to R               all get the sum
-    reduce-scatter  cut: V to D             member j gets part j of the sum
-    all-to-all   cut, while `joined` is joined   member j gets part j of `dim`, and brings part j of `joined`
-    move         None: to as many devices   sender, receiver
-    RD-scatter   cut: to k times as many    sender, its receivers
-    broadcast    None: R, to k times as many  sender, its receivers
-    RD-gather    joined, or None: one copy is sent; to fewer   senders, the last is the receiver
-    send-recv    None: from any state to any  sender, receiver
+    kind                    `dim`     `groups`, in order
+    schunk          R to D  is cut    member j keeps part j of its piece
+    vchunk          R to V            the first keeps its piece, the others have zeros
+    pad             D to V  is joined member j holds part j, the rest is zeros
+    all-gather      D to R  is joined member j brings part j
+    all-reduce      V to R            all get the sum
+    reduce-scatter  V to D  is cut    member j gets part j of the sum
+    all-to-all      D to D  is cut    member j gets part j of it, and brings part j of the dim `joined`
+    move            to as many        sender, receiver
+    RD-scatter      to more is cut    sender, its receivers
+    broadcast       to more           sender, its receivers
+    RD-gather       to fewer is joined, or None where one copy is sent    senders, and last their receiver
+    send-recv       to any            sender, receiver
 
-    Where devices send to others in pairs, `messages` says what; a device that keeps something sends it to itself.
+    The last five send device by device: `messages` says what; what a device keeps it sends to itself.
     `size_bytes`: of a member's piece before the step (after it for all-gather, pad and chunks), of the largest message.
     """
 

@@ -2,8 +2,8 @@
 
 Two graphs, one of the source's device group and one of the target's, are joined by the transitions between groups.
 Dijkstra runs forward from the source and backward from the target, both over roles of digits (`roles`). Each state that
-one of them settles is joined with all that the other has settled, unless a bound says that this cannot be the best
-path; both end where what is left is no cheaper. On one device group the graphs differ where the target lies in another
+one of them settles is paired with all that the other has settled, and pairs are priced in the order of a bound; all end
+where nothing that is left can be cheaper. On one device group the graphs differ where the target lies in another
 order: then what is the same in both joins them, or pieces are sent to where they belong.
 
 Prices are those of `prices`; sends from source to target at once are always one of the candidates, so no answer is
@@ -12,9 +12,11 @@ worse. States with addends that neither end has are left out: copies in their pl
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import count
 from math import prod
 from typing import NamedTuple
 
@@ -134,24 +136,39 @@ class _Joining:
         self.cheapest_ns = 0 if one_group else self.floor.ns(1, each, prices.machine.device.launch_ns)
         self.found: _Join | None = None
         self.limit_ns = 0
+        self._order = count()
+        self._pairs: list[tuple[int, int, tuple[Side, Roles, Side, Roles], Crossing]] = []
         self._crossings: dict[tuple[Counts, Counts], tuple[Crossing, int] | None] = {}
         self._same: tuple[dict[object, tuple[Side, Roles]], ...] = ({}, {})
 
     def best(self, limit_ns: int) -> _Join | None:
-        """The cheapest path below the limit."""
+        """The cheapest path below the limit.
+
+        What may be cheaper comes first: a pair of states by the bound on its path, or another state by its cost.
+        """
         self.limit_ns = limit_ns
         while True:
             side = min((*self.starts, *self.ends), key=lambda side: side.next_ns)
-            if side.next_ns + self.cheapest_ns >= self.limit_ns:
+            next_ns = side.next_ns + self.cheapest_ns
+            if self._pairs and self._pairs[0][0] <= next_ns:
+                bound, _, pair, kind = heapq.heappop(self._pairs)
+                if bound < self.limit_ns:
+                    self._try(*pair, kind)
+            elif next_ns < self.limit_ns:
+                self._settle(side)
+            else:
                 return self.found
-            roles = side.settle(self.limit_ns)
-            if self.one_group:
-                self._join_same(side, roles)
-            for other in self.starts if side.backward else self.ends:
-                self._join(side, roles, other)
+
+    def _settle(self, side: Side) -> None:
+        """Settle another state, and pair it with all of the other side that it can be joined with."""
+        roles = side.settle(self.limit_ns)
+        if self.one_group:
+            self._join_same(side, roles)
+        for other in self.starts if side.backward else self.ends:
+            self._join(side, roles, other)
 
     def _join(self, side: Side, roles: Roles, other: Side) -> None:
-        """Join a state with all settled on the other side that a crossing can bring it to, or from."""
+        """Pair a state with all settled on the other side that a crossing can bring it to, or from."""
         cost, settled = side.reached[roles].cost_ns, other.settled
         counts = side.grid.counts(roles)
         for theirs in partners(counts, other.grid.devices.size, settled):
@@ -160,9 +177,11 @@ class _Joining:
                 continue
             kind, least_ns = known
             for partner in settled.get(theirs, ()):
-                if cost + least_ns + other.reached[partner].cost_ns >= self.limit_ns:
+                bound = cost + least_ns + other.reached[partner].cost_ns
+                if bound >= self.limit_ns:
                     break
-                self._try(*((other, partner, side, roles) if side.backward else (side, roles, other, partner)), kind)
+                pair = (other, partner, side, roles) if side.backward else (side, roles, other, partner)
+                heapq.heappush(self._pairs, (bound, next(self._order), pair, kind))
 
     def _crossing(self, a: Counts, b: Counts) -> tuple[Crossing, int] | None:
         """What joins two RVDs, and a bound on its price."""

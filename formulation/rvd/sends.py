@@ -7,12 +7,13 @@ them. Of several holders of a copy it takes itself, else the nearest, of these t
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 from itertools import product
 from math import prod
 
 from .path import Message
 from .prices import Prices
-from .state import Box, State
+from .state import RVD, Box, Piece, State
 
 
 def fetch(source: State, target: State, shape: tuple[int, ...], prices: Prices) -> tuple[Message, ...]:
@@ -23,23 +24,34 @@ def fetch(source: State, target: State, shape: tuple[int, ...], prices: Prices) 
     holders: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
     for device, piece in zip(source.devices, source.pieces, strict=True):
         holders[piece.value, piece.parts].append(device)
-    sizes = [size // k for size, k in zip(shape, source.rvd.d, strict=True)]
     sent: dict[int, int] = defaultdict(int)
     messages = []
     for device, piece in sorted(zip(target.devices, target.pieces, strict=True)):
-        box = piece.box(target.rvd, shape)
-        near = [range(a // size, -(-b // size)) for (a, b), size in zip(box, sizes, strict=True)]
-        for value, parts in product(range(piece.value, source.rvd.v, target.rvd.v), product(*near)):
+        values = range(piece.value, source.rvd.v, target.rvd.v)
+        for value, (parts, common) in product(values, _overlaps(shape, source.rvd.d, target.rvd.d, piece.parts)):
             having = holders[value, parts]
             sender = having[0]
             if len(having) > 1:
                 sender = min(having, key=lambda h: (prices.distance(h, device), sent[h], h))
-            common = tuple(
-                (max(a, p * size), min(b, (p + 1) * size)) for (a, b), p, size in zip(box, parts, sizes, strict=True)
-            )
             sent[sender] += elements(common) if sender != device else 0
             messages.append(Message(sender, device, common))
     return tuple(messages)
+
+
+@lru_cache(maxsize=2**14)
+def _overlaps(
+    shape: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...], parts: tuple[int, ...]
+) -> tuple[tuple[tuple[int, ...], Box], ...]:
+    """Parts of the source that overlap one of the target, where each dim has so many, and the boxes that they share."""
+    box = Piece(0, 0, parts).box(RVD(1, 1, target), shape)
+    whole = RVD(1, 1, source)
+    sizes = [size // k for size, k in zip(shape, source, strict=True)]
+    near = product(*(range(a // size, -(-b // size)) for (a, b), size in zip(box, sizes, strict=True)))
+    return tuple((theirs, _common(box, Piece(0, 0, theirs).box(whole, shape))) for theirs in near)
+
+
+def _common(one: Box, other: Box) -> Box:
+    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def price_of(
@@ -66,6 +78,7 @@ def price_of(
     return copied + prices.sends(*zip(*going, strict=True)) if going else copied
 
 
+@lru_cache(maxsize=2**14)
 def elements(box: Box) -> int:
     """How many it holds."""
     return prod(stop - start for start, stop in box)

@@ -26,6 +26,9 @@ class Register:
     mask: Mask
     via: Via = None
 
+    def __hash__(self) -> int:
+        return self.number
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 class Demand:
     """What tasks of `device` read, the first of them at `at` in the order.
 
-    `terms` are boxes within its own that it takes of what is written. `parts` is what it has got; where it lies `within`
+    `terms` are boxes within its own that it takes of what is written. `parts` is what it has got; where it is `within`
     another demand of the device, it gets its part of that.
     """
 
@@ -95,6 +95,11 @@ class Written:
         """The registers of what a task writes, None where nobody reads it."""
         return tuple(self._registers.get((op, written)) for written in self.writes[op])
 
+    def ready(self, supply: Supply, on: int) -> int:
+        """The place of the task with which a device has all of a supply."""
+        inner = [self.ready(one, on) for one in supply.merged]
+        return max(inner + [self.at[self._writers[term][on]] for term in supply.terms])
+
     def sum(self, supply: Supply, on: int) -> Register:
         """All terms of a supply on a device, added up."""
         if on not in supply.sums and supply.merged:
@@ -128,8 +133,7 @@ def demand_of(task: Op, read: VTensor, needs: Iterable[Need], written: Written, 
     for need in needs:
         cells[_term(need, found, written, chosen)].append(need.box)
     for term, boxes in cells.items():
-        shared = meet(term.mask.box, found.box)
-        assert shared is not None
+        shared = _shared(term.mask.box, found.box)
         found.terms[term] = (shared,) if sum(map(volume, boxes)) == volume(shared) else tuple(boxes)
     return found
 
@@ -143,6 +147,12 @@ def _term(need: Need, demand: Demand, written: Written, chosen: Mapping[Need, Op
         if _own(demand, term, written):
             return term
     return written.by_op[chosen[need], need.tensor, need.via]
+
+
+def _shared(a: Box, b: Box) -> Box:
+    shared = meet(a, b)
+    assert shared is not None, (a, b)
+    return shared
 
 
 def volume(box: Box) -> int:
@@ -224,7 +234,7 @@ def merged(found: Iterable[Supply]) -> list[Supply]:
         if len(group) == 1 or sum(volume(supply.box) for supply in group) < volume(box):
             result += group
             continue
-        takers = {q: (shared,) for q in first.takers if (shared := meet(box, q.box)) is not None}
+        takers: dict[Demand, tuple[Box, ...]] = {q: (_shared(box, q.box),) for q in first.takers}
         result.append(Supply(box, first.holders, first.local, takers, merged=group))
     return result
 

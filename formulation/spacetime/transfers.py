@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...model.cost import ITEMSIZE
@@ -55,21 +55,18 @@ class Transfers:
         self.builder, self.written, self.machine, self.communication = builder, written, machine, communication
         self._paths: dict[tuple[State, State, tuple[int, ...], int], Path] = {}
 
-    def local(self, supply: Supply) -> None:
-        """Parts of demands whose device writes a supply itself."""
-        for demand in supply.local:
-            self._give(demand, supply, self.written.sum(supply, demand.device))
-
-    def _give(self, demand: Demand, supply: Supply, register: Register) -> None:
-        demand.parts += [(box, register) for box in supply.takers[demand]]
+    def local(self, supply: Supply, remote: Container[Demand] = ()) -> None:
+        """Parts of demands whose device writes a supply itself; not of those that take others from elsewhere."""
+        for demand, boxes in supply.takers.items():
+            if demand in supply.local and demand not in remote:
+                register = self.written.sum(supply, demand.device)
+                demand.parts += [(box, register) for box in boxes]
 
     def component(self, supplies: Sequence[Supply], floor: Place) -> None:
         """Supplies that share demands: each group of devices that exchange something, as a collective or by sends."""
         remote = dict.fromkeys(q for supply in supplies for q in supply.takers if q not in supply.local)
         for supply in supplies:
-            for demand in supply.local:
-                if demand not in remote:
-                    self._give(demand, supply, self.written.sum(supply, demand.device))
+            self.local(supply, remote)
         if self._path(supplies, list(remote), floor):
             return
         takers: dict[Source, list[Demand]] = defaultdict(list)
@@ -91,16 +88,21 @@ class Transfers:
         path = self._search(found)
         if len(path.steps) == 1 and path.steps[0].messages:
             return False  # nothing but sends: maybe a broadcast
-        held = {device: self.written.sum(supply, device) for device, supply in found.supplies.items()}
-        times = ready(path, {device: self.builder.ready[register.number][0] for device, register in held.items()})
+        times = ready(path, {device: self.written.ready(supply, device) for device, supply in found.supplies.items()})
         if any(times[device] >= demand.at for device, demand in found.demands.items()):
             return False
-        boxes = found.region.boxes(found.source)
-        cut = {device: self.builder.slice(register, boxes[device], floor) for device, register in held.items()}
-        made = follow(path, found.region, cut, self.builder, floor)
+        held = self._cut(found.supplies, found.region.boxes(found.source), floor)
+        made = follow(path, found.region, held, self.builder, floor)
         for device, box in found.region.boxes(found.target).items():
             found.demands[device].parts.append((box, made[device]))
         return True
+
+    def _cut(self, supplies: Mapping[int, Supply], boxes: Mapping[int, Box], floor: Place) -> dict[int, Register]:
+        """Of the supply of each device the part in a box."""
+        return {
+            device: self.builder.slice(self.written.sum(supply, device), boxes[device], floor)
+            for device, supply in supplies.items()
+        }
 
     def _search(self, found: Regular) -> Path:
         """The cheapest path; equal transfers of other micro-batches and layers have the same."""
@@ -115,19 +117,24 @@ class Transfers:
         """Every part is cut out and sent on its own."""
         for source, demands in flow.items():
             held = self.written.sum(source.supply, source.device)
+            cut: dict[Box, Register] = {}
             for demand in demands:
                 for box in source.supply.takers[demand]:
                     register = held
                     if demand.device != source.device:
-                        register = self.builder.send(self.builder.slice(held, box, floor), demand.device, floor)
+                        if box not in cut:
+                            cut[box] = self.builder.slice(held, box, floor)
+                        register = self.builder.send(cut[box], demand.device, floor)
                     demand.parts.append((box, register))
 
     def _collective(self, flow: Mapping[Source, Sequence[Demand]], floor: Place) -> bool:
-        """One collective for all, where a pattern fits: whether one did."""
-        sources = {source.device: source for source in flow}
-        everyone = set().union(*flow.values())
+        """One collective for all, where everyone takes its part of all and a pattern fits: whether one did."""
+        everyone = dict.fromkeys(demand for taken in flow.values() for demand in taken)
+        sources = {source.device: source.supply for source in flow}
         demands = {demand.device: demand for demand in everyone}
         if len(sources) < len(flow) or len(demands) < len(everyone):
+            return False
+        if any(len(taken) < len(everyone) for taken in flow.values()):
             return False
         given: dict[int, list[Box]] = defaultdict(list)
         got: dict[int, list[Box]] = defaultdict(list)
@@ -136,19 +143,13 @@ class Transfers:
                 given[source.device] += source.supply.takers[demand]
                 got[demand.device] += source.supply.takers[demand]
         before, after = ({device: hull(boxes) for device, boxes in side.items()} for side in (given, got))
-        for source, taken in flow.items():  # everyone takes its part of all, once
-            if len(taken) < len(everyone) or any(
-                source.supply.takers[q] != (meet(before[source.device], after[q.device]),) for q in taken
-            ):
+        for device, supply in sources.items():
+            if any(supply.takers.get(q) != (meet(before[device], after[q.device]),) for q in everyone):
                 return False
         pattern = match(before, after)
         if pattern is None or (self.communication == "intra" and before.keys() != after.keys()):
             return False
-        held = {
-            device: self.builder.slice(self.written.sum(source.supply, device), before[device], floor)
-            for device, source in sources.items()
-        }
-        made = self.builder.collective(pattern, held, after, floor)
+        made = self.builder.collective(pattern, self._cut(sources, before, floor), after, floor)
         for device, demand in demands.items():
             demand.parts.append((after[device], made[device]))
         return True

@@ -32,7 +32,7 @@ from ...formulation.pipeline.problem import Edge, Problem, in_units
 from ...formulation.pipeline.steady import Floor, Steady, repetitions, turns, windows
 from ...model.errors import PartitaError
 from ..protocol import Status
-from .cpsat import Program, cp_sat, fitting, orders_of
+from .cpsat import MEETING, Program, cp_sat, fitting, orders_of
 from .floor import floors
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class SteadyAnswer:
     """A steady schedule, what is proved of its period, and of its first and last repetitions.
 
-    `period`: OPTIMAL where no schedule that repeats after one problem has a shorter period; where the floor's slope is
+    `period`: INFEASIBLE where one repetition lacks memory, OPTIMAL where no schedule that repeats after one problem has a shorter period; where the floor's slope is
     the period, no schedule at all. `makespan`: OPTIMAL where none with this middle is shorter.
     """
 
@@ -57,16 +57,16 @@ def steady(problem: Problem, known: Iterable[Callable[[int], Orders]] = (), seco
     """The shortest period, and a schedule for any number of repetitions from a few on.
 
     `known`: orders by the number of repetitions, which may be shortest already. PartitaError: tasks on several devices
-    but not on all; memory for less than one task.
+    but not on all.
     """
     start = time.perf_counter()
-    small, unit = in_units(problem)
-    bounds = tuple(floors(small))
-    low = ceil(max(bound.slope_ns for bound in bounds))
-    period_status, period, begin = Modulo(small, low).solve(seconds / 2)
+    low = ceil(max(bound.slope_ns for bound in floors(problem)))
+    period_status, period, begin = Modulo(problem, low).solve(seconds / 2)
     found, ends = None, Status.UNKNOWN
     if begin is not None:
-        ends, found = _ends(small, period, begin, bounds, known, seconds - (time.perf_counter() - start))
+        small, unit = in_units(problem, period)  # what differences must be stays so when times are rounded down to it
+        begin = tuple(at // unit for at in begin)
+        ends, found = _ends(small, period // unit, begin, known, seconds - (time.perf_counter() - start))
         found = found.in_ns(problem, unit)
     return SteadyAnswer(period_status, ends, found, time.perf_counter() - start)
 
@@ -177,7 +177,6 @@ def _ends(
     problem: Problem,
     period: int,
     begin: Sequence[int],
-    bounds: Iterable[Floor],
     known: Iterable[Callable[[int], Orders]],
     seconds: float,
 ) -> tuple[Status, Steady]:
@@ -186,7 +185,7 @@ def _ends(
     first, equal = inside, inside + windows(problem, period) + 1
     count, size = 2 * inside + equal, len(problem.tasks)
     whole = repetitions(problem, count)
-    bound = max((b for b in bounds if b.beyond < count), key=lambda b: b.makespan_ns(count))
+    bound = max((b for b in floors(problem) if b.beyond < count), key=lambda b: b.makespan_ns(count))
     pattern = tuple(start - min(begin) + n * period for n in range(count) for start in begin)
     best = _repeating(problem, period, count, pattern, bound)
     assert best is not None, "the pattern repeats from beginning to end"
@@ -194,19 +193,26 @@ def _ends(
         schedule = fitting(whole, orders(count))
         given = None if schedule is None else _repeating(problem, period, count, schedule.starts_ns, bound)
         best = best if given is None or given.ends_ns >= best.ends_ns else given
-    if best.above_ns(count) == 0:
-        return Status.OPTIMAL, best
-    program = Program(whole, "makespan", bound.makespan_ns(count), best.ends_ns)
-    for i in range(size):
-        for before, after in pairwise(range(first * size + i, (first + equal) * size + i, size)):
+    middle = [
+        (before, after)
+        for i in range(size)
+        for before, after in pairwise(range(first * size + i, (first + equal) * size + i, size))
+    ]
+    start, status = time.perf_counter(), Status.FEASIBLE
+    for share in (MEETING, 1.0):
+        if best.above_ns(count) == 0:
+            return Status.OPTIMAL, best
+        aim = bound.makespan_ns(count) if share < 1 else best.ends_ns - 1
+        program = Program(whole, "makespan", bound.makespan_ns(count), aim)
+        for before, after in middle:
             program.model.add(program.start[after] == program.start[before] + period)
-    program.hint(best.starts_ns)
-    status, starts, _ = program.solve(seconds)
-    if starts is not None:
-        for candidate in (evaluate(whole, orders_of(whole, starts)).starts_ns, starts):
+        if share == 1:
+            program.hint(best.starts_ns)
+        status, starts, _ = program.solve(share * (seconds - (time.perf_counter() - start)))
+        for candidate in () if starts is None else (evaluate(whole, orders_of(whole, starts)).starts_ns, starts):
             found = _repeating(problem, period, count, candidate, bound)
             best = best if found is None or found.ends_ns >= best.ends_ns else found
-    return status, best
+    return Status.OPTIMAL if status in (Status.OPTIMAL, Status.INFEASIBLE) else Status.FEASIBLE, best
 
 
 def _repeating(problem: Problem, period: int, count: int, starts: Sequence[int], bound: Floor) -> Steady | None:

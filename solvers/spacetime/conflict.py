@@ -30,7 +30,7 @@ from ...formulation.spacetime.order import Precedences, Wait
 from ...formulation.spacetime.tasks import Need
 
 Constraint: TypeAlias = Need | Order
-EFFORT = 20.0
+EFFORT = 10.0
 """CP-SAT's deterministic time for a smallest conflict: about seconds, but the same answer every time."""
 _SECONDS = 10.0  # in which Z3 confirms that a conflict is one
 

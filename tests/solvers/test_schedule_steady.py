@@ -113,6 +113,11 @@ def test_a_schedule_that_does_not_repeat_has_no_turn() -> None:
     assert next(turns(problem, 30, backwards), None) is None
 
 
+def test_no_period_without_memory_for_one_repetition() -> None:
+    answer = steady(chunked([Stage(F, B)] * 4, 2, 1, room=1))
+    assert (answer.period, answer.steady) == (Status.INFEASIBLE, None)
+
+
 def test_tasks_on_some_devices_are_refused() -> None:
     with pytest.raises(PartitaError, match="for one or all"):
         some = interlaced_pipeline([Stage(1, 1), *[Stage(1, 1)] * 3], (0,), 1)

@@ -325,7 +325,7 @@ def brute(held: Sequence[Wait]) -> tuple[int, int] | None:
 
 
 @given(waits())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_the_smallest_conflict_is_that_of_brute_force(held: list[Wait]) -> None:
     expected = brute(held)
     assert feasible(held) == possible(held) == (expected is None) == (not endless(held))
@@ -339,7 +339,7 @@ def test_the_smallest_conflict_is_that_of_brute_force(held: list[Wait]) -> None:
 
 
 @given(waits())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_shortest_circle_is_a_minimum(held: list[Wait]) -> None:
     """Where every wait has one producer, search along the waits and the program agree."""
     single = [Wait(w.task, w.producers[:1], w.source, w.count) for w in held]
