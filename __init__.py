@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .model.errors import NoPlanError, PartitaError
     from .model.machine import Machine
     from .solvers.protocol import Limits, solvers
+    from .solvers.spacetime.schedule import schedule
 
 __version__ = "0.1.0"
 
@@ -59,6 +60,7 @@ _HOME = {
     "Plan": ".codegen.plan",
     "recompute": ".formulation.spacetime.primitives",
     "replicate": ".formulation.spacetime.transformation",
+    "schedule": ".solvers.spacetime.schedule",
     "Slot": ".formulation.pipeline.orders",
     "space_time": ".codegen.spacetime.plan",
     "SpaceTimePlan": ".codegen.spacetime.plan",
@@ -102,6 +104,7 @@ __all__ = [
     "place",
     "recompute",
     "replicate",
+    "schedule",
     "solvers",
     "space_time",
     "split",

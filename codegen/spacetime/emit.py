@@ -14,18 +14,18 @@ from ...model.errors import PartitaError
 from ...model.pcg import PCG, SOURCES
 from ...model.sparse import sparse_tables
 from .. import defaults
-from ..program.emit import _counters, _imports, _OPTIMIZERS, _spaced, _values
+from ..program.emit import _OPTIMIZERS, _counters, _imports, _spaced, _values
 from ..program.losses import counted
 from ..program.moves import Used
 from ..templates import environment
 from .counts import count_lines
 from .data import sample_lines, synthetic_lines
-from .devices import Device, Functions
+from .devices import Device
 from .flow import Flow
-from .lines import Line, Number, Piece, rolled, written
+from .library import Functions
+from .lines import Line, Number, Piece, rolled, with_numbers, written
 from .lines import numbers as numbers_of
 from .lines import shape as shape_of
-from .lines import with_numbers
 from .tables import buffers, families, overlapping, places
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -72,7 +72,7 @@ def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", 
                 f"DTYPE = torch.{dtype}",
                 f"SEED, STEPS = {defaults.SEED}, {_STEPS}",
                 'OUTPUT = os.path.splitext(__file__)[0] + ".trained.pt"  # unless the command line says where',
-                *([""] + groups if names else []),
+                *(["", *groups] if names else []),
                 "",
                 *places(program),
                 f"FROZEN = {_frozen(pcg, program)}",
@@ -159,9 +159,7 @@ def _groups(lines: Sequence[Sequence[Piece]]) -> set[tuple[int, ...]]:
 def _named(piece: Piece, names: dict[tuple[int, ...], str]) -> Piece:
     """Groups by the names of their families."""
     assert isinstance(piece, Line)
-    text = tuple(
-        _GROUP.sub(lambda m: f'"{names[tuple(map(int, m[1].split(",")))]}"', part) for part in piece.text
-    )
+    text = tuple(_GROUP.sub(lambda m: f'"{names[tuple(map(int, m[1].split(",")))]}"', part) for part in piece.text)
     return replace(piece, text=text)
 
 
@@ -235,12 +233,12 @@ def _device(
         moved: list[Piece] = []
         for piece in body:
             own = [n for _, n in numbers_of(piece)]
-            new = [
-                Number(0, ((names[c], 1), *n.terms)) if (c := next(constants)) in names else n for n in own
-            ]
+            new = [Number(0, ((names[c], 1), *n.terms)) if (c := next(constants)) in names else n for n in own]
             moved.append(with_numbers(piece, iter(new)))
         body = moved
-    name = f"device_{group[0]}" if len(group) == 1 else "device" if len(group) == len(devices) else f"devices_{group[0]}"
+    name = (
+        f"device_{group[0]}" if len(group) == 1 else "device" if len(group) == len(devices) else f"devices_{group[0]}"
+    )
     lines = written(body)
     stores = [s for s in "vgwu" if any(re.search(rf"(?<![\w.\"]){s}[.\[]|\b{s},", line) for line in lines)]
     head = f"def {name}({', '.join(['run', *names.values()])}):"

@@ -166,7 +166,7 @@ class Flow:
 
     def result(self, op: Op, phase: Phase = Phase.FORWARD) -> Register | None:
         run = self.of(op, phase)
-        return None if run is None else run.writes[0]
+        return run.writes[0] if run is not None and run.writes else None
 
     def gradient(self, op: Op) -> Register | None:
         """What backward of an operator is given."""

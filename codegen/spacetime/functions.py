@@ -73,6 +73,7 @@ class Segments(Writer):
         self.inside = {flow.result(op): op for op in segment.ops if flow.result(op) is not None}
         self.made: dict[Any, int] = {}
         self.names: dict[tuple[Op, int], str] = {}
+        self.recorded = any(flow.of(op, Phase.BACKWARD) is not None for op in segment.ops)
         self.code = Code()
         self.cuts: dict[tuple[str, int, int, int], str] = {}
 
@@ -124,7 +125,7 @@ class Segments(Writer):
         view = entry.view or node.op in ("permute", "expand", "contiguous", "slice", "part", "detach")
         kind = "op" if apart else "view" if view else "unary" if len(operands) == 1 else "op"
         statement = Statement(render, tuple(operands), kind, self._wish(op.node), op.node)
-        statement.without_gradient = _unrecorded(self.pcg, op.node)
+        statement.without_gradient = self.recorded and _unrecorded(self.pcg, op.node)
         self.made[op] = self.add(statement)
 
     def _wish(self, index: int) -> str:
@@ -139,7 +140,7 @@ class Segments(Writer):
         return self.made[key]
 
     def _argument(self, op: Op, operand: int, register: Register) -> int:
-        """What comes from outside: a weight by its name, all else as an argument, once for every gradient of its own."""
+        """What comes from outside: a weight by its name, else an argument, once for every gradient of its own."""
         source = op.of.inputs[operand]
         node = self.pcg.nodes[source]
         gradient = self.flow.made.get((op, operand))
@@ -240,7 +241,7 @@ _TAKEN = ("at", "dtype", "device", "step", "inputs", "counts", "run", "weighted"
 
 
 def merge(flow: Flow, segment: Segment) -> dict[Register, Register]:
-    """Gradients of one value that are only added up, to the first of them: autograd adds up what it has one leaf for."""
+    """Gradients of one value that are only added up, to the first of them: for one leaf autograd adds them up."""
     first: dict[object, Register] = {}
     found: dict[Register, Register] = {}
     for op in segment.ops:
@@ -331,8 +332,7 @@ def _body(text: str) -> tuple[tuple[Piece, ...], tuple[tuple[str, int], ...]]:
         own = zip(one.roles, one.numbers, strict=True)
         moved = tuple(Number(n.constant - bases[role], ((role, 1),)) for role, n in own)
         pieces.append(replace(one, numbers=moved))
-    simple = not any(statement.startswith((" ", "with ")) for statement in _statements(marked))
-    return tuple(rolled(pieces, names=False) if simple else pieces), tuple(bases.items())
+    return tuple(rolled(pieces, names=False)), tuple(bases.items())
 
 
 def _statements(text: str) -> list[str]:
@@ -341,7 +341,7 @@ def _statements(text: str) -> list[str]:
     depth = 0
     for one in text.split("\n"):
         one = one[4:]
-        if depth:
+        if depth:  # a statement that was broken
             closing = one.lstrip()[:1] in (")", "]", "}")
             before = found[-1].removesuffix(",") if closing else found[-1] + (" " if found[-1].endswith(",") else "")
             found[-1] = before + one.strip()

@@ -225,7 +225,11 @@ def _named(block: Sequence[Piece]) -> tuple[object, Line, list[Line]] | None:
         roles, own = list(piece.roles), list(piece.numbers)
         for match in reversed(list(_QUOTED.finditer(text))):
             first, count = text[: match.start()].count("\0"), match[1].count("\0")
-            names.add(Line(tuple(match[0].split("\0")), tuple(roles[first : first + count]), tuple(own[first : first + count])))
+            names.add(
+                Line(
+                    tuple(match[0].split("\0")), tuple(roles[first : first + count]), tuple(own[first : first + count])
+                )
+            )
             del roles[first : first + count], own[first : first + count]
         made.append(Line(tuple(_QUOTED.sub("name", text).split("\0")), tuple(roles), tuple(own), piece.comment))
     return (tuple(made), names.pop(), made) if len(names) == 1 else None
@@ -254,7 +258,9 @@ def written(pieces: Sequence[Piece], indent: int = 4) -> list[str]:
     for piece in pieces:
         match piece:
             case Line():
-                lines += wrap(plain(shown(piece)), indent, piece.comment)
+                text = plain(shown(piece))
+                inner = len(text) - len(text.lstrip())  # in a block that is one statement for loops
+                lines += wrap(text.lstrip(), indent + inner, piece.comment)
             case Loop():
                 lines += _loop_text(piece, indent)
             case Names():
@@ -290,7 +296,9 @@ def _names_text(loop: Names, indent: int) -> list[str]:
     pad = " " * indent
     names = [plain(shown(name)) for name in loop.names]
     one = f"{pad}for {loop.variable} in ({', '.join(names)}):"
-    head = [one] if len(one) <= 120 else [f"{pad}for {loop.variable} in (", *(f"{pad}    {n}," for n in names), f"{pad}):"]
+    head = (
+        [one] if len(one) <= 120 else [f"{pad}for {loop.variable} in (", *(f"{pad}    {n}," for n in names), f"{pad}):"]
+    )
     return [*head, *written(loop.body, indent + 4)]
 
 

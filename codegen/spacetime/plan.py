@@ -38,11 +38,14 @@ def graph(model: nn.Module | PCG, inputs: Any = None, batch: int | None = None) 
     """
     from ...solvers.spacetime.prove import prover
 
-    if not isinstance(model, PCG):
-        from ...model.capture import capture
+    if isinstance(model, PCG):
+        return Graph(model if batch is None else with_batch(model, batch), prover)
+    from ...model.capture import capture
 
-        model = capture(model, inputs)
-    return Graph(model if batch is None else with_batch(model, batch), prover)
+    captured = capture(model, inputs)
+    made = Graph(captured if batch is None else with_batch(captured, batch), prover)
+    made.module = model, inputs
+    return made
 
 
 @dataclass(frozen=True)
@@ -171,4 +174,4 @@ def space_time(
     if count > machine.devices:
         raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")
     program = materialize(validate(found), machine, communication=communication)
-    return SpaceTimePlan(program, machine, dtype, optimizer, model or {}, module)
+    return SpaceTimePlan(program, machine, dtype, optimizer, model or {}, module or graph.module)

@@ -69,7 +69,14 @@ def arrange(flow: Flow) -> Arranged:
     lane = lanes(flow)
     fetched = _fetched(flow)
     piece: dict[Op, Hashable] = {
-        op: (lane[op], op.split, op.swapped, op.group, _layer(flow, op) if op in fetched else None, _unrecorded(flow, op))
+        op: (
+            lane[op],
+            op.split,
+            op.swapped,
+            op.group,
+            _layer(flow, op) if op in fetched else None,
+            _unrecorded(flow, op),
+        )
         for op in lane
     }
     while True:
@@ -158,9 +165,7 @@ class _Arrangement:
                 after.add(place)
             else:
                 steps.append(place)
-                if is_transfer(flow.instructions[place]) and not self._weight(place):
-                    barred.add(place)
-                elif flow.needs[place] & barred:
+                if (is_transfer(flow.instructions[place]) and not self._weight(place)) or flow.needs[place] & barred:
                     barred.add(place)
             queue.popleft()
         steps.append(Block(phase, block))
@@ -177,8 +182,10 @@ class _Arrangement:
     def _weight(self, place: int) -> bool:
         """Whether a transfer brings a weight: those of a layer come before its first operator."""
         written = writes(self.flow.instructions[place])
-        return bool(written) and written[0].tensor.kind == VALUE and (
-            self.flow.pcg.nodes[written[0].tensor.node].op == "parameter"
+        return (
+            bool(written)
+            and written[0].tensor.kind == VALUE
+            and (self.flow.pcg.nodes[written[0].tensor.node].op == "parameter")
         )
 
     def _needs(self, place: int, block: Sequence[int]) -> frozenset[int]:
@@ -258,7 +265,7 @@ def _weightless(found: dict[Op, Hashable]) -> dict[Op, Hashable]:
     """Operators of a split backward that have no weights are with those that have."""
     result: dict[Op, Hashable] = {}
     first: dict[Hashable, Hashable] = {}
-    for op, (piece, own, weight) in found.items():  # type: ignore[misc]
+    for piece, own, weight in found.values():  # type: ignore[misc]
         if weight is not None:
             first.setdefault((piece, own), weight)
     for op, (piece, own, weight) in found.items():  # type: ignore[misc]

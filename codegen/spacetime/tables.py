@@ -1,4 +1,4 @@
-"""Tables of the emitted program: who keeps and updates which part of a weight, groups of ranks, what every rank runs."""
+"""Tables of the emitted program: who keeps and updates which part of a weight, and groups of ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def places(program: Program) -> list[str]:
         name, known = graph.pcg.nodes[node].name, graph.atoms[node]
         whole = tuple((0, size) for size in known.sizes)
         rows.setdefault((known.dims, _text(kept, whole), _text(updated, whole)), []).append(name)
-    lines = ["PLACES = [  # weights, factors of their dims, who keeps which part of them (None: all), who updates which"]
+    lines = [
+        "PLACES = [  # weights, factors of their dims, who keeps which part of them (None: all), who updates which"
+    ]
     for key, names in rows.items():
         dims, kept_text, updated_text = key  # type: ignore[misc]
         lines += ["    (", f"        {names_text(names)},", f"        {dims},"]
@@ -104,7 +106,9 @@ def buffers(pcg: PCG) -> list[str]:
     lines = ["BUFFERS = {  # name: shape, and its dtype where that is not the model's"]
     for index in pcg.of("buffer"):
         node = pcg.nodes[index]
-        lines.append(f'    "{node.name}": ({node.shape}, {None if node.dtype == "float32" else "torch." + node.dtype}),')
+        lines.append(
+            f'    "{node.name}": ({node.shape}, {None if node.dtype == "float32" else "torch." + node.dtype}),'
+        )
     return [*lines, "}"]
 
 

@@ -51,6 +51,7 @@ class Graph:
         if pcg.alternatives:
             raise PartitaError("a graph with rewritings has no one list of operators: take the rewritten graph")
         self.pcg = pcg
+        self.module: object = None  # what was captured, with its example inputs, where that is known
         self.atoms: tuple[Atoms, ...] = atoms(pcg)
         self.dimensions = dimensions(pcg)
         self.batch = frozenset(self.dimensions[i][a] for i in pcg.of("input") for a in self.atoms[i].batch)

@@ -1,0 +1,149 @@
+"""The order of a plan's own tasks, found: its groups of operators become a scheduling problem with a proven bound.
+
+Durations, bytes and transfers are those of the plan's prediction; what waits for what are the needs of its tasks. So
+the optimum is of the schedules of these groups on these devices, in that cost model, each group a task that runs
+at a stretch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from ...formulation.pipeline.orders import Orders, Slot
+from ...formulation.pipeline.problem import Edge, Problem, Room, Task
+from ...formulation.spacetime.op import Op, Phase
+from ...formulation.spacetime.order import PlanConflict
+from ...formulation.spacetime.price import Prices
+from ...formulation.spacetime.tasks import Need, Tasks, tasks
+from ...model.errors import PartitaError
+from ...model.machine import Machine
+from ..schedule.cpsat import Answer, solve
+
+_KIND = {Phase.FORWARD: "F", Phase.RECOMPUTE: "R", Phase.BACKWARD: "B", Phase.WEIGHT: "W"}
+
+
+def schedule(
+    groups: Sequence[Iterable[Op]],
+    machine: Machine | None = None,
+    *,
+    label: str = "micro",
+    room: Room = None,
+    known: Iterable[Orders] = (),
+    seconds: float = 30.0,
+    dtype: str = "float32",
+) -> Answer:
+    """The shortest schedule of stages whose operators are assigned: `in_order(answer.orders, groups)` takes it.
+
+    `groups` are forward operators, stage by stage; the transformation `label` made their micro-batches. `room`:
+    bytes for activations on a device. `known` orders are where the search starts, and what it is at least as good as.
+    Raises PlanConflict where the tasks cannot run in any order, PartitaError for operators without device or price.
+    """
+    problem = problem_of(groups, machine, label=label, room=room, dtype=dtype)
+    return solve(problem, known=known, seconds=seconds)
+
+
+def problem_of(
+    groups: Sequence[Iterable[Op]],
+    machine: Machine | None = None,
+    *,
+    label: str = "micro",
+    room: Room = None,
+    dtype: str = "float32",
+) -> Problem:
+    """The scheduling problem of `schedule`."""
+    stages = [list(ops) for ops in groups]
+    if not any(stages):
+        raise PartitaError("there are no operators to schedule")
+    graph = next(ops[0].graph for ops in stages if ops)
+    found = tasks(graph)
+    if found.problems:
+        raise PlanConflict(found.problems[0], found.problems)
+    prices = Prices(graph, machine or Machine.adhoc((found.devices,)), dtype)
+    slots = {op: Slot("F", stage, op.coordinate(label)) for stage, ops in enumerate(stages) for op in ops}
+    of: dict[Op, Slot] = {}
+    for op in found.ops:
+        forward = op if op.phase is Phase.FORWARD else op.forward
+        if forward in slots and op.phase in _KIND:
+            of[op] = slots[forward]._replace(kind=_KIND[op.phase])
+    members: dict[Slot, list[Op]] = defaultdict(list)
+    for op, slot in of.items():
+        members[slot].append(op)
+    kept = _kept(found, of, prices)
+    made = [_task(slot, ops, members, kept, prices) for slot, ops in members.items()]
+    index = {task.slot: i for i, task in enumerate(made)}
+    edges = tuple(Edge(index[a], index[b], lag) for (a, b), lag in _waits(found, of, prices).items())
+    rooms = tuple(room) if isinstance(room, Sequence) else (room,) * found.devices
+    return Problem(tuple(made), edges, rooms)
+
+
+def _task(slot: Slot, ops: Sequence[Op], members: dict[Slot, list[Op]], kept: dict[Slot, int], prices: Prices) -> Task:
+    """One slot: as long as on the device where it takes longest, keeping what it holds until its last backward."""
+    busy: dict[int, int] = defaultdict(int)
+    for op in ops:
+        assert op.device is not None
+        busy[op.device] += prices.task_ns(op)
+    last = next((kind for kind in "WB" if slot._replace(kind=kind) in members), None)
+    takes = kept.get(slot, 0) if last else 0
+    held = [slot._replace(kind=kind) for kind in "FR"]
+    releases = sum(kept.get(one, 0) for one in held if one in members) if slot.kind == last else 0
+    return Task(*slot, tuple(sorted(busy)), max(1, *busy.values()), takes, releases)
+
+
+def _kept(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[Slot, int]:
+    """Bytes of a device that every forward, or repetition, keeps for backward: of each tensor once."""
+    graph, nodes = found.graph, found.graph.pcg.nodes
+    tensors: dict[Slot, dict[object, int]] = defaultdict(dict)
+    for op, slot in of.items():
+        if slot.kind not in "FR" or (op.forward is None and op.backward is None):
+            continue
+        if op.phase is Phase.FORWARD and op.group is not None:  # it keeps what it reads from outside of its group
+            places = [p for p, i in enumerate(op.of.inputs) if not graph.recomputes(i, op.group)]
+            saved, own, output = tuple(p for p in places if nodes[op.of.inputs[p]].op != "parameter"), 0, False
+        else:
+            all_saved = prices.saved(op)
+            saved, own, output = all_saved.operands, all_saved.own_bytes, all_saved.output
+        where = tensors[slot]
+        for place in saved:
+            source = op.of.inputs[place]
+            if nodes[source].op not in ("input", "buffer"):
+                mask = op.mask(place)
+                where[op.device, source, mask] = mask.numel * prices.precision.itemsize(nodes[source].dtype)
+        if output:
+            where[op.device, op.node, op.mask(None)] = op.mask(None).numel * prices.precision.itemsize(op.of.dtype)
+        where[op.device, op] = own
+    return {slot: _largest(sizes) for slot, sizes in tensors.items()}
+
+
+def _largest(sizes: dict[object, int]) -> int:
+    """The bytes of the device that has most."""
+    total: dict[object, int] = defaultdict(int)
+    for key, size in sizes.items():
+        assert isinstance(key, tuple)
+        total[key[0]] += size
+    return max(total.values())
+
+
+def _waits(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[tuple[Slot, Slot], int]:
+    """Which slot waits for which, and the ns of what is sent between their devices."""
+    sent: dict[tuple[Slot, Slot], dict[object, tuple[tuple[int, int], int]]] = defaultdict(dict)
+    for need in found.needs:
+        if need.task not in of:
+            continue
+        producer = _producer(need)
+        if producer not in of or of[producer] == of[need.task]:
+            continue
+        pair = sent[of[producer], of[need.task]]
+        if producer.device != need.task.device and need.box:
+            assert producer.device is not None and need.task.device is not None
+            size = prices.item(need.tensor)
+            for start, stop in need.box:
+                size *= stop - start
+            link = producer.device, need.task.device
+            pair[need.tensor, need.box, need.addends, need.via, link] = link, size
+    return {pair: sum(prices.sends_ns([link], size) for link, size in pieces.values()) for pair, pieces in sent.items()}
+
+
+def _producer(need: Need) -> Op:
+    """Of replicated producers the one on the same device."""
+    return next((op for op in need.producers if op.device == need.task.device), need.producers[0])
