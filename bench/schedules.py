@@ -127,6 +127,10 @@ def uneven(micros: Sequence[int]) -> Iterator[Case]:
             yield Case(f"{name}, split, twice the memory, {K}", pipeline(halves, K, 2 * S), K, zero(S), "period")
 
 
+INPUT = Stage(400, 600, activation_bytes=0)
+"""An embedding on all devices."""
+
+
 def special(sizes: Sequence[tuple[int, int]]) -> Iterator[Case]:
     """Pipelines in two directions, several forwards, and embeddings on all devices."""
     for S, K in sizes:
@@ -135,7 +139,7 @@ def special(sizes: Sequence[tuple[int, int]]) -> Iterator[Case]:
             yield Case(f"two directions, {S} stages, {K}", both, K, {"chimera": partial(orders.chimera, S)})
         passes = repeated([PLAIN] * S, K, room=S)
         yield Case(f"three forwards, {S} stages, {K}", passes, K, forwards(S))
-        shared = interlaced_pipeline([Stage(400, 600, activation_bytes=0), *[PLAIN] * S], (0,), K, [S] * S)
+        shared = interlaced_pipeline([INPUT, *[PLAIN] * S], (0,), K, [S] * S)
         yield Case(f"embedding, {S} stages, {K}", shared, K, {"interlaced": partial(orders.interlaced, S)})
 
 
@@ -162,7 +166,11 @@ def many(stages: Sequence[int]) -> Iterator[Case]:
         yield Case(f"steady 1f1b, {S} stages", plain, 1, unsplit(S), steady=True)
         yield Case(f"steady split, {S} stages", pipeline([SPLIT] * S, 1, S), 1, zero(S), steady=True)
         passes = repeated([PLAIN] * S, 1, room=S)
-        yield Case(f"steady three forwards, {S} stages", passes, 1, forwards(S), steady=True)
+        mixed = {"3f1b": forwards(S)["3f1b"]}  # in turn there is no middle that repeats
+        yield Case(f"steady three forwards, {S} stages", passes, 1, mixed, steady=True)
+        shared = interlaced_pipeline([INPUT, *[PLAIN] * S], (0,), 1, [S] * S)
+        named = {"interlaced": partial(orders.interlaced, S)}
+        yield Case(f"steady embedding, {S} stages", shared, 1, named, steady=True)
     for name, own in UNEVEN.items():
         S = len(own)
         yield Case(f"steady {name}", pipeline(own, 1, memory_of_1f1b(S)), 1, unsplit(S), steady=True)

@@ -125,9 +125,11 @@ class Blocks(Registers):
             if phase is Phase.RECOMPUTE:
                 register = self._again(segment, weight.register, phase)
             name, plain = self.name(register), quoted(self.flow.pcg.nodes[register.tensor.node].name)
-            if (weight.text.count('"') and ", " in weight.text) or name not in (plain, plain + lane):
-                key = quoted(weight.text.split('"')[1]) + weight.text.split('"')[2]
-                found.append(f"({key}): w[{name}]" if "," in key else f"{key}: w[{name}]")
+            hidden = self.is_kept(register) and {plain, plain + lane} & self.live["w"]
+            if weight.text.endswith('"') and name in (plain, plain + lane) and not hidden:
+                continue
+            place = f"run.model.parts[{name}]" if hidden else f"w[{name}]"
+            found.append(f"{_key(weight.text)}: {place}")
         return [f"weights={{{', '.join(found)}}}"] if found else []
 
     def _again(self, segment: Segment, register: Register, phase: Phase) -> Register:

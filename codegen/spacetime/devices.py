@@ -104,13 +104,13 @@ class Device(Blocks):
             gradient, value = run.reads
             if self.from_store(value) is None:
                 raise PartitaError(f"{run.op.name} on device {run.op.device}: a parameter is updated where it is kept")
-            out.add(f"run.update({self.piece(run.op)}, {self.use(gradient)})")
+            out.add(f"run.update({self.box_name(run.op.node, run.op.mask(None).box)}, {self.use(gradient)})")
         elif run.op.phase is Phase.KEEP:
             (value,) = run.reads
             if self.is_kept(value) and value.mask.box in self.boxes[run.op.node]:
                 return  # updated in place
             text = self.use(value)
-            out.add(f"run.keep({self.piece(run.op)}, {text})")
+            out.add(f"run.keep({self.box_name(run.op.node, run.op.mask(None).box)}, {text})")
 
     def _zeros(self, zeros: Zeros, out: Lines) -> None:
         out.add(
@@ -131,7 +131,8 @@ class Device(Blocks):
                 return
         else:
             found = list(add.sources)
-        out.add(f"{self.put(target)} = {self.sum_of(found)}")
+        text = self.sum_of(found)
+        out.add(f"{self.put(target)} = {text}")
 
     def _accumulate(self, accumulate: Accumulate, out: Lines) -> None:
         """Autograd's own sums are added up in backward."""

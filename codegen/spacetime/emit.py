@@ -26,6 +26,7 @@ from .library import Functions
 from .lines import Line, Number, Piece, rolled, with_numbers, written
 from .lines import numbers as numbers_of
 from .lines import shape as shape_of
+from .prefetch import by_layer
 from .tables import buffers, families, overlapping, places
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -41,6 +42,7 @@ def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", 
     Raises PartitaError for what cannot be written down: mixed precision, sparse tables, joined parameters, parameters
     that are updated where they are not kept.
     """
+    program = by_layer(program)
     pcg = program.tasks.graph.pcg
     _check(program, pcg, dtype, optimizer)
     used = Used()

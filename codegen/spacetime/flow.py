@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,9 @@ from ...model.pcg import PCG
 
 COMPUTING = (Phase.FORWARD, Phase.RECOMPUTE, Phase.OFFLOAD, Phase.RELOAD, Phase.BACKWARD, Phase.WEIGHT)
 """The phases of what segments are made of."""
+
+
+_LAYER = re.compile(r"(?:^|\.)\d+(?=\.|$)")
 
 
 def reads(instruction: Instruction) -> tuple[Register, ...]:
@@ -69,6 +73,12 @@ def labels(op: Op) -> list[tuple[str, int]]:
         count[cut.label] += 1
         found.append((f"{cut.label} {count[cut.label]}/{cut.parts}", cut.number))
     return found
+
+
+def layer(path: str) -> str:
+    """The entry of a list that a path is below; the path itself where there is none."""
+    match = _LAYER.search(path)
+    return path[: match.end()] if match else path
 
 
 def _own_copies(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:

@@ -118,7 +118,11 @@ class Segments(Writer):
                 return expression(site, texts)
             names = [*entry.named(node), *(["count"] if is_counted else [])]
             values = [p for p in range(len(texts)) if p not in weights]
-            call = f"lambda {', '.join(names[p] for p in (*values, *weights))}: {expression(site, names)}"
+            given = ", ".join(names[p] for p in (*values, *weights))
+            line = expression(site, names)
+            call = (
+                line.partition("(")[0] if line == f"{line.partition('(')[0]}({given})" else f"(lambda {given}: {line})"
+            )
             lists = (", ".join(texts[p] for p in group) for group in (values, weights))
             return f"at.weighted({call}, {', '.join(f'[{text}]' for text in lists)})"
 

@@ -26,10 +26,10 @@ def mark(role: str, number: int) -> str:
     return f"⟦{role}|{number}⟧"
 
 
-def quoted(name: str) -> str:
-    """A name as a string; numbers between its dots may advance."""
+def quoted(name: str, count: int = 1, always: bool = False) -> str:
+    """A name as a string; numbers between its dots may advance. Several of one name are told apart by their count."""
     parts = [mark("i", int(part)) if part.isdigit() else part for part in name.split(".")]
-    return f"⟪{'.'.join(parts)}⟫"
+    return f"⟪{'.'.join(parts)}{f' {mark("i", count)}' if always or count > 1 else ''}⟫"
 
 
 @dataclass(frozen=True, slots=True)

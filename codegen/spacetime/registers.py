@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ...formulation.spacetime.mask import GRADIENT, UPDATED, VALUE, Box
-from ...formulation.spacetime.op import Op, Phase
+from ...formulation.spacetime.op import Phase
 from ...formulation.spacetime.program import Accumulate, Register, Run, Slice
 from .flow import Flow, reads, writes
 from .lines import mark, quoted
@@ -31,6 +31,7 @@ class Registers:
             if isinstance(instruction, Accumulate):
                 self.totals.setdefault(instruction.total.tensor.node, instruction.total)
         self.boxes: dict[int, list[Box]] = {}
+        self.kept: Counter[int] = Counter()  # how many of them
         self.left: Counter[Register] | None = None
         self.lane: dict[Register, Lane] = {}
         self.forget_all()
@@ -73,34 +74,34 @@ class Registers:
 
     def _stored(self) -> None:
         """The boxes of parameters in the order in which they are counted: those that are kept here come first."""
-        runs = [i for i in self.flow.instructions if isinstance(i, Run)]
-        for run in sorted(runs, key=lambda run: run.op.phase is Phase.UPDATE):
-            if run.op.phase in (Phase.STORE, Phase.UPDATE):
-                known, box = self.boxes.setdefault(run.op.node, []), run.op.mask(None).box
-                if box not in known:
-                    known.append(box)
+        for phase in (Phase.STORE, Phase.UPDATE):
+            for run in self.flow.instructions:
+                if isinstance(run, Run) and run.op.phase is phase:
+                    known, box = self.boxes.setdefault(run.op.node, []), run.op.mask(None).box
+                    if box not in known:
+                        known.append(box)
+                        self.kept[run.op.node] += phase is Phase.STORE
 
     def name(self, register: Register) -> str:
         """The key of a register in its store, which is its own until it is read for the last time."""
         if register not in self.named:
-            node = self.flow.pcg.nodes[register.tensor.node]
+            store, node = self.store(register), register.tensor.node
+            if store in ("w", "u") and self.is_kept(register):
+                self.named[register] = self.box_name(node, register.mask.box)
+                return self.named[register]
+            name = self.flow.pcg.nodes[node].name
             lane = "".join(f", {mark('m', number)}" for _, number in self.lane[register])
-            store = self.store(register)
-            count = 0
-            if store in ("w", "u"):
-                boxes = self.boxes.setdefault(register.tensor.node, [])
-                if register.mask.box not in boxes:
-                    boxes.append(register.mask.box)
-                count = boxes.index(register.mask.box)
-            kept = store == "w" and self.is_kept(register)
-            lane = "" if kept else lane
-            while (key := quoted(node.name + (f" {count + 1}" if count else "")) + lane) in self.live[store]:
-                if kept:
-                    break
+            count = 1
+            while (key := quoted(name, count) + lane) in self.live[store]:
                 count += 1
             self.live[store].add(key)
             self.named[register] = key
         return self.named[register]
+
+    def box_name(self, node: int, box: Box) -> str:
+        """The name of a part of a parameter that is kept or updated here."""
+        count = self.boxes[node].index(box) + 1
+        return quoted(self.flow.pcg.nodes[node].name, count, always=self.kept[node] > 1)
 
     def store(self, register: Register) -> str:
         """Weights have a store of their own."""
@@ -122,6 +123,8 @@ class Registers:
         register = self.alias.get(register, register)
         self.reads[register] += 1
         store, name = self.store(register), self.name(register)
+        if store == "w" and self.is_kept(register):
+            return f"run.model.parts[{name}]" if name in self.live[store] else f"w[{name}]"
         if self.left is not None:
             self.left[register] -= 1
         if self.is_kept(register) or self.left is None or self.left[register] > 0:
@@ -131,15 +134,6 @@ class Registers:
 
     def forget(self, register: Register) -> None:
         self.live[self.store(register)].discard(self.named.pop(register))
-
-    def piece(self, op: Op) -> str:
-        """The name of the part of a parameter that an update or a store has."""
-        boxes = self.boxes.setdefault(op.node, [])
-        box = op.mask(None).box
-        if box not in boxes:
-            boxes.append(box)
-        count = boxes.index(box)
-        return quoted(op.of.name + (f" {count + 1}" if count else ""))
 
     def from_store(self, register: Register) -> Register | None:
         """The stored parameter of which a register is a part."""

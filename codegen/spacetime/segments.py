@@ -11,7 +11,6 @@ key: who has not started it waits for one that he started before, with a smaller
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +18,10 @@ from dataclasses import dataclass, field
 from ...formulation.spacetime.mask import VALUE
 from ...formulation.spacetime.op import Op, Phase
 from ...formulation.spacetime.program import Collective, Receive, Register
-from .flow import Flow, is_transfer, labels, reads, writes
+from .flow import Flow, is_transfer, labels, layer, reads, writes
 
 Lane = tuple[tuple[str, int], ...]
 """The labels of cuts that run one after the other on a device, with the part's number: the micro-batch."""
-
-_LAYER = re.compile(r"(?:^|\.)\d+(?=\.|$)")
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +71,7 @@ def arrange(flow: Flow) -> Arranged:
             op.split,
             op.swapped,
             op.group,
-            _layer(flow, op) if op in fetched else None,
+            layer(op.of.path) if op in fetched else None,
             _unrecorded(flow, op),
         )
         for op in lane
@@ -99,24 +96,18 @@ def _fetched(flow: Flow) -> set[Op]:
         return moved[register]
 
     layers = {
-        _layer(flow, op)
+        layer(op.of.path)
         for op, phase in flow.run
         if phase is Phase.FORWARD
         for operand, register in flow.operands(op).items()
         if flow.pcg.nodes[op.of.inputs[operand]].op == "parameter" and comes(register)
     }
-    return {op for op, phase in flow.run if phase is Phase.FORWARD and _layer(flow, op) in layers}
+    return {op for op, phase in flow.run if phase is Phase.FORWARD and layer(op.of.path) in layers}
 
 
 def _unrecorded(flow: Flow, op: Op) -> bool:
     """Whether an operator reads what has a gradient, and has no backward."""
     return flow.of(op, Phase.BACKWARD) is None and any(flow.pcg.nodes[i].gradient for i in op.of.inputs)
-
-
-def _layer(flow: Flow, op: Op) -> str:
-    """The entry of a list that an operator is part of; its module's path where there is none."""
-    match = _LAYER.search(op.of.path)
-    return op.of.path[: match.end()] if match else op.of.path
 
 
 class _Arrangement:
@@ -255,22 +246,16 @@ def _refined(flow: Flow, piece: Mapping[Op, Hashable], steps: Sequence[Block | i
         for k, value in enumerate(own[op]):
             if value is None and near and (phases[k] is not Phase.WEIGHT):
                 own[op][k] = own[near[0]][k]
+    weights: dict[Hashable, int | None] = {}  # operators of a split backward without weights are with those that have
     for op in ops:
-        weight = own[op].pop()
-        found[op] = (piece[op], tuple(own[op]), weight if op.split else None)
-    return _weightless(found)
-
-
-def _weightless(found: dict[Op, Hashable]) -> dict[Op, Hashable]:
-    """Operators of a split backward that have no weights are with those that have."""
-    result: dict[Op, Hashable] = {}
-    first: dict[Hashable, Hashable] = {}
-    for piece, own, weight in found.values():  # type: ignore[misc]
+        weight = own[op].pop() if op.split else None
         if weight is not None:
-            first.setdefault((piece, own), weight)
-    for op, (piece, own, weight) in found.items():  # type: ignore[misc]
-        result[op] = (piece, own, first.get((piece, own)) if weight is None else weight)
-    return result
+            weights.setdefault((piece[op], *own[op][:5]), weight)
+        own[op] = [*own[op][:5], weight]
+    for op in ops:
+        *others, weight = own[op]
+        found[op] = (piece[op], *others, weights.get((piece[op], *others)) if weight is None else weight)
+    return found
 
 
 def _labelled(flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane], steps: list[Block | int]) -> Arranged:

@@ -30,7 +30,7 @@ def places(program: Program) -> list[str]:
     of: dict[tuple[int, Phase], list[Op]] = {}
     for op in runs:
         of.setdefault((op.node, op.phase), []).append(op)
-    rows: dict[object, list[str]] = {}
+    rows: dict[tuple[tuple[tuple[int, ...], ...], str, str], list[str]] = {}
     for node in graph.pcg.of("parameter"):
         kept, updated = _parts(of.get((node, Phase.STORE), ())), _parts(of.get((node, Phase.UPDATE), ()))
         name, known = graph.pcg.nodes[node].name, graph.atoms[node]
@@ -40,7 +40,7 @@ def places(program: Program) -> list[str]:
         "PLACES = [  # weights, factors of their dims, who keeps which part of them (None: all), who updates which"
     ]
     for key, names in rows.items():
-        dims, kept_text, updated_text = key  # type: ignore[misc]
+        dims, kept_text, updated_text = key
         lines += ["    (", f"        {names_text(names)},", f"        {dims},"]
         lines += [f"        {kept_text},", f"        {updated_text},", "    ),"]
     return [*lines, "]  # fmt: skip"]

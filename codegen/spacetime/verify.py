@@ -10,7 +10,8 @@ from torch import nn
 
 from ...formulation.spacetime.program import Program
 from ...model.pcg import PCG
-from ..verification import verify as verification
+from ..verification.verify import run, trial
+from ..verification.worker import load_program
 from .emit import emit
 
 
@@ -37,6 +38,6 @@ def verify(
             path.write_text(emit(program, optimizer=optimizer))
         else:
             path = Path(program)
-        count = ranks if ranks is not None else verification.load_program(path).RANKS
-        made = verification.trial(path, graph, module, inputs, count, graph.batch, optimizer, steps)
-        return verification.run([made], level, timeout=timeout)[0]
+        count = ranks if ranks is not None else load_program(path).RANKS
+        made = trial(path, graph, module, inputs, count, graph.batch, optimizer, steps)
+        return run([made], level, timeout=timeout)[0]

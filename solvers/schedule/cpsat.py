@@ -103,6 +103,8 @@ def solve(
             break
         aim = high if share == 1.0 else low
         program = Program(small, objective, low, aim)
+        if share == 1.0:
+            program.pin()
         status, starts, proved = program.solve(share * (seconds - (time.perf_counter() - start)), workers)
         if status is Status.INFEASIBLE and aim is None:
             return answer(None, "proved by CP-SAT", status)
@@ -164,6 +166,7 @@ class Program:
 
         self.problem, self.duration = problem, [task.duration_ns for task in problem.tasks]
         tight = problem if plain else tightened(problem)
+        self.edges = tight.edges
         longest = sum(self.duration) + sum(edge.lag_ns for edge in problem.edges)
         high = longest if high is None else high
         none: Row = (0,) * len(problem.tasks)
@@ -204,6 +207,12 @@ class Program:
             end = self.start[h.releaser] + self.duration[h.releaser]
             spans.append(self.model.new_interval_var(self.start[h.taker], size, end, ""))
         self.model.add_cumulative(spans, [h.bytes for h in held], capacity)
+
+    def pin(self) -> None:
+        """Where one task comes before all others, let it begin at 0: any schedule may be moved there."""
+        begins = set(range(len(self.duration))) - {edge.after for edge in self.edges}
+        if len(begins) == 1:
+            self.model.add(self.start[begins.pop()] == 0)
 
     def hint(self, starts: Sequence[int]) -> None:
         """Where to look first."""

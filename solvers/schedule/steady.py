@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 class SteadyAnswer:
     """A steady schedule, what is proved of its period, and of its first and last repetitions.
 
-    `period`: INFEASIBLE where one repetition lacks memory, OPTIMAL where no schedule that repeats after one problem has a shorter period; where the floor's slope is
-    the period, no schedule at all. `makespan`: OPTIMAL where none with this middle is shorter.
+    `period`: OPTIMAL where no schedule that repeats after one problem has a shorter period (where the floor's slope is
+    the period, no schedule at all), INFEASIBLE where one repetition lacks memory. `makespan`: OPTIMAL where none with
+    this middle is shorter.
     """
 
     period: Status

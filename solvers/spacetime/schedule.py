@@ -130,7 +130,7 @@ def _waits(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[tuple[Slot,
     for need in found.needs:
         if need.task not in of:
             continue
-        producer = _producer(need)
+        producer = _producer(need, of)
         if producer not in of or of[producer] == of[need.task]:
             continue
         pair = sent[of[producer], of[need.task]]
@@ -144,6 +144,7 @@ def _waits(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[tuple[Slot,
     return {pair: sum(prices.sends_ns([link], size) for link, size in pieces.values()) for pair, pieces in sent.items()}
 
 
-def _producer(need: Need) -> Op:
-    """Of replicated producers the one on the same device."""
-    return next((op for op in need.producers if op.device == need.task.device), need.producers[0])
+def _producer(need: Need, of: dict[Op, Slot]) -> Op:
+    """Of replicated producers one on the same device, of the same micro-batch where there is one."""
+    micro = of[need.task].micro
+    return min(need.producers, key=lambda op: (op.device != need.task.device, op not in of or of[op].micro != micro))

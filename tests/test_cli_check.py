@@ -1,0 +1,107 @@
+"""`partita check`: a plan of one's own is validated, kept, verified and shown; what is wrong with it is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., tuple[int, str, str]]
+
+PIPELINE = """
+from partita import op_assign, op_order, op_trans, split, stages
+
+MODEL, DEVICES, BATCH = "mlp", 2, 4
+
+
+def plan(graph, devices):
+    for op in graph.forward:
+        op_trans(op, split("batch", 2, "micro"))
+    parts = stages(graph, len(devices))
+    for ops, device in zip(parts, devices):
+        op_assign(ops, device)
+"""
+
+WRONG = PIPELINE + "    op_order(parts[1], parts[0])\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(PIPELINE)
+    return path
+
+
+def test_a_plan_is_kept_verified_and_shown(partita: Run, file: Path, tmp_path: Path) -> None:
+    code, out, _ = partita("check", file, "--json", "-o", tmp_path / "kept")
+    found = json.loads(out)
+    assert (code, found["ok"], found["conflicts"], found["devices"]) == (0, True, [], 2)
+    assert found["tasks"] > 20
+    assert found["step_ns"] > 0 < found["memory_bytes"]
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        "plan.json", "plan.py", "program.py", "trace.json"
+    }  # fmt: skip
+    code, out, _ = partita("verify", tmp_path / "kept", "--json")
+    assert (code, json.loads(out)["ok"]) == (0, True)
+    code, out, _ = partita("show", tmp_path / "kept", "--trace", tmp_path / "trace.json")
+    assert code == 0
+    assert "2 devices" in out
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    code, _, err = partita("show", tmp_path / "kept", "--pcg")
+    assert (code, "no page or PCG" in err) == (2, True)
+    code, _, err = partita("verify", tmp_path / "kept", "--ranks", "3")
+    assert (code, "is for 2 ranks, not 3" in err) == (2, True)
+
+
+def test_options_take_the_place_of_constants(partita: Run, file: Path) -> None:
+    code, out, _ = partita(
+        "check", file, "--devices", "3", "--batch", "6", "--hierarchy", "2x2", "--optimizer", "sgd", "--json"
+    )
+    found = json.loads(out)
+    assert (code, found["devices"], found["batch"], found["optimizer"]) == (0, 3, 6, "sgd")
+    assert found["machine"] == "adhoc-2x2"
+
+
+def test_conflicts_are_an_answer(partita: Run, file: Path, tmp_path: Path) -> None:
+    file.write_text(WRONG)
+    code, out, _ = partita("check", file, "--json", "-o", tmp_path / "kept")
+    found = json.loads(out)
+    assert (code, found["ok"]) == (1, False)
+    assert any("mine.py:13" in line for line in found["conflicts"])
+    assert not (tmp_path / "kept").exists()
+    code, out, _ = partita("check", file)
+    assert code == 1
+    assert "what conflicts" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = (", "SyntaxError"),
+        ("x = 1", "has no function plan(graph, devices)"),
+        ("def plan(graph, devices): pass", "does not say its MODEL"),
+        ('MODEL = "mlp"\ndef plan(graph, devices): pass', "does not say its DEVICES"),
+        ('MODEL, DEVICES = "mlp", 0\ndef plan(graph, devices): pass', "DEVICES = 0 is no positive number"),
+        ('MODEL, DEVICES = "mlp", 2\ndef plan(graph, devices): return 1 / 0', "ZeroDivisionError at line 2"),
+        ('MODEL, DEVICES = "mlpp", 2\ndef plan(graph, devices): pass', "no model 'mlpp'"),
+    ],
+)
+def test_bad_input(partita: Run, file: Path, text: str, said: str) -> None:
+    file.write_text(text)
+    code, out, err = partita("check", file)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_too_few_devices_or_no_file(partita: Run, file: Path, tmp_path: Path) -> None:
+    code, _, err = partita("check", tmp_path / "none.py")
+    assert (code, "no file" in err) == (2, True)
+    code, _, err = partita("check", file, "--devices", "4", "--hierarchy", "2")
+    assert (code, "is for 4 devices" in err) == (2, True)
+    code, _, err = partita("check", file, "--batch", "3")
+    assert (code, "do not divide" in err) == (2, True)
+    code, _, err = partita("check", file, "--optimizer", "lion")
+    assert (code, "'lion'" in err) == (2, True)
