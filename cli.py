@@ -198,10 +198,13 @@ def verify(
 
     with words_to_stderr():
         if is_space_time(folder):
-            from .codegen.spacetime.kept import verify as run
+            from .codegen.spacetime.kept import verify as run_kept
+
+            verdict = run_kept(folder, ranks, level.value)
         else:
             from .codegen.verification.verify import verify as run
-        verdict = run(folder, ranks=ranks, level=level.value)
+
+            verdict = run(folder, ranks=ranks, level=level.value)
     print_result(verdict, as_json)
     leave(verdict["ok"])
 

@@ -151,10 +151,13 @@ class Model:
     batch: int
     longer: Callable[[int], Model] | None = None
 
-    def graph(self) -> PCG:
-        return with_batch(capture(self.module(), self.inputs()), self.batch)
+
+@cache
+def _graph(model: Model) -> PCG:
+    return with_batch(capture(model.module(), model.inputs()), model.batch)
 
 
+@cache
 def _gpt(sequence: int, layers: int, width: int, batch: int) -> Model:
     def inputs() -> tuple[torch.Tensor, ...]:
         return torch.zeros(2, sequence, dtype=torch.int64), torch.zeros(2, sequence, dtype=torch.int64)
@@ -208,7 +211,7 @@ def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[d
 @cache
 def planned(model: Model, name: str) -> SpaceTimePlan:
     """One plan on one device: a core of this computer, roughly."""
-    graph = Graph(model.graph())
+    graph = Graph(_graph(model))
     PLANS[name](graph, model.sharded)
     module = model.module(), model.inputs()
     return space_time(graph, Machine.load("cpu", nodes=1), module=module)

@@ -91,11 +91,14 @@ class Blocks(Registers):
             register = flow.result(result.op, phase)
             live = register is not None and self._wanted(register, segment, phase)
             targets.append(self.put(register) if live and register is not None else "_")
-        if loss >= 0:
-            targets[loss] = "loss"
-        self._assign(targets, call, out)
-        if loss >= 0:
-            out.add(f"run.loss += loss{f' / {self.copies}' if self.copies > 1 else ''}")
+        share = f" / {self.copies}" if self.copies > 1 else ""  # of those that compute this part of the loss alike
+        if len(targets) == 1 and loss == 0:
+            out.add(f"run.loss += {call}{share}")
+        else:
+            targets = ["loss" if place == loss else target for place, target in enumerate(targets)]
+            self._assign(targets, call, out)
+            if loss >= 0:
+                out.add(f"run.loss += loss{share}")
         self._drop(code, out, phase, segment)
 
     def _recorded(self, code: Code) -> bool:

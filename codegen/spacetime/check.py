@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -79,7 +80,14 @@ def check(request: CheckRequest) -> Checked:
     return Checked(plan, len(plan.program.tasks.ops))
 
 
-_CONSTANTS = {"MODEL": str, "SMALL": bool, "SEQUENCE": int, "BATCH": int, "DEVICES": int, "OPTIMIZER": str}
+_CONSTANTS: Mapping[str, type] = {
+    "MODEL": str,
+    "SMALL": bool,
+    "SEQUENCE": int,
+    "BATCH": int,
+    "DEVICES": int,
+    "OPTIMIZER": str,
+}
 
 
 def _function(module: ModuleType, file: Path) -> Write:
@@ -92,9 +100,10 @@ def _function(module: ModuleType, file: Path) -> Write:
 
 def _constant(module: ModuleType, file: Path, name: str, kind: type) -> Any:
     value = getattr(module, name, None)
-    if value is not None and (not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 1))):
-        raise PartitaError(f"{file}: {name} = {value!r} is no {'positive number' if kind is int else kind.__name__}")
-    return value
+    count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value is None or (count if kind is int else isinstance(value, kind)):
+        return value
+    raise PartitaError(f"{file}: {name} = {value!r} is no {'positive number' if kind is int else kind.__name__}")
 
 
 def _run(write: Write, operators: Any, devices: int, file: Path) -> None:

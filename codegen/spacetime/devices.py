@@ -21,6 +21,7 @@ from ...model.errors import PartitaError
 from ..program.text import shape_text
 from .blocks import Blocks
 from .flow import reads, writes
+from .functions import sum_of
 from .lines import Lines, mark
 from .segments import Block
 
@@ -119,11 +120,12 @@ class Device(Blocks):
 
     def _add(self, add: Add, out: Lines) -> None:
         """A sum; where autograd has summed up a part of it, the sum of the rest where the last is there."""
-        target = add.target
-        leaves, adding = self.flow.leaves(target)
-        if adding and any(self.merged.get(leaf, leaf) != leaf for leaf in leaves):
-            readers = self.flow.readers[target]
-            if len(readers) == 1 and isinstance(self.flow.instructions[readers[0]], Add):
+        target, whole = add.target, add.target
+        while (further := sum_of(self.flow, whole)) is not None:
+            whole = further
+        leaves = self.flow.terms(whole)
+        if any(self.merged.get(leaf, leaf) != leaf for leaf in leaves):
+            if target != whole:
                 return
             found = self.distinct(leaves)
             if len(found) == 1:

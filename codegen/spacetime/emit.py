@@ -67,7 +67,10 @@ def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", 
         .get_template("spacetime/program.jinja")
         .render(
             docstring=_docstring(summary, len(devices), pcg),
-            imports=[*_import_lines(used, any(op.swapped for op in ops)), *_collectives(kinds)],
+            imports=[
+                *_import_lines(used, any(op.swapped for op in ops), any("partial(" in line for line in table)),
+                *_collectives(kinds),
+            ],
             constants=[
                 f"RANKS = {len(devices)}",
                 f"BATCH = {pcg.batch}  # samples in a step",
@@ -165,10 +168,11 @@ def _named(piece: Piece, names: dict[tuple[int, ...], str]) -> Piece:
     return replace(piece, text=text)
 
 
-def _import_lines(used: Used, swapped: bool) -> list[str]:
+def _import_lines(used: Used, swapped: bool, partial: bool) -> list[str]:
     lines = _imports(used)
-    names = ["partial", *(["reduce"] if "added" in used.helpers else [])]
+    names = [*(["partial"] if partial else []), *(["reduce"] if "added" in used.helpers else [])]
     lines[lines.index("from functools import partial")] = f"from functools import {', '.join(names)}"
+    lines = [line for line in lines if line != "from functools import "]
     at = lines.index("import sys")
     if swapped:
         lines.insert(at + 1, "import tempfile")

@@ -85,8 +85,8 @@ def _own_copies(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
     """The same, but an operator reads what its own micro-batch computed where several have computed the same here."""
     made: dict[tuple[Phase, VTensor], list[tuple[int, int]]] = defaultdict(list)
     makers: dict[Register, tuple[int, int]] = {}
-    result = list(instructions)
-    for place, run in enumerate(instructions):
+    result = _constants_first(instructions)
+    for place, run in enumerate(list(result)):
         if not isinstance(run, Run) or run.op.phase not in COMPUTING:
             continue
         own = set(labels(forward_of(run.op)))
@@ -107,6 +107,20 @@ def _own_copies(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
             if target is not None:
                 makers[target] = place, position
     return tuple(result)
+
+
+def _constants_first(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """The same, but what reads nothing is made where its micro-batch begins."""
+    begins: dict[tuple[Phase, frozenset[tuple[str, int]]], int] = {}
+    places: list[tuple[int, int]] = []
+    for place, run in enumerate(instructions):
+        before = place
+        if isinstance(run, Run) and run.op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
+            before = begins.setdefault((run.op.phase, frozenset(labels(forward_of(run.op)))), place)
+            if run.op.of.inputs:
+                before = place
+        places.append((before, place))
+    return [instructions[place] for _, place in sorted(places, key=lambda pair: (pair[0], pair[0] == pair[1]))]
 
 
 def _run(instruction: Instruction) -> Run:
@@ -217,6 +231,11 @@ class Flow:
                 found += inner
                 adding += more
         return found, adding
+
+    def terms(self, register: Register) -> list[Register]:
+        """What a sum is the sum of, whoever reads it."""
+        parts = [self.instructions[p] for p in self.writers[register]]
+        return [leaf for part in parts for source in reads(part) for leaf in self.leaves(source)[0]]
 
     @cached_property
     def makers(self) -> Mapping[Register, tuple[Op, int]]:

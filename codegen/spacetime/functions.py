@@ -25,7 +25,7 @@ from ..program.names import identifier, roles, wish
 from ..program.sites import Site
 from ..program.text import one_free, shape_text
 from .flow import Flow
-from .lines import Number, Piece, line, mark, rolled
+from .lines import COMMA, Number, Piece, line, mark, rolled
 from .segments import Segment
 
 BASES = ("layer", "layer2", "layer3", "layer4")
@@ -258,7 +258,7 @@ def merge(flow: Flow, segment: Segment) -> dict[Register, Register]:
             match sums:
                 case Add():
                     key: object = sums.target
-                    while (far := _sum_of(flow, key)) is not None:  # type: ignore[arg-type]
+                    while (far := sum_of(flow, key)) is not None:  # type: ignore[arg-type]
                         key = far
                 case Accumulate():
                     key = sums.total
@@ -268,7 +268,7 @@ def merge(flow: Flow, segment: Segment) -> dict[Register, Register]:
     return found
 
 
-def _sum_of(flow: Flow, register: Register) -> Register | None:
+def sum_of(flow: Flow, register: Register) -> Register | None:
     """The sum that a register is part of, and nothing else."""
     readers = flow.readers[register]
     further = flow.instructions[readers[0]] if len(readers) == 1 else None
@@ -307,6 +307,7 @@ def _roles(pcg: PCG) -> Mapping[int, str]:
 
 
 _NAMES = re.compile(r'at\["([^"]*)"')
+_LAMBDA = re.compile(r"\blambda [\w, ]+:")
 _SITE = re.compile(r"at\.site_(\d+)")
 
 
@@ -332,7 +333,7 @@ def _body(text: str) -> tuple[tuple[Piece, ...], tuple[tuple[str, int], ...]]:
     marked = _SITE.sub(lambda m: mark("site", int(m[1])), _NAMES.sub(named, text))
     pieces: list[Piece] = []
     for statement in _statements(marked):
-        one = line(statement)
+        one = line(_LAMBDA.sub(lambda m: m[0].replace(", ", COMMA), statement))
         own = zip(one.roles, one.numbers, strict=True)
         moved = tuple(Number(n.constant - bases[role], ((role, 1),)) for role, n in own)
         pieces.append(replace(one, numbers=moved))

@@ -58,7 +58,7 @@ def verify(folder: Path, ranks: int | None = None, level: str = "threads") -> di
 
 
 def _kept(folder: Path) -> Mapping[str, Any]:
-    found = read_json(folder / "plan.json")
+    found: Mapping[str, Any] = read_json(folder / "plan.json")
     for key, kind in (("summary", Mapping), ("graph", Mapping), ("model", Mapping), ("words", str), ("optimizer", str)):
         if not isinstance(found, Mapping) or not isinstance(found.get(key), kind):
             raise PartitaError(f"{folder / 'plan.json'}: {key!r} is missing or malformed")

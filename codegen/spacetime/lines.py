@@ -17,6 +17,9 @@ from ..program.text import wrap
 
 _MARK = re.compile(r"⟦(\w+)\|(-?\d+)⟧")
 _QUOTED = re.compile(r"⟪([^⟫]*)⟫")
+COMMA = "¸"
+"""A comma at which no line is broken."""
+
 LONGEST_BLOCK = 160
 """Statements in one turn of a loop."""
 
@@ -29,7 +32,8 @@ def mark(role: str, number: int) -> str:
 def quoted(name: str, count: int = 1, always: bool = False) -> str:
     """A name as a string; numbers between its dots may advance. Several of one name are told apart by their count."""
     parts = [mark("i", int(part)) if part.isdigit() else part for part in name.split(".")]
-    return f"⟪{'.'.join(parts)}{f' {mark("i", count)}' if always or count > 1 else ''}⟫"
+    told = f" {mark('i', count)}" if always or count > 1 else ""
+    return f"⟪{'.'.join(parts)}{told}⟫"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +264,7 @@ def written(pieces: Sequence[Piece], indent: int = 4) -> list[str]:
             case Line():
                 text = plain(shown(piece))
                 inner = len(text) - len(text.lstrip())  # in a block that is one statement for loops
-                lines += wrap(text.lstrip(), indent + inner, piece.comment)
+                lines += [one.replace(COMMA, ", ") for one in wrap(text.lstrip(), indent + inner, piece.comment)]
             case Loop():
                 lines += _loop_text(piece, indent)
             case Names():

@@ -40,7 +40,8 @@ def evaluate(problem: Problem, orders: Sequence[Sequence[Slot]]) -> Schedule:
     PartitaError: a task is missing, there twice, or on another device; slots wait for each other in a circle; a device
     lacks memory.
     """
-    sequences = _indices(problem, orders)
+    slots = tuple(tuple(Slot(*slot) for slot in own) for own in orders)
+    sequences = _indices(problem, slots)
     follows = [Edge(a, b) for own in sequences for a, b in pairwise(own)]
     edges = [*problem.edges, *follows]
     order = _sorted(problem, edges)
@@ -68,7 +69,7 @@ def evaluate(problem: Problem, orders: Sequence[Sequence[Slot]]) -> Schedule:
     period = _cycle_mean(reach)
     busy = sum(problem.loads_ns)
     return Schedule(
-        tuple(tuple(map(_slot, own)) for own in orders),
+        slots,
         tuple(starts),
         makespan,
         period,
@@ -78,17 +79,13 @@ def evaluate(problem: Problem, orders: Sequence[Sequence[Slot]]) -> Schedule:
     )
 
 
-def _slot(slot: Sequence[object]) -> Slot:
-    return slot if isinstance(slot, Slot) else Slot(*slot)  # type: ignore[arg-type]  # refused before where it is none
-
-
-def _indices(problem: Problem, orders: Sequence[Sequence[Slot]]) -> list[list[int]]:
+def _indices(problem: Problem, orders: Orders) -> list[list[int]]:
     """The orders as indices of tasks."""
     if len(orders) != problem.devices:
         raise PartitaError(f"orders for {len(orders)} devices are given, of {problem.devices}")
     for d, order in enumerate(orders):
         needed = {problem.tasks[i].slot for i in problem.on_device[d]}
-        counts = Counter(_slot(slot) for slot in order)
+        counts = Counter(order)
         wrong = [
             *(f"{slot} is no task of it" for slot in counts if slot not in needed),
             *(f"{slot} is there {count} times" for slot, count in counts.items() if count > 1),
@@ -98,7 +95,7 @@ def _indices(problem: Problem, orders: Sequence[Sequence[Slot]]) -> list[list[in
             raise PartitaError(f"the order of device {d}: {wrong[0]}")
     if not problem.tasks or not all(orders):
         raise PartitaError("a device without any task: leave it out")
-    return [[problem.index[_slot(slot)] for slot in order] for order in orders]
+    return [[problem.index[slot] for slot in order] for order in orders]
 
 
 def _sorted(problem: Problem, edges: Sequence[Edge]) -> list[int]:

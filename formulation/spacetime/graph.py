@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -51,7 +52,7 @@ class Graph:
         if pcg.alternatives:
             raise PartitaError("a graph with rewritings has no one list of operators: take the rewritten graph")
         self.pcg = pcg
-        self.module: object = None  # what was captured, with its example inputs, where that is known
+        self.module: tuple[Any, Any] | None = None  # what was captured, with its example inputs, where that is known
         self.atoms: tuple[Atoms, ...] = atoms(pcg)
         self.dimensions = dimensions(pcg)
         self.batch = frozenset(self.dimensions[i][a] for i in pcg.of("input") for a in self.atoms[i].batch)

@@ -145,7 +145,7 @@ def _needs(graph: Graph, ops: Sequence[Op], reached: frozenset[int]) -> tuple[li
     problems: list[str] = []
     for op, reads in reads_of(ops).items():
         needs += _saved(op)
-        for read in reads:
+        for read in dict.fromkeys(reads):  # an operator may read a tensor twice, as x * x does
             found, lacking = writers.of(op, read)
             needs += found
             problems += lacking

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -225,4 +225,5 @@ class Program:
         if status is Status.INFEASIBLE:
             return status, None, 0
         starts = None if status is Status.UNKNOWN else tuple(solver.value(s) for s in self.start)
-        return status, starts, ceil(solver.best_objective_bound - 1e-6)
+        bound = solver.best_objective_bound
+        return status, starts, ceil(bound - 1e-6) if isfinite(bound) else 0

@@ -80,7 +80,7 @@ class Modulo:
 
         self.problem, self.low, tasks = problem, low, problem.tasks
         self.model: CpModel = cp_model.CpModel()
-        self.longest = sum(t.duration_ns for t in tasks) + sum(e.lag_ns for e in problem.edges)
+        self.longest = max(low, sum(t.duration_ns for t in tasks) + sum(e.lag_ns for e in problem.edges))
         everywhere = [i for i, task in enumerate(tasks) if len(set(task.devices)) == problem.devices]
         partly = [t for i, t in enumerate(tasks) if len(set(t.devices)) > 1 and i not in everywhere]
         if partly:

@@ -36,6 +36,17 @@ FILES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "unsupp
 GPT, MBART, ALPHAFOLD = "gpt3-1.3b", "mbart-4.7b", "alphafold2-87m"
 STEPS = 2
 
+LESS: dict[str, dict[str, int]] = {
+    "co_shard": {"shards": 2},
+    "gradient_accumulation": {"micros": 2},
+    "pipeline_tensor_data": {"micros": 2},
+    "three_f_one_b": {"micros": 2},
+}
+"""Of the plans with many operators fewer micro-batches or shards than the files say, for time."""
+
+FEWER = {"dap": 2}
+"""And fewer devices: without data parallelism."""
+
 
 @cache
 def module_of(name: str) -> ModuleType:
@@ -56,7 +67,7 @@ def written(name: str, model: str = "", devices: int = 0) -> Graph:
     """The graph as a plan leaves it."""
     module = module_of(name)
     graph = empty(model or module.MODEL, module.BATCH)
-    module.plan(graph, list(range(devices or module.DEVICES)))
+    module.plan(graph, list(range(devices or FEWER.get(name, module.DEVICES))), **LESS.get(name, {}))
     return graph
 
 
@@ -111,9 +122,7 @@ def test_plans_on_processes(tmp_path: Path) -> None:
 
 
 def test_programs_are_the_same_every_time() -> None:
-    for name in ("interlaced", "zero3"):
-        again = space_time(written(name), optimizer="adamw")
-        assert again.source() == planned(name).source()
+    assert space_time(written("chimera"), optimizer="adamw").source() == planned("chimera").source()
 
 
 # What is sent
@@ -227,8 +236,8 @@ def test_co_shard_computes_one_shard_at_a_time() -> None:
         for op in found
         if op.device == 0 and op.of.name == "layers.1.attention" and op.phase is not Phase.WEIGHT
     ]
-    forward = [(Phase.FORWARD, shard) for shard in range(4)]
-    backward = [(phase, shard) for shard in (3, 2, 1, 0) for phase in (Phase.RECOMPUTE, Phase.BACKWARD)]
+    forward = [(Phase.FORWARD, shard) for shard in (0, 1)]
+    backward = [(phase, shard) for shard in (1, 0) for phase in (Phase.RECOMPUTE, Phase.BACKWARD)]
     assert shards == forward + backward
 
 

@@ -1,0 +1,285 @@
+"""Programs of space-time plans: they compute what the module computes, and read as if written by hand.
+
+`python tests/codegen/test_spacetime_emit.py` writes the golden file again, where a change is meant.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import partita
+from partita.codegen.spacetime.emit import emit
+from partita.codegen.spacetime.verify import verify
+from partita.formulation.pipeline.orders import gpipe, one_f_one_b, zero_bubble
+from partita.formulation.spacetime.graph import Graph
+from partita.formulation.spacetime.materialize import materialize
+from partita.formulation.spacetime.primitives import op_assign, op_trans, place, recompute, split_backward, swap
+from partita.formulation.spacetime.program import Program
+from partita.formulation.spacetime.stages import evenly, in_order, stages
+from partita.formulation.spacetime.tasks import tasks
+from partita.formulation.spacetime.transformation import candidates, replicate, split, split_value
+from partita.model.errors import PartitaError
+from partita.model.pcg import PCG
+from partita.solvers.spacetime.validate import validate
+
+GOLDEN = Path(__file__).parent / "golden" / "spacetime-pipeline.txt"
+Write = Callable[[Graph], None]
+
+
+class Block(nn.Module):
+    """A residual block with dropout, whose masks depend on where an element lies in the whole."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(self.down(F.relu(self.up(self.norm(x)))), 0.1, self.training)
+
+
+class Net(nn.Module):
+    """Four blocks between tied embeddings; some labels do not count, a buffer and a frozen weight scale the input."""
+
+    def __init__(self, loss: str = "cross_entropy", width: int = 16) -> None:
+        super().__init__()
+        self.tokens, self.loss = nn.Embedding(32, width), loss
+        self.register_buffer("scale", torch.full((width,), 0.5))
+        self.frozen = nn.Parameter(torch.ones(width), requires_grad=False)
+        self.layers = nn.ModuleList(Block(width) for _ in range(4))
+        self.scores = nn.Linear(width, 32, bias=False)
+        self.scores.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.tokens(ids) * self.scale * self.frozen
+        for layer in self.layers:
+            x = layer(x)
+        y = self.scores(x)
+        if self.loss == "cross_entropy":
+            return F.cross_entropy(y.flatten(0, 1), labels.flatten(), ignore_index=3)
+        return y.square().mean() if self.loss == "mean" else y
+
+
+@cache
+def captured(loss: str = "cross_entropy") -> tuple[nn.Module, dict[str, Tensor], PCG]:
+    module = Net(loss)
+    inputs = {name: torch.arange(48).reshape(8, 6) % 32 for name in ("ids", "labels")}
+    return module, inputs, partita.capture(module, inputs)
+
+
+def program(write: Write, loss: str = "cross_entropy") -> Program:
+    graph = Graph(captured(loss)[2])
+    write(graph)
+    return materialize(validate(tasks(graph)))
+
+
+def judged(write: Write, loss: str = "cross_entropy", **options: Any) -> dict[str, Any]:
+    module, inputs, pcg = captured(loss)
+    verdict = verify(program(write, loss), pcg, module, inputs, **options)
+    assert verdict["ok"], verdict
+    assert verdict["checked"] > 50
+    return verdict
+
+
+# Plans
+
+
+def data(graph: Graph, devices: int = 4) -> None:
+    for op in graph.forward:
+        for device, part in enumerate(op_trans(op, split("batch", devices))):
+            op_assign(part, device)
+
+
+def zero1(graph: Graph) -> None:
+    data(graph)
+    for op in graph.optimizer:
+        for device, part in enumerate(op_trans(op, evenly(op, 4))):
+            op_assign(part, device)
+
+
+def zero2(graph: Graph) -> None:
+    """Two micro-batches, whose gradients are added up before they are scattered."""
+    for op in graph.forward:
+        for device, part in enumerate(op_trans(op, split("batch", 4))):
+            for micro in op_trans(part, split("batch", 2, "micro")):
+                op_assign(micro, device)
+    for op in graph.optimizer:
+        for device, part in enumerate(op_trans(op, evenly(op, 4))):
+            op_assign(part, device)
+
+
+def zero3(graph: Graph) -> None:
+    data(graph, 8)
+    for op in graph.optimizer:
+        place(graph, op.of.name, evenly(op, 8), range(8))
+
+
+def tensor(graph: Graph) -> None:
+    """Columns, then rows of every block."""
+    for op in graph.forward:
+        up = (".".join([*op.of.path.split(".")[:2], "up.weight"]), 0)
+        inside = op.of.path.startswith("layers.") and candidates(graph, op.node, up)
+        for device, part in enumerate(op_trans(op, split(up, 4, "tensor") if inside else replicate(4))):
+            op_assign(part, device)
+
+
+def vocabulary(graph: Graph) -> None:
+    """The table is shared out by rows, everything else by samples."""
+    for op in graph.forward:
+        rows = op.of.op == "embedding"
+        for device, part in enumerate(op_trans(op, split(("tokens.weight", 0) if rows else "batch", 4))):
+            op_assign(part, device)
+
+
+def addends(graph: Graph) -> None:
+    """One linear takes addends of its input."""
+    for op in graph.forward:
+        if op.of.name == "layers.1.down":
+            for device, part in enumerate(op_trans(op, split_value("x", 2))):
+                op_assign(part, device)
+        else:
+            op_assign(op, 0)
+
+
+def pipeline(graph: Graph, order: Any = one_f_one_b, more: Any = None, count: int = 4) -> None:
+    for op in graph.forward:
+        op_trans(op, split("batch", 4, "micro"))
+    parts = stages(graph, count)
+    for device, ops in enumerate(parts):
+        op_assign(ops, device)
+    if more is not None:
+        more(parts)
+    in_order(order(count, 4), parts)
+
+
+def recomputed(graph: Graph) -> None:
+    def again(parts: Any) -> None:
+        for ops in parts:
+            for micro in range(4):
+                recompute(op for op in ops if op.coordinate("micro") == micro)
+
+    pipeline(graph, lambda count, micros: one_f_one_b(count, micros, True), again)
+
+
+def layers_again(graph: Graph) -> None:
+    data(graph, 2)
+    for number in range(4):
+        for device in range(2):
+            path = f"layers.{number}"
+            recompute(op for op in graph.forward if op.of.path.startswith(path) and op.device == device)
+
+
+PLANS: dict[str, Write] = {
+    "data": data,
+    "ZeRO-1": zero1,
+    "ZeRO-2": zero2,
+    "ZeRO-3": zero3,
+    "tensor": tensor,
+    "vocabulary": vocabulary,
+    "addends": addends,
+    "1F1B": pipeline,
+    "GPipe": lambda graph: pipeline(graph, gpipe),
+    "zero bubble": lambda graph: pipeline(graph, zero_bubble, lambda parts: split_backward(graph.forward)),
+    "recomputed pipeline": recomputed,
+    "recomputed layers": layers_again,
+    "swap": lambda graph: pipeline(graph, more=lambda parts: swap([*parts[0], *parts[1]])),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_equals_the_module(name: str) -> None:
+    verdict = judged(PLANS[name])
+    assert max(verdict["loss_error"], verdict["gradient_error"], verdict["weight_error"]) <= 1e-9
+
+
+@pytest.mark.parametrize("loss", ["mean", "none"])
+@pytest.mark.parametrize("name", ["data", "1F1B"])
+def test_losses(name: str, loss: str) -> None:
+    judged(PLANS[name], loss)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_optimizers(optimizer: str) -> None:
+    judged(zero1, optimizer=optimizer, steps=3)
+
+
+def test_on_processes() -> None:
+    judged(lambda graph: pipeline(graph, count=2), level="pool", timeout=300)
+
+
+# Text
+
+
+def test_golden() -> None:
+    assert emit(program(lambda graph: pipeline(graph, count=2)), summary=["Two stages."]) == GOLDEN.read_text()
+
+
+def test_deterministic() -> None:
+    assert emit(program(zero3)) == emit(program(zero3))
+
+
+@pytest.mark.parametrize("name", ["ZeRO-3", "zero bubble", "swap", "tensor"])
+def test_formatted(name: str, tmp_path: Path) -> None:
+    """A formatter leaves a program as it is, and a linter finds nothing unused in it."""
+    path = tmp_path / "program.py"
+    path.write_text(emit(program(PLANS[name])))
+    for arguments in (["format", "--check"], ["check", "--select", "F,E7,E9"]):
+        command = [sys.executable, "-m", "ruff", *arguments, "--isolated", "--line-length", "120", str(path)]
+        found = subprocess.run(command, capture_output=True, text=True)
+        assert found.returncode == 0, found.stdout
+
+
+def test_micro_batches_are_a_loop() -> None:
+    text = emit(program(lambda graph: pipeline(graph, gpipe, count=2)))
+    assert text.count("def device_0") == 1
+    own = text.partition("def device_0")[2].partition("def device_1")[0]
+    assert own.count("run.forward(") == 1
+    assert own.count("run.backward(") <= 2
+    assert "for m in range(4):" in own
+
+
+def test_layers_are_one_function() -> None:
+    """ZeRO-3 fetches the weights of a layer, runs it, and lets them go; all ranks have one text."""
+    text = emit(program(zero3))
+    assert text.count("\ndef layer(") == 1
+    assert "\ndef layer_2(" not in text
+    assert text.count("\ndef device") == 1
+
+
+# What is refused
+
+
+def test_unknown_dtype() -> None:
+    with pytest.raises(PartitaError, match="dtype 'float8'"):
+        emit(program(data), dtype="float8")
+
+
+def test_unknown_optimizer() -> None:
+    with pytest.raises(PartitaError, match="optimizer 'lion'"):
+        emit(program(data), optimizer="lion")
+
+
+def test_updated_elsewhere() -> None:
+    """The optimizer's state stays where the parameter is."""
+
+    def write(graph: Graph) -> None:
+        for op in graph.forward:
+            op_assign(op, 0)
+        for op in graph.optimizer:
+            op_assign(op, 1)
+
+    with pytest.raises(PartitaError, match="updated where it is kept"):
+        emit(program(write))
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(emit(program(lambda graph: pipeline(graph, count=2)), summary=["Two stages."]))
