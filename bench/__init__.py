@@ -11,6 +11,9 @@ from ..model.errors import PartitaError
 
 BENCHES = {
     "branches": "Models with branches: the best plan with them side by side, and without.",
+    "coverage": "How many rules of given files the generated ones lead to.",
+    "generation": "Rules generated and proved, step by step, timed.",
+    "joint": "Rewriting, parallelization and placement decided together, beside one after the other.",
     "memory": "Plans that save memory on one device: recompute, swap and co-shard, predicted beside measured.",
     "network": "Reduction programs on real ranks in an emulated network, predicted beside measured (root only).",
     "plan": "From model to proven plan: capture, formulate and solve, timed apart.",
@@ -38,6 +41,7 @@ OPTIONS = {
     "instances": ("solvers", "--instances", "solves no instances"),
     "time_limit": ("solvers", "--time-limit", "has its own limits"),
     "solver": ("solvers", "--solver", "compares no solvers"),
+    "rules": ("coverage", "--rules", "reads no rules"),
     "output": ("solvers", "--output", "writes no files"),
 }
 """What only one benchmark takes: the keyword of its `run` (or `write`), the benchmark, and why the others do not."""

@@ -36,7 +36,7 @@ from ..solvers.schedule.cpsat import OBJECTIVES, fitting, refuted, solve
 from ..solvers.schedule.steady import steady
 from .cases import chosen
 
-SECONDS = 30.0
+SECONDS = 20.0
 """For each case."""
 FAR = 64
 """The number of micro-batches at which a steady schedule is shown."""

@@ -36,7 +36,8 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def options(command: str) -> set[str]:
-    return {name for parameter in COMMANDS[command].params for name in parameter.opts if name.startswith("--")}
+    known = [(*parameter.opts, *parameter.secondary_opts) for parameter in COMMANDS[command].params]
+    return {name for names in known for name in names if name.startswith("--")}
 
 
 def test_the_page_of_the_command_line_names_every_command_and_option() -> None:

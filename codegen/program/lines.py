@@ -285,7 +285,7 @@ class Writer:
     ) -> str:
         """A chain of views and conversions goes on under its name, a sum under `x`; all else takes its own."""
         this = self.statements[s]
-        while this.kind == "convert" or (this.kind in _CHAIN and not self._own_name(this)):
+        while this.operands and (this.kind == "convert" or (this.kind in _CHAIN and not self._own_name(this))):
             inner = self.statements[this.operands[0]]
             if not inner.inline:
                 break

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ...formulation.spacetime.op import Phase
+from ...formulation.spacetime.mask import Addends
+from ...formulation.spacetime.op import Op, Phase
 from ...formulation.spacetime.program import Accumulate, Register
 from .flow import Flow
 from .functions import Code, Segments, Weight, merge
@@ -16,10 +18,10 @@ from .segments import Block, Segment
 
 
 class Blocks(Registers):
-    """Writes the calls of one device; `copies`: how many devices compute each part of the loss."""
+    """Writes the calls of one device; `copies`: how often each part of the loss is computed."""
 
     def __init__(
-        self, flow: Flow, functions: Functions, shapes: Mapping[Register, tuple[int, ...]], copies: int
+        self, flow: Flow, functions: Functions, shapes: Mapping[Register, tuple[int, ...]], copies: Counter[Addends]
     ) -> None:
         super().__init__(flow, shapes)
         self.functions, self.copies = functions, copies
@@ -36,12 +38,15 @@ class Blocks(Registers):
 
     def _tell_apart(self) -> None:
         """Segments that would be called alike (layers without weights, passes over the same layers) are numbered."""
-        alike: dict[object, list[Segment]] = {}
-        for segment, code in self.code.items():
-            alike.setdefault((self.functions.name(code), code.bases, segment.lane), []).append(segment)
-        for segments in alike.values():
-            if len(segments) > 1:
-                for number, segment in enumerate(segments):
+        several = True
+        while several:
+            alike: dict[object, list[Segment]] = {}
+            for segment, code in self.code.items():
+                numbers = tuple(number for _, number in segment.lane)  # all that a call says of a lane
+                alike.setdefault((self.functions.name(code), code.bases, numbers), []).append(segment)
+            several = any(len(segments) > 1 for segments in alike.values())
+            for segments in alike.values():
+                for number, segment in enumerate(segments) if len(segments) > 1 else ():
                     segment.lane = (*segment.lane, ("again", number))
 
     def block(self, block: Block, out: Lines) -> None:
@@ -91,7 +96,8 @@ class Blocks(Registers):
             register = flow.result(result.op, phase)
             live = register is not None and self._wanted(register, segment, phase)
             targets.append(self.put(register) if live and register is not None else "_")
-        share = f" / {self.copies}" if self.copies > 1 else ""  # of those that compute this part of the loss alike
+        copies = self.copies[code.outs[loss].op.mask(None).addends] if loss >= 0 else 1
+        share = f" / {copies}" if copies > 1 else ""
         if len(targets) == 1 and loss == 0:
             out.add(f"run.loss += {call}{share}")
         else:
@@ -168,7 +174,7 @@ class Blocks(Registers):
         given = []
         for result in code.outs:
             if result.gradients is not None:
-                given.append(self.sum_of(self.distinct(result.gradients)))
+                given.append(self.sum_of(self.distinct(result.gradients)) if result.gradients else _seed(result.op))
         if not self._recorded(code):
             for text in given:
                 if ".take" in text:
@@ -182,11 +188,14 @@ class Blocks(Registers):
         self._drop(code, out, phase, segment)
 
     def _weight(self, phase: Phase, segment: Segment, code: Code, out: Lines) -> None:
+        if all(weight.gradient is None for weight in code.weights):
+            return
         more, own = self._gradients(segment, code)
         self._assign(more, f"run.weight({', '.join([self._call(segment, code), *own])})", out)
 
     def _move(self, phase: Phase, segment: Segment, code: Code, out: Lines) -> None:
-        out.add(f"run.{'offload' if phase is Phase.OFFLOAD else 'reload'}({self._call(segment, code)})")
+        if self._recorded(code):
+            out.add(f"run.{'offload' if phase is Phase.OFFLOAD else 'reload'}({self._call(segment, code)})")
 
     def _gradients(self, segment: Segment, code: Code) -> tuple[list[str], list[str]]:
         """Where gradients of weights go: targets of those that have no place of their own name, and the options.
@@ -237,12 +246,18 @@ class Blocks(Registers):
         return list(dict.fromkeys(found))
 
     def sum_of(self, registers: Sequence[Register]) -> str:
-        """The sum of registers; of none `None`, which is the gradient of the loss."""
+        """The sum of registers."""
         texts = [self.use(register) for register in registers]
-        if len(texts) < 2:
-            return texts[0] if texts else "None"
+        if len(texts) == 1:
+            return texts[0]
         self.functions.used.helpers.add("added")
         return f"added({', '.join(texts)})"
+
+
+def _seed(loss: Op) -> str:
+    """The gradient of the loss: `None` for all of it, or of how many equal addends it is one."""
+    start, stop = loss.mask(None, gradient=True).addends
+    return "None" if stop - start == 1 else str(1 / (stop - start))
 
 
 def _title(segment: Segment) -> str:

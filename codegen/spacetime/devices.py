@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...formulation.spacetime.mask import UPDATED
+from ...formulation.spacetime.mask import GRADIENT, UPDATED
 from ...formulation.spacetime.op import Phase
 from ...formulation.spacetime.program import (
     Accumulate,
@@ -95,6 +95,10 @@ class Device(Blocks):
                 shape = shape_text(self.shapes[instruction.target])
                 dtype = self._dtype(instruction.target)
                 out.add(f"{self.put(instruction.target)} = run.receive({shape}, {mark('of', instruction.of)}{dtype})")
+
+    def _is_weight(self, register: Register) -> bool:
+        """Whether a register is the gradient of a parameter: a tensor of its own."""
+        return register.tensor.kind == GRADIENT and self.flow.pcg.nodes[register.tensor.node].op == "parameter"
 
     def _dtype(self, register: Register) -> str:
         dtype = self.flow.pcg.nodes[register.tensor.node].dtype
@@ -215,6 +219,8 @@ class Device(Blocks):
             root = mark("of", collective.group[0])
             out.add(f"{self.put(target)} = run.broadcast({source}, {shape}, {root}, {group}{self._dtype(target)})")
             return
+        if collective.kind == "all_reduce" and not (self._is_weight(target) and ".take(" in source):
+            source += ".clone()"  # it is in place, and autograd may need what it was
         arguments = [source]
         view = ""
         if collective.kind != "all_reduce":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -47,12 +48,13 @@ def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", 
     _check(program, pcg, dtype, optimizer)
     used = Used()
     functions = Functions(used)
-    losses = sum(i.op.node == pcg.loss and i.op.phase is Phase.FORWARD for d in program.devices for i in _runs(d))
-    shares = {i.op.mask(None).addends for d in program.devices for i in _runs(d) if i.op.node == pcg.loss}
-    devices = [
-        Device(Flow(program, d), functions, program.shapes, losses // max(1, len(shares)))
-        for d in range(len(program.devices))
-    ]
+    copies = Counter(
+        run.op.mask(None).addends
+        for device in program.devices
+        for run in _runs(device)
+        if run.op.node == pcg.loss and run.op.phase is Phase.FORWARD
+    )
+    devices = [Device(Flow(program, d), functions, program.shapes, copies) for d in range(len(program.devices))]
     kinds = {i.kind for device in program.devices for i in device if isinstance(i, Collective)}
     lines = [device.lines().pieces for device in devices]
     names, groups = families(_groups(lines), len(devices))

@@ -220,8 +220,7 @@ class Flow:
         """What a gradient is the sum of, and the instructions that add it up, where nobody else reads the sums."""
         places = self.writers.get(register, [])
         parts = [self.instructions[p] for p in places]
-        readers = [p for p in self.readers[register] if self.phase(p) is not Phase.WEIGHT]
-        if not parts or not all(isinstance(p, Add | Accumulate) for p in parts) or len(readers) > 1:
+        if not parts or not all(isinstance(p, Add | Accumulate) for p in parts) or len(self._readers(register)) > 1:
             return [register], []
         found: list[Register] = []
         adding = list(places)
@@ -231,6 +230,10 @@ class Flow:
                 found += inner
                 adding += more
         return found, adding
+
+    def _readers(self, register: Register) -> list[int]:
+        """Who reads a gradient; both halves of a split backward are one."""
+        return [p for p in self.readers[register] if self.phase(p) is not Phase.WEIGHT]
 
     def terms(self, register: Register) -> list[Register]:
         """What a sum is the sum of, whoever reads it."""
@@ -250,7 +253,9 @@ class Flow:
         if self.of(maker, Phase.BACKWARD) is None or self.of(reader, Phase.BACKWARD) is None:
             return True
         register, given = self.made.get((reader, operand)), self.gradient(maker)
-        return register is not None and given is not None and register in self.leaves(given)[0]
+        if register is None or given is None or len(self._readers(register)) > 1:
+            return False
+        return register in self.leaves(given)[0]
 
     # Dependencies
 

@@ -15,6 +15,7 @@ from typing import Any
 from ...formulation.spacetime.op import Cut, Op, Phase
 from ...formulation.spacetime.program import Accumulate, Add, Register
 from ...model.atoms import Atoms
+from ...model.layout import P
 from ...model.operator import operator
 from ...model.pcg import FLOATS, PCG
 from ..program.expressions import expression
@@ -173,9 +174,12 @@ class Segments(Writer):
             text = f"{text}.to(at.dtype)"
         if "cut(" in text:
             self.used.primitives.add("cut")
+        for cut in op.cuts:
+            if cut.row.inputs[operand] == P:  # of addends the first is the value, the others are zero
+                text = f"{text}.mul(at.{self._axis(op, cut)}.index == 0)"
         key = (source, text)
         if key not in self.made:
-            plain = "cut(" not in text
+            plain = "cut(" not in text and ".mul(" not in text
             name = identifier(node.name.rpartition(".")[2])
             kind = "weight" if plain else "view"
             self.made[key] = self.add(Statement(lambda _: text, (), kind, text if plain else name, source))

@@ -64,14 +64,14 @@ def lanes(flow: Flow) -> dict[Op, Lane]:
 def arrange(flow: Flow) -> Arranged:
     """The segments of one device and the order in which all that it does is written down."""
     lane = lanes(flow)
-    fetched = _fetched(flow)
+    apart = _fetched(flow) | {op for op in lane if op.swapped}
     piece: dict[Op, Hashable] = {
         op: (
             lane[op],
             op.split,
             op.swapped,
             op.group,
-            layer(op.of.path) if op in fetched else None,
+            layer(op.of.path) if op in apart else None,
             _unrecorded(flow, op),
         )
         for op in lane

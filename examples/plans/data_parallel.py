@@ -6,10 +6,7 @@ MODEL, DEVICES, BATCH = "gpt3-1.3b", 4, 8
 
 
 def plan(graph, devices):
-    for op in graph.ops:
-        if op in graph.forward:  # its backward follows
-            parts = op_trans(op, split("batch", len(devices)))
-        else:  # the update of a parameter
-            parts = op_trans(op, replicate(len(devices)))
-        for part, device in zip(parts, devices):
+    for op in graph.ops:  # forward operators, whose backward follows, and updates of parameters
+        parts = split("batch", len(devices)) if op.is_forward else replicate(len(devices))
+        for part, device in zip(op_trans(op, parts), devices):
             op_assign(part, device)

@@ -1,7 +1,7 @@
 """ZeRO-1: data parallelism whose optimizer states are sharded (Rajbhandari et al., SC'20).
 
-Every device updates a part of each parameter, for which it needs the sum of that part's gradient alone, and sends it to
-the others. Gradients are kept whole until all of backward is done.
+Every device updates a part of each parameter once backward is done. It needs the sum of that part's gradient alone, and
+sends the others the new part: a reduce-scatter and an all-gather in the place of an all-reduce.
 """
 
 from partita import evenly, op_assign, op_order, op_trans, split

@@ -1,7 +1,7 @@
 """ZeRO-2: gradients are sharded too (Rajbhandari et al., SC'20).
 
-A layer's gradients are reduce-scattered, used and freed while backward goes on: its update comes before the backward of
-the second layer below.
+The gradients of a layer are reduce-scattered and used while backward goes on: its update comes before the backward of
+the second layer below, so that no device ever has more than those of two layers.
 
     backward   layer 3 | layer 2 | layer 1 | layer 0
     update               layer 3 | layer 2 | layer 1 | layer 0

@@ -94,6 +94,11 @@ class Op:
         return f"{self.of.name} {self.phase.value}{parts}"
 
     @property
+    def is_forward(self) -> bool:
+        """Whether it computes forward; else it updates a parameter, or follows from a forward operator."""
+        return self.phase is Phase.FORWARD
+
+    @property
     def layer(self) -> str:
         """The module of a list that it is in (`encoder.3`), of an update its parameter; empty outside of lists."""
         return layer_of(self.of.path)

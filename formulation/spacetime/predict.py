@@ -112,6 +112,7 @@ class _Timeline:
         self.free = [dict.fromkeys(STREAMS, 0) for _ in program.devices]
         self.ready: dict[Register, int] = {}
         self.reloaded: dict[Op, int] = {}  # by forward operator
+        self.updated: set[Register] = set()  # parameters after their update, where that was
         self.timed: list[list[Timed | None]] = [[None] * len(own) for own in program.devices]
         self.arrived: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # of a transfer: device, place, when
         self.transfer_ns = dict(_transfers(program, prices))
@@ -131,21 +132,26 @@ class _Timeline:
         return done
 
     def _alone(self, device: int, place: int, instruction: Instruction) -> None:
-        stream, reached, size = COMPUTE, self.free[device][COMPUTE], self.living[device].moved.get(place, 0)
-        start = max((self.ready[r] for r in operands(instruction)[0]), default=0)
-        if isinstance(instruction, Run):
-            op = instruction.op
-            if op.phase in (Phase.OFFLOAD, Phase.RELOAD):
-                stream, ns = HOST, self.prices.host_ns(size)
-            else:
-                ns = self.prices.task_ns(op)
-                if op.forward is not None:
-                    start = max(start, self.reloaded.get(op.forward, 0))
-        else:
-            ns = self._local_ns(instruction)
-        timed = self._put(device, place, stream, reached, max(start, reached), ns, size)
-        if isinstance(instruction, Run) and instruction.op.phase is Phase.RELOAD and instruction.op.forward is not None:
-            self.reloaded[instruction.op.forward] = timed.end_ns
+        reached, size = self.free[device][COMPUTE], self.living[device].moved.get(place, 0)
+        start = max((reached, *(self.ready[r] for r in operands(instruction)[0])))
+        op = instruction.op if isinstance(instruction, Run) else None
+        if op is not None and op.phase in (Phase.OFFLOAD, Phase.RELOAD):
+            timed = self._put(device, place, HOST, reached, start, self.prices.host_ns(size), size)
+            if op.phase is Phase.RELOAD and op.forward is not None:
+                self.reloaded[op.forward] = timed.end_ns
+            return
+        if op is not None and op.forward is not None:
+            start = max(start, self.reloaded.get(op.forward, 0))
+        ns = self._task_ns(instruction) if isinstance(instruction, Run) else self._local_ns(instruction)
+        self._put(device, place, COMPUTE, reached, start, ns, 0)
+
+    def _task_ns(self, run: Run) -> int:
+        if run.op.phase is Phase.UPDATE:
+            self.updated.update(filter(None, run.writes))
+        elif run.op.phase is Phase.KEEP and run.reads[0] not in self.updated:  # else it is in its place
+            size = self.prices.register_bytes(run.reads[0])
+            return self.prices.copy_ns([size], size)
+        return self.prices.task_ns(run.op)
 
     def _local_ns(self, instruction: Instruction) -> int:
         size = self.prices.register_bytes

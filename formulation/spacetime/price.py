@@ -6,7 +6,7 @@
     offload, reload      bytes / host bandwidth + launch
 
 A part's F is the operator's by what its cuts leave of the indices that they split; its bytes are those of its masks.
-What is only another view of a tensor costs nothing, nor does it to have or to keep a parameter (store, keep).
+What is only another view of a tensor costs nothing, nor does it to have a parameter, or to keep it where it is updated.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Prices:
     def _task_ns(self, op: Op) -> int:
         match op.phase:
             case Phase.STORE | Phase.KEEP:
-                return 0  # a parameter is where it is, or its name now means its new value
+                return 0  # a parameter is where it is; one that comes from where it was updated is copied (`predict`)
             case Phase.UPDATE:
                 item = ITEMSIZE[self.precision.master]
                 return self.stream_ns(op.mask(None).numel * item * (3 + 2 * self.states))

@@ -149,6 +149,7 @@ def _needs(graph: Graph, ops: Sequence[Op], reached: frozenset[int]) -> tuple[li
             found, lacking = writers.of(op, read)
             needs += found
             problems += lacking
+    problems += writers.loss()
     return needs, list(dict.fromkeys(problems))
 
 
@@ -229,6 +230,11 @@ class _Writers:
                     if takes(read.mask.addends, addends)
                 ]
         return needs, []
+
+    def loss(self) -> list[str]:
+        """What is wrong with the loss, which no task reads."""
+        wrong = _incomplete(self.found[PTensor(VALUE, self.pcg.loss), None].get((), {}))
+        return [f"the loss {self.pcg.nodes[self.pcg.loss].name}, {wrong}"] if wrong else []
 
 
 def _cells(box: Box, others: Sequence[Box]) -> list[Box]:

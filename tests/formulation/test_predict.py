@@ -26,7 +26,7 @@ from partita.formulation.spacetime.predict import COMMUNICATION, COMPUTE, HOST, 
 from partita.formulation.spacetime.price import Prices
 from partita.formulation.spacetime.primitives import op_assign, op_order, op_trans, recompute, split_backward, swap
 from partita.formulation.spacetime.program import Collective, Program, Receive, Register, Run, Send
-from partita.formulation.spacetime.stages import in_order, stages
+from partita.formulation.spacetime.stages import evenly, in_order, stages
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import split, transformation
 from partita.model.batch import with_batch
@@ -192,6 +192,18 @@ def test_gradients_travel_while_others_are_computed() -> None:
     hidden = sum(timed.ns for timed in moves if timed.end_ns <= backward)
     assert 0.5 * sum(timed.ns for timed in moves) < hidden
     assert found.step_ns == pytest.approx(found.busy_ns[0] + sum(timed.ns for timed in moves) - hidden, rel=0.05)
+
+
+def test_what_is_updated_elsewhere_is_copied_to_where_it_is_kept() -> None:
+    def sharded(made: Graph) -> None:
+        data_parallel(made)
+        for op in made.optimizer:
+            for device, part in enumerate(op_trans(op, evenly(op, 4))):
+                op_assign(part, device)
+
+    whole, parts = step("chain", data_parallel, 4), step("chain", sharded, 4)
+    assert ns_of(whole, Phase.KEEP) == 0 < ns_of(parts, Phase.KEEP)
+    assert ns_of(parts, Phase.UPDATE) == pytest.approx(ns_of(whole, Phase.UPDATE) / 4, rel=0.01)
 
 
 def test_groups_that_move_a_tensor_alike_share_the_links() -> None:

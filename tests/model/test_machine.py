@@ -354,3 +354,20 @@ def test_mutants_load_or_are_refused(tmp_path: Path) -> None:
             assert all(level.bandwidth > 0 and level.latency_ns > 0 for level in machine.levels)
             loaded += 1
     assert loaded > 50 and refused > 200
+
+
+# The link to the host's memory
+
+
+def test_a_machine_need_not_say_how_fast_its_host_is(tmp_path: Path) -> None:
+    assert TEXT.count("host_bandwidth") == 1
+    silent = load(tmp_path, "\n".join(line for line in TEXT.splitlines() if "host_bandwidth" not in line))
+    assert silent.device.host_bandwidth is None and "host_bandwidth" not in silent.to_json()["device"]
+    for machine in (silent, Machine.load("dgx-a100")):
+        assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
+    assert Machine.load("dgx-a100").device.host_bandwidth == 24.8e9
+
+
+def test_every_preset_has_a_host_link_slower_than_its_memory() -> None:
+    devices = [Machine.load(name).device for name in machines()]
+    assert all(device.host_bandwidth and device.host_bandwidth <= device.memory_bandwidth for device in devices)
