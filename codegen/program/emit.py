@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 import textwrap
-from math import prod
-from typing import Any
 
 from ...formulation.special import special_strategy
 from ...formulation.weights import BUCKET_BYTES
 from ...model.atoms import atoms
 from ...model.layout import P, is_split
-from ...model.pcg import FLOATS
-from ...model.ranges import highs
 from ...model.sparse import sparse_tables
 from ...model.updates import updated
 from .. import defaults
@@ -21,10 +17,10 @@ from ..plan import Plan
 from ..spread import loads_text, spread_axis
 from ..templates import FOLDER, environment
 from .axes import all_steps, disordered, mesh_lines, summed_over, table
+from .data import sample_lines, synthetic_lines
 from .modules import Modules, argument_name
 from .moves import Local, Used
-from .sites import numbers_text
-from .text import WIDTH, enclosed, one_free, shape_text, wrap
+from .text import WIDTH, one_free, shape_text, wrap
 
 _DTYPES = {"mixed-float16": "float16", "mixed-bfloat16": "bfloat16"}
 _OPTIMIZERS = {
@@ -39,7 +35,7 @@ def emit(plan: Plan) -> str:
     used = Used()
     modules = Modules(plan, used)
     model = modules.text()
-    shares, synthetic = _shares(plan, used), _synthetic(plan, used)
+    shares, synthetic = _shares(plan, used), synthetic_lines(plan.graph, plan.batch, used)
     weights = [(n, c) for n, c in zip(plan.graph.nodes, plan.choices, strict=True) if n.op in ("parameter", "buffer")]
     synchronized = [_synchronized(plan, i) for i in _trained(plan)]
     sharded, alone, reduced = (kind in synchronized for kind in ("sharded", "alone", "reduced"))
@@ -115,7 +111,7 @@ def emit(plan: Plan) -> str:
             divisors=modules.divisors,
             loss_axes=[a for a, x, n in zip(plan.axes, loss, sizes, strict=True) if x == P and n > 1],
             synthetic=synthetic,
-            samples=_samples(plan),
+            samples=sample_lines(plan.graph, plan.batch),
         )
     )
     return _spaced(program)
@@ -242,49 +238,6 @@ def _shares(plan: Plan, used: Used) -> list[str]:
                     text = f"cut({text}, {known.dim_of(a)[0]}, {axis})"
         lines += wrap(f'"{argument_name(plan, index)}": {text}.to(mesh.device),', 8)
     return [line.removeprefix(" " * 8) for line in lines]
-
-
-def _synthetic(plan: Plan, used: Used) -> list[str]:
-    lines = []
-    for index in plan.graph.of("input"):
-        node = plan.graph.nodes[index]
-        shape = list(node.shape)
-        for d in {atoms(plan.graph)[index].dim_of(a)[0] for a in atoms(plan.graph)[index].batch}:
-            shape[d] = shape[d] // plan.graph.batch * plan.batch
-        if node.dtype in FLOATS:
-            value = f"torch.randn({shape_text(shape)}, generator=generator)"
-        elif node.dtype == "bool":
-            value = f"torch.randint(2, {shape_text(shape)}, generator=generator).bool()"
-        else:
-            high = highs(node)
-            value = f"torch.randint({int(high.max())}, {shape_text(shape)}, generator=generator)"
-            if high.dim():
-                of_each = "" if high.dim() == 1 else f".reshape{shape_text(high.shape)}"
-                value += f" % torch.tensor({numbers_text(node.name, node['high'], used)}){of_each}"
-            if node.dtype != "int64":
-                value = f"{enclosed(value)}.to(torch.{node.dtype})"
-        lines += wrap(f'"{node.name}": {value},', 8)
-    return [line.removeprefix(" " * 8) for line in lines]
-
-
-def _samples(plan: Plan) -> dict[str, Any] | None:
-    """How one batch is taken from a data set: by which input and dim it is counted, and a line per input."""
-    known, first, lines = atoms(plan.graph), dict[str, Any](), []
-    for index in plan.graph.of("input"):
-        node = plan.graph.nodes[index]
-        text = f'data["{node.name}"]'
-        for a in sorted(known[index].batch)[:1]:
-            dim, position = known[index].dim_of(a)
-            numbers = known[index].dims[dim]
-            outer, size = prod(numbers[:position]), prod(numbers[position:]) // plan.graph.batch * plan.batch
-            if position:  # samples are not the outermost of what the dim counts
-                text += f".unflatten({dim}, ({outer}, -1)).narrow({dim + 1}, step * {size}, {size})"
-                text += f".flatten({dim}, {dim + 1})"
-            else:
-                text += f".narrow({dim}, step * {size}, {size})"
-            first = first or {"name": node.name, "dim": dim, "size": outer * size}
-        lines += wrap(f'"{node.name}": {text},', 8)
-    return first | {"lines": [line.removeprefix(" " * 8) for line in lines]} if first else None
 
 
 def _uneven_weights(plan: Plan) -> bool:

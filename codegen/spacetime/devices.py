@@ -40,6 +40,7 @@ class Device(Blocks):
         """All statements; what is read for the last time is known where `left` says how often all is read."""
         self.forget_all()
         self.name_totals()
+        self.updated: set[str] = set()  # what several operators update alike is updated once
         out = Lines()
         steps = self._updates_last()
         updated = False
@@ -109,7 +110,12 @@ class Device(Blocks):
             gradient, value = run.reads
             if self.from_store(value) is None:
                 raise PartitaError(f"{run.op.name} on device {run.op.device}: a parameter is updated where it is kept")
-            out.add(f"run.update({self.box_name(run.op.node, run.op.mask(None).box)}, {self.use(gradient)})")
+            text, name = self.use(gradient), self.box_name(run.op.node, run.op.mask(None).box)
+            if name not in self.updated:
+                out.add(f"run.update({name}, {text})")
+            elif ".take" in text:
+                out.add(text)
+            self.updated.add(name)
         elif run.op.phase is Phase.KEEP:
             (value,) = run.reads
             if self.is_kept(value) and value.mask.box in self.boxes[run.op.node]:

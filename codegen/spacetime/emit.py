@@ -15,12 +15,12 @@ from ...model.errors import PartitaError
 from ...model.pcg import PCG, SOURCES
 from ...model.sparse import sparse_tables
 from .. import defaults
+from ..program.data import sample_lines, synthetic_lines
 from ..program.emit import _OPTIMIZERS, _counters, _imports, _spaced, _values
 from ..program.losses import counted
 from ..program.moves import Used
 from ..templates import environment
 from .counts import count_lines
-from .data import sample_lines, synthetic_lines
 from .devices import Device
 from .flow import Flow
 from .library import Functions
@@ -61,7 +61,7 @@ def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", 
     bodies = [rolled([_named(piece, names) for piece in pieces]) for pieces in lines]
     texts, table = _devices(devices, bodies)
     counts = count_lines(pcg, counted(pcg), used) if counted(pcg) else []
-    synthetic, samples = synthetic_lines(pcg, used), sample_lines(pcg)
+    synthetic, samples = synthetic_lines(pcg, pcg.batch, used), sample_lines(pcg, pcg.batch)
     made = [functions.text(name) for name in functions.codes]
     ops = [op for op in program.tasks.ops if op.phase is Phase.FORWARD]
     text = (

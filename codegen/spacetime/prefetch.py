@@ -6,11 +6,12 @@ all devices can have them earlier, in an order that is the same everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from ...formulation.spacetime.mask import VALUE
 from ...formulation.spacetime.program import Collective, Instruction, Program, Receive, Register, Run, Send
+from ...model.pcg import Node
 from .flow import COMPUTING, forward_of, labels, layer, reads, writes
 
 
@@ -44,12 +45,13 @@ def by_layer(program: Program) -> Program:
         return program
     order = sorted(events, key=lambda step: (earlier.get(step, step), step not in earlier, step))
     number = {step: place for place, step in enumerate(order)}
-    devices, steps = [], []
+    devices: list[tuple[Instruction, ...]] = []
+    places: list[tuple[int, ...]] = []
     for instructions, old in zip(program.devices, program.steps, strict=True):
         moved = sorted(zip((number[step] for step in old), instructions, strict=True), key=lambda pair: pair[0])
         devices.append(tuple(_with_key(instruction, place) for place, instruction in moved))
-        steps.append(tuple(place for place, _ in moved))
-    return replace(program, devices=tuple(devices), steps=tuple(steps))
+        places.append(tuple(place for place, _ in moved))
+    return replace(program, devices=tuple(devices), steps=tuple(places))
 
 
 def _block(device: int, run: Run) -> Hashable:
@@ -57,7 +59,7 @@ def _block(device: int, run: Run) -> Hashable:
     return device, run.op.phase, tuple(labels(forward_of(run.op))), layer(run.op.of.path)
 
 
-def _brings_weight(nodes: tuple, instruction: Instruction) -> bool:  # type: ignore[type-arg]
+def _brings_weight(nodes: Sequence[Node], instruction: Instruction) -> bool:
     """Whether an instruction moves or prepares a weight, and does nothing else."""
     registers = (*reads(instruction), *writes(instruction))
     moved = all(r.tensor.kind == VALUE and nodes[r.tensor.node].op == "parameter" for r in registers)

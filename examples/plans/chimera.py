@@ -1,11 +1,12 @@
 """Chimera: two pipelines in opposite directions, each with half of the micro-batches (Li and Hoefler, SC'21).
 
-Every device has the weights of two stages, one of each direction; the gradients of both copies are added up.
+Even micro-batches go down, odd ones up. Every device has the weights of two stages, one of each direction; the gradients
+of both copies are added up.
 
-    0 | 0 0 1 1 ...      micro-batches 0 and 2 go down,
-    1 |   0 1 ...        1 and 3 go up
-    2 |   1 0 ...
-    3 | 1 1 0 0 ...
+    0 | F0 F2 .. F1 B1 F3 B3 B0 .. B2
+    1 | .. F0 F1 F2 F3 B1 B0 B3 B2
+    2 | .. F1 F0 F3 F2 B0 B1 B2 B3
+    3 | F1 F3 .. F0 B0 F2 B2 B1 .. B3
 """
 
 from partita import chimera, in_order, op_assign, op_trans, split, stages

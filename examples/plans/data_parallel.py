@@ -7,6 +7,6 @@ MODEL, DEVICES, BATCH = "gpt3-1.3b", 4, 8
 
 def plan(graph, devices):
     for op in graph.ops:  # forward operators, whose backward follows, and updates of parameters
-        parts = split("batch", len(devices)) if op.is_forward else replicate(len(devices))
-        for part, device in zip(op_trans(op, parts), devices):
+        how = split("batch", len(devices)) if op.is_forward else replicate(len(devices))
+        for part, device in zip(op_trans(op, how), devices):
             op_assign(part, device)

@@ -19,19 +19,20 @@ VOCABULARY, TOKENS = ("token_embedding.weight", 0), ("labels", 1)
 def plan(graph, devices, micros=MICROS):
     for op in graph.forward:
         op_trans(op, split("batch", micros, "micro"))
-    embeddings = [op for op in graph.forward if op.of.op == "embedding" and op.has(VOCABULARY)]
+    embeddings = [op for op in graph.forward if op.of.path == "token_embedding"]
     scores = [op for op in graph.forward if op.of.name in ("scores", "view", "view_2", "cross_entropy")]
-    shared = {*embeddings, *scores}
-    own = stages(graph, len(devices), [op for op in graph.forward if op not in shared])
+    own = stages(graph, len(devices), [op for op in graph.forward if op not in (*embeddings, *scores)])
     for ops, device in zip(own, devices):
         op_assign(ops, device)
         for micro in range(micros):
             recompute(op for op in ops if op.coordinate("micro") == micro)
-    for group in (embeddings, scores):
-        for op in list(group):
-            group.remove(op)
-            for part, device in zip(op_trans(op, split([VOCABULARY, TOKENS], len(devices))), devices):
-                op_assign(part, device)
-                group.append(part)
     order = interlaced(len(devices), micros, shared=(0, len(devices) + 1), recompute=True)
-    in_order(order, [embeddings, *own, scores])
+    in_order(order, [share(embeddings, devices), *own, share(scores, devices)])
+
+
+def share(ops, devices):
+    """The operators on all devices: by vocabulary what has it, the loss by tokens."""
+    parts = [op_trans(op, split([VOCABULARY, TOKENS], len(devices))) for op in ops]
+    for device, shards in zip(devices, zip(*parts)):
+        op_assign(shards, device)
+    return [part for each in parts for part in each]

@@ -1,9 +1,9 @@
 """Interleaved 1F1B: every device has several short stages, so that pipelines fill sooner (Narayanan et al., SC'21).
 
-Stage k lies on device k mod D:
+Stage k lies on device k mod D. Two devices with two stages each, the second ones in small letters:
 
-    0 | F0.0 F1.0 F0.1 F1.1 ...      (stage 0, then stage D, of every device the first chunk and the second)
-    1 |      F0.0 F1.0 F0.1 ...
+    0 | F0 F1 f0 f1 .. b0 .. b1 B0 B1
+    1 | .. F0 F1 f0 b0 f1 b1 B0 B1
 """
 
 from partita import in_order, interleaved, op_assign, op_trans, split, stages

@@ -1,11 +1,12 @@
 """3F1B: three passes forward through a pipeline, one backward, as AlphaFold 2 is trained (SuperScaler, Figure 2).
 
-What a pass hands on goes from the last device to the first. Of the first two passes nothing is kept.
+What a pass hands on goes from the last device to the first. Of the first two passes nothing is kept. Two micro-batches,
+whose passes are a, b, c:
 
-    0 | 0a 1a 2a 3a 0b 1b .. 0c .. ...         a, b, c: the passes of a micro-batch
-    1 |    0a 1a 2a 3a 0b ...
-    2 |       0a 1a 2a ...
-    3 |          0a 1a ...       0c 0' ...     0': its backward
+    0 | 0a 1a .. .. 0b 1b .. .. 0c 1c .. .. .. .. .. B0 .. B1
+    1 | .. 0a 1a .. .. 0b 1b .. .. 0c 1c .. .. .. B0 .. B1
+    2 | .. .. 0a 1a .. .. 0b 1b .. .. 0c 1c .. B0 .. B1
+    3 | .. .. .. 0a 1a .. .. 0b 1b .. .. 0c B0 1c B1
 """
 
 from partita import in_order, op_assign, op_trans, passes, split, stages, three_f_one_b

@@ -1,9 +1,11 @@
-"""Zero-bubble pipeline ZB-H1: weight gradients fill what 1F1B leaves idle (Qi et al., ICLR'24).
+"""Zero-bubble pipeline ZB-H1: gradients of weights fill what 1F1B leaves idle (Qi et al., ICLR'24).
 
 Backward is two operators: B, which the stage before waits for, and W, which nobody does.
 
-    0 | F0 F1 F2 F3 .. .. .. B0 .. B1 .. B2 .. B3 W0 W1 W2 W3
-    3 | .. .. .. F0 B0 W0 F1 B1 W1 F2 B2 W2 F3 B3 W3
+    0 | F0 F1 F2 F3 .. .. .. B0 W0 B1 W1 B2 W2 B3 W3
+    1 | .. F0 F1 F2 .. .. B0 F3 B1 W0 B2 W1 B3 W2 W3
+    2 | .. .. F0 F1 .. B0 F2 B1 F3 B2 W0 B3 W1 W2 W3
+    3 | .. .. .. F0 B0 F1 B1 F2 B2 F3 B3 W0 W1 W2 W3
 """
 
 from partita import in_order, op_assign, op_trans, split, split_backward, stages, zero_bubble

@@ -8,23 +8,26 @@ from typing import Any
 from ...model.atoms import atoms
 from ...model.pcg import FLOATS, PCG
 from ...model.ranges import highs
-from ..program.moves import Used
-from ..program.sites import numbers_text
-from ..program.text import enclosed, shape_text, wrap
+from .moves import Used
+from .sites import numbers_text
+from .text import enclosed, shape_text, wrap
 
 
-def synthetic_lines(pcg: PCG, used: Used) -> list[str]:
-    """One entry for every input: random numbers in its range."""
+def synthetic_lines(pcg: PCG, batch: int, used: Used) -> list[str]:
+    """One entry for every input: random numbers in its range, for `batch` samples."""
     lines = []
     for index in pcg.of("input"):
         node = pcg.nodes[index]
+        shape = list(node.shape)
+        for d in {atoms(pcg)[index].dim_of(a)[0] for a in atoms(pcg)[index].batch}:
+            shape[d] = shape[d] // pcg.batch * batch
         if node.dtype in FLOATS:
-            value = f"torch.randn({shape_text(node.shape)}, generator=generator)"
+            value = f"torch.randn({shape_text(shape)}, generator=generator)"
         elif node.dtype == "bool":
-            value = f"torch.randint(2, {shape_text(node.shape)}, generator=generator).bool()"
+            value = f"torch.randint(2, {shape_text(shape)}, generator=generator).bool()"
         else:
             high = highs(node)
-            value = f"torch.randint({int(high.max())}, {shape_text(node.shape)}, generator=generator)"
+            value = f"torch.randint({int(high.max())}, {shape_text(shape)}, generator=generator)"
             if high.dim():
                 of_each = "" if high.dim() == 1 else f".reshape{shape_text(high.shape)}"
                 value += f" % torch.tensor({numbers_text(node.name, node['high'], used)}){of_each}"
@@ -34,8 +37,8 @@ def synthetic_lines(pcg: PCG, used: Used) -> list[str]:
     return [line.removeprefix(" " * 8) for line in lines]
 
 
-def sample_lines(pcg: PCG) -> dict[str, Any] | None:
-    """How one batch is taken from a data set: by which input and dim it is counted, and a line for every input."""
+def sample_lines(pcg: PCG, batch: int) -> dict[str, Any] | None:
+    """How `batch` samples are taken from a data set: by which input and dim it is counted, a line for every input."""
     known, first, lines = atoms(pcg), dict[str, Any](), []
     for index in pcg.of("input"):
         node = pcg.nodes[index]
@@ -43,7 +46,7 @@ def sample_lines(pcg: PCG) -> dict[str, Any] | None:
         for a in sorted(known[index].batch)[:1]:
             dim, position = known[index].dim_of(a)
             numbers = known[index].dims[dim]
-            outer, size = prod(numbers[:position]), prod(numbers[position:])
+            outer, size = prod(numbers[:position]), prod(numbers[position:]) // pcg.batch * batch
             if position:  # samples are not the outermost of what the dim counts
                 text += f".unflatten({dim}, ({outer}, -1)).narrow({dim + 1}, step * {size}, {size})"
                 text += f".flatten({dim}, {dim + 1})"
