@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...formulation.special import Splits
@@ -17,6 +18,7 @@ from .expressions import chunked, expression
 from .lines import Statement, Writer
 from .moves import Used, conversion
 from .names import is_literal, wish
+from .regathering import VIEWS, remade
 from .sites import Site, literal
 from .text import enclosed
 
@@ -173,10 +175,14 @@ class Body(Writer):
         moves = route(plan, index, source, target)
         gradient = node.gradient and recorded
         lines = conversion(known, moves, source, plan.placement.sizes, plan.axes, gradient, self.used, weight)
+        again = recorded and self._again(index, source) and not self._makes_new(index, source, target)
         for line in lines:
 
-            def render(t: Sequence[str], text: str = line) -> str:
-                return text.replace("{x}", enclosed(t[0]) if "{x}." in text else t[0])
+            def moved(x: str, text: str = line) -> str:
+                return text.replace("{x}", enclosed(x) if "{x}." in text else x)
+
+            def render(t: Sequence[str], moved: Callable[[str], str] = moved) -> str:
+                return remade(t[0], moved, self.used) if again else moved(t[0])
 
             name = self.statements[statement].wish
             kind = "gather" if weight else "convert"
@@ -304,6 +310,7 @@ class Body(Writer):
     def site(self, index: int) -> Site:
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
         known = atoms(plan.graph)
+        recorded = not self._unrecorded(index) and (node.gradient or node.op in VIEWS)
         return Site(
             node,
             tuple(plan.graph.nodes[i] for i in node.inputs),
@@ -318,7 +325,21 @@ class Body(Writer):
             self.used,
             self.sites.get(index, str(node.get("site", 0))),
             self._specials(index),
+            regathered=frozenset(p for p, i in enumerate(node.inputs) if recorded and self._again(i, choice.inputs[p])),
         )
+
+    def _again(self, index: int, asked: Layout) -> bool:
+        """Whether a tensor, read in a layout, may show a weight that backward gathers again."""
+        while self.plan.graph.nodes[index].op in VIEWS:
+            if self._made_new(index, asked):
+                return False
+            (asked,), (index,) = self.plan.choices[index].inputs, self.plan.graph.nodes[index].inputs
+        return self.plan.choices[index].regather and self._made_new(index, asked)
+
+    def _made_new(self, index: int, asked: Layout) -> bool:
+        """Whether what is read in a layout lies in other memory than what is computed, or stored."""
+        choice = self.plan.choices[index]
+        return any(self._makes_new(index, *step) for step in pairwise((choice.output, choice.given, asked)))
 
     def _specials(self, index: int) -> Splits:
         """The axes on which a special strategy splits a node."""

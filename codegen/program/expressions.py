@@ -20,15 +20,23 @@ from ...model.operators.loss import LOSSES
 from ...model.pcg import Node
 from . import groups, lookups, losses, norms
 from .moves import Local
+from .regathering import kept_whole
 from .sites import Rule, Site, dtype_text, full_precision, literal, numbers_text, whole_text
 from .text import Size, enclosed, one_free, shape_text
 
 
 def expression(site: Site, names: Sequence[str]) -> str:
     """Program text of a node, given the text of its inputs."""
-    node, entry = site.node, operator(site.node.op)
     if site.specials:
         return _special(site, names)
+    if site.regathered:
+        return kept_whole(site, names, lambda operands: _line(site, operands))
+    return _line(site, names)
+
+
+def _line(site: Site, names: Sequence[str]) -> str:
+    """What the registry or a rule says."""
+    node, entry = site.node, operator(site.node.op)
     if node.op in RULES:
         return RULES[node.op](site, names)
     bracketed = [enclosed(n) for n in names]

@@ -27,7 +27,8 @@ RESERVED = frozenset(
     "moments Moments batch_norm gathered load save share main weight part partial "
     "whole whole_of own_part sys zlib weakref refuse make_axis learning_rate buckets make_optimizer initialize "
     "whole_weights whole_gradients train_step synthetic samples micro shard "
-    "side_by_side reordered traded tied Tied Pieces Gathered Place linear_relu LinearReLU".split()
+    "side_by_side reordered traded tied Tied Pieces Gathered Place linear_relu LinearReLU "
+    "reshaped contracted Contraction toward".split()
 )
 _CHAIN = ("convert", "view", "unary")
 _ARITHMETIC = ("add", "sub", "mul", "div", "cat", "where")

@@ -40,6 +40,7 @@ class Site:
     call: str = ""  # of a dropout: the number of its call site, an expression in a loop
     specials: Splits = ()
     own: Callable[[Node, Sequence[str]], str] | None = None  # of a special strategy: the operator's own line
+    regathered: frozenset[int] = frozenset()  # operands that are weights which backward gathers again, or show them
 
     @property
     def local(self) -> Local:

@@ -1,9 +1,9 @@
 """GPipe: all micro-batches forward, then all backward, with recomputation in every stage (Huang et al., NeurIPS'19).
 
-    0 | F0 F1 F2 F3 R3 .. .. .. .. .. .. B3 R2 B2 R1 B1 R0 B0
-    1 | .. F0 F1 F2 F3 R3 .. .. .. .. B3 R2 B2 R1 B1 R0 B0
-    2 | .. .. F0 F1 F2 F3 R3 .. .. B3 R2 B2 R1 B1 R0 B0
-    3 | .. .. .. F0 F1 F2 F3 R3 B3 R2 B2 R1 B1 R0 B0
+0 | F0 F1 F2 F3 R3 .. .. .. .. .. .. B3 R2 B2 R1 B1 R0 B0
+1 | .. F0 F1 F2 F3 R3 .. .. .. .. B3 R2 B2 R1 B1 R0 B0
+2 | .. .. F0 F1 F2 F3 R3 .. .. B3 R2 B2 R1 B1 R0 B0
+3 | .. .. .. F0 F1 F2 F3 R3 B3 R2 B2 R1 B1 R0 B0
 """
 
 from partita import gpipe, in_order, op_assign, op_trans, recompute, split, stages

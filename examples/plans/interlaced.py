@@ -1,11 +1,11 @@
 """Interlaced pipeline: embeddings on all devices, between the stages of a 1F1B pipeline (SuperScaler, Algorithm 2).
 
-mBART's table of tokens is most of its weights and little of its work. As a stage it would fill the memory of a device
-that idles. Here all devices share it by vocabulary, and all compute it (E, and the scores with the loss, S) as barriers
-between their own stages; recomputation (R) runs while the gradient is on its way (Figures 9 and 15).
+mBART's table of tokens is most of its weights and little of its work: as a stage it would fill the memory of a device
+that idles. Here all devices share it by vocabulary. Its look-ups (E) and the scores with the loss (S), with their
+backward (e, s), are barriers between the devices' own stages; recomputation (R) runs while the gradient is on its way.
 
-    0 | E0 F0    E1 F1 ...    S0 ...         R0 B0 E0
-    1 | E0    F0 E1    F1 ... S0 ...   R0 B0       E0
+    0 | E0 F0 .. .. S0 s0 E1 F1 R0 B0 e0 S1 s1 R1 B1 e1
+    1 | E0 .. F0 R0 S0 s0 E1 B0 F1 R1 e0 S1 s1 B1 .. e1
 """
 
 from partita import in_order, interlaced, op_assign, op_trans, recompute, split, stages

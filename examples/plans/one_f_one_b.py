@@ -1,9 +1,9 @@
 """1F1B: a pipeline that alternates forward and backward, so that few activations are kept (PipeDream-Flush, DAPPLE).
 
-    0 | F0 F1 F2 F3 .. .. .. B0 .. B1 .. B2 .. B3
-    1 | .. F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3
-    2 | .. .. F0 F1 .. B0 F2 B1 F3 B2 .. B3
-    3 | .. .. .. F0 B0 F1 B1 F2 B2 F3 B3
+0 | F0 F1 F2 F3 .. .. .. B0 .. B1 .. B2 .. B3
+1 | .. F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3
+2 | .. .. F0 F1 .. B0 F2 B1 F3 B2 .. B3
+3 | .. .. .. F0 B0 F1 B1 F2 B2 F3 B3
 """
 
 from partita import in_order, one_f_one_b, op_assign, op_trans, split, stages

@@ -165,8 +165,8 @@ class Graph:
             Phase.BACKWARD: True,
             Phase.WEIGHT: op.split and any(n.op == "parameter" and n.gradient for n in sources),
             Phase.RECOMPUTE: op.group is not None,
-            Phase.OFFLOAD: op.swapped,
-            Phase.RELOAD: op.swapped,
+            Phase.OFFLOAD: op.swapped is not None,
+            Phase.RELOAD: op.swapped is not None,
         }
         if not there[phase] or (phase is not Phase.RECOMPUTE and not differentiable(self.pcg, op.node)):
             return None

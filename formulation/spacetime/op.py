@@ -66,7 +66,7 @@ class Op:
         self.number = graph.count()
         self.gone = False
         self.split = False  # of a forward operator: its backward is two operators
-        self.swapped = False  # of a forward operator: what backward needs of it waits on the host
+        self.swapped: int | None = None  # of a forward operator: the group with which what it keeps waits on the host
         self.region: Mask | None = None  # of an update, store or keep that no cuts led to
         self.group: int | None = None  # of a forward operator: the number of the group that is recomputed with it
 

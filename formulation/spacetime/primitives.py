@@ -98,17 +98,24 @@ def recompute(ops: Ops) -> None:
     graph = group[0].graph
     graph.groups += 1
     for op in _forward(group, "recomputed"):
-        if op.swapped:
+        if op.swapped is not None:
             raise PartitaError(f"{op.name} is swapped: what backward needs of it is on the host, not computed again")
         op.group = graph.groups
 
 
 def swap(ops: Ops) -> None:
-    """Keep what backward needs of forward operators on the host, from forward until shortly before backward."""
-    for op in _forward(listed(ops), "swapped"):
+    """Keep what backward needs of forward operators on the host, from forward until shortly before backward.
+
+    The operators of one call are a group: what they keep goes together, and comes back together.
+    """
+    group = listed(ops)
+    if not group:
+        return
+    group[0].graph.groups += 1
+    for op in _forward(group, "swapped"):
         if op.group is not None:
             raise PartitaError(f"{op.name} is recomputed: nothing of it is kept that could be swapped")
-        op.swapped = True
+        op.swapped = op.graph.groups
 
 
 def split_backward(ops: Ops) -> None:
