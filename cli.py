@@ -222,20 +222,9 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="With --pcg: one JSON object.")] = False,
 ) -> None:
     """Print a plan: what is split how, what it costs, what moves."""
-    from .codegen.spacetime.kept import is_space_time
+    from .codegen.show import show as describe
 
     with words_to_stderr():
-        if is_space_time(folder):
-            from .codegen.spacetime.kept import show as show_kept
-
-            if html is not None or pcg or as_json:
-                raise PartitaError(
-                    f"{folder} holds a space-time plan, which has a program and a --trace, no page or PCG"
-                )
-            print(show_kept(folder, trace))
-            return
-        from .codegen.show import show as describe
-
         text = describe(folder, html=html, trace=trace)
         if pcg or as_json:
             from .codegen.show import show_graph

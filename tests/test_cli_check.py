@@ -50,7 +50,9 @@ def test_a_plan_is_kept_verified_and_shown(partita: Run, file: Path, tmp_path: P
     assert "2 devices" in out
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     code, _, err = partita("show", tmp_path / "kept", "--pcg")
-    assert (code, "no page or PCG" in err) == (2, True)
+    assert (code, "no PCG" in err) == (2, True)
+    code, _, err = partita("show", tmp_path / "kept", "--html", tmp_path / "page.html")
+    assert (code, "no page" in err) == (2, True)
     code, _, err = partita("verify", tmp_path / "kept", "--ranks", "3")
     assert (code, "is for 2 ranks, not 3" in err) == (2, True)
 

@@ -141,6 +141,21 @@ class Blocks(Registers):
             found.append(f"{_key(weight.text)}: {place}")
         return [f"weights={{{', '.join(found)}}}"] if found else []
 
+    def _fetched_again(self, segment: Segment, code: Code) -> list[str]:
+        """The weights that backward is given again, and would not find under their names."""
+        found = []
+        lane = "".join(f", {mark('m', number)}" for _, number in segment.lane)
+        again = {(r.tensor, r.mask): r for op in segment.ops for r in self.flow.again(op)}
+        for weight in code.weights:
+            register = again.get((weight.register.tensor, weight.register.mask))
+            if register is None:
+                continue
+            name, plain = self.name(register), quoted(self.flow.pcg.nodes[register.tensor.node].name)
+            hidden = name != plain + lane and plain + lane in self.live["w"]
+            if not weight.text.endswith('"') or name not in (plain, plain + lane) or hidden:
+                found.append(f"{_key(weight.text)}: w[{name}]")
+        return [f"weights={{{', '.join(found)}}}"] if found else []
+
     def _again(self, segment: Segment, register: Register, phase: Phase) -> Register:
         """The register from which a weight is read again."""
         for op in segment.ops:
@@ -183,7 +198,7 @@ class Blocks(Registers):
         targets = [self._put_gradient(self.flow.made[leaf]) for leaf in code.values]
         split = segment.ops[0].split
         more, own = ([], []) if split else self._gradients(segment, code)
-        options = [f"[{', '.join(given)}]", *own]
+        options = [f"[{', '.join(given)}]", *own, *self._fetched_again(segment, code)]
         self._assign([*targets, *more], f"run.backward({', '.join([self._call(segment, code), *options])})", out)
         self._drop(code, out, phase, segment)
 

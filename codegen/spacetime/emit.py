@@ -116,6 +116,8 @@ def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", 
             overlapping=overlapping(program),
         )
     )
+    if not re.search(r"\bF\.", text):
+        text = text.replace("import torch.nn.functional as F\n", "")
     return _spaced(text)
 
 

@@ -23,6 +23,7 @@ from ..program.lines import Statement, Writer
 from ..program.losses import counted
 from ..program.moves import Local, Used
 from ..program.names import identifier, roles, wish
+from ..program.regathering import PRODUCTS
 from ..program.sites import Site
 from ..program.text import one_free, shape_text
 from .flow import Flow
@@ -200,7 +201,13 @@ class Segments(Writer):
             False,
             self.used,
             f"at.site_{op.of['site']}" if op.of.op == "dropout" else "",
+            regathered=self._fetched_again(op),
         )
+
+    def _fetched_again(self, op: Op) -> frozenset[int]:
+        """The operands of a product that are fetched again for backward: it keeps no copies of them."""
+        again = {register.tensor.node for register in self.flow.again(op)} if op.of.op in PRODUCTS else set()
+        return frozenset(place for place, source in enumerate(op.of.inputs) if source in again)
 
     def _axis(self, op: Op, cut: Cut) -> str:
         """The name of a cut within the function."""

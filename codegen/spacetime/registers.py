@@ -73,14 +73,14 @@ class Registers:
                 self.lane.setdefault(register, known[0] if known else ())
 
     def _stored(self) -> None:
-        """The boxes of parameters in the order in which they are counted: those that are kept here come first."""
+        """The boxes of parameters in the order in which the model counts them: those that are kept here come first."""
         for phase in (Phase.STORE, Phase.UPDATE):
-            for run in self.flow.instructions:
-                if isinstance(run, Run) and run.op.phase is phase:
-                    known, box = self.boxes.setdefault(run.op.node, []), run.op.mask(None).box
-                    if box not in known:
-                        known.append(box)
-                        self.kept[run.op.node] += phase is Phase.STORE
+            ops = [run.op for run in self.flow.instructions if isinstance(run, Run) and run.op.phase is phase]
+            for op in sorted(ops, key=lambda op: op.mask(None).box):
+                known, box = self.boxes.setdefault(op.node, []), op.mask(None).box
+                if box not in known:
+                    known.append(box)
+                    self.kept[op.node] += phase is Phase.STORE
 
     def name(self, register: Register) -> str:
         """The key of a register in its store, which is its own until it is read for the last time."""

@@ -192,15 +192,23 @@ class _Arrangement:
 
     def _joins(self, phase: Phase, place: int, results: Mapping[Register | None, Op]) -> bool:
         """Whether autograd can take the gradients between a forward run and those before it in the block."""
-        flow = self.flow
+        flow, op = self.flow, self.flow.op(place)
+        if phase is Phase.BACKWARD:
+            return not self._apart(op, set(results.values()))
         if phase not in (Phase.FORWARD, Phase.RECOMPUTE):
             return True
-        op = flow.op(place)
         return all(
             flow.inner(results[register], op, operand)
             for operand, register in flow.operands(op, phase).items()
             if register in results
         )
+
+    def _apart(self, op: Op, others: set[Op]) -> bool:
+        """Whether some of a gradient is made by others that read another copy of the value, or a part of it."""
+        flow = self.flow
+        given = flow.gradient(op)
+        made = [flow.makers[x] for x in flow.leaves(given)[0] if x in flow.makers] if given is not None else []
+        return any(o in others and flow.operands(o).get(operand) != flow.result(op) for o, operand in made)
 
     def _before(self, needs: Iterable[int], block: Sequence[int], later: list[int], steps: list[Block | int]) -> bool:
         """Do before the block what is waiting for after it, if it needs nothing of the block; whether that was so."""

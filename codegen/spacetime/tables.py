@@ -20,7 +20,7 @@ def _parts(ops: Iterable[Op]) -> Parts:
     for op in ops:
         assert op.device is not None
         ranks.setdefault(op.mask(None).box, []).append(op.device)
-    return tuple((tuple(dict.fromkeys(found)), box) for box, found in ranks.items())
+    return tuple((tuple(dict.fromkeys(found)), box) for box, found in sorted(ranks.items()))
 
 
 def places(program: Program) -> list[str]:

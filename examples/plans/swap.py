@@ -9,11 +9,10 @@ MODEL, DEVICES, BATCH = "gpt3-1.3b", 4, 8
 
 
 def plan(graph, devices):
-    found = [layer for layer in layers(graph) if layer[0].layer]
-    early = [layer[0].layer for layer in found[: len(found) // 2]]
-    for op in graph.forward:
-        for part, device in zip(op_trans(op, split("batch", len(devices))), devices):
-            op_assign(part, device)
-    for device in devices:
-        for layer in early:
-            swap(op for op in graph.forward if op.layer == layer and op.device == device)
+    names = [layer[0].layer for layer in layers(graph) if layer[0].layer]
+    for layer in layers(graph):
+        parts = [op_trans(op, split("batch", len(devices))) for op in layer]
+        for device, ops in zip(devices, zip(*parts)):  # the operators of a layer on one device
+            op_assign(ops, device)
+            if ops[0].layer in names[: len(names) // 2]:
+                swap(ops)

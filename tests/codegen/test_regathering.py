@@ -5,21 +5,28 @@ All weights are filled with one number, which tells whether what autograd keeps 
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from partita import capture, evenly, op_assign, op_trans, place, split
 from partita.codegen.choice import Choice
 from partita.codegen.plan import Plan
 from partita.codegen.program.regathering import VIEWS
+from partita.codegen.spacetime.plan import space_time
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
+from partita.codegen.verification.verify import run, trial
 from partita.codegen.verification.worker import load_program
 from partita.formulation.placement import Placement
+from partita.formulation.spacetime.graph import Graph
 from partita.formulation.strategy import rows
 from partita.model.atoms import atoms
 from partita.model.layout import B, R, S
@@ -89,13 +96,13 @@ def planned(name: str) -> Plan:
         if node.op in ("input", "parameter"):
             choices.append(Choice((), (B if node.gradient else R,)))
             if node.name == "w":
-                letters[index] = split(graph, index, of_w)
-                choices[-1] = Choice((), (split(graph, index, stored),), regather=True)
+                letters[index] = split_along(graph, index, of_w)
+                choices[-1] = Choice((), (split_along(graph, index, stored),), regather=True)
             continue
         shows_weight = node.inputs[0] in letters and node.op in VIEWS
         asked = [letters.get(i, B if graph.nodes[i].gradient else R) for i in node.inputs]
         if index == y:
-            asked[0] = split(graph, node.inputs[0], of_x)
+            asked[0] = split_along(graph, node.inputs[0], of_x)
         given = B if node.gradient else R
         legal = [row for row in rows(graph, index) if list(row.inputs[: len(asked)]) == asked and not row.special]
         row = next((row for row in legal if row.output == given and not shows_weight), legal[0])
@@ -105,7 +112,7 @@ def planned(name: str) -> Plan:
     return Plan(graph, Machine.adhoc((2,)), Placement((2,), ((2,),)), 1, tuple(choices), "float64", "sgd")
 
 
-def split(graph: PCG, index: int, dim: int | None) -> int:
+def split_along(graph: PCG, index: int, dim: int | None) -> int:
     if dim is None:
         return B if graph.nodes[index].gradient else R
     return S(atoms(graph)[index].of_dim(dim)[0])
@@ -152,3 +159,68 @@ def test_no_weight_is_kept(name: str, tmp_path: Path) -> None:
         return marked, len(again)
 
     assert run_threads(step, 2) == [(0, 1)] * 2
+
+
+def test_formatted_and_without_lint(tmp_path: Path) -> None:
+    for number, name in enumerate(CASES):
+        planned(name).emit(tmp_path / f"program{number}.py")
+    for command in (["format", "--diff"], ["check", "--select", "E,F,W,B,I"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--isolated", "--line-length", "120", tmp_path]
+        done = subprocess.run(ruff, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+class Heads(nn.Module):
+    """A matrix a head, between two uses of another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3, 4, 4))
+        self.mixed = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.mixed(torch.einsum("bhd,hde->bhe", self.mixed(x), self.w))).sum()
+
+
+def test_space_time_plans_keep_no_weight_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeRO-3: a device keeps half of the weight, and fetches the rest for forward and again for backward."""
+    module, inputs, devices = Heads(), (torch.zeros(4, 3, 4),), [0, 1]
+    graph = Graph(capture(module, inputs))
+    for op in graph.forward:
+        for part, device in zip(op_trans(op, split("batch", 2)), devices, strict=True):
+            op_assign(part, device)
+    for op in graph.optimizer:
+        place(graph, op.of.name, evenly(op, 2), devices)
+    plan = space_time(graph, optimizer="sgd")
+    path = tmp_path / "program.py"
+    plan.emit(path)
+    verdict = run([trial(path, plan.pcg, module, inputs, 2, 4, "sgd")])[0]
+    assert verdict["ok"], verdict
+
+    program, marked, names = load_program(path), list[bool](), list[str]()
+
+    class Hooks(torch.autograd.graph.saved_tensors_hooks):
+        """What hooks keep instead of a tensor, looked at."""
+
+        def __init__(self, keep: Callable[[Tensor], Any], back: Callable[[Any], Tensor]) -> None:
+            def seen(x: Tensor) -> Any:
+                kept = keep(x)
+                if isinstance(kept, tuple):
+                    names.append(kept[0])
+                else:
+                    marked.append(bool((kept == MARK).any()))
+                return kept
+
+            super().__init__(seen, back)
+
+    monkeypatch.setattr(torch.autograd.graph, "saved_tensors_hooks", Hooks)
+
+    def step(_: int) -> None:
+        mesh = program.Mesh()
+        model = program.Model(mesh)
+        state = {name: x.detach() + 1 for name, x in module.named_parameters()}
+        program.load(model, {**state, "w": torch.full((3, 4, 4), MARK)}, mesh)
+        program.train_step(model, program.make_optimizer(model, mesh), program.synthetic(0), mesh, 0)
+
+    run_threads(step, 2)
+    assert names.count("w") == 2 and marked and not any(marked)

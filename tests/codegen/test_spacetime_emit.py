@@ -212,10 +212,6 @@ def test_optimizers(optimizer: str) -> None:
     judged(zero1, optimizer=optimizer, steps=3)
 
 
-def test_on_processes() -> None:
-    judged(lambda graph: pipeline(graph, count=2), level="pool", timeout=300)
-
-
 # Text
 
 
