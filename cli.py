@@ -246,6 +246,9 @@ def check(
     machine: Annotated[str | None, typer.Option(help="A machine's name, or its YAML file.")] = None,
     nodes: Annotated[int | None, typer.Option(help="How many of the machine's nodes.")] = None,
     hierarchy: Annotated[str | None, typer.Option(help="Levels of an ad hoc machine, outermost first: 2x4.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="float32, float64; predicted, but not emitted: mixed-bfloat16, mixed-float16.")
+    ] = "float32",
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS) + ".")] = None,
     output: Annotated[
         Path | None,
@@ -257,10 +260,13 @@ def check(
     from .codegen.request import machine_for, parse_sizes
     from .codegen.spacetime.check import CheckRequest
     from .codegen.spacetime.check import check as run
+    from .model.files import check_writable
 
     levels = None if hierarchy is None else parse_sizes("--hierarchy", hierarchy)
-    where = None if machine is None and levels is None else machine_for(machine, nodes, levels)
-    request = CheckRequest(program, model, small, sequence, batch, devices, where, optimizer=optimizer)
+    where = None if machine is nodes is levels is None else machine_for(machine, nodes, levels)
+    request = CheckRequest(program, model, small, sequence, batch, devices, where, dtype, optimizer)
+    if output is not None:
+        check_writable(output)
     with words_to_stderr():
         found = run(request)
         if output is not None and found.plan is not None:

@@ -112,5 +112,5 @@ def _run(write: Write, operators: Any, devices: int, file: Path) -> None:
         write(operators, list(range(devices)))
     except PartitaError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PartitaError(failure(f"{file}: its plan failed", error, file)) from error

@@ -12,6 +12,7 @@ from ...formulation.spacetime.mask import VALUE
 from ...formulation.spacetime.op import Phase
 from ...formulation.spacetime.program import Collective, Program, Receive, Run
 from ...model.errors import PartitaError
+from ...model.operator import operator
 from ...model.pcg import PCG, SOURCES
 from ...model.sparse import sparse_tables
 from .. import defaults
@@ -33,6 +34,8 @@ from .tables import buffers, families, overlapping, places
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _GROUP = re.compile(r"⟨([\d,]+)⟩")
 _STEPS = 10
+_KEEPS_NOTHING = ("embedding", "embedding_bag", "gather", "index", "add", "sub", "cat")
+"""Operators of which autograd keeps no weight."""
 MOST_PARAMETERS = 4
 """Numbers in which devices of one function may differ."""
 
@@ -83,6 +86,7 @@ def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", 
                 "",
                 *places(program),
                 f"FROZEN = {_frozen(pcg, program)}",
+                *([f"KEPT = {_kept(pcg)}"] if _fetches(program, pcg) else []),
                 *([*buffers(pcg)] if pcg.of("buffer") else []),
                 *_values(used),
             ],
@@ -156,6 +160,23 @@ def _frozen(pcg: PCG, program: Program) -> str:
     """What has no gradient among weights and buffers."""
     trained = {run.op.node for device in program.devices for run in _runs(device) if run.op.phase is Phase.UPDATE}
     names = [pcg.nodes[i].name for op in ("parameter", "buffer") for i in pcg.of(op) if i not in trained]
+    return _set(names)
+
+
+def _kept(pcg: PCG) -> str:
+    """Weights of which autograd may keep what backward is not given again: they are read in more than products."""
+
+    def given_again(index: int, reader: int) -> bool:
+        node = pcg.nodes[reader]
+        entry = operator(node.op)
+        names = [name for name, i in zip(entry.named(node), node.inputs, strict=True) if i == index]
+        return node.op in _KEEPS_NOTHING or {*names} <= {*entry.saved}
+
+    weights = (i for i in pcg.of("parameter") if len(pcg.nodes[i].shape) > 1)
+    return _set([pcg.nodes[i].name for i in weights if not all(given_again(i, r) for r in pcg.consumers[i])])
+
+
+def _set(names: Sequence[str]) -> str:
     return f"{{{', '.join(f'{name!r}' for name in names)}}}".replace("'", '"') if names else "set()"
 
 

@@ -52,6 +52,8 @@ def writes(instruction: Instruction) -> tuple[Register, ...]:
             return tuple(register for register in instruction.writes if register is not None)
         case Accumulate():
             return (instruction.total,)
+        case Collective(source=source, target=target) if source == target:
+            return ()  # who sends a broadcast
         case Send():
             return ()
     return (instruction.target,)
@@ -236,9 +238,12 @@ class Flow:
         return [p for p in self.readers[register] if self.phase(p) is not Phase.WEIGHT]
 
     def terms(self, register: Register) -> list[Register]:
-        """What a sum is the sum of, whoever reads it."""
-        parts = [self.instructions[p] for p in self.writers[register]]
-        return [leaf for part in parts for source in reads(part) for leaf in self.leaves(source)[0]]
+        """What is added up to a register, whoever reads it; what is accumulated in place is one term."""
+        parts = [self.instructions[p] for p in self.writers.get(register, ())]
+        if not parts or not all(isinstance(part, Add) for part in parts):
+            return [register]
+        sources = [source for part in parts for source in reads(part)]
+        return [t for x in sources for t in (self.terms(x) if len(self.readers[x]) == 1 else [x])]
 
     @cached_property
     def makers(self) -> Mapping[Register, tuple[Op, int]]:

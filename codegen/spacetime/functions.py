@@ -89,7 +89,7 @@ class Segments(Writer):
         body = self.lines(results, 4, lambda texts: f"return {', '.join(texts) or '()'}")
         text = "\n".join(body)
         text = re.sub(r"\bself\.dtype\b", "at.dtype", re.sub(r"\bmesh\.device\b", "at.device", text))
-        text = re.sub(r"(dropout\(.*, )mesh, ", r"\1at, ", text)
+        text = re.sub(r"(?<=, )mesh, ", "at, ", text)  # of dropout
         parts = {self._axis(op, cut): cut for op in self.segment.ops for cut in op.cuts}
         self.code.parts = tuple((name, cut) for name, cut in parts.items() if _reads(text, name))
         self.code.body, self.code.bases = _body(text)

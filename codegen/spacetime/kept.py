@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...model.cost import optimizer_states
 from ...model.errors import PartitaError
 from ...model.files import read_json, write_atomically
 from ...model.pcg import PCG
@@ -62,6 +63,11 @@ def _kept(folder: Path) -> Mapping[str, Any]:
     for key, kind in (("summary", Mapping), ("graph", Mapping), ("model", Mapping), ("words", str), ("optimizer", str)):
         if not isinstance(found, Mapping) or not isinstance(found.get(key), kind):
             raise PartitaError(f"{folder / 'plan.json'}: {key!r} is missing or malformed")
+    if found.get("format") != FORMAT:
+        raise PartitaError(
+            f"{folder / 'plan.json'} is of format {found.get('format')}, this is for {FORMAT}: check it anew"
+        )
+    optimizer_states(found["optimizer"])
     if not isinstance(found["summary"].get("devices"), int):
         raise PartitaError(f"{folder / 'plan.json'}: its summary does not say how many devices")
     return found
@@ -71,6 +77,6 @@ def module_of(model: Mapping[str, Any]) -> tuple[nn.Module, Any]:
     """The module of a saved plan with example inputs, with weights. Raises PartitaError where it is not said how."""
     from ...model.load import load_module
 
-    if not model.get("reference"):
+    if not (model.get("reference") and isinstance(model["reference"], str)):
         raise PartitaError("the plan does not say how to build its module: give verify the module and its inputs")
     return load_module(model["reference"], small=bool(model.get("small")), sequence=model.get("sequence"), device="cpu")

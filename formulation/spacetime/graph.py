@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import Any
 
 from ...model.atoms import Atoms, atoms, dimensions
 from ...model.errors import PartitaError

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ...model.errors import PartitaError
 from ...model.layout import B, P, dual
 from ...model.pcg import PCG, Node
 from ..row import Row
@@ -79,7 +80,10 @@ class Op:
 
     @device.setter
     def device(self, rank: int) -> None:
-        assert self.forward is None, self
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+            raise PartitaError(f"a device is a rank from 0 on, not {rank!r}")
+        if self.forward is not None:
+            raise PartitaError(f"{self.name} runs where its forward operator does: assign that one")
         self._device = rank
 
     @property

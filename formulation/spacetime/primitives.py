@@ -18,7 +18,7 @@ from .graph import Graph, Order
 from .op import Cut, Op, Phase
 from .transformation import Transformation
 
-Ops: TypeAlias = "Op | Iterable[Op]"
+Ops: TypeAlias = "Op | None | Iterable[Op | None]"
 
 
 def op_trans(op: Op, transformation: Transformation) -> list[Op]:
@@ -27,6 +27,10 @@ def op_trans(op: Op, transformation: Transformation) -> list[Op]:
     Only this operator's vTensors change; what others read and write stays (§3.1). Raises PartitaError where the
     transformation does not fit: a dimension that it lacks or that the parts do not divide, a rule that is false.
     """
+    if not isinstance(op, Op):
+        raise PartitaError(f"op_trans transforms one operator, not {_shown(op)}")
+    if not hasattr(transformation, "row"):
+        raise PartitaError(f"{op.name} is transformed by split(), replicate(), ..., not by {_shown(transformation)}")
     if op.phase not in (Phase.FORWARD, Phase.UPDATE):
         raise PartitaError(f"{op.name} follows from its forward operator: transform that one")
     row, parts = transformation.row(op.graph, op.node), transformation.parts
@@ -55,13 +59,9 @@ def _check_divides(op: Op, part: Op, transformation: Transformation) -> None:
 
 def op_assign(ops: Ops, device: int) -> None:
     """Run operators on a device (a rank). Backward and recomputation follow their forward operator."""
-    if isinstance(device, bool) or not isinstance(device, int) or device < 0:
-        raise PartitaError(f"a device is a rank from 0 on, not {device!r}")
     for op in listed(ops):
         if op.gone:
             raise PartitaError(f"{op.name} was transformed: assign its parts")
-        if op.forward is not None:
-            raise PartitaError(f"{op.name} runs where its forward operator does: assign that one")
         op.device = device
 
 
@@ -76,6 +76,8 @@ def op_order(first: Ops, second: Ops) -> None:
     for op in (*a, *b):
         if op.replaced:
             raise PartitaError(f"{op.name} was transformed: order its parts")
+        if op.graph is not a[0].graph:
+            raise PartitaError(f"{a[0].name} and {op.name} are of different graphs: a plan is of one")
     update = next((op for op in a if op.phase is Phase.UPDATE), None)
     forward = next((op for op in b if op.phase is Phase.FORWARD), None)
     if update is not None and forward is not None:
@@ -150,9 +152,16 @@ def place(graph: Graph, name: str, transformation: Transformation | None, device
 
 def listed(ops: Ops) -> tuple[Op, ...]:
     """One operator, or several, as a tuple; what a forward operator lacks (a backward) may be None among them."""
-    if isinstance(ops, Op):
-        return (ops,)
-    return tuple(op for op in ops if op is not None)
+    found = (ops,) if ops is None or isinstance(ops, Op) or not isinstance(ops, Iterable) else tuple(ops)
+    for op in found:
+        if op is not None and not isinstance(op, Op):
+            raise PartitaError(f"an operator of the graph, or several, are needed, not {_shown(op)}")
+    return tuple(op for op in found if op is not None)
+
+
+def _shown(found: object) -> str:
+    """What is not what it should be, short enough for a message."""
+    return type(found).__name__ if isinstance(found, (list, tuple)) else repr(found)
 
 
 def _forward(ops: Sequence[Op], what: str) -> Sequence[Op]:

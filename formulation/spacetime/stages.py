@@ -82,9 +82,15 @@ def in_order(orders: Orders, tasks: TasksOf | Sequence[Iterable[Op]], label: str
     """Every device runs its slots one after another, all of one before all of the next that it has a part in.
 
     `tasks` gives the operators of a slot, on however many devices; or it is the stages, whose micro-batches the
-    transformation `label` made. Between devices nothing is ordered: there the data decide.
+    transformation `label` made. Between devices nothing is ordered: there the data decide. Raises PartitaError for an
+    order of other stages or micro-batches than there are.
     """
-    found = tasks if callable(tasks) else slots(tasks, label)
+    if callable(tasks):
+        found = tasks
+    else:
+        groups = [list(ops) for ops in tasks]
+        _check_named(orders, groups, label)
+        found = slots(groups, label)
     done: set[tuple[int | None, Slot, Slot]] = set()
     for order in orders:
         before: dict[int | None, tuple[Slot, list[Op]]] = {}
@@ -100,6 +106,23 @@ def in_order(orders: Orders, tasks: TasksOf | Sequence[Iterable[Op]], label: str
                         done.add((device, last, slot))
                         op_order(earlier, ops)
                 before[device] = slot, ops
+
+
+def _check_named(orders: Orders, groups: Sequence[Sequence[Op]], label: str) -> None:
+    """Refuse an order that leaves out operators, or names some that are not there; a group may have none."""
+    named = {(slot.stage, slot.micro) for order in orders for slot in order}
+    most = max((stage for stage, _ in named), default=-1)
+    if most >= len(groups):
+        raise PartitaError(f"the order has stages 0 to {most}, the plan {len(groups)}")
+    there = {(stage, op.coordinate(label)) for stage, ops in enumerate(groups) for op in ops}
+    for stage, micro in sorted(named ^ there):
+        if (stage, micro) in there:
+            raise PartitaError(f"the order has no micro-batch {micro} of stage {stage}, which the plan has")
+        if groups[stage]:
+            raise PartitaError(
+                f"the order has micro-batch {micro} of stage {stage}, the plan has not: say which op_trans made them, "
+                f"here those of the label {label!r}"
+            )
 
 
 def slots(groups: Sequence[Iterable[Op]], label: str = "micro") -> TasksOf:

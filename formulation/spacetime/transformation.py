@@ -154,10 +154,15 @@ def split(dim: Dim | list[Dim], parts: int, label: str = "") -> Split:
 
     Of a list each operator is split along the first that it has. Of several dims that are alike (queries and keys, rows
     and columns of pairs) it is the first of the result. `split("batch", n)` of an operator without samples (a table of
-    positions) gives every part an addend of its gradient. Raises PartitaError, when it is used, where the dimension is
-    unknown or `parts` does not divide it.
+    positions) gives every part an addend of its gradient. Raises PartitaError for what names no dimension; when it is
+    used, where the dimension is unknown or `parts` does not divide it.
     """
     dims = tuple(dim) if isinstance(dim, list) else (dim,)
+    if not dims or not all(map(_is_dim, dims)):
+        raise PartitaError(
+            f"{dim!r} is no dimension: it is 'batch', (tensor, dim), (tensor, dim, factor), the number of a dim of the "
+            "result, or an index of the operator such as 'o'; or a list of these"
+        )
     return Split(dims, _count(parts), label or " or ".join(map(_text, dims)))
 
 
@@ -183,6 +188,15 @@ def replicated(graph: Graph, node: int, addends: bool = False) -> Row:
     sources = pcg.nodes[node].inputs
     letters = tuple(B if addends and pcg.nodes[i].gradient and pcg.nodes[node].gradient else R for i in sources)
     return Row(letters, B if addends and pcg.nodes[node].gradient else R)
+
+
+def _is_dim(dim: object) -> bool:
+    if isinstance(dim, tuple):
+        return len(dim) in (2, 3) and isinstance(dim[0], str) and all(type(k) is int for k in dim[1:])
+    if isinstance(dim, str):
+        index, _, position = dim.partition(":")
+        return bool(index) and (not position or position.isdecimal())
+    return type(dim) is int
 
 
 def _count(parts: int) -> int:

@@ -39,6 +39,8 @@ def schedule(
     bytes for activations on a device. `known` orders are where the search starts, and what it is at least as good as.
     Raises PlanConflict where the tasks cannot run in any order, PartitaError for operators without device or price.
     """
+    if not seconds > 0:
+        raise PartitaError(f"a schedule is sought for a positive number of seconds, not {seconds}")
     problem = problem_of(groups, machine, label=label, room=room, dtype=dtype)
     return solve(problem, known=known, seconds=seconds)
 
