@@ -263,7 +263,7 @@ def check(
     from .model.files import check_writable
 
     levels = None if hierarchy is None else parse_sizes("--hierarchy", hierarchy)
-    where = None if machine is nodes is levels is None else machine_for(machine, nodes, levels)
+    where = None if (machine, nodes, levels) == (None, None, None) else machine_for(machine, nodes, levels)
     request = CheckRequest(program, model, small, sequence, batch, devices, where, dtype, optimizer)
     if output is not None:
         check_writable(output)

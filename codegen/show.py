@@ -17,7 +17,8 @@ from .spacetime.kept import show as show_kept
 def show(folder: Path | str, html: Path | None = None, trace: Path | None = None) -> str:
     """Explain the plan in `folder`; also write a page to `html` and a Perfetto timeline to `trace` where given.
 
-    Of a space-time plan there are words and a timeline. Raises PartitaError if there is no plan, if it is malformed, or if a file cannot be written.
+    Of a space-time plan there are words and a timeline. Raises PartitaError if there is no plan, if it is malformed, or
+    if a file cannot be written.
     """
     if is_space_time(Path(folder)):
         if html is not None:

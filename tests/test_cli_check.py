@@ -57,6 +57,14 @@ def test_a_plan_is_kept_verified_and_shown(partita: Run, file: Path, tmp_path: P
     assert (code, "is for 2 ranks, not 3" in err) == (2, True)
 
 
+def test_a_device_that_there_is_not(partita: Run, file: Path) -> None:
+    file.write_text(PIPELINE + "    op_assign(parts[1][0], 100)\n")
+    code, out, err = partita("check", file)
+    assert (code, err) == (1, "")
+    assert out.splitlines()[1].endswith("(micro 1/2) is assigned to device 100, of devices 0 to 1")
+    assert len(out.splitlines()) == 2
+
+
 def test_options_take_the_place_of_constants(partita: Run, file: Path) -> None:
     code, out, _ = partita(
         "check", file, "--devices", "3", "--batch", "6", "--hierarchy", "2x2", "--optimizer", "sgd", "--json"
@@ -88,6 +96,7 @@ def test_conflicts_are_an_answer(partita: Run, file: Path, tmp_path: Path) -> No
         ('MODEL, DEVICES = "mlp", 0\ndef plan(graph, devices): pass', "DEVICES = 0 is no positive number"),
         ('MODEL, DEVICES = "mlp", 2\ndef plan(graph, devices): return 1 / 0', "ZeroDivisionError at line 2"),
         ('MODEL, DEVICES = "mlpp", 2\ndef plan(graph, devices): pass', "no model 'mlpp'"),
+        ('MODEL, DEVICES = "mlp", 2\ndef plan(graph, devices): raise SystemExit(3)', "SystemExit at line 2"),
     ],
 )
 def test_bad_input(partita: Run, file: Path, text: str, said: str) -> None:
@@ -105,5 +114,32 @@ def test_too_few_devices_or_no_file(partita: Run, file: Path, tmp_path: Path) ->
     assert (code, "is for 4 devices" in err) == (2, True)
     code, _, err = partita("check", file, "--batch", "3")
     assert (code, "do not divide" in err) == (2, True)
-    code, _, err = partita("check", file, "--optimizer", "lion")
-    assert (code, "'lion'" in err) == (2, True)
+    for option, value, said in (
+        ("--optimizer", "lion", "'lion'"),
+        ("--dtype", "float8", "'float8'"),
+        ("--nodes", "2", "give --machine NAME"),
+        ("--output", file, "it is not a folder"),
+    ):
+        code, out, err = partita("check", file, option, value)
+        assert (code, out, said in err) == (2, "", True), err
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("format", 99, "is of format 99"),
+        ("optimizer", "lion", "'lion'"),
+        ("model", {"reference": 3}, "does not say how to build its module"),
+        ("graph", [], "'graph' is missing or malformed"),
+        ("summary", {}, "does not say how many devices"),
+    ],
+)
+def test_a_kept_plan_that_was_altered(
+    partita: Run, file: Path, tmp_path: Path, key: str, value: object, said: str
+) -> None:
+    folder = tmp_path / "kept"
+    assert partita("check", file, "-o", folder)[0] == 0
+    kept = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps(kept | {key: value}))
+    code, out, err = partita("verify", folder)
+    assert (code, out, said in err) == (2, "", True), err

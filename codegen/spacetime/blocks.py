@@ -153,7 +153,7 @@ class Blocks(Registers):
             name, plain = self.name(register), quoted(self.flow.pcg.nodes[register.tensor.node].name)
             hidden = name != plain + lane and plain + lane in self.live["w"]
             if not weight.text.endswith('"') or name not in (plain, plain + lane) or hidden:
-                found.append(f"{_key(weight.text)}: w[{name}]")
+                found.append(f"{_key(weight.text)}: {'run.model.parts' if self.is_kept(register) else 'w'}[{name}]")
         return [f"weights={{{', '.join(found)}}}"] if found else []
 
     def _again(self, segment: Segment, register: Register, phase: Phase) -> Register:
@@ -196,7 +196,7 @@ class Blocks(Registers):
                     out.add(text)
             return
         targets = [self._put_gradient(self.flow.made[leaf]) for leaf in code.values]
-        split = segment.ops[0].split
+        split = segment.ops[0].split and any(weight.gradient is not None for weight in code.weights)
         more, own = ([], []) if split else self._gradients(segment, code)
         options = [f"[{', '.join(given)}]", *own, *self._fetched_again(segment, code)]
         self._assign([*targets, *more], f"run.backward({', '.join([self._call(segment, code), *options])})", out)

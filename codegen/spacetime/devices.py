@@ -223,7 +223,8 @@ class Device(Blocks):
         shape = shape_text(self.shapes[target])
         if collective.kind == "broadcast":
             root = mark("of", collective.group[0])
-            out.add(f"{self.put(target)} = run.broadcast({source}, {shape}, {root}, {group}{self._dtype(target)})")
+            made = "" if collective.source == target else f"{self.put(target)} = "
+            out.add(f"{made}run.broadcast({source}, {shape}, {root}, {group}{self._dtype(target)})")
             return
         if collective.kind == "all_reduce" and not (self._is_weight(target) and ".take(" in source):
             source += ".clone()"  # it is in place, and autograd may need what it was

@@ -171,10 +171,7 @@ def space_time(
         machine = Machine.adhoc((count,))
     precision(dtype)  # known ones only, before any work
     optimizer_states(optimizer)
-    beyond = next((op for op in found.ops if op.device is not None and op.device >= count), None)
-    if beyond is not None:
-        raise PartitaError(f"{beyond.name} is on device {beyond.device}, but the plan's are 0 to {count - 1}")
     if count > machine.devices:
         raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")
-    program = materialize(validate(found), machine, communication=communication)
+    program = materialize(validate(found, count), machine, communication=communication)
     return SpaceTimePlan(program, machine, dtype, optimizer, model or {}, module or graph.module)

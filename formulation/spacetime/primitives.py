@@ -18,7 +18,7 @@ from .graph import Graph, Order
 from .op import Cut, Op, Phase
 from .transformation import Transformation
 
-Ops: TypeAlias = "Op | None | Iterable[Op | None]"
+Ops: TypeAlias = "Op | Iterable[Op | None] | None"
 
 
 def op_trans(op: Op, transformation: Transformation) -> list[Op]:

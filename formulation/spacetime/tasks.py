@@ -187,7 +187,7 @@ def _weights_again(op: Op, stored: dict[tuple[int, int | None], list[Box]]) -> I
     for operand, (name, source) in enumerate(zip(entry.named(op.of), op.of.inputs, strict=True)):
         if nodes[source].op == "parameter" and name in entry.saved:
             mask = op.mask(operand)
-            if not any(within(mask.box, box) for box in stored[source, op.device]):
+            if mask.partial or not any(within(mask.box, box) for box in stored[source, op.device]):
                 yield VTensor(PTensor(VALUE, source), mask)
 
 

@@ -7,18 +7,27 @@ at a stretch.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ...formulation.pipeline.orders import Orders, Slot
 from ...formulation.pipeline.problem import Edge, Problem, Room, Task
+from ...formulation.pipeline.steady import Steady
 from ...formulation.spacetime.op import Op, Phase
 from ...formulation.spacetime.order import PlanConflict
 from ...formulation.spacetime.price import Prices
 from ...formulation.spacetime.tasks import Need, Tasks, tasks
 from ...model.errors import PartitaError
 from ...model.machine import Machine
-from ..schedule.cpsat import Answer, solve
+from ..protocol import Status
+from ..schedule.bounds import makespan_bound
+from ..schedule.cpsat import Answer, fitting, solve
+from ..schedule.steady import steady
+
+MANY = 16
+"""Micro-batches that are unrolled: a schedule of more of them repeats."""
 
 _KIND = {Phase.FORWARD: "F", Phase.RECOMPUTE: "R", Phase.BACKWARD: "B", Phase.WEIGHT: "W"}
 
@@ -37,12 +46,55 @@ def schedule(
 
     `groups` are forward operators, stage by stage; the transformation `label` made their micro-batches. `room`:
     bytes for activations on a device. `known` orders are where the search starts, and what it is at least as good as.
+    More than `MANY` micro-batches that are alike are not unrolled: the schedule has a middle that repeats, with the
+    shortest period, and the bound is one that holds for any number of them (`solvers.schedule.steady`).
     Raises PlanConflict where the tasks cannot run in any order, PartitaError for operators without device or price.
     """
     if not seconds > 0:
         raise PartitaError(f"a schedule is sought for a positive number of seconds, not {seconds}")
-    problem = problem_of(groups, machine, label=label, room=room, dtype=dtype)
-    return solve(problem, known=known, seconds=seconds)
+    problem, start, given = (
+        problem_of(groups, machine, label=label, room=room, dtype=dtype),
+        time.perf_counter(),
+        [*known],
+    )
+    one = one_of(problem)
+    if one is not None and len(problem.tasks) > MANY * len(one.tasks):
+        repeating = steady(one, seconds=seconds / 2)
+        count = len(problem.tasks) // len(one.tasks)
+        if repeating.steady is not None and repeating.steady.least <= count:
+            return _long(problem, repeating.steady, count, given, time.perf_counter() - start)
+    return solve(problem, known=given, seconds=seconds - (time.perf_counter() - start))
+
+
+def one_of(problem: Problem) -> Problem | None:
+    """The problem of one micro-batch, where all are alike and none waits for another; None where they are not."""
+    by_micro: dict[int, list[int]] = defaultdict(list)
+    for i, task in enumerate(problem.tasks):
+        by_micro[task.micro].append(i)
+    alike = set()
+    for own in by_micro.values():
+        place = {i: number for number, i in enumerate(sorted(own, key=lambda i: problem.tasks[i].slot))}
+        inner = [edge for edge in problem.edges if edge.before in place or edge.after in place]
+        if not all(edge.before in place and edge.after in place for edge in inner):
+            return None
+        tasks_ = tuple(replace(problem.tasks[i], micro=0) for i in sorted(own, key=place.__getitem__))
+        alike.add((tasks_, tuple(sorted(Edge(place[e.before], place[e.after], e.lag_ns) for e in inner))))
+    if len(alike) > 1 or set(by_micro) != set(range(len(by_micro))):
+        return None
+    tasks_, edges = alike.pop()
+    return Problem(tasks_, edges, problem.capacities)
+
+
+def _long(problem: Problem, repeating: Steady, count: int, known: Sequence[Orders], seconds: float) -> Answer:
+    """The schedule of so many repetitions, or one that is known and shorter."""
+    found = [one for orders in (repeating.orders(count), *known) if (one := fitting(problem, orders)) is not None]
+    best = min(found, key=lambda one: one.makespan_ns)
+    bound = makespan_bound(problem)
+    if count > repeating.floor.beyond:
+        bound = max(bound, repeating.floor.makespan_ns(count))
+    status = Status.OPTIMAL if best.makespan_ns == bound else Status.FEASIBLE
+    words = f"repeats every {repeating.period_ns:,} ns; bound: {repeating.floor.words}"
+    return Answer(status, best, best.makespan_ns, bound, seconds, words)
 
 
 def problem_of(

@@ -14,7 +14,8 @@ def validate(tasks: Tasks, devices: int | None = None) -> Completed:
     """
     problems = list(tasks.problems)
     for op in tasks.ops:
-        if devices is not None and op.device is not None and op.device >= devices:
+        follows = op.forward is not None or op.region is not None  # where something else is: told of that
+        if devices is not None and not follows and op.device is not None and op.device >= devices:
             problems.append(f"{op.name} is assigned to device {op.device}, of devices 0 to {devices - 1}")
     if problems:
         raise PlanConflict("the plan cannot run:", problems)

@@ -160,7 +160,8 @@ def test_emitted_programs_run_as_predicted() -> None:
     assert sum(r["picked"] for r in whole) == 1 and len(whole) >= 6
     for r in result["rows"]:
         assert r["sent_mb"] == pytest.approx(r["wire_mb"], rel=0.1, abs=0.05)
-        assert r["measured_ms"] > 0.9 * r["wire_mb"] / 2 / 12.5 * 1e3  # two nodes at 12.5 MB/s
+        # Two nodes at 12.5 MB/s; a link that was idle lets a burst pass at once.
+        assert r["measured_ms"] > 0.8 * r["wire_mb"] / 2 / 12.5 * 1e3
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert text(result).splitlines()[0] == "$ partita bench network --small"
     (total,) = result["summary"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
+from partita.formulation.pipeline.orders import one_f_one_b
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.mask import Mask, meet, takes, whole
 from partita.formulation.spacetime.op import Op
@@ -18,6 +20,7 @@ from partita.formulation.spacetime.primitives import (
     split_backward,
     swap,
 )
+from partita.formulation.spacetime.stages import in_order, stages
 from partita.formulation.spacetime.tasks import Tasks, tasks
 from partita.formulation.spacetime.transformation import replicate, split, split_value, transformation
 from partita.model.errors import PartitaError
@@ -434,6 +437,52 @@ def test_operators_that_are_no_more_are_not_named() -> None:
             op_assign(part, device)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("ops", ["up", 1, ["up"], [0]])
+def test_only_operators_are_ordered_and_assigned(ops: Any) -> None:
+    up = named(Graph(mlp()))["up"]
+    for call in (lambda: op_order(up, ops), lambda: op_assign(ops, 0), lambda: recompute(ops)):
+        with pytest.raises(PartitaError, match="an operator of the graph, or several, are needed"):
+            call()
+    with pytest.raises(PartitaError, match="op_trans transforms one operator"):
+        op_trans(ops, replicate(2))
+    with pytest.raises(PartitaError, match="up forward is transformed by split"):
+        op_trans(up, ops)
+
+
+def test_what_an_operator_lacks_has_no_order_and_other_graphs_none_either() -> None:
+    graph = Graph(mlp())
+    up = named(graph)["up"]
+    op_order(up.weight, up.backward)
+    assert graph.orders == []
+    with pytest.raises(PartitaError, match="are of different graphs"):
+        op_order(up, named(Graph(mlp()))["down"])
+
+
+@pytest.mark.parametrize("dim", [None, [], 1.5, True, ("w",), ("w", "0"), (0, "w"), ("w", 0, 1, 2), "", "o:x"])
+def test_what_names_no_dimension(dim: Any) -> None:
+    with pytest.raises(PartitaError, match="is no dimension: it is 'batch'"):
+        split(dim, 2)
+
+
+def test_a_schedule_has_the_stages_and_micro_batches_of_the_plan() -> None:
+    graph = Graph(mlp())
+    for op in graph.forward:
+        for part in op_trans(op, split("batch", 2, "micro")):
+            op_assign(part, 0)
+    parts = stages(graph, 2)
+    for orders, label, said in (
+        (one_f_one_b(3, 2), "micro", "has stages 0 to 2, the plan 2"),
+        (one_f_one_b(2, 3), "micro", "has micro-batch 2 of stage 0, the plan has not"),
+        (one_f_one_b(2, 2), "other", "here those of the label 'other'"),
+        (one_f_one_b(2, 1), "micro", "has no micro-batch 1 of stage 0"),
+    ):
+        with pytest.raises(PartitaError, match=said):
+            in_order(orders, parts, label)
+    assert graph.orders == []
+    in_order(one_f_one_b(2, 2), parts)
+    assert graph.orders
+
+
 def test_what_is_computed_again_is_not_swapped() -> None:
     ops = named(Graph(mlp()))
     recompute(ops["up"])
@@ -448,6 +497,8 @@ def test_places_that_do_not_fit() -> None:
     graph = Graph(mlp())
     with pytest.raises(PartitaError, match="no parameter 'up' in the graph"):
         place(graph, "up", None, [0])
+    with pytest.raises(PartitaError, match="a device is a rank from 0 on, not -1"):
+        place(graph, "up.weight", split(0, 2), [0, -1])
     with pytest.raises(PartitaError, match=r"'up\.weight' has 2 parts and 3 devices"):
         place(graph, "up.weight", split(0, 2), [0, 1, 2])
     place(graph, "up.weight", split(0, 2), [0, 1])

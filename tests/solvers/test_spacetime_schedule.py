@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,6 +11,7 @@ import partita
 from partita import in_order, op_assign, op_trans, recompute, split, split_backward, stages
 from partita.formulation.pipeline.evaluate import evaluate
 from partita.formulation.pipeline.orders import Slot, one_f_one_b, zero_bubble
+from partita.formulation.pipeline.problem import Edge
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.op import Op
 from partita.formulation.spacetime.price import Prices
@@ -19,7 +21,8 @@ from partita.model.errors import PartitaError
 from partita.model.pcg import PCG
 from partita.model.zoo import build
 from partita.solvers.protocol import Status
-from partita.solvers.spacetime.schedule import problem_of, schedule
+from partita.solvers.schedule.bounds import makespan_bound
+from partita.solvers.spacetime.schedule import one_of, problem_of, schedule
 from partita.solvers.spacetime.validate import validate
 
 STAGES, MICROS = 2, 3
@@ -107,6 +110,36 @@ def test_the_answer_is_the_shortest_and_orders_the_plan() -> None:
     for device, slots in enumerate(answer.orders):
         forwards = [place[of[device, slot.micro]] for slot in slots if slot.kind == "F"]
         assert forwards == sorted(forwards)
+
+
+def test_many_micro_batches_repeat() -> None:
+    """Not unrolled, and as short as the bound for any number of them; the orders are complete and run."""
+    count = 24
+    graph = Graph(with_batch(captured(), count))
+    for op in graph.forward:
+        op_trans(op, split("batch", count, "micro"))
+    groups = stages(graph, STAGES)
+    for ops, device in zip(groups, range(STAGES), strict=True):
+        op_assign(ops, device)
+    problem = problem_of(groups)
+    answer = schedule(groups, seconds=20)
+    assert "repeats every" in answer.words
+    assert answer.objective_ns == evaluate(problem, answer.orders).makespan_ns
+    assert answer.bound_ns is not None
+    assert makespan_bound(problem) <= answer.bound_ns <= answer.objective_ns
+    assert answer.objective_ns <= evaluate(problem, one_f_one_b(STAGES, count)).makespan_ns
+    assert answer.status is Status.OPTIMAL
+
+
+def test_only_micro_batches_that_are_alike_repeat() -> None:
+    problem = problem_of(pipeline(apart=False)[1])
+    one = one_of(problem)
+    assert one is not None
+    assert [task.slot for task in one.tasks] == sorted(task.slot for task in problem.tasks if task.micro == 0)
+    longer = replace(problem.tasks[0], duration_ns=problem.tasks[0].duration_ns + 1)
+    assert one_of(replace(problem, tasks=(longer, *problem.tasks[1:]))) is None
+    first, other = (problem.index[Slot("F", 0, micro)] for micro in (0, 1))
+    assert one_of(replace(problem, edges=(*problem.edges, Edge(first, other)))) is None
 
 
 def test_what_cannot_be_scheduled_is_refused() -> None:
