@@ -88,6 +88,8 @@ class Blocks(Registers):
             texts.pop()
         parts = [f"{name}=({mark('m', cut.number)}, {cut.parts})" for name, cut in code.parts]
         options = [*texts, *parts, *(["swap=True"] if swapped and not recomputed else []), *given]
+        if not recomputed:
+            options += self._copied(segment, code, phase)
         call = f"run.{'compute' if recomputed else 'forward'}({', '.join([self._call(segment, code), *options])})"
         targets, loss = [], -1
         for place, result in enumerate(code.outs):
@@ -155,6 +157,11 @@ class Blocks(Registers):
             if not weight.text.endswith('"') or name not in (plain, plain + lane) or hidden:
                 found.append(f"{_key(weight.text)}: {'run.model.parts' if self.is_kept(register) else 'w'}[{name}]")
         return [f"weights={{{', '.join(found)}}}"] if found else []
+
+    def _copied(self, segment: Segment, code: Code, phase: Phase) -> list[str]:
+        """The weights that are copies out of those kept here: autograd keeps them, for nobody fetches them again."""
+        found = [w.text for w in code.weights if self.is_copied(self._again(segment, w.register, phase))]
+        return [f"copied=[{', '.join(map(_key, found))}]"] if found and self.functions.fetches else []
 
     def _again(self, segment: Segment, register: Register, phase: Phase) -> Register:
         """The register from which a weight is read again."""

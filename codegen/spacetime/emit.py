@@ -50,7 +50,7 @@ def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", 
     pcg = program.tasks.graph.pcg
     _check(program, pcg, dtype, optimizer)
     used = Used()
-    functions = Functions(used)
+    functions = Functions(used, _fetches(program, pcg))
     copies = Counter(
         run.op.mask(None).addends
         for device in program.devices
@@ -86,7 +86,7 @@ def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", 
                 "",
                 *places(program),
                 f"FROZEN = {_frozen(pcg, program)}",
-                *([f"KEPT = {_kept(pcg)}"] if _fetches(program, pcg) else []),
+                *([f"KEPT = {_kept(pcg)}"] if functions.fetches else []),
                 *([*buffers(pcg)] if pcg.of("buffer") else []),
                 *_values(used),
             ],
@@ -94,7 +94,7 @@ def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", 
             collectives=kinds,
             split=any(op.split for op in ops),
             swapped=any(op.swapped for op in ops),
-            fetches=_fetches(program, pcg),
+            fetches=functions.fetches,
             counts=counts,
             helpers=used.helpers,
             primitives=used.primitives,

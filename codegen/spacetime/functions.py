@@ -252,7 +252,12 @@ class Segments(Writer):
         return False
 
 
-_TAKEN = ("at", "dtype", "device", "step", "inputs", "counts", "run", "weighted", "lane", "site")
+# fmt: off
+_TAKEN = (  # attributes of `at`, and what its makers are called with
+    "at", "dtype", "device", "step", "inputs", "counts", "run", "weighted", "lane", "site", "self", "function", "where",
+    "values", "constants", "swap", "weights", "copied", "given", "tape", "leaves", "fetched",
+)
+# fmt: on
 
 
 def merge(flow: Flow, segment: Segment) -> dict[Register, Register]:

@@ -14,9 +14,13 @@ from .lines import Number, numbers, with_numbers, written
 
 @dataclass
 class Functions:
-    """The functions of all segments of a program: equal ones are one. `bases`: the numbers that each is called with."""
+    """The functions of all segments of a program: equal ones are one. `bases`: the numbers that each is called with.
+
+    `fetches`: whether devices take weights from others.
+    """
 
     used: Used
+    fetches: bool = False
     known: dict[object, str] = field(default_factory=dict)
     codes: dict[str, Code] = field(default_factory=dict)
     bases: dict[str, dict[str, set[int]]] = field(default_factory=dict)

@@ -145,6 +145,15 @@ class Registers:
                 return self.from_store(source)
         return None
 
+    def is_copied(self, register: Register) -> bool:
+        """Whether it is cut out of a stored parameter across a dim: that is no view of it."""
+        stored = self.from_store(register)
+        if stored is None:
+            return False
+        atoms = self.flow.graph.atoms[register.tensor.node]
+        moved = {a for a, edge in enumerate(register.mask.box) if edge != stored.mask.box[a]}
+        return any(moved & {*atoms.of_dim(dim)[1:]} for dim in range(len(atoms.dims)))
+
     def for_update(self, register: Register) -> bool:
         """Whether only an update reads a register."""
         readers = [self.flow.instructions[p] for p in self.flow.readers[register]]

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import TypeAlias
 
+from ...model.layout import P, dual
 from ...model.operator import operator
 from ...model.pcg import PCG
+from ..row import Row
 from .graph import Graph, Order
 from .mask import ALL, GRADIENT, SAVED, VALUE, Addends, Box, Mask, PTensor, VTensor, meet, takes, within
 from .op import Op, Phase, differentiable
@@ -72,6 +74,7 @@ def tasks(graph: Graph) -> Tasks:
         computing += [twin for twin in found if twin is not None]
     updates, unassigned = _updates(graph, stores, reached)
     problems += unassigned
+    problems += _updated_elsewhere(updates, stores)
     keeps = [_with_region(Op(graph, s.node, Phase.KEEP), s) for s in stores if s.of.gradient and s.node in reached]
     ops = (*stores, *computing, *updates, *keeps)
     needs: list[Need] = []
@@ -134,6 +137,17 @@ def _updates(graph: Graph, stores: Sequence[Op], reached: frozenset[int]) -> tup
         else:
             updates += [_with_region(Op(graph, op.node, Phase.UPDATE), s) for s in stores if s.node == op.node]
     return updates, problems
+
+
+def _updated_elsewhere(updates: Sequence[Op], stores: Sequence[Op]) -> Iterator[str]:
+    """Parameters are updated where they are kept: an optimizer has its states beside the weights."""
+    kept: dict[tuple[int, int | None], list[Box]] = defaultdict(list)
+    for store in stores:
+        kept[store.node, store.device].append(store.mask(None).box)
+    for op in updates:
+        mask = op.mask(None)
+        if not any(within(mask.box, box) for box in kept[op.node, op.device]):
+            yield f"{op.name} is on device {op.device}, which does not keep its {mask}: place it there (partita.place)"
 
 
 # Needs
@@ -219,9 +233,14 @@ class _Writers:
             # Who reads a share takes it of the same addends as the readers of the others: of all that are written.
             exact = {} if read.mask.partial else by_box.get(read.mask.box, {})
             whole = not _incomplete(exact)
+            if whole and all(op.device != task.device for ops in exact.values() for op in ops):
+                # What its own device keeps of a parameter needs no transfer, though it is more than what is read.
+                kept = _covering(read.mask.box, by_box).get(ALL, ())
+                own = [op for op in kept if op.phase is Phase.STORE and op.device == task.device]
+                exact = {ALL: own} if own else exact
             for cell in [read.mask.box] if whole else _cells(read.mask.box, list(by_box)):
                 writers = exact if whole else _covering(cell, by_box)
-                wrong = _incomplete(writers)
+                wrong = _incomplete(writers) or _unlike(writers, read.tensor.kind == GRADIENT, via)
                 if wrong:
                     return needs, [f"{Need(task, (), read.tensor, cell, via=via)}, {wrong}"]
                 needs += [
@@ -271,3 +290,20 @@ def _incomplete(writers: dict[Addends, list[Op]]) -> str:
             break
         at, before = stop, ops[0].name
     return "" if at == ALL[1] else "of which some addends are written by no operator"
+
+
+def _unlike(writers: dict[Addends, list[Op]], gradient: bool, via: Via) -> str:
+    """What is wrong with who writes the same addends: another way to share them out gives others under one name."""
+    for ops in writers.values():
+        ways = [_shared_out(op, gradient, via) for op in ops] if len(ops) > 1 else []
+        other = next((op for op, way in zip(ops, ways, strict=False) if way != ways[0]), None)
+        if other is not None:
+            return f"of which {ops[0].name} and {other.name} have different addends: cut replicas alike"
+    return ""
+
+
+def _shared_out(op: Op, gradient: bool, via: Via) -> list[tuple[Row, int]]:
+    """The cuts that share out the addends of what an operator writes."""
+    letters = [cut.row.output if via is None else cut.row.inputs[via[1]] for cut in op.cuts]
+    shares = (dual(letter) == P if gradient else letter == P for letter in letters)
+    return [(cut.row, cut.parts) for cut, share in zip(op.cuts, shares, strict=True) if share]

@@ -273,7 +273,7 @@ def test_updated_elsewhere() -> None:
         for op in graph.optimizer:
             op_assign(op, 1)
 
-    with pytest.raises(PartitaError, match="updated where it is kept"):
+    with pytest.raises(PartitaError, match="place it there"):
         emit(program(write))
 
 

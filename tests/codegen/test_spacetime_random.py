@@ -206,6 +206,45 @@ def test_a_legal_plan_computes_what_its_graph_says(tmp_path: Path) -> None:
     assert subprocess.run(ruff, check=False, capture_output=True, text=True).stdout == ""
 
 
+def test_a_weight_that_is_cut_across_a_dim_is_kept_for_backward(tmp_path: Path) -> None:
+    """The part is a copy of what its device keeps: backward does not get it from elsewhere."""
+    b = Builder(BATCH)
+    x = b.add("mul", b.input("x", (BATCH, WIDTH)), b.parameter("scale", (WIDTH,)), shape=(BATCH, WIDTH), name="scaled")
+    linear = b.add("linear", x, b.parameter("weight", (8, WIDTH)), shape=(BATCH, 8), name="linear")
+    heads = b.add("view", linear, shape=(BATCH, 2, 4), name="heads")
+    loss = b.add("mse_loss", heads, b.input("target", (BATCH, 2, 4)), shape=(), name="loss", reduction="mean")
+    graph = Graph(b.build(loss))
+    for op in graph.forward:
+        parts = op_trans(op, split("o:1", 2, "shard")) if op.node == linear else [op]
+        for number, part in enumerate(parts):
+            op_assign(part, number)
+    place(graph, "weight", None, [0])
+    source = holds(space_time(graph, MACHINES[0], devices=2, optimizer="sgd"), tmp_path)
+    assert 'copied=["weight"]' in source
+
+
+def test_a_weight_is_read_from_what_its_own_device_keeps(tmp_path: Path) -> None:
+    """Device 1 keeps the part that device 0 has within a larger one: nothing of it is fetched."""
+    b = Builder(BATCH)
+    x = b.add("mul", b.input("x", (BATCH, WIDTH)), b.parameter("scale", (WIDTH,)), shape=(BATCH, WIDTH), name="scaled")
+    linear = b.add("linear", x, b.parameter("weight", (8, WIDTH)), shape=(BATCH, 8), name="linear")
+    loss = b.add("mse_loss", linear, b.input("target", (BATCH, 8)), shape=(), name="loss", reduction="mean")
+    graph = Graph(b.build(loss))
+    for op in graph.forward:
+        op_assign(op, 0)
+    _, second = op_trans(graph.parts(linear)[0], split("batch", 2, "micro"))
+    _, last = op_trans(second, split("o", 2, "shard"))
+    op_assign(op_trans(last, replicate(2))[1], 1)
+    for op in graph.forward:
+        if op.device is None:
+            op_assign(op, 0)
+    plan = space_time(graph, MACHINES[0], devices=2, optimizer="sgd")
+    for need in plan.program.tasks.needs:
+        if need.producers[0].phase is Phase.STORE:
+            assert need.task.device in {op.device for op in need.producers}
+    holds(plan, tmp_path)
+
+
 def corrupted(graph: Graph, orders: Orders, devices: int, rng: random.Random) -> None:
     """One thing wrong: an order, or an operator's device, or a part that is missing or there twice."""
     op = rng.choice(graph.forward)

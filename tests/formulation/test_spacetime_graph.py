@@ -359,6 +359,29 @@ def test_overlapping_addends() -> None:
     ) in tasks(graph).problems
 
 
+def test_replicas_that_share_out_addends_in_other_ways() -> None:
+    """Half of the samples' gradient is not half of every sample's, though both are called the first of two addends."""
+    graph = Graph(mlp())
+    first, second = op_trans(named(graph)["down"], replicate(2, label="copy"))
+    op_trans(first, split("batch", 2))
+    op_trans(second, replicate(2, addends=True))
+    op_assign(graph.forward, 0)
+    (problem,) = (text for text in tasks(graph).problems if text.startswith("down.weight"))
+    assert problem.endswith(
+        "of which down backward (copy 1/2, batch 1/2) and down backward (copy 2/2, replica 1/2) have different "
+        "addends: cut replicas alike"
+    )
+
+
+def test_updated_where_it_is_not_kept() -> None:
+    graph = Graph(mlp())
+    op_assign(graph.forward, 0)
+    op_assign(graph.optimizer, 1)
+    assert tasks(graph).problems[0] == (
+        "up.weight update is on device 1, which does not keep its [0:6, 0:4]: place it there (partita.place)"
+    )
+
+
 def test_a_tensor_of_which_a_part_is_not_made() -> None:
     graph = Graph(mlp())
     ops = named(graph)

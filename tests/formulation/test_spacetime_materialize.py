@@ -479,12 +479,17 @@ def whatever(pcg: PCG, rng: random.Random) -> Graph:
             split_backward(ops)
         if rng.random() < 0.3:
             rng.choice([recompute, swap])(ops)
+    updated = []
     for op in graph.optimizer:
         if rng.random() < 0.5:
-            for part in op_trans(op, rng.choice([split(0, 2), split(1, 2), replicate(2), split(0, 4)])):
-                op_assign(part, rng.randrange(devices))
+            chosen = rng.choice([split(0, 2), split(1, 2), replicate(2), split(0, 4)])
+            where = [rng.randrange(devices) for _ in range(chosen.parts)]
+            for part, device in zip(op_trans(op, chosen), where, strict=True):
+                op_assign(part, device)
+            place(graph, op.of.name, chosen, where)  # for it is updated where it is kept
+            updated.append(op.of.name)
     for name in names:
-        if rng.random() < 0.3:
+        if name not in updated and rng.random() < 0.3:
             count = rng.choice([1, 2, 4])
             where = [rng.randrange(devices) for _ in range(count)]
             place(graph, name, split(rng.randrange(2), count) if count > 1 else None, where)
