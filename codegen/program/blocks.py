@@ -7,68 +7,54 @@ read from outside is the same for all. A model that runs a list several times (r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from ...model.layout import Layout
 from ...model.operators.loss import LOSSES
 from ...model.pcg import SOURCES
+from ...model.segments import NUMBER, Entries, list_above, lists, with_glue
 from .names import is_literal
 from .units import Chain, Looks, Unit, again, entry_name, signature, steady
 
 if TYPE_CHECKING:
     from ..plan import Plan
 
-Entries: TypeAlias = Mapping[int, Sequence[int]]
-"""Number in a list -> the nodes below that entry."""
-
-_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 PERIODS = (1, 2, 3, 4)
 
 
 def chains(plan: Plan, looks: Looks) -> tuple[Chain, ...]:
     """The loops of a plan's program, in the order of the model."""
-    lists: dict[str, dict[int, list[int]]] = {}
-    for index, node in enumerate(plan.graph.nodes):
-        if node.op in SOURCES or is_literal(plan, index):
-            continue
-        for match in _NUMBER.finditer(node.path):
-            lists.setdefault(node.path[: match.start()], {}).setdefault(int(match[1]), []).append(index)
+    nodes = enumerate(plan.graph.nodes)
+    known = lists(plan.graph, [i for i, node in nodes if node.op not in SOURCES and not is_literal(plan, i)])
     # What runs beside something else is written by itself.
     apart = {m for i, c in enumerate(plan.choices) if c.beside or c.joins for m in _prefixes(plan.graph.nodes[i].path)}
-    lists = {prefix: entries for prefix, entries in lists.items() if prefix not in apart}
-    above = {prefix: _list_above(prefix, lists) for prefix in lists}
+    known = {prefix: entries for prefix, entries in known.items() if prefix not in apart}
+    above = {prefix: list_above(prefix, known) for prefix in known}
     found: list[Chain] = []
-    for prefix in lists:
+    for prefix in known:
         if above[prefix] is None:
-            found += _of_lists(plan, prefix, lists, above, looks)
+            found += _of_lists(plan, prefix, known, above, looks)
     return tuple(sorted(found, key=lambda chain: chain.units[0].nodes[0]))
 
 
 def _prefixes(path: str) -> list[str]:
     """The lists that a node is below."""
-    return [path[: match.start()] for match in _NUMBER.finditer(path)]
-
-
-def _list_above(prefix: str, lists: Mapping[str, object]) -> str | None:
-    """The innermost list of whose entries a list is part: `stages` of `stages.0.blocks`."""
-    places = [match.start() for match in _NUMBER.finditer(prefix)]
-    return next((prefix[:place] for place in reversed(places) if prefix[:place] in lists), None)
+    return [path[: match.start()] for match in NUMBER.finditer(path)]
 
 
 def _of_lists(
     plan: Plan,
     prefix: str,
-    lists: Mapping[str, Entries],
+    known: Mapping[str, Entries],
     above: Mapping[str, str | None],
     looks: Looks,
 ) -> list[Chain]:
     """The loops over a list, and over lists inside of it where its own do not reach; or only the latter, if better."""
-    outer = _of_list(plan, prefix, lists[prefix], looks)
-    inner = [c for below in lists if above[below] == prefix for c in _of_lists(plan, below, lists, above, looks)]
+    outer = _of_list(plan, prefix, known[prefix], looks)
+    inner = [c for below in known if above[below] == prefix for c in _of_lists(plan, below, known, above, looks)]
     covered = {i for chain in outer for i in chain.nodes}
     kept = [chain for chain in inner if covered.isdisjoint(chain.nodes)]
     return inner if _gain(inner) > 1.2 * _gain(outer + kept) else outer + kept
@@ -76,7 +62,7 @@ def _of_lists(
 
 def _of_list(plan: Plan, prefix: str, entries: Entries, looks: Looks) -> list[Chain]:
     """The loops over one list, with the period that saves most."""
-    passes = [_with_glue(plan, prefix, one) for one in _passes(plan, entries)]
+    passes = [with_glue(plan.graph, prefix, one) for one in _passes(plan, entries)]
     best: list[Chain] = []
     for period in PERIODS:
         made = _of_period(plan, prefix, passes, period, looks)
@@ -115,27 +101,6 @@ def _passes(plan: Plan, entries: Entries) -> list[Entries]:
 def _weights_read(plan: Plan, nodes: Sequence[int]) -> set[int]:
     graph = plan.graph
     return {i for n in nodes for i in graph.nodes[n].inputs if graph.nodes[i].op in ("parameter", "buffer")}
-
-
-def _with_glue(plan: Plan, prefix: str, entries: Entries) -> Entries:
-    """What the loop itself computes between two entries (an activation, a residual sum) belongs to the former."""
-    graph = plan.graph
-    result = {number: list(nodes) for number, nodes in entries.items()}
-    for number, nodes in sorted(result.items()):
-        following = set(result.get(number + 1, ()))
-        grown = bool(following)
-        while grown:
-            inside = set(nodes)
-            known = inside | {i for n in nodes for i in graph.nodes[n].inputs}
-            readers = {c for n in nodes for c in graph.consumers[n]} - inside - following
-            glue = [
-                c
-                for c in sorted(readers)
-                if set(graph.nodes[c].inputs) <= known and graph.consumers[c] and prefix.startswith(graph.nodes[c].path)
-            ]
-            grown = bool(glue)
-            nodes += glue[:1]
-    return result
 
 
 def _of_period(plan: Plan, prefix: str, passes: Sequence[Entries], period: int, looks: Looks) -> list[Chain]:
