@@ -15,6 +15,7 @@ from ..model.cost import precision
 from ..model.errors import PartitaError
 from ..model.layout import B, Layout, R, S, atom_of, is_split, splittable
 from ..model.pcg import SOURCES
+from ..model.segments import MODES, segments
 from ..model.sparse import check_optimizer, sparse_tables
 from ..model.updates import updated
 from .beside import bundles
@@ -77,6 +78,19 @@ def check(plan: Plan) -> None:
         elif choice.at:
             raise PartitaError(f"node {node.name!r} is no parameter: pieces do not apply")
     _check_sparse(plan)
+    _check_recompute(plan)
+
+
+def _check_recompute(plan: Plan) -> None:
+    """Raise PartitaError unless what is computed again are segments, of which no part is at one coordinate only."""
+    known = {segment.name: segment.nodes for segment in segments(plan.graph)} if plan.recompute else {}
+    for name, mode in plan.recompute.items():
+        if name not in known:
+            raise PartitaError(f"{name!r} is no segment to compute again; there are: {', '.join(known) or 'none'}")
+        if mode not in MODES[1:]:
+            raise PartitaError(f"segment {name!r}: recomputation {mode!r:.40} is none of {', '.join(MODES[1:])}")
+        if any(plan.choices[i].beside or plan.choices[i].joins for i in known[name]):
+            raise PartitaError(f"segment {name!r} has branches side by side, and cannot be computed again")
 
 
 def _check_bundles(plan: Plan) -> dict[int, Bundle]:

@@ -36,7 +36,8 @@ class Plan:
 
     `model` says how to build the module again: reference, small, sequence, batch. `report` holds what the search found:
     status, objective_ns, bound_ns, gap, seconds, memory_bytes, capacity_bytes, space, unsplit_flops. `module` is the
-    module that was planned, with its example inputs, where the plan was made from one; it is not saved.
+    module that was planned, with its example inputs, where the plan was made from one; it is not saved. `recompute`
+    names the segments (`model.segments`) whose forward runs once more before their backward: `full` or `selective`.
     """
 
     graph: PCG
@@ -49,6 +50,7 @@ class Plan:
     model: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
+    recompute: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check(self)
@@ -182,6 +184,7 @@ class Plan:
             "machine": self.machine.to_json(),
             "placement": [list(row) for row in self.placement.matrix],
             "choices": {node.name: choice_json(self, index, known) for index, node in enumerate(self.graph.nodes)},
+            **({"recompute": dict(self.recompute)} if self.recompute else {}),
             "report": self.report,
             "graph": self.graph.to_json(),
         }
@@ -211,8 +214,9 @@ class Plan:
                 choices.append(read_choice(graph, index, chosen[node.name]))
             where = "the plan"
             model, report = data["model"], data["report"]
-            if not isinstance(model, Mapping) or not isinstance(report, Mapping):
-                raise ValueError("model and report are not objects")
+            recompute = data.get("recompute", {})
+            if not all(isinstance(part, Mapping) for part in (model, report, recompute)):
+                raise ValueError("model, report and recompute are not all objects")
             return cls(
                 graph,
                 machine,
@@ -223,6 +227,7 @@ class Plan:
                 str(data["optimizer"]),
                 dict(model),
                 _report(report),
+                recompute=dict(recompute),
             )
         except PartitaError:
             raise

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,16 @@ def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
         assert again == plan
         assert again.emit() == plan.emit()
     assert (tmp_path / "folder" / "program.py").read_text() == plan.emit()
+
+
+def test_what_is_computed_again_is_read_again() -> None:
+    """The file names segments only where there are some, and only those that the model has."""
+    plan = replace(example(), recompute={"layers.0": "full", "layers.2": "selective"})
+    assert Plan.from_json(plan.to_json()) == plan != example()
+    assert "recompute" not in example().to_json()
+    for wrong, words in (({"layers.3": "full"}, "layers.0, layers.1"), ({"layers.0": "none"}, "none of full")):
+        with pytest.raises(PartitaError, match=words):
+            Plan.from_json(plan.to_json() | {"recompute": wrong})
 
 
 def test_a_plan_of_single_samples_is_read_again(tmp_path: Path) -> None:
