@@ -38,6 +38,7 @@ class Plan:
     status, objective_ns, bound_ns, gap, seconds, memory_bytes, capacity_bytes, space, unsplit_flops. `module` is the
     module that was planned, with its example inputs, where the plan was made from one; it is not saved. `recompute`
     names the segments (`model.segments`) whose forward runs once more before their backward: `full` or `selective`.
+    `names` are those of the axes, where more than this plan decides what they are called; not saved either.
     """
 
     graph: PCG
@@ -51,6 +52,7 @@ class Plan:
     report: dict[str, Any] = field(default_factory=dict)
     module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
     recompute: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check(self)
@@ -69,7 +71,7 @@ class Plan:
         """A name for every mesh axis, by what it mostly splits: data, tensor, sequence."""
         from .program.names import axis_names
 
-        return axis_names(self)
+        return self.names or axis_names(self)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:

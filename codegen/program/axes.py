@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...formulation.placement import Placement
 from ...formulation.reduction.program import Program, Reduction, Step
 from ...formulation.reduction.schedule import Schedule, schedule
 from ...formulation.reduction.statuses import KINDS, transposes
@@ -56,20 +57,24 @@ def joint_name(plan: Plan, axes: Sequence[int]) -> str:
     return "_".join(plan.axes[a] for a in axes)
 
 
-def groups(plan: Plan) -> tuple[Group, ...]:
-    """All axes of a plan, then the joint ones over which gradients are summed, each with its programs."""
+def groups(*plans: Plan) -> tuple[Group, ...]:
+    """All axes of a plan, then the joint ones over which gradients are summed, each with its programs.
+
+    Several plans are the stages of a pipeline: their mesh is the same, and what the axes are called.
+    """
     kinds = {action.value: kind for kind, action in ACTIONS.items()}
-    used: dict[tuple[int, ...], set[str]] = {(a,): set() for a in range(len(plan.axes))}
-    sizes = plan.placement.sizes
-    for index in plan.graph.of("parameter"):
-        axes = summed_over(plan, index)
-        if axes and plan.graph.nodes[index].gradient:
-            used.setdefault(axes, set())
-    for item in priced(plan).items:
-        axes = tuple(a for a in item.axes if sizes[a] > 1)
-        if item.kind in kinds and axes:
-            used.setdefault(axes, set()).add(kinds[item.kind])
-    return tuple(_group(plan, axes, found) for axes, found in used.items())
+    used: dict[tuple[int, ...], set[str]] = {(a,): set() for a in range(len(plans[0].axes))}
+    sizes = plans[0].placement.sizes
+    for plan in plans:
+        for index in plan.graph.of("parameter"):
+            axes = summed_over(plan, index)
+            if axes and plan.graph.nodes[index].gradient:
+                used.setdefault(axes, set())
+        for item in priced(plan).items:
+            axes = tuple(a for a in item.axes if sizes[a] > 1)
+            if item.kind in kinds and axes:
+                used.setdefault(axes, set()).add(kinds[item.kind])
+    return tuple(_group(plans[0], axes, found) for axes, found in used.items())
 
 
 def _group(plan: Plan, axes: tuple[int, ...], used: set[str]) -> Group:
@@ -150,16 +155,16 @@ def disordered(found: Sequence[Group]) -> bool:
     )
 
 
-def mesh_lines(plan: Plan, found: Sequence[Group]) -> list[str]:
+def mesh_lines(placement: Placement, names: Sequence[str], found: Sequence[Group]) -> list[str]:
     """The array of all ranks with one dimension per axis, and from it every axis; joint axes from all ranks.
 
     The lines are as wide as fits behind an indentation of 8.
     """
-    matrix, levels = plan.placement.matrix, len(plan.placement.hierarchy)
+    matrix, levels = placement.matrix, len(placement.hierarchy)
     digits = [(level, axis) for level in range(levels) for axis in range(len(matrix)) if matrix[axis][level] > 1]
     factors = shape_text(matrix[axis][level] for level, axis in digits)
     order = sorted(range(len(digits)), key=lambda i: (digits[i][1], digits[i][0]))
-    shape = ", ".join(a.upper() for a in plan.axes)
+    shape = ", ".join(a.upper() for a in names)
     numbers = f"numbers = torch.arange(RANKS).reshape({shape})"
     if order != list(range(len(digits))):
         numbers = f"numbers = torch.arange(RANKS).reshape{factors}.permute{shape_text(order)}.reshape({shape})"

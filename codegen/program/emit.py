@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...formulation.special import special_strategy
 from ...formulation.weights import BUCKET_BYTES
@@ -16,7 +18,7 @@ from ..describe import docstring, mesh_sentence
 from ..plan import Plan
 from ..spread import loads_text, spread_axis
 from ..templates import FOLDER, environment
-from .axes import all_steps, disordered, mesh_lines, summed_over, table
+from .axes import Group, all_steps, disordered, mesh_lines, summed_over, table
 from .data import sample_lines, synthetic_lines
 from .modules import Modules, argument_name
 from .moves import Local, Used
@@ -35,86 +37,102 @@ def emit(plan: Plan) -> str:
     used = Used()
     modules = Modules(plan, used)
     model = modules.text()
-    shares, synthetic = _shares(plan, used), synthetic_lines(plan.graph, plan.batch, used)
-    weights = [(n, c) for n, c in zip(plan.graph.nodes, plan.choices, strict=True) if n.op in ("parameter", "buffer")]
-    synchronized = [_synchronized(plan, i) for i in _trained(plan)]
+    shares, synthetic = share_lines(plan, used), synthetic_lines(plan.graph, plan.batch, used)
+    cutting = any("cut(" in line for line in shares)
+    loss, sizes = plan.choices[plan.graph.loss].output, plan.placement.sizes
+    return rendered(
+        common((plan,), [modules], used, plan.groups, cutting)
+        | {
+            "docstring": docstring(plan),
+            "constants": constants(plan, plan.axes, sizes) + named_values((plan,), used, plan.groups),
+            "mesh_doc": mesh_sentence(plan),
+            "mesh_lines": mesh_lines(plan.placement, plan.axes, plan.groups),
+            "per_node": plan.placement.hierarchy[-1],
+            "pipeline": None,
+            "modules": model,
+            "aliases": plan.graph.aliases,
+            "reduction": plan.graph.nodes[plan.graph.loss].get("reduction", "mean") if modules.divisors else "whole",
+            "shares": shares,
+            "divisors": modules.divisors,
+            "loss_axes": [a for a, x, n in zip(plan.axes, loss, sizes, strict=True) if x == P and n > 1],
+            "synthetic": synthetic,
+            "samples": sample_lines(plan.graph, plan.batch),
+        }
+    )
+
+
+def common(
+    plans: Sequence[Plan], modules: Sequence[Modules], used: Used, groups: Sequence[Group], cutting: bool
+) -> dict[str, Any]:
+    """What the templates are told of a plan, or of all stages of a pipeline; `cutting`: whether inputs are cut."""
+    plan = plans[0]
+    weights = [
+        (n, c) for p in plans for n, c in zip(p.graph.nodes, p.choices, strict=True) if n.op in ("parameter", "buffer")
+    ]
+    synchronized = {_synchronized(p, i) for p in plans for i in _trained(p)}
     sharded, alone, reduced = (kind in synchronized for kind in ("sharded", "alone", "reduced"))
-    joined = modules.joins
+    joined = max(m.joins for m in modules)
     cut = bool(joined) or any(is_split(x) for _, c in weights for x in c.output)
     cut = cut or used.placed
-    if cut or sharded or "positions" in used.helpers or "pad" in used.primitives or any("cut(" in x for x in shares):
+    if cut or sharded or cutting or "positions" in used.helpers or "pad" in used.primitives:
         used.primitives |= {"cut"}
     if cut or sharded:
         used.primitives |= {"gather"}
     if sharded:
         used.primitives |= {"scatter_sum"}
-    programs = table(plan.groups)
+    programs = table(groups)
     if programs and (reduced or "all_reduce" in used.primitives):
         used.primitives |= {"add_up"}
     kinds = {"gather": "all_gather", "scatter_sum": "reduce_scatter", "add_up": "all_reduce"}
-    steps = all_steps(plan.groups)
+    steps = all_steps(groups)
     collectives = {kind for name, kind in kinds.items() if name in used.primitives}
     collectives |= {step.collective.value for step in steps}
-    loss, spread = plan.choices[plan.graph.loss].output, _spread(plan)
-    sizes = plan.placement.sizes
-    program = (
-        environment()
-        .get_template("program.jinja")
-        .render(
-            docstring=docstring(plan),
-            imports=_imports(used),
-            constants=[*_constants(plan), *programs, *_values(used), *spread],
-            programs=bool(programs),
-            collectives=collectives,
-            resting=any(step.zero for step in steps),
-            disordered=disordered(plan.groups),
-            uneven=used.uneven or _uneven_weights(plan),
-            mesh_doc=mesh_sentence(plan),
-            mesh_lines=mesh_lines(plan, plan.groups),
-            per_node=plan.placement.hierarchy[-1],
-            micro=plan.micro_batches > 1,
-            stepped="dropout" in used.helpers,
-            primitives=used.primitives,
-            moves=[move.code(used.uneven or _uneven_weights(plan)) for _, move in sorted(used.moves.items())],
-            helpers=used.helpers,
-            specials=[special_strategy(name).source for name in sorted(used.specials)],
-            random_bits=_counters("mix", "mix_", "random_bits"),
-            dropped=_counters("dropped"),
-            modules=model,
-            mixed=plan.dtype.startswith("mixed"),
-            cut=cut,
-            placed=used.placed,
-            joined=joined,
-            strided=modules.strided,
-            spread=bool(spread),
-            sharded=sharded,
-            all_sharded=modules.all_sharded and sharded,
-            alone=alone,
-            reduced=reduced,
-            frozen=any(n.op in ("parameter", "buffer") and not n.gradient for n, _ in weights),
-            factors=modules.factors,
-            running=bool(updated(plan.graph)),
-            sparse=bool(sparse_tables(plan.graph)),
-            aliases=plan.graph.aliases,
-            optimizer_doc=f"{_OPTIMIZERS[plan.optimizer][0]} over this rank's part of the weights.",
-            optimizer_call=_OPTIMIZERS[plan.optimizer][1],
-            min_factor=defaults.MIN_FACTOR,
-            lr=defaults.LEARNING_RATE,
-            weight_decay=defaults.WEIGHT_DECAY[plan.optimizer],
-            clip=defaults.CLIP_NORM,
-            warmup=defaults.WARMUP_STEPS,
-            total=defaults.TOTAL_STEPS,
-            loss_scale=plan.dtype == "mixed-float16",
-            reduction=plan.graph.nodes[plan.graph.loss].get("reduction", "mean") if modules.divisors else "whole",
-            regather="regathered" in used.helpers,
-            shares=shares,
-            divisors=modules.divisors,
-            loss_axes=[a for a, x, n in zip(plan.axes, loss, sizes, strict=True) if x == P and n > 1],
-            synthetic=synthetic,
-            samples=sample_lines(plan.graph, plan.batch),
-        )
-    )
-    return _spaced(program)
+    uneven = used.uneven or any(map(_uneven_weights, plans))
+    return {
+        "imports": _imports(used),
+        "programs": bool(programs),
+        "collectives": collectives,
+        "resting": any(step.zero for step in steps),
+        "disordered": disordered(groups),
+        "uneven": uneven,
+        "micro": plan.micro_batches > 1,
+        "stepped": "dropout" in used.helpers,
+        "primitives": used.primitives,
+        "moves": [move.code(uneven) for _, move in sorted(used.moves.items())],
+        "helpers": used.helpers,
+        "specials": [special_strategy(name).source for name in sorted(used.specials)],
+        "random_bits": _counters("mix", "mix_", "random_bits"),
+        "dropped": _counters("dropped"),
+        "mixed": plan.dtype.startswith("mixed"),
+        "cut": cut,
+        "placed": used.placed,
+        "joined": joined,
+        "strided": any(m.strided for m in modules),
+        "spread": any(map(_spread, plans)),
+        "sharded": sharded,
+        "all_sharded": all(m.all_sharded for m in modules) and sharded,
+        "alone": alone,
+        "reduced": reduced,
+        "frozen": any(n.op in ("parameter", "buffer") and not n.gradient for n, _ in weights),
+        "factors": any(m.factors for m in modules),
+        "running": any(updated(p.graph) for p in plans),
+        "sparse": any(sparse_tables(p.graph) for p in plans),
+        "optimizer_doc": f"{_OPTIMIZERS[plan.optimizer][0]} over this rank's part of the weights.",
+        "optimizer_call": _OPTIMIZERS[plan.optimizer][1],
+        "min_factor": defaults.MIN_FACTOR,
+        "lr": defaults.LEARNING_RATE,
+        "weight_decay": defaults.WEIGHT_DECAY[plan.optimizer],
+        "clip": defaults.CLIP_NORM,
+        "warmup": defaults.WARMUP_STEPS,
+        "total": defaults.TOTAL_STEPS,
+        "loss_scale": plan.dtype == "mixed-float16",
+        "regather": "regathered" in used.helpers,
+    }
+
+
+def rendered(context: Mapping[str, Any]) -> str:
+    """The program's text."""
+    return _spaced(environment().get_template("program.jinja").render(**context))
 
 
 def _trained(plan: Plan) -> list[int]:
@@ -156,9 +174,9 @@ def _imports(used: Used) -> list[str]:
     ]
 
 
-def _constants(plan: Plan) -> list[str]:
-    names = [a.upper() for a in plan.axes]
-    sizes = plan.placement.sizes
+def constants(plan: Plan, axes: Sequence[str], sizes: Sequence[int]) -> list[str]:
+    """The program's constants: the mesh, the batch, the seed."""
+    names = [a.upper() for a in axes]
     mesh = f"{', '.join(names)} = {', '.join(map(str, sizes))}"
     return [
         f"{mesh}  # the mesh",
@@ -169,6 +187,13 @@ def _constants(plan: Plan) -> list[str]:
         'OUTPUT = os.path.splitext(__file__)[0] + ".trained.pt"  # the weights, unless the command line says where',
         f"BUCKET = {BUCKET_BYTES:_}  # bytes of one gradient message",
     ]
+
+
+def named_values(plans: Sequence[Plan], used: Used, groups: Sequence[Group]) -> list[str]:
+    """Tables on top of the program: of collectives, of long lists of numbers, of what is spread."""
+    spread = [line for plan in plans for line in _spread(plan)]
+    head = "SPREAD = {  # by coordinate: tables, each with its first column here and the one after the last"
+    return [*table(groups), *_values(used), *(["", head, *spread, "}  # fmt: skip"] if spread else [])]
 
 
 def _values(used: Used) -> list[str]:
@@ -196,8 +221,7 @@ def _spread(plan: Plan) -> list[str]:
             filled = textwrap.wrap(" ".join(own), WIDTH - 12, break_on_hyphens=False)
             lines += ["        [", *(f"            {line}" for line in filled), "        ],"]
         lines.append("    ],")
-    head = "SPREAD = {  # by coordinate: tables, each with its first column here and the one after the last"
-    return ["", head, *(line.replace("~", " ") for line in lines), "}  # fmt: skip"] if lines else []
+    return [line.replace("~", " ") for line in lines]
 
 
 def _counters(*names: str) -> str:
@@ -211,7 +235,7 @@ def _counters(*names: str) -> str:
     )
 
 
-def _shares(plan: Plan, used: Used) -> list[str]:
+def share_lines(plan: Plan, used: Used) -> list[str]:
     """One line per input: its micro-batch, then this rank's part of it."""
     lines = []
     for index in plan.graph.of("input"):

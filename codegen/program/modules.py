@@ -18,6 +18,7 @@ from .axes import joint_name, summed_over
 from .beside import Side, SideBySide, side_by_side
 from .blocks import chains
 from .body import Body
+from .classes import Classes
 from .expressions import local_shape_text
 from .lines import axes_read, reads_mesh, reserved
 from .loops import Loop, loops, results
@@ -26,7 +27,7 @@ from .micro import divided
 from .moves import Local, Used
 from .names import identifier, joins, roles, short_names
 from .text import wrap
-from .units import Looks, Unit, alike, entry_name, relative_name, site_step
+from .units import Divided, Looks, Unit, alike, entry_name, relative_name, site_step
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -41,9 +42,9 @@ def argument_name(plan: Plan, index: int) -> str:
 class Modules:
     """Writes the classes; afterwards `divisors` tells the training step what is counted before the first forward."""
 
-    def __init__(self, plan: Plan, used: Used) -> None:
+    def __init__(self, plan: Plan, used: Used, classes: Classes | None = None) -> None:
         self.plan, self.used = plan, used
-        self.micro_divided, self.loss_divided = divided(plan.graph, plan.micro_batches)
+        self.micro_divided, self.loss_divided = self._divided()
         self.divisors: list[dict[str, Any]] = []
         self.looks = Looks.of(plan, self.micro_divided)
         self.loops = loops(plan, chains(plan, self.looks))
@@ -51,26 +52,27 @@ class Modules:
         for loop in self.loops:
             self.roles |= loop.roles(plan)
         self.base = "Module" if plan.dtype.startswith("mixed") else "nn.Module"
-        # Whether ranks update shares of every weight with a dense gradient: then no weight need say so.
-        sparse = sparse_tables(plan.graph)
-        trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
-        self.all_sharded = all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
+        self.all_sharded = all_sharded(plan)
         self.joins = joins(plan.graph)
         self.factors = False  # whether a dim of some weight is given by its factors
         self.strided = False  # whether it is the dim along which a weight is joined
         self.beside = side_by_side(plan)
-        self.taken = {"Model", "Axis", "Mesh", "Move", "Module", "Bucket", "Optimizer"} | reserved()
+        self.classes = classes or Classes(self.base)
+
+    def _divided(self) -> tuple[Divided, bool]:
+        return divided(self.plan.graph, self.plan.micro_batches)
 
     def text(self) -> str:
-        plan = self.plan
-        graph = plan.graph
-        classes: list[str] = []
+        model = self.model("Model", "The whole model, of which every rank computes its part.", "mesh, dtype=DTYPE")
+        return "\n\n\n".join([*self.classes.texts(), model])
+
+    def model(self, title: str, doc: str, arguments: str) -> str:
+        """The class of all that is in no block; `arguments` are its constructor's."""
+        graph = self.plan.graph
         lists: list[str] = []
         hidden: set[int] = set()  # nodes and weights that belong to blocks
         for loop in self.loops:
-            text, built = self._chain(loop)
-            classes.append(text)
-            lists += built
+            lists += self._chain(loop)
             hidden |= loop.chain.nodes.union(*(loop.chain.weights(k) for k in range(len(loop.chain.units))))
         sources = [
             i
@@ -93,16 +95,9 @@ class Modules:
         )
         while body.waiting:
             body.loop(*body.waiting[0])
-        choice = plan.choices[graph.loss]
-        final = tuple(R if x == B else x for x in choice.given)
-        result = body.value(graph.loss, final)
-
-        def returned(texts: Sequence[str]) -> str:
-            return f"return {texts[0]}" + (f" / {plan.micro_batches}" if self.loss_divided else "")
-
-        forward = body.lines([result], 8, returned)
-        lines = [f"class Model({self.base}):", '    """The whole model, of which every rank computes its part."""', ""]
-        lines += self._init(weights, "mesh, dtype=DTYPE", ["self.mesh, self.dtype = mesh, dtype"], lists)
+        forward = body.lines(self._results(body), 8, self._returned)
+        lines = [f"class {title}({self.base}):", f'    """{doc}"""', ""]
+        lines += self._init(weights, arguments, ["self.mesh, self.dtype = mesh, dtype"], lists)
         lines += ["", *self._function("forward", list(body.arguments.values()), self._shapes(body.arguments), forward)]
         for found in self.beside.values():
             for side in found.sides:
@@ -110,7 +105,15 @@ class Modules:
                     lines += ["", *self._side(found, side, weights)]
         for i, name in divisors.items():
             lines += ["", *self._count(i, name, own, weights)]
-        return "\n\n\n".join([*classes, "\n".join(lines)])
+        return "\n".join(lines)
+
+    def _results(self, body: Body) -> list[int]:
+        """What the model computes: its loss."""
+        loss = self.plan.graph.loss
+        return [body.value(loss, tuple(R if x == B else x for x in self.plan.choices[loss].given))]
+
+    def _returned(self, texts: Sequence[str]) -> str:
+        return f"return {texts[0]}" + (f" / {self.plan.micro_batches}" if self.loss_divided else "")
 
     def _side(self, found: SideBySide, side: Side, weights: dict[int, str]) -> list[str]:
         """The method of the branches at one coordinate."""
@@ -142,8 +145,8 @@ class Modules:
                 body.cast(i)  # data come in float32
         return body
 
-    def _chain(self, loop: Loop) -> tuple[str, list[str]]:
-        """The classes of a chain of blocks, and the lines that build its list."""
+    def _chain(self, loop: Loop) -> list[str]:
+        """Writes the classes of a chain of blocks; the lines that build its list."""
         chain = loop.chain
         written: dict[Any, str] = {}
         kinds: dict[str, list[Unit]] = {}  # what a class says -> its units
@@ -155,21 +158,13 @@ class Modules:
             said.append(written[signature])
             kinds.setdefault(said[-1], []).append(unit)
         names: dict[str, str] = {}
-        texts: list[str] = []
         for content, units in kinds.items():
-            name = loop.title
+            wish = loop.title
             if len(kinds) > 1 and units == [chain.units[0]]:
-                name = f"First{loop.title}"
+                wish = f"First{loop.title}"
             elif len(kinds) > 1 and units == [chain.units[-1]]:
-                name = f"Last{loop.title}"
-            wish, count = name, 1
-            while name in self.taken:
-                count += 1
-                name = f"{wish}{count}"
-            self.taken.add(name)
-            names[content] = name
-            where = entry_name(chain.prefix, ", ".join(_ranges([u.first for u in units], chain.period)))[:-1]
-            texts.append(f'class {name}({self.base}):\n    """{where} of the model."""\n\n{content}')
+                wish = f"Last{loop.title}"
+            names[content] = self.classes.add(content, wish, chain.prefix, chain.period, units)
         parts = []
         for content, group in groupby(zip(said, chain.units, strict=True), key=lambda pair: pair[0]):
             firsts = [u.first for _, u in group]
@@ -184,7 +179,7 @@ class Modules:
             built = f"self.{loop.attribute} = nn.ModuleList{parts[0][1:]}"
         else:
             built = f"self.{loop.attribute} = nn.ModuleList([{', '.join(parts)}])"
-        return "\n\n\n".join(texts), wrap(built, 8)
+        return wrap(built, 8)
 
     def _block(self, loop: Loop, place: int) -> str:
         """The methods of a unit's class: a forward for every way in which passes compute it."""
@@ -362,6 +357,13 @@ class Modules:
         return self._function(method, [*used, "**_"], doc, lines)
 
 
+def all_sharded(plan: Plan) -> bool:
+    """Whether ranks update shares of every weight with a dense gradient: then no weight need say so."""
+    sparse = sparse_tables(plan.graph)
+    trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
+    return all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
+
+
 def _axes(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:
     """Bare names for the axes that lines speak of."""
     read = axes_read(lines, axes)
@@ -377,17 +379,6 @@ def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The options that most of some weights have."""
     counts = Counter((k, v) for of_one in options for k, v in of_one.items())
     return {k: v for (k, v), count in reversed(counts.most_common()) if 2 * count >= len(options)}
-
-
-def _ranges(firsts: Sequence[int], period: int) -> list[str]:
-    """Entries of a list in words: `0`, `2 to 7`."""
-    runs: list[list[int]] = []
-    for first in firsts:
-        if runs and runs[-1][1] + 1 == first:
-            runs[-1][1] = first + period - 1
-        else:
-            runs.append([first, first + period - 1])
-    return [str(a) if a == b else f"{a} to {b}" for a, b in runs]
 
 
 def _joined(node: Node, original: Callable[[str], str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ...model.atoms import atoms
@@ -54,15 +54,32 @@ GENERIC = {
 }
 
 
-def axis_names(plan: Plan) -> tuple[str, ...]:
+def axis_names(*plans: Plan) -> tuple[str, ...]:
     """For every axis what most of the work, by FLOPs, is split by: samples, weights, or other dims of activations.
 
     Where weights are stored in parts over an axis that splits samples, as another does, or no work, it is `shard`
     (fully sharded data parallelism). What else splits no work is named by its number; a second one of the same use
-    gets a number too.
+    gets a number too. Several plans of one mesh are the stages of a pipeline.
     """
+    work = [dict.fromkeys(USES, 0.0) for _ in plans[0].placement.sizes]
+    for plan in plans:
+        _add_work(plan, work)
+    uses = [max(USES, key=shares.__getitem__) if any(shares.values()) else "" for shares in work]
+    stored = [_stores_parts(plans, axis) for axis in range(len(uses))]
+    if uses.count("data") > 1 or "" in uses:
+        data = [a for a, use in enumerate(uses) if use == "data"]
+        first = next((a for a in data if not stored[a]), data[0] if data else None)
+        uses = ["shard" if stored[a] and a != first and use in ("data", "") else use for a, use in enumerate(uses)]
+    result: list[str] = []
+    for axis, use in enumerate(uses):
+        wish = use or f"axis{axis}"
+        result.append(wish if wish not in result else f"{wish}{sum(r.startswith(wish) for r in result) + 1}")
+    return tuple(result)
+
+
+def _add_work(plan: Plan, work: Sequence[dict[str, float]]) -> None:
+    """Add what each axis splits in a plan, in FLOPs by use."""
     graph, known = plan.graph, atoms(plan.graph)
-    work = [dict.fromkeys(USES, 0.0) for _ in plan.placement.sizes]
     for index, (node, choice) in enumerate(zip(graph.nodes, plan.choices, strict=True)):
         if node.op in SOURCES or operator(node.op).creates:
             continue
@@ -84,22 +101,11 @@ def axis_names(plan: Plan) -> tuple[str, ...]:
                 shares["tensor"] += amount
             else:
                 shares["sequence"] += amount
-    uses = [max(USES, key=shares.__getitem__) if any(shares.values()) else "" for shares in work]
-    stored = [_stores_parts(plan, axis) for axis in range(len(uses))]
-    if uses.count("data") > 1 or "" in uses:
-        data = [a for a, use in enumerate(uses) if use == "data"]
-        first = next((a for a in data if not stored[a]), data[0] if data else None)
-        uses = ["shard" if stored[a] and a != first and use in ("data", "") else use for a, use in enumerate(uses)]
-    result: list[str] = []
-    for axis, use in enumerate(uses):
-        wish = use or f"axis{axis}"
-        result.append(wish if wish not in result else f"{wish}{sum(r.startswith(wish) for r in result) + 1}")
-    return tuple(result)
 
 
-def _stores_parts(plan: Plan, axis: int) -> bool:
+def _stores_parts(plans: Sequence[Plan], axis: int) -> bool:
     """Whether most of the trained weights, by elements, are stored in parts over an axis."""
-    trained = [(plan.graph.nodes[i].numel, plan.choices[i].output[axis]) for i in plan.graph.of("parameter")]
+    trained = [(p.graph.nodes[i].numel, p.choices[i].output[axis]) for p in plans for i in p.graph.of("parameter")]
     return 2 * sum(n for n, letter in trained if is_split(letter)) > sum(n for n, _ in trained)
 
 
