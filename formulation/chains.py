@@ -43,7 +43,8 @@ def find_cuts(pcg: PCG, classes: Classes) -> set[int]:
 def find_chains(network: Network, pieces: Sequence[Piece]) -> tuple[Chain, ...]:
     """Cut the network at its cuts and name the longest runs of equal segments, largest first, that do not overlap."""
     order = sorted((i for i, p in enumerate(pieces) if not p.shared), key=lambda i: pieces[i].order)
-    cuts = [n for n, i in enumerate(order) if pieces[i].cut]
+    inside = _inside_switches(network, order)
+    cuts = [n for n, i in enumerate(order) if pieces[i].cut and n not in inside]
     if len(cuts) < 3:
         return ()
     segments = [order[a + 1 : b] for a, b in pairwise(cuts)]
@@ -51,6 +52,13 @@ def find_chains(network: Network, pieces: Sequence[Piece]) -> tuple[Chain, ...]:
     chains: list[Chain] = []
     _search(network, [order[c] for c in cuts], segments, signatures, 0, len(segments), chains)
     return tuple(sorted(chains, key=lambda c: c.boundaries))
+
+
+def _inside_switches(network: Network, order: Sequence[int]) -> set[int]:
+    """The places in the order within the reach of a switch, which no cut may split."""
+    place = {v: n for n, v in enumerate(order)}
+    reaches = ([place[v] for v in (s.variable, *s.variables) if v in place] for s in network.switches)
+    return {n for reach in reaches if reach for n in range(min(reach), max(reach) + 1)}
 
 
 def _search(
@@ -109,25 +117,24 @@ def _signatures(network: Network, order: list[int], cuts: list[int], segments: l
     segment_of: dict[int, int] = {v: s for s, segment in enumerate(segments) for v in segment}
     place = {v: p for segment in segments for p, v in enumerate(segment)}
     cut_number = {order[c]: n for n, c in enumerate(cuts)}
-    parts: list[list[object]] = [
-        [(same(network.variables[v].cost), same(network.variables[v].use)) for v in segment] for segment in segments
-    ]
-    for edge in network.edges:
-        inside = {segment_of[v] for v in (edge.u, edge.v) if v in segment_of}
+    parts: list[list[object]] = [[] for _ in segments]
+    for term in network.terms():
+        tables = same(term.cost), same(term.use), same(term.extra)
+        inside = {segment_of[v] for v in term.scope if v in segment_of}
         if not inside:
-            if edge.u in cut_number and edge.v in cut_number:
-                s = min(cut_number[edge.u], cut_number[edge.v])
-                parts[s].append(("across", same(edge.cost), same(edge.use)))
+            if len(term.scope) > 1 and all(v in cut_number for v in term.scope):
+                s = min(cut_number[v] for v in term.scope)
+                parts[s].append(("across", *tables))
             continue
         for s in inside:
             ends: list[object] = []
-            for v in (edge.u, edge.v):
+            for v in term.scope:
                 if v in cut_number:
                     ends.append(("cut", cut_number[v] - s))
                 elif segment_of.get(v) == s:
                     ends.append(place[v])
                 else:  # a shared variable: this segment has no equal
                     ends.append(("other", v, s))
-            parts[s].append((*ends, same(edge.cost), same(edge.use)))
+            parts[s].append((*ends, *tables))
     numbers: dict[object, int] = {}
     return [numbers.setdefault(tuple(part), len(numbers)) for part in parts]

@@ -6,9 +6,13 @@
 
 Where capacities are many (a memory at tens of thousands of times), a variable names only the `rows` it counts on.
 Equal parts in a row are named by a `Chain`, so that a solver may solve one of them and count the rest.
+The mode z of a `Switch` decides on the tables of many variables and edges: c_v(z, x_v), c_uv(z, x_u, x_v), and what
+they use. What they take beside that for a while, e(z, ...), counts once, for the switch that takes most at a time:
+
+    Σ_v m_v0 + Σ_(u,v) m_uv0 + max_s Σ_(v ∈ s) e_v(z_s, x_v) + Σ_((u,v) ∈ s) e_uv(z_s, x_u, x_v) ≤ M_0
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -18,6 +22,8 @@ import numpy.typing as npt
 
 INFINITE = 1 << 60  # a cost of at least this much is forbidden
 Table = npt.NDArray[np.int64]
+Tables3: TypeAlias = tuple[Table, Table | None, Table | None]
+"""Cost [M, ...] in ns, use [M, ..., R] in bytes and extra [M, ...] in bytes, in each of M modes; None for nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +74,36 @@ class Chain:
         return len(self.copies)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Switch:
+    """A choice of M modes, option m of `variable` being mode m, that decides on the tables of others.
+
+    Those of a variable v, cost [M, n], use [M, n, R], extra [M, n], and of the edge of a number, cost [M, n_u, n_v] and
+    so on, take the place of its own, which are those of mode 0. `extra` is used of capacity 0 for a while: the switch
+    that takes most counts. No variable or edge belongs to two switches; those of a copy of a chain to one inside it.
+    """
+
+    variable: int
+    variables: Mapping[int, Tables3]
+    edges: Mapping[int, Tables3]
+
+    @property
+    def has_extra(self) -> bool:
+        """Whether anything is used for a while."""
+        return any(t[2] is not None and t[2].any() for t in (*self.variables.values(), *self.edges.values()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """A table of the network over the variables `scope`, z first where a switch decides; all else as of its parts."""
+
+    scope: tuple[int, ...]
+    cost: Table
+    use: Table | None
+    extra: Table | None = None
+    rows: Table | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """What an assignment costs (ns) and uses (bytes per capacity); `why` says what forbids it, else is empty."""
@@ -87,11 +123,33 @@ class Network:
     capacities: tuple[int, ...] = ()
     constant: int = 0
     chains: tuple[Chain, ...] = ()
+    switches: tuple[Switch, ...] = ()
 
     def check(self) -> None:
         """Raise ValueError for the first inconsistency found, with the values at fault."""
-        for problem in _problems(self):
+        from .network_check import problems
+
+        for problem in problems(self):
             raise ValueError(problem)
+
+    def terms(self, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None) -> Iterator[Term]:
+        """The tables of some variables, and of some edges, in that order (all)."""
+        of_variable = {v: (s.variable, t) for s in self.switches for v, t in s.variables.items()}
+        of_edge = {k: (s.variable, t) for s in self.switches for k, t in s.edges.items()}
+        for v in range(len(self.variables)) if variables is None else variables:
+            x = self.variables[v]
+            if v in of_variable:
+                z, tables = of_variable[v]
+                yield Term((z, v), *tables)
+            else:
+                yield Term((v,), x.cost, x.use, rows=x.rows)
+        for k in range(len(self.edges)) if edges is None else edges:
+            e = self.edges[k]
+            if k in of_edge:
+                z, tables = of_edge[k]
+                yield Term((z, e.u, e.v), *tables)
+            else:
+                yield Term((e.u, e.v), e.cost, e.use)
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain lists and numbers; equal tables are stored once, forbidden costs as None."""
@@ -114,22 +172,27 @@ def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
     """
     if len(assignment) != len(network.variables):
         raise ValueError(f"{len(assignment)} options for {len(network.variables)} variables")
-    for v, x in zip(network.variables, assignment, strict=True):
-        if not 0 <= x < len(v.cost):
-            raise ValueError(f"{v.name} has options 0 to {len(v.cost) - 1}, not {x}")
+    for variable, x in zip(network.variables, assignment, strict=True):
+        if not 0 <= x < len(variable.cost):
+            raise ValueError(f"{variable.name} has options 0 to {len(variable.cost) - 1}, not {x}")
     cost, why = int(network.constant), ""
     capacities = range(len(network.capacities))
     steps = [0] * (len(capacities) + 1)  # by how much more is used of a capacity than of the one before
-    for v, x in zip(network.variables, assignment, strict=True):  # `item` is several times faster than an index
-        here = v.cost.item(x)
+    variables, edges = _decided(network)
+    for v, (variable, x) in enumerate(zip(network.variables, assignment, strict=True)):
+        if v in variables:
+            continue
+        here = variable.cost.item(x)  # `item` is several times faster than an index
         cost += here
-        for p in range(v.use.shape[1]):
-            first, last = (p, p + 1) if v.rows is None else (v.rows.item(p, 0), v.rows.item(p, 1))
-            steps[first] += v.use.item(x, p)
-            steps[last] -= v.use.item(x, p)
+        for p in range(variable.use.shape[1]):
+            first, last = (p, p + 1) if variable.rows is None else (variable.rows.item(p, 0), variable.rows.item(p, 1))
+            steps[first] += variable.use.item(x, p)
+            steps[last] -= variable.use.item(x, p)
         if here >= INFINITE:
-            why = why or f"{v.name} may not take option {x}"
-    for e in network.edges:
+            why = why or f"{variable.name} may not take option {x}"
+    for k, e in enumerate(network.edges):
+        if k in edges:
+            continue
         i, j = assignment[e.u], assignment[e.v]
         here = e.cost.item(i, j)
         cost += here
@@ -140,59 +203,39 @@ def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
         if here >= INFINITE:
             names = network.variables[e.u].name, network.variables[e.v].name
             why = why or f"{names[0]} with option {i} and {names[1]} with option {j} exclude each other"
-    use = tuple(accumulate(steps[:-1]))
+    for term in network.terms(variables, edges):
+        entry = tuple(assignment[v] for v in term.scope)
+        here = term.cost.item(entry)
+        cost += here
+        if term.use is not None:
+            for r in capacities:
+                steps[r] += term.use.item(*entry, r)
+                steps[r + 1] -= term.use.item(*entry, r)
+        if here >= INFINITE:
+            parts = (f"{network.variables[v].name} with option {x}" for v, x in zip(term.scope, entry, strict=True))
+            why = why or f"{', '.join(parts)} exclude each other"
+    use = list(accumulate(steps[:-1]))
+    if use:
+        use[0] += max(extras(network, assignment).values(), default=0)
     for r, (total, capacity) in enumerate(zip(use, network.capacities, strict=True)):
         if total > capacity:
             why = why or f"capacity {r} is exceeded: {total} of {capacity} bytes"
-    return Evaluation(cost, use, not why, why)
+    return Evaluation(cost, tuple(use), not why, why)
 
 
-# Checking
+def extras(network: Network, assignment: Sequence[int]) -> dict[int, int]:
+    """What every switch of an assignment, by its variable, uses for a while."""
+    found = dict.fromkeys((s.variable for s in network.switches), 0)
+    for term in network.terms(*_decided(network)):
+        if term.extra is not None:
+            found[term.scope[0]] += term.extra.item(tuple(assignment[v] for v in term.scope))
+    return found
 
 
-def _problems(network: Network) -> Iterator[str]:
-    """Every inconsistency, in words; a later one may rest on an earlier one being absent."""
-    variables, count = network.variables, len(network.capacities)
-    for r, capacity in enumerate(network.capacities):
-        if capacity < 0:
-            yield f"capacity {r} is {capacity}"
-    for v in variables:
-        columns = count if v.rows is None else len(v.rows)
-        if v.cost.ndim != 1 or len(v.cost) == 0 or v.use.shape != (len(v.cost), columns):
-            where = f"{count} capacities" if v.rows is None else f"rows {v.rows.shape}"
-            yield f"{v.name}: cost {v.cost.shape} and use {v.use.shape}, for {where}"
-        if v.rows is not None:
-            yield from _bad_rows(v.name, v.rows, count)
-        yield from _bad_values(v.name, v.cost, v.use)
-    for e in network.edges:
-        if not (0 <= e.u < len(variables) and 0 <= e.v < len(variables)) or e.u == e.v:
-            yield f"edge ({e.u}, {e.v}) among {len(variables)} variables"
-        name = f"edge {variables[e.u].name} - {variables[e.v].name}"
-        shape = len(variables[e.u].cost), len(variables[e.v].cost)
-        if e.cost.shape != shape:
-            yield f"{name}: cost {e.cost.shape}, domains {shape}"
-        if e.use is not None and e.use.shape != (*shape, count):
-            yield f"{name}: use {e.use.shape}, expected {(*shape, count)}"
-        yield from _bad_values(name, e.cost, e.use)
-    if network.chains:
-        yield from _chain_problems(network)
-
-
-def _bad_values(name: str, cost: Table, use: Table | None) -> Iterator[str]:
-    if cost.dtype != np.int64 or (use is not None and use.dtype != np.int64):
-        yield f"{name}: cost {cost.dtype} and use {None if use is None else use.dtype}, expected int64"
-    if cost.size and cost.min() <= -INFINITE:
-        yield f"{name}: cost {cost.min()}"
-    if use is not None and use.size and use.min() < 0:
-        yield f"{name}: use {use.min()} bytes"
-
-
-def _bad_rows(name: str, rows: Table, count: int) -> Iterator[str]:
-    if rows.dtype != np.int64 or rows.ndim != 2 or rows.shape[1] != 2:
-        yield f"{name}: rows {rows.shape} of {rows.dtype}, expected [P, 2] of int64"
-    wrong = (rows[:, 0] < 0) | (rows[:, 0] > rows[:, 1]) | (rows[:, 1] > count)
-    if wrong.any():
-        yield f"{name}: rows {rows[wrong][0].tolist()} of {count} capacities"
+def _decided(network: Network) -> tuple[set[int], set[int]]:
+    """The variables and the edges on whose tables a switch decides."""
+    variables = {v for s in network.switches for v in s.variables}
+    return variables, {k for s in network.switches for k in s.edges}
 
 
 def chain_edges(network: Network) -> tuple[list[list[list[int]]], list[int]]:
@@ -210,86 +253,3 @@ def chain_edges(network: Network) -> tuple[list[list[list[int]]], list[int]]:
         place = inside.get(e.u) or inside.get(e.v) or link.get((e.u, e.v))
         (edges[place[0]][place[1]] if place else rest).append(k)
     return edges, rest
-
-
-def _chain_problems(network: Network) -> Iterator[str]:
-    variables = network.variables
-    owner: dict[int, str] = {}
-    for c, chain in enumerate(network.chains):
-        at = f"chain {c}"
-        if not chain.copies or len(chain.boundaries) != len(chain.copies) + 1:
-            yield f"{at}: {len(chain.boundaries)} boundaries for {len(chain.copies)} copies"
-        if {len(copy) for copy in chain.copies} != {len(chain.copies[0])}:
-            yield f"{at}: copies of {sorted({len(copy) for copy in chain.copies})} variables"
-        owned = [*chain.boundaries[1:-1], *(v for copy in chain.copies for v in copy)]
-        for v in (*owned, chain.boundaries[0], chain.boundaries[-1]):
-            if not 0 <= v < len(variables):
-                yield f"{at}: variable {v} of {len(variables)}"
-        if chain.boundaries[0] == chain.boundaries[-1]:
-            yield f"{at}: starts and ends at {variables[chain.boundaries[0]].name}"
-        for v in owned:
-            if v in owner:
-                yield f"{variables[v].name} belongs to {owner[v]} and to {at}"
-            owner[v] = at
-    for c, chain in enumerate(network.chains):
-        for v in (chain.boundaries[0], chain.boundaries[-1]):
-            if v in owner:
-                yield f"chain {c} ends at {variables[v].name}, which is inside {owner[v]}"
-        first = variables[chain.boundaries[0]]
-        for b in chain.boundaries:
-            if len(variables[b].cost) != len(first.cost):
-                yield f"chain {c}: boundaries of {len(first.cost)} and {len(variables[b].cost)} options"
-        for b in chain.boundaries[1:-1]:
-            if variables[b].cost.any() or variables[b].use.any():
-                yield f"chain {c}: boundary {variables[b].name} has a cost or a use of its own"
-    copy_edges, rest = chain_edges(network)
-    for k in rest:
-        for v in (network.edges[k].u, network.edges[k].v):
-            if v in owner:
-                yield f"{variables[v].name} of {owner[v]} has an edge that leaves its copy"
-    for c, chain in enumerate(network.chains):
-        first_copy = _signature(network, chain, 0, copy_edges[c][0])
-        for i in range(len(chain.copies)):
-            mine = _signature(network, chain, i, copy_edges[c][i])
-            if isinstance(mine, str):
-                yield f"chain {c}, copy {i}: {mine}"
-            elif not isinstance(first_copy, str):
-                yield from (f"chain {c}: copy {i} differs from copy 0 in {what}" for what in _differ(first_copy, mine))
-
-
-_Part: TypeAlias = tuple[tuple[int, ...], bool, Table, Table | None]
-
-
-def _signature(network: Network, chain: Chain, i: int, edges: list[int]) -> list[_Part] | str:
-    """The tables of copy i by position (interiors, then b_i, b_{i+1}), or the variable that is out of place."""
-    scope = (*chain.copies[i], chain.boundaries[i], chain.boundaries[i + 1])
-    position = {v: p for p, v in enumerate(scope)}
-    parts: list[_Part] = [
-        ((p,), False, network.variables[v].cost, network.variables[v].dense(len(network.capacities)))
-        for p, v in enumerate(chain.copies[i])
-    ]
-    for k in edges:
-        e = network.edges[k]
-        for v in (e.u, e.v):
-            if v not in position:
-                return f"an edge leaves it for {network.variables[v].name}"
-        u, v, flip = position[e.u], position[e.v], position[e.u] > position[e.v]
-        parts.append(((v, u) if flip else (u, v), flip, e.cost, e.use))
-    return sorted(parts, key=lambda part: part[0])  # stable: parallel edges keep their order
-
-
-def _differ(first: list[_Part], other: list[_Part]) -> Iterator[str]:
-    if [p[0] for p in first] != [p[0] for p in other]:
-        yield "its edges"
-        return
-    for (where, flip, *tables), (_, other_flip, *others) in zip(first, other, strict=True):
-        for a, b in zip(tables, others, strict=True):
-            if a is b and (flip == other_flip or a is None):
-                continue
-            if a is None or b is None:
-                if (b if a is None else a).any():  # type: ignore[union-attr]
-                    yield f"the uses at {where}"
-                continue
-            same = a if flip == other_flip else np.swapaxes(a, 0, 1)
-            if not np.array_equal(same, b):
-                yield f"the tables at {where}"

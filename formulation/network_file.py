@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..model.errors import PartitaError
-from .network import INFINITE, Chain, Edge, Network, Table, Variable
+from .network import INFINITE, Chain, Edge, Network, Switch, Table, Tables3, Variable
 
 _T = TypeVar("_T")
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 def network_json(network: Network) -> dict[str, Any]:
     """A dict of plain lists and numbers; forbidden costs are None, and a variable without `rows` has none."""
     tables = _Tables()
-    return {
+    data: dict[str, Any] = {
         "format": "partita-network",
         "version": 1,
         "constant": int(network.constant),
@@ -33,8 +33,22 @@ def network_json(network: Network) -> dict[str, Any]:
             {"boundaries": [int(b) for b in c.boundaries], "copies": [[int(v) for v in copy] for copy in c.copies]}
             for c in network.chains
         ],
-        "tables": tables.rows,
     }
+    if network.switches:
+        data["switches"] = [
+            {"variable": int(s.variable)}
+            | {
+                kind: [
+                    {"of": int(k), "cost": tables.put(cost, costs=True)}
+                    | ({} if use is None else {"use": tables.put(use)})
+                    | ({} if extra is None else {"extra": tables.put(extra)})
+                    for k, (cost, use, extra) in part.items()
+                ]
+                for kind, part in (("variables", s.variables), ("edges", s.edges))
+            }
+            for s in network.switches
+        ]
+    return data | {"tables": tables.rows}
 
 
 def read_network(data: Mapping[str, Any]) -> Network:
@@ -69,13 +83,38 @@ def read_network(data: Mapping[str, Any]) -> Network:
         )
         for c, at in _objects(data, "chains")
     )
+    switches = tuple(
+        Switch(
+            _field(s, "variable", int, at),
+            _read_modes(tables, s, "variables", at),
+            _read_modes(tables, s, "edges", at),
+        )
+        for s, at in (_objects(data, "switches") if "switches" in data else ())
+    )
     capacities = _integers(_list(data, "capacities", ""), "capacities")
-    network = Network(variables, edges, capacities, _field(data, "constant", int, ""), chains)
+    network = Network(variables, edges, capacities, _field(data, "constant", int, ""), chains, switches)
     try:
         network.check()
     except ValueError as error:
         raise PartitaError(f"inconsistent cost network: {error}") from None
     return network
+
+
+def _read_modes(tables: list[Table], switch: Mapping[str, Any], key: str, at: str) -> dict[int, Tables3]:
+    """The tables of the variables, or edges, of a switch, by their numbers."""
+
+    def table(part: Mapping[str, Any], kind: str, place: str) -> Table | None:
+        return _table(tables, part, kind, place) if part.get(kind) is not None else None
+
+    return {
+        _field(part, "of", int, place): (
+            _table(tables, part, "cost", place),
+            table(part, "use", place),
+            table(part, "extra", place),
+        )
+        for part, inside in _objects(switch, key)
+        for place in (f"{at}.{inside}",)
+    }
 
 
 class _Tables:

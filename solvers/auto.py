@@ -13,17 +13,20 @@ from dataclasses import replace
 from functools import partial
 
 from ..formulation.network import Network
+from ..formulation.pairwise import pairwise
 from .circuit import Circuit
 from .cpsat import run
 from .elimination import close_by_labels, first_slack
 from .flat.form import fits, flattened
 from .flat.portfolio import solve_flat, try_programs
+from .flat.smaller import solve_instead
 from .labels import Listing, TooManyError, enumerate_labels
 from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
 from .program import Columns, build, trail
 from .protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
 from .tables import Tables
+from .transient import has_extras, solve_transient, without_extras
 
 _FEW_LABELS, _LABELS = 1 << 13, 1 << 18  # in one table, under several capacities and under one, which sorts them
 _COLUMNS = 1 << 15  # of one chain in a program
@@ -39,7 +42,8 @@ class Auto:
         with suppress(TooWideError):
             if compile_network(network).exact:
                 return True
-        return fits(flattened(network))
+        plain = without_extras(network) if has_extras(network) else network
+        return fits(flattened(pairwise(plain).network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment, or the best found within the limits and a proved bound."""
@@ -48,12 +52,14 @@ class Auto:
 
     def _solve(self, search: Search) -> Solution:
         network = search.network
+        if has_extras(network):
+            return solve_transient(search, self.solve)
         try:
             circuit = compile_network(network)
         except TooWideError:
-            return solve_flat(search)
+            return self._flat(search)
         if not circuit.exact:  # in 64 bits perhaps: uses may be larger there
-            return solve_flat(search)
+            return self._flat(search)
         best = sweep(circuit, search)
         if best is None:
             return search.finish("no solution, at any price of memory", infeasible=True)
@@ -61,11 +67,23 @@ class Auto:
             return _told(search.finish("" if search.done else PRICED), "prices", search)
         limit = _FEW_LABELS if len(network.capacities) > 1 else _LABELS
         lists = partial(close_by_labels, circuit, best, search, limit)
-        for part, way in (("label lists", lists), ("programs", partial(try_programs, search))):
+        programs = partial(try_programs, search)
+        for part, way in (("label lists", lists), ("programs", programs)):
             solution = way()
             if solution is not None and (search.done or solution.status is Status.INFEASIBLE):
                 return _told(solution, part, search)
         return close_by_counting(circuit, best, search)
+
+    def _flat(self, search: Search) -> Solution:
+        if not search.network.switches:
+            return solve_flat(search)
+        pairs = pairwise(search.network)
+
+        def solve(network: Network, limits: Limits) -> Solution:
+            inner = Search(network, limits, self.name)
+            return inner.run(lambda: solve_flat(inner))
+
+        return solve_instead(search, pairs.network, pairs.lift, solve)
 
 
 def _told(solution: Solution, part: str, search: Search) -> Solution:

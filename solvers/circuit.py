@@ -54,9 +54,9 @@ class Circuit:
         return sum(len(k) for k in self.kept.values())
 
     def work(self, axes: int) -> float:
-        """Additions of the buckets that differ, if every variable had its options on each of so many axes."""
-        different = {(bucket.dims, tuple(kept for _, kept in bucket.inputs)) for bucket in self.buckets}
-        return float(sum(prod(dims) ** axes for dims, _ in different))
+        """Additions of the buckets that differ, if all but switches had their options on each of so many axes."""
+        different = {(b.dims, b.modes, tuple(kept for _, kept in b.inputs)) for b in self.buckets}
+        return float(sum(modes * (prod(dims) // modes) ** axes for dims, modes, _ in different))
 
     @cached_property
     def in_all(self) -> tuple[int, int]:

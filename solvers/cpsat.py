@@ -21,17 +21,22 @@ _EARLY, _EARLY_SHARE = 1.0, 0.15  # before its time, in seconds and as a share, 
 
 
 class CpSat:
-    """Exact for any network that reduction brings to a moderate size; chains are ignored."""
+    """Exact for any network that reduction brings to a moderate size; chains are ignored.
+
+    Networks with switches are solved as they stand.
+    """
 
     name = "cpsat"
 
     def accepts(self, network: Network) -> bool:
         """Whether reduction can add up the totals; what it leaves may be too large."""
-        return fits(flattened(network))
+        return CpSatPlain().accepts(network) if network.switches else fits(flattened(network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment, or the best found within the limits and a proved bound."""
         search = Search(network, limits, self.name)
+        if network.switches:
+            return search.run(lambda: solve_whole(search))
         return search.run(lambda: solve_smaller(search, CpSatPlain().solve))
 
 
@@ -42,7 +47,7 @@ class CpSatPlain:
 
     def accepts(self, network: Network) -> bool:
         """Whether the totals are safe in 64 bits and the program is of a sensible size."""
-        pairs = sum(e.cost.size for e in network.edges)
+        pairs = sum(term.cost.size for term in network.terms() if len(term.scope) > 1)
         return max(pairs, _uses(network)) <= _MOST_TERMS and exact_in_floats(network)
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
@@ -56,16 +61,19 @@ class CpSatPlain:
 def _uses(network: Network) -> int:
     """How many uses of options and of pairs the capacities add up."""
     count = len(network.capacities)
-    rows = (count if v.rows is None else int((v.rows[:, 1] - v.rows[:, 0]).sum()) for v in network.variables)
-    own = sum(n * len(v.cost) for n, v in zip(rows, network.variables, strict=True))
-    return own + sum(e.use.size for e in network.edges if e.use is not None)
+    many = 0
+    for term in network.terms():
+        rows = count if term.rows is None else int((term.rows[:, 1] - term.rows[:, 0]).sum())
+        many += 0 if term.use is None else rows * term.cost.size
+    return many
 
 
 def solve_whole(search: Search) -> Solution:
     """Solve the network of a search by one program, keeping what the search already knows."""
     network = search.network
     size = {v: len(variable.cost) for v, variable in enumerate(network.variables)}
-    program = build(_in_time(network_factors(network), search.until), size, reachable(network).capacities)
+    factors = _in_time(network_factors(network), search.until)
+    program = build(factors, size, reachable(network).capacities)
     if not run(program, search, lambda picks, _: tuple(picks[v] for v in range(len(picks)))):
         return search.finish(STOPPED)
     infeasible = search.objective is None and search.limits.cutoff is None

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..formulation.network import INFINITE, Edge, Network, Variable
+from ..formulation.network import INFINITE, Network, Term
 
 
 def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
     """The cheapest feasible assignment that is `before` in its first variables and `after` in the rest, with its cost.
 
-    None where none is feasible.
+    None where none is feasible; what switches use for a while is left out.
     """
     count = len(network.capacities)
     known: dict[object, tuple[int, ...]] = {}  # (forbidden, cost, uses) of an entry; equal layers share tables
@@ -23,34 +23,24 @@ def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tu
     places: list[int] = []
     changes: list[tuple[int, ...]] = []
 
-    def parts(of: Variable | Edge, entry: tuple[int, ...]) -> tuple[int, ...]:
-        key = id(of.cost), id(of.use), entry
+    def value_of(term: Term, entry: Sequence[int]) -> tuple[int, ...]:
+        key = id(term.cost), id(term.use), *entry
         if key not in known:
-            cost = int(of.cost[entry])
-            use = (0,) * count if of.use is None else tuple(of.use[entry].tolist())
+            cost = term.cost.item(*entry)
+            use = (0,) * count if term.use is None else tuple(term.use[*entry].tolist())
             known[key] = (1, 0, *use) if cost >= INFINITE else (0, cost, *use)
         return known[key]
 
-    def change(place: int, old: tuple[int, ...], new: tuple[int, ...]) -> None:
-        if old != new:
-            places.append(place)
-            changes.append(tuple(n - o for o, n in zip(old, new, strict=True)))
-
-    for v, (x, y) in enumerate(zip(before, after, strict=True)):
-        old = parts(network.variables[v], (y,))
-        base[old] += 1
-        if x != y:
-            change(v + 1, old, parts(network.variables[v], (x,)))
-    for e in network.edges:
-        entry = after[e.u], after[e.v]
-        value = parts(e, entry)
+    for term in network.terms():
+        entry = [after[v] for v in term.scope]
+        value = value_of(term, entry)
         base[value] += 1
-        if entry == (before[e.u], before[e.v]):
-            continue
-        for v in sorted((e.u, e.v)):  # the ends switch one after the other
-            entry = (before[v], entry[1]) if v == e.u else (entry[0], before[v])
-            last, value = value, parts(e, entry)
-            change(v + 1, last, value)
+        for v, k in sorted((v, k) for k, v in enumerate(term.scope) if before[v] != after[v]):
+            entry[k] = before[v]  # the ends switch one after the other
+            last, value = value, value_of(term, entry)
+            if value != last:
+                places.append(v + 1)
+                changes.append(tuple(n - o for o, n in zip(last, value, strict=True)))
     steps = np.zeros((len(network.variables) + 1, 2 + count), dtype=np.int64)  # changes of (forbidden, cost, uses)
     steps[0] = [sum(n * value[k] for value, n in base.items()) for k in range(2 + count)]
     if places:

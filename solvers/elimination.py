@@ -20,6 +20,7 @@ from .order import TooWideError, compile_network, restrict
 from .price import Price, sweep
 from .protocol import INEXACT, NO_LIMITS, PRICED, Limits, Search, Solution
 from .tables import Tables
+from .transient import has_extras, solve_transient
 
 _LABELS = 1 << 16  # in one table
 _SHARE = 40
@@ -37,12 +38,14 @@ class Elimination:
             circuit = compile_network(network)
         except TooWideError:
             return False
-        return circuit.exact or (not network.chains and fits(flattened(network)))
+        return circuit.exact or (not network.chains and not network.switches and fits(flattened(network)))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment; FEASIBLE with a proved bound when the time or the label limit ends it."""
         search = Search(network, limits, self.name)
-        if network.chains:  # copies are eliminated once, which is more than reduction saves
+        if has_extras(network):
+            return search.run(lambda: solve_transient(search, self.solve))
+        if network.chains or network.switches:  # copies are eliminated once, which is more than reduction saves
             return search.run(lambda: self._whole(search))
         return search.run(lambda: self._smaller(search))
 

@@ -6,22 +6,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..formulation.network import INFINITE, Edge, Network, Table, Variable
+from ..formulation.network import INFINITE, Network, Table
 from .kernels import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factor:
-    """A table of the network over one or two variables: `time` +inf where forbidden, `use` [..., R] or None.
+    """A table of the network over some variables: `time` +inf where forbidden, `use` [..., R] or None.
 
     With `rows` [P, 2], `use` [..., P] counts as that of a `Variable` with them; the factors of a circuit have none.
-    Of equal copies only the first has factors. The floats hold integers below 2^53, exactly.
+    `extra` [...] is what the switch scope[0] uses for a while. Of equal copies only the first has factors. The floats
+    hold integers below 2^53, exactly.
     """
 
     scope: tuple[int, ...]
     time: Floats
     use: Floats | None
     rows: Ints | None = None
+    extra: Floats | None = None
 
     def priced(self, time: int, price: Sequence[float]) -> Floats:
         """time * cost + Σ_r price_r * use_r, +inf where forbidden; `time` is 0 or 1."""
@@ -39,12 +41,14 @@ class Factor:
             return self
         shape = [self.time.shape[k] for k in keep]
         use = None if self.use is None else self.use.reshape(*shape, -1)
-        return Factor(tuple(self.scope[k] for k in keep), self.time.reshape(shape), use, self.rows)
+        extra = None if self.extra is None else self.extra.reshape(shape)
+        return Factor(tuple(self.scope[k] for k in keep), self.time.reshape(shape), use, self.rows, extra)
 
     def take(self, options: Sequence[Ints]) -> "Factor":
         """The same over some of the options."""
         at = np.ix_(*options)
-        return Factor(self.scope, self.time[at], None if self.use is None else self.use[at], self.rows)
+        use, extra = (None if table is None else table[at] for table in (self.use, self.extra))
+        return Factor(self.scope, self.time[at], use, self.rows, extra)
 
 
 def dense(network: Network) -> Network:
@@ -59,8 +63,8 @@ def reachable(network: Network) -> Network:
     """The same network; capacities that no floats hold become what all uses add up to, which binds as little."""
     if max(network.capacities, default=0) < 1 << 52:
         return network
-    parts: list[Variable | Edge] = [*network.variables, *network.edges]
-    most = _sum_of([p.use for p in parts if p.use is not None], lambda t: t.max(initial=0))
+    uses = [t for term in network.terms() for t in (term.use, term.extra) if t is not None]
+    most = _sum_of(uses, lambda t: t.max(initial=0))
     return replace(network, capacities=tuple(min(capacity, most) for capacity in network.capacities))
 
 
@@ -71,12 +75,9 @@ def network_factors(
     known: dict[int, Floats] = {}
     used: dict[int, Floats | None] = {}
     factors = []
-    for v in range(len(network.variables)) if variables is None else variables:
-        variable = network.variables[v]
-        factors.append(Factor((v,), _floats(variable.cost, known), _uses(variable.use, used), variable.rows))
-    for k in range(len(network.edges)) if edges is None else edges:
-        e = network.edges[k]
-        factors.append(Factor((e.u, e.v), _floats(e.cost, known), None if e.use is None else _uses(e.use, used)))
+    for term in network.terms(variables, edges):
+        use, extra = (None if table is None else _uses(table, used) for table in (term.use, term.extra))
+        factors.append(Factor(term.scope, _floats(term.cost, known), use, term.rows, extra))
     return factors
 
 
@@ -94,9 +95,10 @@ def _uses(use: Ints, known: dict[int, Floats | None]) -> Floats | None:
 
 def exact_in_floats(network: Network) -> bool:
     """Whether all costs, and all uses, sum to less than 2^52 in absolute value, and the constant is less."""
-    parts: list[Variable | Edge] = [*network.variables, *network.edges]
-    cost = _sum_of([p.cost for p in parts], lambda t: np.abs(np.where(t >= INFINITE, 0, t)).max())
-    use = _sum_of([p.use for p in parts if p.use is not None], lambda t: t.max(initial=0))
+    terms = list(network.terms())
+    cost = _sum_of([t.cost for t in terms], lambda t: np.abs(np.where(t >= INFINITE, 0, t)).max())
+    uses = [table for t in terms for table in (t.use, t.extra) if table is not None]
+    use = _sum_of(uses, lambda t: t.max(initial=0))
     return max(cost, use, abs(network.constant), *reachable(network).capacities) < 1 << 52
 
 

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from ..formulation.network import Network
+from ..formulation.pairwise import pairwise
 from .flat.close import close, reduction
 from .flat.form import fits, flattened
+from .flat.smaller import solve_instead
 from .protocol import NO_LIMITS, Limits, Search, Solution
+from .transient import EXTRAS, has_extras
 
 _MOST_PAIRS = 1_000_000  # entries that reduction may leave; beyond, the linear program alone takes minutes
 
 
 class MILP:
-    """Exact for any network that reduction brings to a moderate size; chains are ignored."""
+    """Exact for any network that reduction brings to a moderate size; chains are ignored.
+
+    Switches become options (`pairwise`), which has no place for what they use for a while.
+    """
 
     name = "milp"
 
     def accepts(self, network: Network) -> bool:
         """Whether reduction can add up the totals; what it leaves may be too large."""
-        return fits(flattened(network))
+        return not has_extras(network) and fits(flattened(pairwise(network).network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment, or the best found within the limits and a proved bound."""
         search = Search(network, limits, self.name)
+        if has_extras(network):
+            return search.finish(EXTRAS)
+        if network.switches:
+            pairs = pairwise(network)
+            return search.run(lambda: solve_instead(search, pairs.network, pairs.lift, self.solve))
         return search.run(lambda: _solve(search))
 
 

@@ -1,6 +1,7 @@
 """The order of elimination: a cost network compiled to a circuit of buckets, and a circuit restricted to a slack."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from math import prod
@@ -67,9 +68,14 @@ def restrict(circuit: Circuit, through: Sequence[Floats], most: float) -> Circui
     None when nothing is left.
     """
     alive: dict[int, Bools] = {d: np.zeros(len(k), np.bool_) for d, k in circuit.kept.items()}
-    for f, marginal in zip(circuit.factors, through[: len(circuit.factors)], strict=True):
-        if len(f.scope) == 1:
-            alive[circuit.domain[f.scope[0]]] |= marginal <= most
+    marginals = [m.reshape(f.time.shape) for f, m in zip(circuit.factors, through[: len(circuit.factors)], strict=True)]
+    told: set[int] = set()  # any of its factors knows which options of a variable are left, the smallest at least cost
+    for f, marginal in sorted(zip(circuit.factors, marginals, strict=True), key=lambda pair: len(pair[0].scope)):
+        for axis, v in enumerate(f.scope):
+            if v not in told:
+                told.add(v)
+                others = tuple(a for a in range(len(f.scope)) if a != axis)
+                alive[circuit.domain[v]] |= (marginal <= most).any(axis=others)
     for chain, one in zip(circuit.network.chains, circuit.copies, strict=True):
         d = circuit.domain[chain.boundaries[0]]  # an inner boundary has no factor of its own
         alive[d] |= (through[one] <= most).any(0) | (through[one] <= most).any(1)
@@ -77,8 +83,8 @@ def restrict(circuit: Circuit, through: Sequence[Floats], most: float) -> Circui
     if any(len(options) == 0 for options in left.values()):
         return None
     factors = []
-    for f, marginal in zip(circuit.factors, through[: len(circuit.factors)], strict=True):
-        fine = Factor(f.scope, np.where(marginal.reshape(f.time.shape) <= most, f.time, np.inf), f.use)
+    for f, marginal in zip(circuit.factors, marginals, strict=True):
+        fine = replace(f, time=np.where(marginal <= most, f.time, np.inf))
         factors.append(fine.take([left[circuit.domain[v]] for v in f.scope]))
     kept = {d: k[left[d]] for d, k in circuit.kept.items()}
     try:
@@ -99,22 +105,24 @@ def arrange(
     When `meeting`, the boundary in the middle of the longest chain is the last variable, between two powers.
     """
     size = tuple(len(kept[d]) for d in domain)
+    reach = tuple((s.variable, frozenset(s.variables)) for s in network.switches)
     leaves = tuple(f.narrow() for f in factors)
     scopes, narrow = tuple(f.scope for f in factors), tuple(leaf.scope for leaf in leaves)
-    buckets, copies = _arranged(network.chains, scopes, narrow, size, meeting)
+    buckets, copies = _arranged(network.chains, reach, scopes, narrow, size, meeting)
     return Circuit(network, tuple(factors), leaves, buckets, domain, kept, copies)
 
 
 @lru_cache(maxsize=4)  # one network is asked for its least memory, its least time, and both
 def _arranged(
     chains: tuple[Chain, ...],
+    switches: tuple[tuple[int, frozenset[int]], ...],
     scopes: tuple[tuple[int, ...], ...],
     leaves: tuple[tuple[int, ...], ...],
     size: tuple[int, ...],
     meeting: bool,
 ) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
     """The buckets, and the slot of one copy of every chain, for factors and their leaves of given scopes."""
-    buckets: list[Bucket] = []
+    buckets = _Buckets([], size, len(scopes), dict(switches))
     copies: list[int] = []
     rest = dict(enumerate(leaves))
     longest = max(map(len, chains), default=0) if meeting else 0
@@ -123,107 +131,111 @@ def _arranged(
         first, last = chain.boundaries[:2]
         inside = {i for i, scope in enumerate(scopes) if i in rest and _in_copy(scope, chain.copies[0], first, last)}
         mine = {i: rest.pop(i) for i in sorted(inside)}
-        mine = _eliminate(mine, set(chain.copies[0]), size, buckets, len(scopes))
-        one = _join(mine, (first, last), size, buckets, len(scopes))
+        mine = buckets.eliminate(mine, set(chain.copies[0]))
+        one = buckets.join(mine, (first, last))
         copies.append(one)
         half = len(chain) // 2 if len(chain) == longest and not middle else 0
-        power = _power(one, half or len(chain), c, size[first], buckets, len(scopes))
+        power = buckets.power(one, half or len(chain), c, size[first])
         meet = chain.boundaries[len(chain) - half]  # the last, when there is no second half
         if half:
             middle.add(meet)
-            buckets.append(Bucket(((power, (1, 2)),), (1, size[first], size[first]), None, c, start=len(chain) - half))
-            rest[len(scopes) + len(buckets) - 1] = (meet, chain.boundaries[-1])
+            dims = (1, size[first], size[first])
+            second = buckets.put(Bucket(((power, (1, 2)),), dims, None, c, start=len(chain) - half))
+            rest[second] = (meet, chain.boundaries[-1])
             if len(chain) % 2:
-                power = _times(power, one, half, c, size[first], buckets, len(scopes))
+                power = buckets.times(power, one, half, c, size[first])
         rest[power] = (chain.boundaries[0], meet)
     variables = {v for scope in rest.values() for v in scope}
-    rest = _eliminate(rest, variables - middle, size, buckets, len(scopes))
-    rest = _eliminate(rest, middle, size, buckets, len(scopes))
-    _join(rest, (), size, buckets, len(scopes))
-    return tuple(buckets), tuple(copies)
+    rest = buckets.eliminate(rest, variables - middle)
+    rest = buckets.eliminate(rest, middle)
+    buckets.join(rest, ())
+    return tuple(buckets.made), tuple(copies)
 
 
 def _in_copy(scope: tuple[int, ...], interior: tuple[int, ...], first: int, last: int) -> bool:
     return any(v in interior for v in scope) or (len(scope) == 2 and set(scope) == {first, last})
 
 
-def _eliminate(
-    scopes: dict[int, tuple[int, ...]], variables: set[int], size: Sequence[int], buckets: list[Bucket], base: int
-) -> dict[int, tuple[int, ...]]:
-    """Append a bucket per variable, the one of least work first; returns the slots that remain."""
-    near: dict[int, set[int]] = {v: set() for v in variables}  # the slots of each variable
-    for slot, scope in scopes.items():
-        for v in scope:
-            if v in near:
-                near[v].add(slot)
-    scopes = dict(scopes)
+@dataclass(frozen=True, slots=True)
+class _Buckets:
+    """The buckets `made` so far, numbered after `base` factors, of variables of so many options each (`size`).
 
-    def work(v: int) -> tuple[int, int]:
-        around = {v}.union(*(scopes[s] for s in near[v]))
-        return prod(size[u] for u in around), len(around)  # options may be few: then leaves go first
+    `switches`: the variables that must be gone before a switch is, so that their tables are but M times as large.
+    """
 
-    cost = {v: work(v) for v in variables}
-    queue = [(cost[v], v) for v in variables]
-    heapify(queue)
-    while queue:
-        known, v = heappop(queue)
-        if cost.get(v) != known:  # eliminated already, or its work has changed since
-            continue
-        del cost[v]
-        inputs = sorted(near.pop(v))
-        kept = tuple(sorted({u for s in inputs for u in scopes[s]} - {v}))
-        slot = _bucket(inputs, scopes, v, kept, size, buckets, base)
-        for s in inputs:
-            for u in scopes.pop(s):
+    made: list[Bucket]
+    size: Sequence[int]
+    base: int
+    switches: Mapping[int, frozenset[int]]
+
+    def eliminate(self, scopes: dict[int, tuple[int, ...]], variables: set[int]) -> dict[int, tuple[int, ...]]:
+        """A bucket per variable, the one of least work first; returns the slots that remain."""
+        near: dict[int, set[int]] = {v: set() for v in variables}  # the slots of each variable
+        for slot, scope in scopes.items():
+            for v in scope:
+                if v in near:
+                    near[v].add(slot)
+        scopes = dict(scopes)
+
+        def work(v: int) -> tuple[bool, int, int]:
+            around = {v}.union(*(scopes[s] for s in near[v]))
+            waits = v in self.switches and not self.switches[v].isdisjoint(around & near.keys())
+            # options may be few: then leaves go first
+            return waits, prod(self.size[u] for u in around), len(around)
+
+        cost = {v: work(v) for v in variables}
+        queue = [(cost[v], v) for v in variables]
+        heapify(queue)
+        while queue:
+            known, v = heappop(queue)
+            if cost.get(v) != known:  # eliminated already, or its work has changed since
+                continue
+            del cost[v]
+            inputs = sorted(near.pop(v))
+            kept = tuple(sorted({u for s in inputs for u in scopes[s]} - {v}))
+            slot = self.bucket(inputs, scopes, v, kept)
+            for s in inputs:
+                for u in scopes.pop(s):
+                    if u in near:
+                        near[u].discard(s)
+            scopes[slot] = kept
+            for u in kept:
                 if u in near:
-                    near[u].discard(s)
-        scopes[slot] = kept
-        for u in kept:
-            if u in near:
-                near[u].add(slot)
-        for u in kept:
-            if u in near:
-                cost[u] = work(u)
-                heappush(queue, (cost[u], u))
-    return scopes
+                    near[u].add(slot)
+            for u in kept:
+                if u in near:
+                    cost[u] = work(u)
+                    heappush(queue, (cost[u], u))
+        return scopes
 
+    def join(self, scopes: dict[int, tuple[int, ...]], kept: tuple[int, ...]) -> int:
+        return self.bucket(sorted(scopes), scopes, None, kept)
 
-def _join(
-    scopes: dict[int, tuple[int, ...]], kept: tuple[int, ...], size: Sequence[int], buckets: list[Bucket], base: int
-) -> int:
-    return _bucket(sorted(scopes), scopes, None, kept, size, buckets, base)
+    def bucket(
+        self, inputs: list[int], scopes: Mapping[int, tuple[int, ...]], variable: int | None, kept: tuple[int, ...]
+    ) -> int:
+        dims = (1 if variable is None else self.size[variable], *(self.size[u] for u in kept))
+        if prod(dims) > MOST_WORK or prod(dims[1:]) > MOST_ENTRIES:
+            raise TooWideError(f"a bucket over {len(dims)} variables with {dims} options")
+        axis = {u: a for a, u in enumerate(kept, 1)} | ({} if variable is None else {variable: 0})
+        modes = prod(self.size[u] for u in axis if u in self.switches)
+        parts = tuple((s, tuple(axis[u] for u in scopes[s])) for s in inputs)
+        return self.put(Bucket(parts, dims, variable, modes=modes))
 
+    def power(self, one: int, length: int, chain: int, size: int) -> int:
+        """The slot of F^length: squares, then the product of those that the binary digits of `length` name."""
+        result, done, square, step = -1, 0, one, 1
+        while True:
+            if length & step:
+                result = square if not done else self.times(result, square, done, chain, size)
+                done += step
+            if done == length:
+                return result
+            square, step = self.times(square, square, step, chain, size), 2 * step
 
-def _bucket(
-    inputs: list[int],
-    scopes: Mapping[int, tuple[int, ...]],
-    variable: int | None,
-    kept: tuple[int, ...],
-    size: Sequence[int],
-    buckets: list[Bucket],
-    base: int,
-) -> int:
-    dims = (1 if variable is None else size[variable], *(size[u] for u in kept))
-    if prod(dims) > MOST_WORK or prod(dims[1:]) > MOST_ENTRIES:
-        raise TooWideError(f"a bucket over {len(dims)} variables with {dims} options")
-    axis = {u: a for a, u in enumerate(kept, 1)} | ({} if variable is None else {variable: 0})
-    buckets.append(Bucket(tuple((s, tuple(axis[u] for u in scopes[s])) for s in inputs), dims, variable))
-    return base + len(buckets) - 1
+    def times(self, left: int, right: int, half: int, chain: int, size: int) -> int:
+        return self.put(Bucket(((left, (1, 0)), (right, (0, 2))), (size,) * 3, None, chain, half))
 
-
-def _power(one: int, length: int, chain: int, size: int, buckets: list[Bucket], base: int) -> int:
-    """The slot of F^length: squares, then the product of those that the binary digits of `length` name."""
-    result, done, square, step = -1, 0, one, 1
-    while True:
-        if length & step:
-            result = square if not done else _times(result, square, done, chain, size, buckets, base)
-            done += step
-        if done == length:
-            return result
-        square, step = _times(square, square, step, chain, size, buckets, base), 2 * step
-
-
-def _times(left: int, right: int, half: int, chain: int, size: int, buckets: list[Bucket], base: int) -> int:
-    inputs = (left, (1, 0)), (right, (0, 2))
-    buckets.append(Bucket(inputs, (size,) * 3, None, chain, half))
-    return base + len(buckets) - 1
+    def put(self, bucket: Bucket) -> int:
+        self.made.append(bucket)
+        return self.base + len(self.made) - 1

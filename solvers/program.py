@@ -11,8 +11,10 @@
          (5) Σ_k n[c,k] = L_c                                                 ∀ c
          (6) Σ_{k into a} n[c,k] - Σ_{k out of a} n[c,k] = x[b_L,a] - x[b_0,a]     ∀ c, a
          (7) what (6) lets circulate apart from the way b_0 → b_L is cut off when it appears
+         (8) Σ e[f,k] y[f,k] ≤ τ, which is added to (4) for r = 0             ∀ switches, its tables f
 
 Options of u with equal rows in e are one class, as are those of v with equal columns; forbidden y do not exist.
+A table on which a switch decides has the mode as one more index of y.
 A solution of (5) to (7) is a trail that visits every layout in some order: equal copies are never told apart.
 """
 
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..formulation.network import INFINITE
 from .factors import Factor
 from .kernels import Ints
 
@@ -70,21 +73,25 @@ class Program:
 
 
 def build(
-    factors: Iterable[Factor], size: Mapping[int, int], capacities: Sequence[int], chains: Sequence[Columns] = ()
+    factors: Iterable[Factor],
+    size: Mapping[int, int],
+    capacities: Sequence[int],
+    chains: Sequence[Columns] = (),
+    tau: tuple[int, int] = (0, INFINITE),
 ) -> Program:
-    """The program of factors over variables with so many options, and of chains by their columns."""
+    """The program of factors over variables with so many options, and of chains by their columns; τ from and to."""
     from ortools.sat.python.cp_model import CpModel
 
     model = CpModel()
     x = {v: [model.new_bool_var(f"x[{v},{i}]") for i in range(n)] for v, n in sorted(size.items())}
     for v in x:
         model.add_exactly_one(x[v])  # (1)
-    sums = _Sums([], [[] for _ in capacities])
+    sums = _Sums([], [[] for _ in capacities], defaultdict(list))
     for f in factors:
         if len(f.scope) == 1:
             _unary(model, f, x[f.scope[0]], sums)
         else:
-            _pairs(model, f, x[f.scope[0]], x[f.scope[1]], sums)
+            _joint(model, f, [x[v] for v in f.scope], sums)
     counts = [[model.new_int_var(0, c.length, f"n[{k},{j}]") for j in range(len(c.time))] for k, c in enumerate(chains)]
     for c, ns in zip(chains, counts, strict=True):
         for n, time, uses in zip(ns, c.time.tolist(), c.use.tolist(), strict=True):
@@ -96,6 +103,11 @@ def build(
             flow[b].append(n)
         for a in range(size[c.first]):
             model.add(sum(flow[a]) == x[c.last][a] - x[c.first][a])  # (6)
+    if capacities and sums.extras:
+        most = model.new_int_var(tau[0], min(tau[1], capacities[0]), "tau")
+        sums.loads[0].append((1, most))
+        for load in sums.extras.values():
+            model.add(sum(amount * b for amount, b in load) <= most)  # (8)
     for load, capacity in zip(sums.loads, capacities, strict=True):
         model.add(sum(amount * b for amount, b in load) <= capacity)  # (4)
     cost = sum(time * b for time, b in sums.cost)
@@ -105,10 +117,12 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """The terms of the objective, and of every capacity: amounts with the CP-SAT variables that they multiply."""
+    """The terms of the objective, of every capacity, and of what every switch uses for a while: amounts with the
+    CP-SAT variables that they multiply."""
 
     cost: list[tuple[int, Any]]
     loads: list[list[tuple[int, Any]]]
+    extras: dict[int, list[tuple[int, Any]]]
 
     def add(self, b: Any, time: int, uses: Iterable[int], rows: Iterable[tuple[int, int]] | None = None) -> None:
         """What `b` costs, and uses of every capacity, or of the half-open ranges `rows` of them."""
@@ -135,21 +149,27 @@ def _uses(f: Factor) -> Ints:
     return np.zeros((*f.time.shape, 0), np.int64) if f.use is None else f.use.astype(np.int64)
 
 
-def _pairs(model: "CpModel", f: Factor, xu: list[Any], xv: list[Any], sums: _Sums) -> None:
-    both = np.concatenate([f.time[..., None], _uses(f)], axis=2)
-    rows, of_u = np.unique(both, axis=0, return_inverse=True)
-    columns, of_v = np.unique(rows, axis=1, return_inverse=True)
-    y: dict[tuple[int, int], Any] = {}
-    for p, q in zip(*np.nonzero(columns[..., 0] < np.inf), strict=True):
-        time, *uses = columns[p, q].astype(np.int64).tolist()
-        y[p, q] = model.new_bool_var("")
-        sums.add(y[p, q], time, uses)
-    for side, (x, of) in enumerate(((xu, of_u.ravel()), (xv, of_v.ravel()))):
+def _joint(model: "CpModel", f: Factor, x: Sequence[list[Any]], sums: _Sums) -> None:
+    """A table over several variables; options of one whose slices are equal are a class."""
+    extra = np.zeros(f.time.shape) if f.extra is None else f.extra
+    table = np.concatenate([f.time[..., None], extra[..., None], _uses(f)], axis=-1)
+    classes = []
+    for axis in range(len(f.scope)):
+        table, of = np.unique(table, axis=axis, return_inverse=True)
+        classes.append(of.ravel())
+    y: dict[tuple[int, ...], Any] = {}
+    for key in zip(*np.nonzero(table[..., 0] < np.inf), strict=True):
+        time, more, *uses = table[key].astype(np.int64).tolist()
+        y[key] = model.new_bool_var("")
+        sums.add(y[key], time, uses)
+        if more:
+            sums.extras[f.scope[0]].append((more, y[key]))
+    for axis, (options, of) in enumerate(zip(x, classes, strict=True)):
         joined = defaultdict(list)
         for key, b in y.items():
-            joined[key[side]].append(b)
-        for c in range(columns.shape[side]):
-            model.add(sum(joined[c]) == sum(x[i] for i in np.flatnonzero(of == c)))  # (2), (3)
+            joined[key[axis]].append(b)
+        for c in range(table.shape[axis]):
+            model.add(sum(joined[c]) == sum(options[i] for i in np.flatnonzero(of == c)))  # (2), (3)
 
 
 def trail(start: int, ends: Ints, counts: Sequence[int]) -> tuple[list[int], set[int]]:

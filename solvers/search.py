@@ -8,12 +8,11 @@ does not fit the memory at that optimum, is solved with the capacity under the b
 
 import heapq
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from ..formulation.encoding import Encoding
-from ..formulation.network import INFINITE, Network
+from ..formulation.network import INFINITE, Network, evaluate
 from ..formulation.placement import Placement
 from ..model.errors import PartitaError
 from .order import TooWideError, compile_network
@@ -218,10 +217,7 @@ class _Search:
         if relaxed.status is Status.INFEASIBLE:
             return
         bound = max(candidate.bound, relaxed.bound)
-        fits = (
-            relaxed.assignment is not None
-            and _use(encoding.network, relaxed.assignment) <= encoding.network.capacities[0]
-        )
+        fits = relaxed.assignment is not None and evaluate(encoding.network, relaxed.assignment).feasible
         if fits:
             self._offer(encoding, relaxed, candidate, None)
         if bound >= self.reach:
@@ -302,19 +298,13 @@ class _Search:
 
 def _unbounded(network: Network) -> int:
     """A capacity that no assignment reaches."""
-    uses = [v.use for v in network.variables] + [e.use for e in network.edges if e.use is not None]
-    return sum(int(use.max()) for use in uses)
+    return sum(int(t.max()) for term in network.terms() for t in (term.use, term.extra) if t is not None)
 
 
 def least_use(network: Network) -> int:
-    """The least that any assignment uses of the first capacity, whatever it costs; 0 where that takes too long."""
+    """No more than any assignment uses of the first capacity, whatever it costs; 0 where that takes too long."""
     try:
         least = least_use_of(compile_network(network), 0)
     except TooWideError:
         return 0
     return INFINITE if least == inf else int(least)
-
-
-def _use(network: Network, assignment: Sequence[int]) -> int:
-    use = sum(int(v.use[x, 0]) for v, x in zip(network.variables, assignment, strict=True))
-    return use + sum(int(e.use[assignment[e.u], assignment[e.v], 0]) for e in network.edges if e.use is not None)

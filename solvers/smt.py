@@ -16,23 +16,32 @@ from typing import Any
 import numpy as np
 
 from ..formulation.network import INFINITE, Network
+from ..formulation.pairwise import pairwise
 from .flat.close import CUT, reduction
 from .flat.form import Flat, fits, flattened
+from .flat.smaller import solve_instead
 from .flat.substitution import Reduced
 from .kernels import Ints
 from .protocol import NO_LIMITS, STOPPED, Limits, Search, Solution
+from .transient import EXTRAS, has_extras
 from .z3check import checked
 
 _MOST_PAIRS = 20_000  # entries of all edges
 
 
 class SMT:
-    """Exact, in exact arithmetic, for small networks; chains are ignored."""
+    """Exact, in exact arithmetic, for small networks; chains are ignored.
+
+    Switches become options (`pairwise`), which has no place for what they use for a while.
+    """
 
     name = "smt"
 
     def accepts(self, network: Network) -> bool:
         """Whether there are at most 20,000 pairs and 100 capacities, and totals that reduction can add up."""
+        if has_extras(network):
+            return False
+        network = pairwise(network).network
         pairs = sum(e.cost.size for e in network.edges)
         return pairs <= _MOST_PAIRS and len(network.capacities) <= 100 and fits(flattened(network))
 
@@ -40,7 +49,10 @@ class SMT:
         """The best assignment, or the best found within the limits and a proved bound."""
         search = Search(network, limits, self.name)
         if not self.accepts(network):
-            return search.finish("too large for Z3, or totals beyond 2^60")
+            return search.finish(EXTRAS if has_extras(network) else "too large for Z3, or totals beyond 2^60")
+        if network.switches:
+            pairs = pairwise(network)
+            return search.run(lambda: solve_instead(search, pairs.network, pairs.lift, self.solve))
         return search.run(lambda: _solve(search))
 
 

@@ -79,7 +79,8 @@ class Flat:
 
 
 def flattened(network: Network) -> Flat:
-    """The same network; edges between the same two variables are one."""
+    """The same network, which has no switches; edges between the same two variables are one."""
+    assert not network.switches
     variables = network.variables
     sizes = np.array([len(v.cost) for v in variables], np.int64)
     ends, tables, uses = _merged(network)

@@ -58,8 +58,8 @@ def solve_flat(search: Search) -> Solution:
 
 
 def try_programs(search: Search) -> Solution | None:
-    """What programs make of a small network in a share of the time; None for a large one."""
-    if sum(e.cost.size for e in search.network.edges) > _PROGRAM:
+    """What programs make of a small network in a share of the time; None for a large one, or one with switches."""
+    if search.network.switches or sum(e.cost.size for e in search.network.edges) > _PROGRAM:
         return None
     small = reduction(search)
     return small if isinstance(small, Solution) else close(search, small, time.perf_counter() + _share(search, *_TRIAL))

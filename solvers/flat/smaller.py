@@ -26,20 +26,38 @@ def solve_reduced(
 ) -> Solution:
     """The same where reduction left `small`, which is this network."""
 
+    def lift(assignment: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(small.lift(np.array(assignment, np.int64)).tolist())
+
+    return solve_instead(search, network, lift, solve, small.cut)
+
+
+def solve_instead(
+    search: Search,
+    network: Network,
+    lift: Callable[[tuple[int, ...]], tuple[int, ...]],
+    solve: Callable[[Network, Limits], Solution],
+    cut: bool = False,
+) -> Solution:
+    """The solution of a search's network by that of an equal one, whose assignments `lift` carries back.
+
+    `cut`: assignments may cost more than they do there.
+    """
+
     def tell(progress: Progress) -> None:
         assert search.limits.progress is not None
         search.bound = max(search.bound, progress.bound)
-        incumbent = search.objective if small.cut else progress.incumbent  # under cut costs it may cost more
+        incumbent = search.objective if cut else progress.incumbent
         search.limits.progress(Progress(incumbent, search.bound, search.seconds))
 
     told = None if search.limits.progress is None else tell
     answer = solve(network, replace(search.limits, seconds=search.left, progress=told))
     if answer.assignment is not None:
-        search.offer(tuple(small.lift(np.array(answer.assignment, np.int64)).tolist()))
+        search.offer(lift(answer.assignment))
     if answer.status is not Status.INFEASIBLE:
         search.raise_bound(answer.bound)
-    cut = answer.status is Status.OPTIMAL and search.bound != search.objective
-    return search.finish(CUT if cut else answer.words, infeasible=answer.status is Status.INFEASIBLE)
+    short = answer.status is Status.OPTIMAL and search.bound != search.objective
+    return search.finish(CUT if short else answer.words, infeasible=answer.status is Status.INFEASIBLE)
 
 
 def unflattened(flat: Flat) -> Network:

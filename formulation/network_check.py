@@ -1,0 +1,192 @@
+"""Whether the parts of a cost network fit together."""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from .network import INFINITE, Chain, Edge, Network, Table, Variable, chain_edges
+
+
+def problems(network: Network) -> Iterator[str]:
+    """Every inconsistency, in words; a later one may rest on an earlier one being absent."""
+    variables, count = network.variables, len(network.capacities)
+    for r, capacity in enumerate(network.capacities):
+        if capacity < 0:
+            yield f"capacity {r} is {capacity}"
+    for v in variables:
+        columns = count if v.rows is None else len(v.rows)
+        if v.cost.ndim != 1 or len(v.cost) == 0 or v.use.shape != (len(v.cost), columns):
+            where = f"{count} capacities" if v.rows is None else f"rows {v.rows.shape}"
+            yield f"{v.name}: cost {v.cost.shape} and use {v.use.shape}, for {where}"
+        if v.rows is not None:
+            yield from _bad_rows(v.name, v.rows, count)
+        yield from _bad_values(v.name, v.cost, v.use)
+    for e in network.edges:
+        if not (0 <= e.u < len(variables) and 0 <= e.v < len(variables)) or e.u == e.v:
+            yield f"edge ({e.u}, {e.v}) among {len(variables)} variables"
+        name = f"edge {variables[e.u].name} - {variables[e.v].name}"
+        shape = len(variables[e.u].cost), len(variables[e.v].cost)
+        if e.cost.shape != shape:
+            yield f"{name}: cost {e.cost.shape}, domains {shape}"
+        if e.use is not None and e.use.shape != (*shape, count):
+            yield f"{name}: use {e.use.shape}, expected {(*shape, count)}"
+        yield from _bad_values(name, e.cost, e.use)
+    yield from _switch_problems(network)
+    if network.chains:
+        yield from _chain_problems(network)
+
+
+def _bad_values(name: str, cost: Table, use: Table | None) -> Iterator[str]:
+    if cost.dtype != np.int64 or (use is not None and use.dtype != np.int64):
+        yield f"{name}: cost {cost.dtype} and use {None if use is None else use.dtype}, expected int64"
+    if cost.size and cost.min() <= -INFINITE:
+        yield f"{name}: cost {cost.min()}"
+    if use is not None and use.size and use.min() < 0:
+        yield f"{name}: use {use.min()} bytes"
+
+
+def _bad_rows(name: str, rows: Table, count: int) -> Iterator[str]:
+    if rows.dtype != np.int64 or rows.ndim != 2 or rows.shape[1] != 2:
+        yield f"{name}: rows {rows.shape} of {rows.dtype}, expected [P, 2] of int64"
+    wrong = (rows[:, 0] < 0) | (rows[:, 0] > rows[:, 1]) | (rows[:, 1] > count)
+    if wrong.any():
+        yield f"{name}: rows {rows[wrong][0].tolist()} of {count} capacities"
+
+
+def _switch_problems(network: Network) -> Iterator[str]:
+    variables, count = network.variables, len(network.capacities)
+    owner: dict[tuple[str, int], int] = {}
+    own = {s.variable for s in network.switches}
+    for number, switch in enumerate(network.switches):
+        at = f"switch {number}"
+        if not 0 <= switch.variable < len(variables):
+            yield f"{at}: variable {switch.variable} of {len(variables)}"
+        modes = len(variables[switch.variable].cost)
+        for kind, tables in (("variable", switch.variables), ("edge", switch.edges)):
+            parts: tuple[Variable, ...] | tuple[Edge, ...] = variables if kind == "variable" else network.edges
+            for k, (cost, use, extra) in tables.items():
+                if not 0 <= k < len(parts):
+                    yield f"{at}: {kind} {k} of {len(parts)}"
+                name, part = f"{at}, {kind} {k}", parts[k]
+                if owner.setdefault((kind, k), number) != number or (kind == "variable" and k in own):
+                    yield f"{name} belongs to another switch, or is one"
+                if isinstance(part, Variable) and part.rows is not None:
+                    yield f"{name}: rows where a switch decides"
+                if isinstance(part, Edge) and switch.variable in (part.u, part.v):
+                    yield f"{name} ends at the switch itself"
+                shape = modes, *part.cost.shape
+                if (
+                    cost.shape != shape
+                    or (use is not None and use.shape != (*shape, count))
+                    or (extra is not None and extra.shape != shape)
+                ):
+                    shapes = [None if t is None else t.shape for t in (cost, use, extra)]
+                    yield f"{name}: cost, use and extra {shapes} for {shape} and {count} capacities"
+                yield from _bad_values(name, cost, use)
+                yield from _bad_values(f"{name}, extra", cost, extra)
+                if not _alike(cost[0], part.cost) or not _alike(None if use is None else use[0], part.use):
+                    yield f"{name}: its own tables are not those of mode 0"
+
+
+def _alike(a: Table | None, b: Table | None) -> bool:
+    """Whether tables are equal; None is nothing."""
+    if a is None or b is None:
+        return not any(t is not None and t.any() for t in (a, b))
+    return np.array_equal(a, b)
+
+
+def _chain_problems(network: Network) -> Iterator[str]:
+    variables = network.variables
+    owner: dict[int, str] = {}
+    for c, chain in enumerate(network.chains):
+        at = f"chain {c}"
+        if not chain.copies or len(chain.boundaries) != len(chain.copies) + 1:
+            yield f"{at}: {len(chain.boundaries)} boundaries for {len(chain.copies)} copies"
+        if {len(copy) for copy in chain.copies} != {len(chain.copies[0])}:
+            yield f"{at}: copies of {sorted({len(copy) for copy in chain.copies})} variables"
+        owned = [*chain.boundaries[1:-1], *(v for copy in chain.copies for v in copy)]
+        for v in (*owned, chain.boundaries[0], chain.boundaries[-1]):
+            if not 0 <= v < len(variables):
+                yield f"{at}: variable {v} of {len(variables)}"
+        if chain.boundaries[0] == chain.boundaries[-1]:
+            yield f"{at}: starts and ends at {variables[chain.boundaries[0]].name}"
+        for v in owned:
+            if v in owner:
+                yield f"{variables[v].name} belongs to {owner[v]} and to {at}"
+            owner[v] = at
+    for c, chain in enumerate(network.chains):
+        for v in (chain.boundaries[0], chain.boundaries[-1]):
+            if v in owner:
+                yield f"chain {c} ends at {variables[v].name}, which is inside {owner[v]}"
+        first = variables[chain.boundaries[0]]
+        for b in chain.boundaries:
+            if len(variables[b].cost) != len(first.cost):
+                yield f"chain {c}: boundaries of {len(first.cost)} and {len(variables[b].cost)} options"
+        for b in chain.boundaries[1:-1]:
+            if variables[b].cost.any() or variables[b].use.any():
+                yield f"chain {c}: boundary {variables[b].name} has a cost or a use of its own"
+    copy_edges, rest = chain_edges(network)
+    for k in rest:
+        for v in (network.edges[k].u, network.edges[k].v):
+            if v in owner:
+                yield f"{variables[v].name} of {owner[v]} has an edge that leaves its copy"
+    yield from _straddling(network, copy_edges)
+    for c, chain in enumerate(network.chains):
+        first_copy = _signature(network, chain, 0, copy_edges[c][0])
+        for i in range(len(chain.copies)):
+            mine = _signature(network, chain, i, copy_edges[c][i])
+            if isinstance(mine, str):
+                yield f"chain {c}, copy {i}: {mine}"
+            elif not isinstance(first_copy, str):
+                yield from (f"chain {c}: copy {i} differs from copy 0 in {what}" for what in _differ(first_copy, mine))
+
+
+def _straddling(network: Network, copy_edges: list[list[list[int]]]) -> Iterator[str]:
+    """Switches that are partly in a copy of a chain."""
+    of_edge = {k: (c, i) for c, copies in enumerate(copy_edges) for i, edges in enumerate(copies) for k in edges}
+    of_variable: dict[int, object] = {}
+    for c, chain in enumerate(network.chains):
+        of_variable |= {b: f"boundary {b}" for b in chain.boundaries[1:-1]}
+        of_variable |= {v: (c, i) for i, copy in enumerate(chain.copies) for v in copy}
+    for number, switch in enumerate(network.switches):
+        z = of_variable.get(switch.variable)
+        if any(of_variable.get(v) != z for v in switch.variables) or any(of_edge.get(k) != z for k in switch.edges):
+            yield f"switch {number} is partly in a copy of a chain"
+
+
+_Part: TypeAlias = tuple[tuple[int, ...], bool, Table, Table | None, Table | None]
+
+
+def _signature(network: Network, chain: Chain, i: int, edges: list[int]) -> list[_Part] | str:
+    """The tables of copy i by position (interiors, then b_i, b_{i+1}), or the variable that is out of place."""
+    scope = (*chain.copies[i], chain.boundaries[i], chain.boundaries[i + 1])
+    position = {v: p for p, v in enumerate(scope)}
+    parts: list[_Part] = []
+    for term in network.terms(chain.copies[i], ()):
+        use = term.use if term.rows is None else network.variables[term.scope[0]].dense(len(network.capacities))
+        parts.append((tuple(position[v] for v in term.scope), False, term.cost, use, term.extra))
+    for term in network.terms((), edges):
+        for v in term.scope:
+            if v not in position:
+                return f"an edge leaves it for {network.variables[v].name}"
+        *z, u, v = (position[v] for v in term.scope)
+        parts.append(((*z, min(u, v), max(u, v)), u > v, term.cost, term.use, term.extra))
+    return sorted(parts, key=lambda part: part[0])  # stable: parallel edges keep their order
+
+
+def _differ(first: list[_Part], other: list[_Part]) -> Iterator[str]:
+    if [p[0] for p in first] != [p[0] for p in other]:
+        yield "its edges"
+        return
+    for (where, flip, *tables), (_, other_flip, *others) in zip(first, other, strict=True):
+        for a, b in zip(tables, others, strict=True):
+            if a is b and (flip == other_flip or a is None):
+                continue
+            if a is None or b is None:
+                if (b if a is None else a).any():  # type: ignore[union-attr]
+                    yield f"the uses at {where}"
+                continue
+            same = a if flip == other_flip else np.swapaxes(a, len(where) - 2, len(where) - 1)
+            if not np.array_equal(same, b):
+                yield f"the tables at {where}"
