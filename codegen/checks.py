@@ -35,6 +35,8 @@ def check(plan: Plan) -> None:
         raise PartitaError(f"optimizer {plan.optimizer!r} is none of {', '.join(OPTIMIZERS)}")
     if plan.micro_batches < 1:
         raise PartitaError(f"{plan.micro_batches} micro-batches")
+    if not 1 <= plan.in_flight <= plan.micro_batches:
+        raise PartitaError(f"{plan.in_flight} of {plan.micro_batches} micro-batches in flight")
     if plan.placement.hierarchy != plan.machine.hierarchy:
         raise PartitaError(f"placement {plan.placement.matrix} does not fit a machine of {plan.machine.hierarchy}")
     if len(plan.choices) != len(plan.graph.nodes):
@@ -75,6 +77,8 @@ def check(plan: Plan) -> None:
             raise PartitaError(f"node {node.name!r} is no parameter: regather and sharded_states do not apply")
         if node.op == "parameter":
             check_spread(plan, index)
+            if choice.sharded_states and node.get("stages", 1) > 1:
+                raise PartitaError(f"node {node.name!r}: other stages may have it too, so its states are not sharded")
         elif choice.at:
             raise PartitaError(f"node {node.name!r} is no parameter: pieces do not apply")
     _check_sparse(plan)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..formulation.placement import Placement
 from ..model.atoms import atoms
+from ..model.collectives import CollectivePrice
 from ..model.errors import PartitaError
 from ..model.files import make_folder, read_json, write_atomically, write_directory
 from ..model.layout import Layout
@@ -38,7 +39,8 @@ class Plan:
     status, objective_ns, bound_ns, gap, seconds, memory_bytes, capacity_bytes, space, unsplit_flops. `module` is the
     module that was planned, with its example inputs, where the plan was made from one; it is not saved. `recompute`
     names the segments (`model.segments`) whose forward runs once more before their backward: `full` or `selective`.
-    `names` are those of the axes, where more than this plan decides what they are called; not saved either.
+    `names` are those of the axes, where more than this plan decides what they are called; not saved either. Of a stage
+    of a pipeline, `in_flight` micro-batches are kept for backward at once, and `transfer` prices what is handed on.
     """
 
     graph: PCG
@@ -53,6 +55,8 @@ class Plan:
     module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
     recompute: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
+    in_flight: int = 1
+    transfer: CollectivePrice | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -187,9 +191,16 @@ class Plan:
             "placement": [list(row) for row in self.placement.matrix],
             "choices": {node.name: choice_json(self, index, known) for index, node in enumerate(self.graph.nodes)},
             **({"recompute": dict(self.recompute)} if self.recompute else {}),
+            **self._pipelined(),
             "report": self.report,
             "graph": self.graph.to_json(),
         }
+
+    def _pipelined(self) -> dict[str, Any]:
+        """What a file says of a stage of a pipeline only."""
+        line = self.transfer
+        several = {"in_flight": self.in_flight} if self.in_flight > 1 else {}
+        return several | ({} if line is None else {"transfer": [line.latency_ns, line.ns_per_byte]})
 
     @classmethod
     def from_json(cls, data: Any) -> Plan:
@@ -230,6 +241,8 @@ class Plan:
                 dict(model),
                 _report(report),
                 recompute=dict(recompute),
+                in_flight=whole(data.get("in_flight", 1)),
+                transfer=_line(data["transfer"]) if "transfer" in data else None,
             )
         except PartitaError:
             raise
@@ -243,6 +256,11 @@ class Plan:
 
 
 _NUMBERS = ("objective_ns", "bound_ns", "memory_bytes", "capacity_bytes")
+
+
+def _line(data: Any) -> CollectivePrice:
+    latency_ns, ns_per_byte = map(number, as_list(data))
+    return CollectivePrice(latency_ns, ns_per_byte)
 
 
 def _report(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def _classes(pcg: PCG) -> Classes:
     for index, node in enumerate(pcg.nodes):
         fixed = node.op == "buffer" or (
             node.op not in ("input", "parameter")
-            and (operator(node.op).creates or all(constant[i] for i in node.inputs))
+            and (operator(node.op).creates or (bool(node.inputs) and all(constant[i] for i in node.inputs)))
         )
         constant.append(fixed)
         shown = None if fixed or index in ways else _shown(pcg, index, index in twin)
@@ -153,7 +153,7 @@ def _shown(pcg: PCG, index: int, repeats: bool) -> tuple[int, ...] | None:
     if node.op in ("input", "parameter", "buffer"):
         return None
     entry = operator(node.op)
-    if entry.passes or len(node.inputs) != 1:
+    if entry.passes or entry.transfer or len(node.inputs) != 1:
         return None
     if pcg.nodes[node.inputs[0]].gradient != node.gradient and not repeats:
         return None

@@ -34,7 +34,8 @@ class Domain:
     """Options of a node: `choice[o, axis]` is a row, `inputs[i][o]` and `output[o]` are layout codes.
 
     `time_ns` is of one micro-batch, forward and backward, `forward_ns` its forward alone; `kept_bytes` what the
-    operator itself keeps for backward (its output or mask; kept inputs belong to the edges). `saves[i]` says whether
+    operator itself keeps for backward (its output or mask; kept inputs belong to the edges), `transient_bytes` what it
+    takes at the turn to backward only. `saves[i]` says whether
     input i is kept, but for the options in `copied[i]`, `items[i]` the bytes of an element, `saves_output[o]` whether
     what is kept stands for the output.
     """
@@ -48,6 +49,7 @@ class Domain:
     time_ns: Array
     forward_ns: Array
     kept_bytes: Array
+    transient_bytes: Array
     saves: tuple[bool, ...]
     copied: tuple[npt.NDArray[np.bool_], ...]
     items: tuple[int, ...]
@@ -61,7 +63,7 @@ class Domain:
         inputs, copied = tuple(codes[keep] for codes in self.inputs), tuple(those[keep] for those in self.copied)
         arrays: dict[str, Any] = {
             name: getattr(self, name)[keep]
-            for name in ("choice", "output", "time_ns", "forward_ns", "kept_bytes", "saves_output")
+            for name in ("choice", "output", "time_ns", "forward_ns", "kept_bytes", "transient_bytes", "saves_output")
         }
         return replace(self, inputs=inputs, copied=copied, **arrays)
 
@@ -148,6 +150,9 @@ def domain(
             if entry.masked:  # priced as the activation's own backward
                 own = output_space.numel[output] * 1.0
                 time = time + roofline.ns(own, 4 * own * precision.itemsize(this.dtype))
+    if entry.transfer:  # the value one way, its gradient the other
+        forward = transitions.transfer.ns_array(output_space.numel[output] * precision.itemsize(this.dtype))
+        time = forward * (1 + this.gradient)
     dense = this.gradient and not this.get("sparse")
     if dense and looked_up and sources[looked_up[0]].gradient:  # the gradient of the table is zeroed, then added to
         table = looked_up[0]
@@ -163,8 +168,10 @@ def domain(
             kept = kept + input_spaces[0].numel[inputs[0]] * items[0]
         elif name == "indices":
             kept = kept + output_space.numel[output] * ITEMSIZE["int64"]
+    transient = np.zeros(len(choice), dtype=np.int64)
     for _ in range(LOSS_TRANSIENTS.get(this.op, 0)):
-        kept = kept + input_spaces[0].numel[inputs[0]] * (ITEMSIZE["float32"] + (items[0] if precision.mixed else 0))
+        item = ITEMSIZE["float32"] + (items[0] if precision.mixed else 0)
+        transient = transient + input_spaces[0].numel[inputs[0]] * item
     names = entry.named(this)
     # Losses compute in float32 at least, and keep that copy.
     kept_items = tuple(ITEMSIZE["float32"] if this.op in LOSS_TRANSIENTS and i < 4 else i for i in items)
@@ -178,6 +185,7 @@ def domain(
         time,
         forward,
         kept,
+        transient,
         tuple(n in saved for n in names),
         tuple(copied),
         kept_items,
@@ -326,8 +334,9 @@ class Domains:
     def _number(self, index: int) -> int:
         node, known = self.pcg.nodes[index], atoms(self.pcg)
         wish = self.fixed.get(node.name)
-        # The call site of a dropout tells it from others, but costs nothing: equal layers stay equal.
-        attributes = tuple(a for a in node.attributes if a[0] != "site")
+        # The call site of a dropout tells it from others, as does what is handed on, but costs nothing: equal layers
+        # stay equal.
+        attributes = tuple(a for a in node.attributes if a[0] not in ("site", "peer"))
         sources = ((i, self.pcg.nodes[i]) for i in node.inputs)
         key = (
             node.op, attributes, node.shape, node.dtype, node.gradient, known[index].dims, wish,

@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..model.atoms import atoms
+from ..model.collectives import CollectivePrice
 from ..model.cost import Precision, Roofline, optimizer_states, precision
 from ..model.errors import PartitaError
+from ..model.layout import Layout
 from ..model.machine import Machine
 from ..model.merge import table_rows
 from ..model.operator import operator
@@ -37,6 +39,7 @@ from .ways import Ways
 from .weights import (
     Storage,
     accumulate_ns,
+    exchange_ns,
     looked_up_bytes,
     looked_up_ns,
     per_step_ns,
@@ -61,17 +64,22 @@ def encode(
     flat: bool = False,
     balance: Balance = levelled,
     bundles: bool = True,
+    in_flight: int = 1,
+    transfer: CollectivePrice | None = None,
+    stored: Mapping[str, Layout] | None = None,
 ) -> Encoding:
     """The cost network of one mesh under one placement; `pcg` has the shapes of one micro-batch.
 
     `fixed` names strategies (one row a mesh axis, see `row_names`) for nodes. Costs are ns of a whole step; the one
     capacity is a device's memory. `flat`: every collective takes one step, to compare with. `balance` says how joined
-    tables are spread over an axis; without `bundles` no branches run side by side. PartitaError:
-    unknown names in `fixed`, a node without legal option.
+    tables are spread over an axis; without `bundles` no branches run side by side.
+    For a stage of a pipeline: `in_flight` micro-batches are kept for backward at once, `transfer` is what handing on a
+    tensor costs (see `transfers`), and `stored` fixes layouts of parameters. PartitaError:
+    unknown names in `fixed` or `stored`, a node without legal option.
     """
     return _Encoder(
         pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes, flat, balance,
-        bundles,
+        bundles, in_flight, transfer, stored or {},
     ).run()  # fmt: skip
 
 
@@ -107,6 +115,9 @@ class _Encoder(Modal):
     flat: bool
     balance: Balance = levelled
     bundles: bool = True
+    in_flight: int = 1
+    transfer: CollectivePrice | None = None
+    stored: Mapping[str, Layout] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -116,11 +127,11 @@ class _Encoder(Modal):
         self.roofline = Roofline(self.machine, self.precision.compute)
         self.classes = classes(self.pcg)
         self.sparse = sparse_tables(self.pcg)
-        transitions = Transitions(self.machine, self.placement, self.flat)
+        transitions = Transitions(self.machine, self.placement, self.flat, self.transfer)
         self.domains = Domains(self.pcg, transitions, self.roofline, self.precision, self.fixed, self.balance)
         self.reads = Reads(
             self.pcg, self.placement, self.k, self.precision, self.roofline, self.classes, self.domains,
-            transitions, self.sparse,
+            transitions, self.sparse, self.in_flight,
         )  # fmt: skip
         self.cache: dict[object, Prices] = {}
         self.storages: dict[object, Storage] = {}
@@ -166,6 +177,7 @@ class _Encoder(Modal):
 
     def _check_fixed(self) -> None:
         unknown = set(self.fixed) - {n.name for n in self.pcg.nodes}
+        unknown |= set(self.stored) - {self.pcg.nodes[i].name for i in self.pcg.of("parameter")}
         if unknown:
             raise PartitaError(f"no node is named {sorted(unknown)[0]!r}; nodes are {', '.join(self._nameable()[:40])}")
         repeated = next((n for n in self.classes.twin if self.pcg.nodes[n].name in self.fixed), None)
@@ -215,7 +227,7 @@ class _Encoder(Modal):
         unary_key = ("operator", key, kinds, handed)
         if unary_key not in self.cache:
             cost = (found.time_ns + found.forward_ns * (len(readers) - 1)) * self.k
-            use = found.kept_bytes.copy()
+            use = found.kept_bytes * self.in_flight + found.transient_bytes
             for reader, of_reader in zip(readers, kinds, strict=True):
                 for position, kind in enumerate(of_reader):
                     cost = cost + self.reads.time_of_fixed(reader, position, kind)
@@ -224,7 +236,7 @@ class _Encoder(Modal):
             if handed:
                 first = next(reader for reader in readers if reader in self.classes.handed)
                 cost = cost + len(handed) * self.reads.again(index, found.output, self.reads.handover(first))[:, 0]
-                item = self.precision.itemsize(self.pcg.nodes[index].dtype)
+                item = self.in_flight * self.precision.itemsize(self.pcg.nodes[index].dtype)
                 use += sum(handed) * int(found.output_space.numel[self.reads.handover(first)[0]]) * item
             self.cache[unary_key] = cost, use[:, None]
         return unary_key
@@ -278,17 +290,17 @@ class _Encoder(Modal):
         saved = any(self.reads.saves(u) for u in uses) and not sparse
         tensor = self.reads.space(base)
         dense = node.gradient and not sparse
-        tables = table_rows(node)
-        key = ("storage", tensor, dense, saved, tables)
+        tables, stages, wish = table_rows(node), node.get("stages", 1) if dense else 1, self.stored.get(node.name)
+        key = ("storage", tensor, dense, saved, tables, stages > 1, wish)
         if key not in self.storages:
             sizes = self.placement.sizes if tables else ()
             spreads = tuple(self.balance(tables, node.shape[1], n) if n > 1 else None for n in sizes)
-            self.storages[key] = storage(tensor, dense, saved, spreads)
+            self.storages[key] = self._storable(node, storage(tensor, dense, saved, spreads), stages > 1)
         stored = self.storages[key]
         rows = tuple(atoms(self.pcg)[base].of_dim(0)) if sparse else ()
-        unary_key = (*key, rows, self.sparse.get(base))
+        unary_key = (*key, rows, self.sparse.get(base), stages)
         if unary_key not in self.cache:
-            cost, use = self._training(stored, dense, rows, self.sparse.get(base, 0))
+            cost, use = self._training(stored, dense, rows, self.sparse.get(base, 0), stages)
             self.cache[unary_key] = cost, use[:, None]
         cost, use_ = self.cache[unary_key]
         assert use_ is not None
@@ -305,13 +317,27 @@ class _Encoder(Modal):
                     self.cache[keys[-1]] = self.reads.from_storage(base, stored, table.codes, kept, again)
             self._connect_hub(base, {self.weights[base][0]: tuple(keys)}, table, order - 0.25, shared=apart)
 
-    def _training(self, stored: Storage, dense: bool, rows: tuple[int, ...], ids: int) -> tuple[Array, Array]:
+    def _storable(self, node: Node, stored: Storage, elsewhere: bool) -> Storage:
+        """The options of a parameter, of which `elsewhere` other stages may have a copy, and `stored` may fix some."""
+        keep = ~stored.sharded if elsewhere else np.ones(len(stored), dtype=np.bool_)
+        wish = self.stored.get(node.name)
+        if wish is not None:
+            keep &= stored.codes == stored.space.code(wish)
+        if not keep.any():
+            raise PartitaError(f"parameter {node.name!r} cannot be stored in layout {wish}")
+        return stored if keep.all() else stored.only(keep)
+
+    def _training(
+        self, stored: Storage, dense: bool, rows: tuple[int, ...], ids: int, stages: int
+    ) -> tuple[Array, Array]:
         """What a parameter's gradient and update cost in a step, and what is kept of both; see `looked_up_bytes`."""
         use = stored_bytes(stored, dense, self.precision, self.states)
         if dense:
             cost = per_step_ns(
                 stored, self.machine, self.placement, self.precision, self.roofline, self.states, self.flat
             )
+            if stages > 1 and self.transfer is not None:
+                cost = cost + exchange_ns(stored, stages, self.precision, self.transfer)
             return cost + self.k * accumulate_ns(stored, self.precision, self.roofline), use
         looked_up = looked_up_bytes(stored, rows, ids, self.precision)  # nothing of a frozen parameter
         return looked_up_ns(looked_up, self.k, self.roofline), use + self.k * looked_up

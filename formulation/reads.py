@@ -30,7 +30,10 @@ Prices: TypeAlias = tuple[Array, Array | None]
 
 @dataclass
 class Reads:
-    """The reads of a graph of `k` micro-batches; `sparse` tables are read as they are stored."""
+    """The reads of a graph of `k` micro-batches; `sparse` tables are read as they are stored.
+
+    What is kept for backward is kept `in_flight` times.
+    """
 
     pcg: PCG
     placement: Placement
@@ -41,6 +44,7 @@ class Reads:
     domains: Domains
     transitions: Transitions
     sparse: Collection[int]
+    in_flight: int = 1
     tables: dict[int, Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,7 +102,7 @@ class Reads:
         if not found.saves[operand]:
             return np.zeros(len(found), dtype=np.int64)
         kept = found.input_spaces[operand].numel[found.inputs[operand]] * found.items[operand]
-        return np.where(found.copied[operand], 0, kept)
+        return self.in_flight * np.where(found.copied[operand], 0, kept)
 
     def saves(self, use: Use) -> bool:
         """Whether a consumer keeps what it reads for backward."""
@@ -161,7 +165,8 @@ class Reads:
             cost = cost + again * self.again(base, offered.output, table.codes)
         if not saved:
             return cost, None
-        size = offered.output_space.numel[table.codes] * self.precision.itemsize(self.pcg.nodes[base].dtype)
+        item = self.in_flight * self.precision.itemsize(self.pcg.nodes[base].dtype)
+        size = offered.output_space.numel[table.codes] * item
         kept = table.moves[out] | ~offered.saves_output[:, None]
         return cost, _some(np.where(kept, size, 0))
 
@@ -188,7 +193,7 @@ class Reads:
         cost = self._unmoved(base, stored.codes, asked, cost)
         if not saved:
             return cost, None
-        size = stored.space.numel[asked] * self.precision.itemsize("float32")
+        size = stored.space.numel[asked] * self.in_flight * self.precision.itemsize("float32")
         copied = table.moves[a][:, b] | self.precision.mixed
         return cost, _some(np.where(copied & ~stored.regather[:, None], size, 0))
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from ..model.collectives import ROUNDING_NS, CollectivePrice
+from ..model.collectives import FREE, ROUNDING_NS, CollectivePrice
 from ..model.layout import COLLECTIVES, Action, B, Layout, P, R, S, largest_part, move, splittable
 from ..model.machine import Machine
 from .placement import Placement
@@ -261,9 +261,15 @@ def _close(total: Times, forward: Times, moves: npt.NDArray[np.bool_], via: npt.
 
 
 class Transitions:
-    """Prices of moves on one machine under one placement; `flat`: without programs of several steps."""
+    """Prices of moves on one machine under one placement; `flat`: without programs of several steps.
 
-    def __init__(self, machine: Machine, placement: Placement, flat: bool = False) -> None:
+    `transfer` is the price of handing a tensor to another stage of a pipeline.
+    """
+
+    def __init__(
+        self, machine: Machine, placement: Placement, flat: bool = False, transfer: CollectivePrice | None = None
+    ) -> None:
+        self.transfer = transfer or FREE
         self.machine, self.placement, self.axes, self.flat = machine, placement, placement.sizes, flat
         self._lines = [[self._prices(action, axis) for action in ACTIONS] for axis in range(len(self.axes))]
         self._tables: dict[tuple[Space, int, bool], Table] = {}

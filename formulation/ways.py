@@ -7,8 +7,9 @@ One way of every node that is needed is taken, from the loss on (`PCG.alternativ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import combinations
+from operator import or_
 
 from ..model.pcg import PCG
 from .classes import Classes, Use
@@ -33,7 +34,7 @@ class Ways:
         if not self.pcg.alternatives:
             return frozenset()
         needed = self._surely(lambda way, position, base: True)
-        return frozenset(self._bases) - _bits(needed) - {self.classes.base[self.pcg.loss]}
+        return frozenset(self._bases) - _bits(needed) - {self.classes.base[i] for i in self.pcg.results}
 
     def surely(self, holds: Callable[[int, int, int], bool]) -> frozenset[int]:
         """The bases that are read, in every choice, by a way (node, operand, base) of which `holds` is true."""
@@ -60,7 +61,7 @@ class Ways:
         return ((p, self.classes.base[i]) for p, i in enumerate(self.pcg.nodes[way].inputs))
 
     def _surely(self, holds: Callable[[int, int, int], bool]) -> int:
-        """As bits the bases that every choice reads so, from the loss on."""
+        """As bits the bases that every choice reads so, from the results on."""
         found: dict[int, int] = {}
         for base in self._bases:  # a way stands before what it computes, so all that it reads has been seen
             of_ways = [self._read_by(way, holds, found) for way in self.of(base)]
@@ -68,7 +69,7 @@ class Ways:
             for bits in of_ways[1:]:
                 common &= bits
             found[base] = common
-        return found[self.classes.base[self.pcg.loss]]
+        return reduce(or_, (found[self.classes.base[i]] for i in self.pcg.results))
 
     def _read_by(self, way: int, holds: Callable[[int, int, int], bool], found: Mapping[int, int]) -> int:
         bits = 0

@@ -6,8 +6,10 @@ are reduce-scattered and parameters all-gathered, once a step. `regather` conver
 backward instead of keeping the converted copy.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +23,7 @@ from ..model.pcg import FLOATS
 from .placement import Placement
 from .reduction.schedule import schedule
 from .special.balance import Spread
+from .transfers import exchanged_bytes
 from .transition import Codes, Space, space
 
 Array = npt.NDArray[np.int64]
@@ -49,6 +52,10 @@ class Storage:
     def numel(self) -> Array:
         """Elements stored on a rank: the most that one has."""
         return self.with_spread(self.space.numel[self.codes], lambda spread: spread.largest.elements)
+
+    def only(self, keep: npt.NDArray[np.bool_]) -> Storage:
+        """Some of the options."""
+        return replace(self, codes=self.codes[keep], sharded=self.sharded[keep], regather=self.regather[keep])
 
     def with_spread(self, amounts: Array, amount: Callable[[Spread], int]) -> Array:
         """`amounts` of every option, but for spread tables another one."""
@@ -138,6 +145,12 @@ def _bucketed(line: CollectivePrice, size_bytes: Array) -> Array:
     shares = line.latency_ns * size_bytes / BUCKET_BYTES
     times: Array = np.ceil(shares + line.ns_per_byte * size_bytes - ROUNDING_NS).astype(np.int64)
     return times
+
+
+def exchange_ns(choice: Storage, stages: int, precision: Precision, transfer: CollectivePrice) -> Array:
+    """Adding up the gradients of a weight that several stages of a pipeline have: once a step."""
+    whole = choice.numel * ITEMSIZE[precision.master]
+    return transfer.ns_array(exchanged_bytes(whole, stages))
 
 
 def cast_ns(choice: Storage, precision: Precision, roofline: Roofline) -> Array:

@@ -13,7 +13,7 @@ from math import prod
 from .batch import origin
 from .notation import WHOLE, Access, Call, Notation, accesses, names_of
 from .operator import operator
-from .pcg import PCG, SOURCES
+from .pcg import PCG, SOURCES, Node
 
 
 class _Atom:
@@ -162,7 +162,7 @@ def dimensions(pcg: PCG) -> tuple[tuple[int, ...], ...]:
 @lru_cache(maxsize=64)
 def _found(pcg: PCG) -> tuple[tuple[Atoms, ...], tuple[tuple[int, ...], ...]]:
     """The atoms of every node, and what stands for each of them in the forest, numbered."""
-    dims = [[[_Atom(size)] if size > 1 else [] for size in node.shape] for node in pcg.nodes]
+    dims = [_known(node, pcg.batch) for node in pcg.nodes]
     for node, lists in zip(pcg.nodes, dims, strict=True):
         batch_dim = node.get("batch_dim") if node.op == "input" else None
         if batch_dim is not None and lists[batch_dim]:
@@ -196,6 +196,17 @@ def _found(pcg: PCG) -> tuple[tuple[Atoms, ...], tuple[tuple[int, ...], ...]]:
             )
         )
     return tuple(result), tuple(dimension)
+
+
+def _known(node: Node, batch: int) -> list[list[_Atom]]:
+    """What is known of a node's dims by itself: they are atoms, or have the factors that `atoms` names (0: samples)."""
+    if node.get("atoms") is None:
+        return [[_Atom(size)] if size > 1 else [] for size in node.shape]
+    dims = [[_Atom(size or batch) for size in factors] for factors in node["atoms"]]
+    for factors, made in zip(node["atoms"], dims, strict=True):
+        for size, atom in zip(factors, made, strict=True):
+            atom.batch = size == 0
+    return dims
 
 
 def _scaled(found: tuple[Atoms, ...], batch: int, to: int) -> tuple[Atoms, ...]:

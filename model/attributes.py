@@ -101,6 +101,11 @@ def _joined(value: Any) -> bool:
     return bool(value) and pairs(value)
 
 
+def _factors(value: Any) -> bool:
+    """The factors of every dim, 0 for the samples."""
+    return _tuple(_tuple(_place))(value)
+
+
 _CONVOLUTION: dict[str, Check] = {"stride": _sizes, "dilation": _sizes, "groups": _place}
 _WINDOW: dict[str, Check] = {"kernel_size": _sizes, "stride": _sizes, "padding": _sizes, "ceil_mode": _flag}
 _RELATION = _word("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or")
@@ -175,13 +180,16 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "slice": {"dim": _place, "start": _place, "stop": _place, "step": _place},
     "cat": {"dim": _place},
     "projection": {"site": _place},
+    "receive": {"peer": is_name, "atoms": _factors},
+    "send": {"peer": is_name, "atoms": _factors},
     "opaque": {"target": _target, "arguments": _arguments, "output": _or_none(_place)},
 }
 OPTIONAL: dict[str, dict[str, Check]] = {
     "embedding": {"sparse": _flag},
     "embedding_bag": {"sparse": _flag},
-    "input": {"batch_dim": _or_none(_place), "high": _highs, "high_dim": _place},
-    "parameter": {"tables": _joined, "joined": _joined},
+    "input": {"batch_dim": _or_none(_place), "high": _highs, "high_dim": _place, "atoms": _factors},
+    "parameter": {"tables": _joined, "joined": _joined, "atoms": _factors, "stages": _place},
+    "buffer": {"atoms": _factors},
     "avg_pool": {"divisor_override": _place},
     "layer_norm": {"operands": _OPERANDS},
     "rms_norm": {"operands": _OPERANDS},

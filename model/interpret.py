@@ -33,14 +33,16 @@ def run(
 ) -> list[Tensor]:
     """The tensor of every node (the loss is number `pcg.loss`), given inputs, parameters and buffers by name.
 
+    What a stage receives is an input too, by the name of its `receive`.
+
     Floats are computed in `dtype`. `mask(site, shape, p)` is what dropout multiplies by; without one, dropout with
     p > 0 raises ValueError. `noise(site, shape)` holds the weights of a projection (default: cosines of the index).
     Running statistics among `weights` that are of `dtype` are updated in place.
     """
     values: list[Tensor] = []
     for node in pcg.nodes:
-        if node.op in SOURCES:
-            given = inputs if node.op == "input" else weights
+        if node.op in SOURCES or node.op == "receive":
+            given = inputs if node.op in ("input", "receive") else weights
             parts = [given[name] for name in node.originals]
             value = torch.cat(parts) if len(parts) > 1 else parts[0]
             if tuple(value.shape) != node.shape:
@@ -58,13 +60,14 @@ def run(
 
 def check_shapes(pcg: PCG) -> None:
     """Compute every node on the meta device. Raises PartitaError naming the node that does not get its shape."""
-    sources = {n.name: torch.empty(n.shape, dtype=_dtype(n), device="meta") for n in pcg.nodes if n.op in SOURCES}
+    given_ones = (*SOURCES, "receive")
+    sources = {n.name: torch.empty(n.shape, dtype=_dtype(n), device="meta") for n in pcg.nodes if n.op in given_ones}
     values: list[Tensor] = []
     with torch.device("meta"), torch.no_grad():
         for node in pcg.nodes:
             try:
                 given = [values[i] for i in node.inputs]
-                value = sources[node.name] if node.op in SOURCES else _value(node, given, _ones, fixed_noise)
+                value = sources[node.name] if node.op in given_ones else _value(node, given, _ones, fixed_noise)
             except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
                 raise PartitaError(f"{node.op} {node.name!r} cannot be computed: {error}") from error
             if tuple(value.shape) != node.shape:
@@ -295,6 +298,7 @@ _COMPUTE: dict[str, Callable[[Node, Sequence[Tensor]], Tensor]] = {
     "part": lambda node, x: x[0].chunk(node["of"], node["dim"])[node["number"]],
     "cat": lambda node, x: torch.cat(list(x), node["dim"]),
     "contiguous": lambda node, x: x[0],
+    "send": lambda node, x: x[0],
     "detach": lambda node, x: x[0].detach(),
     "full": lambda node, x: torch.full(node.shape, node["value"], dtype=_dtype(node)),
     "arange": lambda node, x: torch.arange(node["start"], node["stop"], node["step"], dtype=_dtype(node)),

@@ -196,6 +196,30 @@ class Machine:
         return cls(_name(data["name"]), levels, device, _name(data.get("collectives", cls.collectives)))
 
 
+def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:
+    """The part of a machine that one stage of a pipeline has: `row` says by how much each level is divided.
+
+    The pipeline's coordinate is the most significant one on every level, so a stage has units that lie side by side.
+    The link of a unit that several stages are in is shared evenly among them, as all stages communicate at once: then
+    a collective inside of a stage costs what that of all stages at once does on the whole machine. Where the units of a
+    wired level are divided, no stage has less than is said here, but some may have more (`Wiring.part`).
+    PartitaError: a row that does not divide the levels.
+    """
+    if len(row) != len(machine.levels) or any(f < 1 or n % f for n, f in zip(machine.hierarchy, row, strict=True)):
+        raise PartitaError(
+            f"a pipeline over {row} units does not fit the hierarchy {machine.hierarchy} of {machine.name}"
+        )
+    stages = math.prod(row)
+    if stages == 1:
+        return machine
+    levels = []
+    for number, (level, factor) in enumerate(zip(machine.levels, row, strict=True)):
+        inside = math.prod(row[number + 1 :])  # stages that share the link of a unit
+        wiring = level.wiring and level.wiring.part(level.size, factor).shared_by(inside)
+        levels.append(replace(level, size=level.size // factor, bandwidth=level.bandwidth / inside, wiring=wiring))
+    return replace(machine, name=f"{machine.name}, a stage of {stages}", levels=tuple(levels))
+
+
 ADHOC_NAMES = {1: ("gpu",), 2: ("node", "gpu"), 3: ("rack", "node", "gpu")}
 
 

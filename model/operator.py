@@ -30,7 +30,8 @@ class Operator:
     and writing the output once (0: a view of memory). `scratch`: elements that the backward writes and reads
     besides. `masked`: the operator ends with an activation, whose backward is a kernel of its own. `split` says what it
     costs that a rank has a `part` (0 to 1) of an index: by how much its work is more than that share of it, and
-    elements that it makes and keeps for backward. `updates` lists operands that are buffers and changed in place.
+    elements that it makes and keeps for backward. `transfer`: it hands a tensor on to another stage of a pipeline, or
+    takes it from there. `updates` lists operands that are buffers and changed in place.
     `captures` names the library's operator that capture takes for this one (`aten::atan`): its tensors are the operands
     in order, `attributes` those of its other arguments (numbers) that matter.
     """
@@ -49,6 +50,7 @@ class Operator:
     creates: bool = False
     matmul: bool = False
     variadic: bool = False
+    transfer: bool = False
     updates: tuple[str, ...] = ()
     captures: str = ""
     attributes: tuple[str, ...] = ()

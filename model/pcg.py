@@ -59,7 +59,8 @@ class Node:
 
 @dataclass(frozen=True)
 class PCG:
-    """A captured graph. `loss` indexes the scalar that is minimized; `batch` is the micro-batch of the shapes.
+    """A captured graph. `loss` indexes the scalar that is minimized (of a stage of a pipeline that only hands tensors
+    on, the last of them); `batch` is the micro-batch of the shapes.
 
     `aliases` maps further names of a tied parameter to the node's name. `reduction` is `mean` or `sum`: how the loss
     joins micro-batches (both add up, since divisors are global). Two graphs are equal iff their nodes are. `samples`
@@ -106,11 +107,21 @@ class PCG:
         """The nodes that the loss needs if no alternative is taken."""
         if not self.alternatives:
             return frozenset(range(len(self.nodes)))
-        needed = {self.loss}
+        needed = {*self.results}
         for index in reversed(range(len(self.nodes))):
             if index in needed:
                 needed.update(self.nodes[index].inputs)
         return frozenset(needed)
+
+    @cached_property
+    def sends(self) -> tuple[int, ...]:
+        """What a stage of a pipeline hands on (see `stages`), in order."""
+        return self.of("send")
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """What is computed for its own sake: the loss; of a stage of a pipeline what it hands on."""
+        return self.sends or (self.loss,)
 
     def of(self, op: str) -> tuple[int, ...]:
         """Indices of the nodes with operator `op`."""
@@ -216,6 +227,9 @@ def verify(pcg: PCG) -> None:
             raise PartitaError(f"{where}: inputs {node.inputs} are not earlier nodes")
         if not all(size > 0 for size in node.shape):
             raise PartitaError(f"{where}: shape {node.shape} has an empty dim")
+        factors = node.get("atoms")
+        if factors is not None and tuple(prod(x or pcg.batch for x in dim) for dim in factors) != node.shape:
+            raise PartitaError(f"{where}: the factors {factors} of its dims do not make its shape {node.shape}")
         if node.op in SOURCES:
             if node.inputs:
                 raise PartitaError(f"{where}: a source has no inputs")
@@ -234,7 +248,7 @@ def verify(pcg: PCG) -> None:
         alike = (here.shape, here.dtype, here.gradient) == (there.shape, there.dtype, there.gradient)
         if not way < index or pcg.consumers[way] or not alike:
             raise PartitaError(f"node {way} ({here.op} {here.name!r}) is no other way to compute {there.name!r}")
-    if not 0 <= pcg.loss < len(pcg.nodes) or pcg.nodes[pcg.loss].shape != ():
+    if not 0 <= pcg.loss < len(pcg.nodes) or (pcg.nodes[pcg.loss].shape != () and pcg.loss not in pcg.sends[-1:]):
         raise PartitaError(f"the loss (node {pcg.loss}) is not a scalar of the graph")
 
 

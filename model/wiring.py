@@ -8,7 +8,9 @@ messages between processes do that the same cores copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import gcd
 from typing import Any
 
 from .errors import PartitaError
@@ -66,6 +68,44 @@ class Wiring:
         if not self.switches and self.shared is None and len(seen) < size * (size - 1) // 2:
             a, b = next((a, b) for b in range(size) for a in range(b) if frozenset((a, b)) not in seen)
             raise PartitaError(f"{name}: units {a} and {b} have no link, switch or shared medium between them")
+
+    def shared_by(self, users: int) -> Wiring:
+        """What each of so many has of it that use it evenly and at once."""
+        if users == 1:
+            return self
+        links = tuple(replace(link, bandwidth=link.bandwidth / users) for link in self.links)
+        switches = tuple(replace(switch, bandwidth=switch.bandwidth / users) for switch in self.switches)
+        return Wiring(links, switches, self.shared and self.shared / users)
+
+    def part(self, size: int, parts: int) -> Wiring:
+        """How the units of any of `parts` equal runs of the `size` units are joined, at the least.
+
+        A direct link is one that every run has, at its least bandwidth. A switch that reaches beyond a run is shared
+        evenly among the units that it serves. Where one run has a direct link and another does not, each unit gets an
+        uplink of its own that is no faster than that link.
+        """
+        if parts == 1:
+            return self
+        units = size // parts
+        speeds = {frozenset(pair): link.bandwidth for link in self.links for pair in link.pairs}
+        direct: dict[float, list[tuple[int, int]]] = {}
+        slowest = float("inf")
+        for a, b in combinations(range(units), 2):
+            found = [speeds.get(frozenset((run + a, run + b))) for run in range(0, size, units)]
+            here = [speed for speed in found if speed is not None]
+            if len(here) == parts:
+                direct.setdefault(min(here), []).append((a, b))
+            else:
+                slowest = min((slowest, *here))
+        links = tuple(Link(tuple(pairs), bandwidth) for bandwidth, pairs in direct.items())
+        switches = []
+        for switch in self.switches:
+            inside = gcd(units, switch.units)
+            switches.append(replace(switch, units=inside, bandwidth=switch.bandwidth * inside / switch.units))
+        if slowest < float("inf"):
+            shares = [switch.bandwidth / switch.units for switch in switches]
+            switches.append(Switch(1, min((slowest, *shares)), duplex=all(switch.duplex for switch in switches)))
+        return Wiring(links, tuple(switches), self.shared and self.shared / parts)
 
     def to_json(self) -> dict[str, Any]:
         """Lists of links and switches, and the shared medium where there is one."""

@@ -28,7 +28,7 @@ class Moves:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.graph, self.k = plan, plan.graph, plan.micro_batches
         self.device, self.precision = plan.machine.device, precision(plan.dtype)
-        self.moves = Transitions(plan.machine, plan.placement)
+        self.moves = Transitions(plan.machine, plan.placement, transfer=plan.transfer)
         self.known = atoms(plan.graph)
         self.classes: Classes = classes(plan.graph)
         found = ((i, plan_spread(plan, i)) for i in plan.graph.of("parameter"))
@@ -58,7 +58,12 @@ class Moves:
         self.result.items.append(Item(part, kind, "update", node, at, slot, ns, 1, axes, size))
 
     def hold(self, part: str, node: int, size_bytes: int) -> None:
+        """Bytes that are there at all times, or only for a while: no more of them with more micro-batches in flight."""
         self.result.kept.append(Kept(part, node, size_bytes))
+
+    def save(self, part: str, node: int, size_bytes: int) -> None:
+        """Bytes that are kept for backward, of every micro-batch in flight."""
+        self.hold(part, node, size_bytes * self.plan.in_flight)
 
     # Sizes
 

@@ -50,6 +50,8 @@ class Operators(Moves):
                     count = self.numel(index, choice.output)
                     self.work("compute", "activation", "backward", index, self.kernel(count, 4 * own))
         self.specials(index)
+        if entry.transfer:
+            self.transfer(index, own)
         if not node.gradient:
             return
         if looked_up and sources[looked_up[0]].gradient and not node.get("sparse"):
@@ -59,18 +61,27 @@ class Operators(Moves):
         for name, part in self.parts(index).items():
             if entry.split and part < 1:
                 made = entry.split(node, sources, name, part)[1]
-                self.hold("activations", index, made * self.item(node.inputs[0]))
+                self.save("activations", index, made * self.item(node.inputs[0]))
         first = self.numel(node.inputs[0], choice.inputs[0]) if node.inputs else 0
         for name in entry.saved:
             if name == "y":
-                self.hold("activations", index, own)
+                self.save("activations", index, own)
             elif name in ("mask", "noise"):
-                self.hold("activations", index, first * self.item(node.inputs[0]))
+                self.save("activations", index, first * self.item(node.inputs[0]))
             elif name == "indices":
-                self.hold("activations", index, self.numel(index, choice.output) * ITEMSIZE["int64"])
+                self.save("activations", index, self.numel(index, choice.output) * ITEMSIZE["int64"])
         if node.op in LOSS_TRANSIENTS:
             extra = self.item(node.inputs[0]) if self.precision.mixed else 0
             self.hold("activations", index, LOSS_TRANSIENTS[node.op] * first * (ITEMSIZE["float32"] + extra))
+
+    def transfer(self, index: int, size_bytes: int) -> None:
+        """A tensor from one stage of a pipeline to the next, and its gradient back."""
+        node = self.graph.nodes[index]
+        ns = self.moves.transfer.ns(size_bytes)
+        phases: tuple[Phase, ...] = ("forward", "backward") if node.gradient else ("forward",)
+        for phase in phases:
+            new = Item("conversions", node.op, phase, index, index, Slot.KERNEL, ns, self.k, (), size_bytes)
+            self.result.items.append(new)
 
     def share(self, index: int) -> float:
         """The largest share of the work that a rank does."""
@@ -152,7 +163,7 @@ class Operators(Moves):
                     self.add_move(*args, message.times)
             kept = max(kept, entry.kept(part))
         if kept and self.graph.nodes[index].gradient:
-            self.hold("activations", index, kept)
+            self.save("activations", index, kept)
 
     def saves(self, use: Use) -> bool:
         node = self.graph.nodes[use.node]
@@ -172,7 +183,7 @@ class Operators(Moves):
 
     def keep(self, use: Use) -> None:
         if self.saves(use):
-            self.hold("activations", use.node, self.kept_bytes(use))
+            self.save("activations", use.node, self.kept_bytes(use))
 
     def tensor(self, index: int) -> None:
         """Conversions of a tensor to its consumers, shared first, and what is kept of it."""
@@ -184,7 +195,7 @@ class Operators(Moves):
             moved = self.convert("conversions", index, choice.output, choice.shared, index, Slot.AFTER)
             keeps = any(self.saves(u) and self.graph.nodes[u.node].op not in LOSS_TRANSIENTS for u in uses)
             if keeps and (moved or not saves_output):
-                self.hold("activations", index, self.numel(index, choice.shared) * self.item(index))
+                self.save("activations", index, self.numel(index, choice.shared) * self.item(index))
         for use in uses:
             target = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
             back = use.node not in self.classes.twin

@@ -47,11 +47,11 @@ class Weights(Operators):
             if choice.regather:
                 self.work("weights", "cast", "backward", index, cast, first.node, Slot.AGAIN)
         if saved and not choice.regather and (moved or self.precision.mixed):
-            self.hold("weights", index, self.numel(index, target) * self.item(index))
+            self.save("weights", index, self.numel(index, target) * self.item(index))
         for use in uses if shared is not None else ():
             asked = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
             if self.convert("weights", index, target, asked, use.node) and self.saves(use):
-                self.hold("weights", index, self.kept_bytes(use))
+                self.save("weights", index, self.kept_bytes(use))
         self.without_gradient(index, [use for use in reads if use.node in self.classes.twin], cast)
 
     def without_gradient(self, index: int, reads: Sequence[Use], cast: int) -> None:
@@ -93,6 +93,11 @@ class Weights(Operators):
             gather_ns = total_ns - sum_ns  # rounded up once, over both
             kind = Action.SCATTER_SUM if choice.sharded_states else Action.SUM
             self.step("gradients", kind.value, index, at, Slot.BEFORE, sum_ns, axes, size)
+        stages = self.graph.nodes[index].get("stages", 1)
+        if stages > 1 and self.plan.transfer is not None:
+            size = math.ceil(2 * (stages - 1) * stored * item / stages)  # a ring of the stages that have it
+            ns = self.plan.transfer.ns(size)
+            self.step("gradients", Action.SEND.value, index, at, Slot.BEFORE, ns, (), size)
         self.step("gradients", "update", index, at, Slot.KERNEL, self.stream(updated * float(item) * (3 + 2 * states)))
         if gather_ns:
             self.step("gradients", Action.GATHER.value, index, at, Slot.AFTER, gather_ns, axes, stored * item)

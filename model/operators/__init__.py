@@ -13,6 +13,7 @@ from . import (
     order,
     reduction,
     space,
+    transfer,
     unknown,
     views,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "order",
     "reduction",
     "space",
+    "transfer",
     "unknown",
     "views",
 ]

@@ -58,7 +58,7 @@ def micro_batches(graph: PCG) -> tuple[int, ...]:
 
 
 def test_every_operator_has_a_case() -> None:
-    assert set(CASES) == {entry.name for entry in operators()}
+    assert set(CASES) == {entry.name for entry in operators() if not entry.transfer}
     assert len(CASES) == sum(map(len, FAMILIES))
 
 

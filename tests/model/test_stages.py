@@ -1,0 +1,182 @@
+"""Stages: where graphs are cut, and that stages computed one after another are the whole."""
+
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partita.codegen.verification.synthetic import synthetic
+from partita.model import interpret
+from partita.model.atoms import atoms
+from partita.model.batch import with_batch
+from partita.model.capture import capture
+from partita.model.load import load_module
+from partita.model.pcg import FLOATS, PCG, Builder
+from partita.model.stages import MOST_CROSSING, Boundary, boundaries, stage
+
+BATCH = 4
+
+
+@cache
+def graph(name: str) -> PCG:
+    module, inputs = load_module(name, small=True)
+    return capture(module, inputs, batch=BATCH)
+
+
+def crossing(pcg: PCG) -> list[list[str]]:
+    return [[pcg.nodes[i].name for i in b.crossing] for b in boundaries(pcg)[1:-1]]
+
+
+def values(pcg: PCG) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs and weights by name."""
+    torch.manual_seed(0)
+    inputs, weights = synthetic(pcg, pcg.batch, 0), dict[str, Tensor]()
+    for node in (pcg.nodes[i] for i in (*pcg.of("parameter"), *pcg.of("buffer"))):
+        for name, shape in node.originals.items():
+            drawn = torch.rand(shape, dtype=torch.float64) * 0.2 + 0.05
+            whole = torch.full(shape, node.dtype == "bool", dtype=getattr(torch, node.dtype))
+            weights[name] = drawn if node.dtype in FLOATS else whole
+            weights[name].requires_grad_(node.op == "parameter" and node.gradient)
+    return inputs, weights
+
+
+def mask(site: int, shape: tuple[int, ...], p: float) -> Tensor:
+    return (torch.arange(torch.Size(shape).numel()) * (site + 3) % 7 > 1).reshape(shape) / (1 - p)
+
+
+def in_stages(pcg: PCG, cuts: list[int], inputs: dict[str, Tensor], weights: dict[str, Tensor]) -> Tensor:
+    """The loss computed stage by stage; its gradients go back from stage to stage, and are left at the weights."""
+    sent: dict[str, Tensor] = {}
+    back: list[tuple[list[tuple[str, Tensor]], dict[str, Tensor]]] = []
+    loss = torch.zeros(())
+    for first, last in pairwise(cuts):
+        part = stage(pcg, first, last).graph
+        peers = [part.nodes[i]["peer"] for i in part.of("receive")]
+        given = {peer: sent[peer].detach().requires_grad_() for peer in peers}
+        own = {part.nodes[i].name: inputs[part.nodes[i].name] for i in part.of("input")}
+        tensors = interpret.run(part, own | {f"{k} received": v for k, v in given.items()}, weights, mask=mask)
+        sent = {part.nodes[i]["peer"]: tensors[i] for i in part.sends}
+        back.append((list(sent.items()), given))
+        loss = tensors[part.loss]
+    torch.autograd.backward(loss)
+    gradients: dict[str, Tensor] = {}
+    for results, given in reversed(back):
+        if results:
+            torch.autograd.backward([t for _, t in results], [gradients[peer] for peer, _ in results])
+        for peer, tensor in given.items():
+            assert tensor.grad is not None
+            gradients[peer] = tensor.grad
+    return loss
+
+
+MODELS = (
+    "mlp", "gpt2", "llama-70b", "mbart-4.7b", "resnext-50", "inception-v3", "swin-1.8b", "mixtral-8x7b", "unet",
+    "candle-uno", "dlrm", "alphafold2-87m",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_one_after_another_are_the_whole(name: str) -> None:
+    """The same loss and gradients with every boundary a cut."""
+    pcg = graph(name)
+    cuts = list(range(len(boundaries(pcg))))
+    inputs, weights = values(pcg)
+    whole = interpret.run(pcg, inputs, weights, mask=mask)[pcg.loss]
+    torch.autograd.backward(whole)
+    expected = {name: w.grad for name, w in weights.items()}
+    inputs, weights = values(pcg)
+    loss = in_stages(pcg, cuts, inputs, weights)
+    assert len(cuts) > 2 and torch.allclose(loss, whole)
+    for name, weight in weights.items():
+        assert (weight.grad is None) == (expected[name] is None), name
+        torch.testing.assert_close(weight.grad, expected[name])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stage_is_a_graph_with_the_atoms_of_the_whole(name: str) -> None:
+    pcg = graph(name)
+    known, bounds = atoms(pcg), boundaries(pcg)
+    for first, last in pairwise(range(len(bounds))):
+        part = stage(pcg, first, last)
+        assert PCG.from_json(part.graph.to_json()) == part.graph
+        assert [known[i] for i in part.nodes] == list(atoms(part.graph))
+        single = stage(with_batch(pcg, 1), first, last).graph
+        assert single == with_batch(part.graph, 1) and PCG.from_json(single.to_json()) == single
+
+
+def test_lists_of_layers_are_cut_between_entries() -> None:
+    assert crossing(graph("gpt2")) == [["dropout"], ["layers.0.add_2"], ["layers.1.add_2"], ["norm"]]
+    ends = crossing(graph("swin-1.8b"))
+    assert ["stages.1.blocks.0.add_2"] in ends and len(ends) == 8  # lists within lists too
+
+
+def test_at_most_two_tensors_cross() -> None:
+    pcg = graph("mbart-4.7b")
+    assert ["encoder_norm", "decoder.0.add_3"] in crossing(pcg)
+    assert max(map(len, crossing(pcg))) == MOST_CROSSING == 2
+
+
+def test_what_follows_from_inputs_and_constants_is_computed_by_every_stage() -> None:
+    part = stage(graph("llama-70b"), 1, 2).graph
+    assert part.of("input") == () and part.of("arange")
+    assert {part.nodes[i].name for i in part.of("receive")} == {"token_embedding received"}
+
+
+def test_recycled_layers_are_not_cut() -> None:
+    """A stage would have to be passed several times."""
+    inside = [n for names in crossing(graph("alphafold2-87m"))[:-1] for n in names]
+    assert all(name.startswith("embedder") for name in inside)
+
+
+def test_what_is_not_read_is_handed_on() -> None:
+    pcg = graph("mbart-4.7b")
+    number = crossing(pcg).index(["encoder_norm"]) + 1
+    part = stage(pcg, number, number + 1).graph
+    names = {part.nodes[i].name for i in (*part.of("receive"), *part.sends)}
+    assert {"encoder_norm received", "encoder_norm sent"} <= names
+
+
+def test_a_tied_weight_is_in_every_stage_that_reads_it() -> None:
+    pcg = graph("gpt2")
+    last = len(boundaries(pcg)) - 1
+    first, final, both = (stage(pcg, a, b).graph for a, b in ((0, 1), (last - 1, last), (0, last)))
+    held = [[n.get("stages") for n in g.nodes if n.name == "token_embedding.weight"] for g in (first, final, both)]
+    assert held == [[2], [2], [None]]
+    assert both is pcg
+
+
+def test_views_that_another_stage_has_are_known() -> None:
+    """Both ends of a boundary, and a table that both stages have, have the factors that views of one of them tell."""
+    b = Builder(4)
+    table = b.parameter("table", (32, 12))
+    x = b.add("embedding", table, b.input("ids", (4, 6), "int64"), shape=(4, 6, 12))
+    for i in range(2):
+        x = b.add("linear", x, b.parameter(f"layers.{i}.weight", (12, 12)), shape=(4, 6, 12), path=f"layers.{i}")
+    y = b.add("linear", x, table, shape=(4, 6, 32))
+    heads = b.add("softmax", b.add("view", y, shape=(4, 6, 4, 8)), shape=(4, 6, 4, 8), dim=3)
+    parts = b.add("softmax", b.add("view", x, shape=(4, 6, 3, 4)), shape=(4, 6, 3, 4), dim=3)
+    loss = b.add("add", *(b.add("projection", t, shape=(), site=i) for i, t in enumerate((heads, parts))), shape=())
+    pcg = b.build(loss)
+    first = stage(pcg, 0, 1).graph
+    assert atoms(first)[first.of("parameter")[0]].dims == ((4, 8), (3, 4))
+    assert atoms(first)[first.loss].dims == ((4,), (6,), (3, 4))
+    assert PCG.from_json(first.to_json()) == first
+
+
+def test_a_graph_without_cuts_is_one_stage() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = [x]
+            for layer in self.layers:
+                made.append(layer(sum(made[1:], x)))
+            return torch.stack([a.tanh() * b for a in made[1:] for b in made[1:]]).mean()
+
+    pcg = capture(Skips(), (torch.zeros(4, 8),), batch=4)
+    assert max(len(b.crossing) for b in boundaries(pcg)) <= MOST_CROSSING
+    assert boundaries(pcg)[0] == Boundary(0) and boundaries(pcg)[-1] == Boundary(len(pcg.nodes))
