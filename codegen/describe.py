@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
 from ..formulation.classes import classes
 from ..model.layout import is_split
 from .plan import Plan
@@ -10,25 +13,29 @@ from .program.text import WIDTH
 from .report.words import equal_layers
 from .spread import places, spread_axis
 
+if TYPE_CHECKING:
+    from .pipeline.plan import PipelinePlan
+
+
+Row: TypeAlias = tuple[str, str]
+"""What a line is about, and the line."""
+
 
 def docstring(plan: Plan) -> str:
     """What stands on top of the emitted program."""
-    report, machine = plan.report, plan.machine
+    rows = [("mesh", mesh_sentence(plan)), *predicted(plan)]
+    if programs := programs_sentence(plan):
+        rows.append(("programs", programs))
+    if plan.report.get("bundles"):
+        rows.append(("branches", _branches(plan)))
+    return headed(plan, [*rows, ("batch", batch_sentence(plan)), ("weights", weights_sentence((plan,)))])
+
+
+def headed(plan: Plan | PipelinePlan, rows: Iterable[Row]) -> str:
+    """The program's docstring with these lines."""
+    machine = plan.machine
     where = " x ".join(f"{level.size} {level.name}{'s' if level.size > 1 else ''}" for level in machine.levels)
     name = plan.model.get("reference") or "a model"
-    rows = [("mesh", mesh_sentence(plan))]
-    if report.get("objective_ns") is not None:
-        rows.append(("step", _step(plan)))
-    if report.get("memory_bytes") is not None:
-        capacity = report.get("capacity_bytes", machine.device.capacity_bytes)
-        rows.append(("memory", f"{_bytes(report['memory_bytes'])} of {_bytes(capacity)} on every rank"))
-    programs = _programs(plan)
-    if programs:
-        rows.append(("programs", programs))
-    if report.get("bundles"):
-        rows.append(("branches", _branches(plan)))
-    rows.append(("batch", _batch(plan)))
-    rows.append(("weights", _weights(plan)))
     lines = [f"Training program for {name}, planned for {machine.name}: {where}.", ""]
     for label, text in rows:
         words, start = text.split(" "), f"    {label:<12}"
@@ -47,12 +54,23 @@ def docstring(plan: Plan) -> str:
     return f'"""{text}\n"""'
 
 
+def predicted(plan: Plan | PipelinePlan) -> list[Row]:
+    """What a step takes of time and memory, as far as the report says."""
+    report, rows = plan.report, list[Row]()
+    if report.get("objective_ns") is not None:
+        rows.append(("step", _step(plan)))
+    if report.get("memory_bytes") is not None:
+        capacity = report.get("capacity_bytes", plan.machine.device.capacity_bytes)
+        rows.append(("memory", f"{_bytes(report['memory_bytes'])} of {_bytes(capacity)} on every rank"))
+    return rows
+
+
 def _plain(text: str) -> str:
     """Text that can stand in a docstring, whatever names are in it."""
     return text.replace("\\", "/").replace('"', "'")
 
 
-def mesh_sentence(plan: Plan) -> str:
+def mesh_sentence(plan: Plan | PipelinePlan) -> str:
     """The axes with their sizes and places: `data=2 (across node) x tensor=2 (inside)`."""
     parts = []
     for name, row in zip(plan.axes, plan.placement.matrix, strict=True):
@@ -66,7 +84,7 @@ def mesh_sentence(plan: Plan) -> str:
     return _plain(" x ".join(parts))
 
 
-def _step(plan: Plan) -> str:
+def _step(plan: Plan | PipelinePlan) -> str:
     report = plan.report
     text = f"predicted {_time(report['objective_ns'])}"
     if report.get("status") == "optimal":
@@ -86,7 +104,7 @@ def _branches(plan: Plan) -> str:
     return f"{text}; the best plan{least} without takes {_time(without['objective_ns'])}"
 
 
-def _programs(plan: Plan) -> str:
+def programs_sentence(plan: Plan | PipelinePlan) -> str:
     """How collectives over several levels of the machine run: of programs of several steps that for most bytes."""
     parts: dict[str, list[str]] = {}
     for group in plan.groups:
@@ -100,36 +118,49 @@ def _programs(plan: Plan) -> str:
     return "; ".join(f"{', '.join(names)} {words}" for words, names in parts.items())
 
 
-def _batch(plan: Plan) -> str:
+def batch_sentence(plan: Plan | PipelinePlan) -> str:
+    """How many samples, in which pieces, in which precision."""
     text = f"{plan.batch} samples"
     if plan.micro_batches > 1:
         text += f" in {plan.micro_batches} micro-batches"
     return f"{text}, {plan.dtype}, {plan.optimizer}"
 
 
-def _weights(plan: Plan) -> str:
-    """How the bytes of the weights are stored, axis by axis."""
-    graph = plan.graph
-    whole = sum(graph.nodes[i].numel for i in graph.of("parameter")) or 1
-    parts = []
-    for axis, name in enumerate(plan.axes):
-        split = sum(graph.nodes[i].numel for i in graph.of("parameter") if is_split(plan.choices[i].output[axis]))
-        spread = sum(graph.nodes[i].numel for i in graph.of("parameter") if spread_axis(plan, i) == axis)
+def weights_sentence(plans: Sequence[Plan]) -> str:
+    """How the bytes of the weights are stored, axis by axis; of the stages of a pipeline, all together."""
+    trained = [(plan, i, plan.choices[i]) for plan in plans for i in plan.graph.of("parameter")]
+    numel = [plan.graph.nodes[i].numel for plan, i, _ in trained]
+    whole, parts = sum(numel) or 1, []
+
+    def share(*holds: bool) -> float:
+        return 100 * sum(n for n, counts in zip(numel, holds, strict=True) if counts) / whole
+
+    for axis, name in enumerate(plans[0].axes):
+        split = share(*(is_split(choice.output[axis]) for _, _, choice in trained))
+        spread = share(*(spread_axis(plan, i) == axis for plan, i, _ in trained))
         if spread:
-            parts.append(f"{100 * spread / whole:.0f}% spread over {name}, table by table")
+            parts.append(f"{spread:.0f}% spread over {name}, table by table")
         if split:
-            parts.append(f"{100 * split / whole:.0f}% split over {name}")
-    states = sum(graph.nodes[i].numel for i in graph.of("parameter") if plan.choices[i].sharded_states)
-    if states:
-        parts.append(f"optimizer states of {100 * states / whole:.0f}% split over the copies (ZeRO-1)")
-    regathered = sum(graph.nodes[i].numel for i in graph.of("parameter") if plan.choices[i].regather)
-    if regathered:
-        parts.append(f"{100 * regathered / whole:.0f}% gathered again in backward")
+            parts.append(f"{split:.0f}% split over {name}")
+    if states := share(*(choice.sharded_states for _, _, choice in trained)):
+        parts.append(f"optimizer states of {states:.0f}% split over the copies (ZeRO-1)")
+    if regathered := share(*(choice.regather for _, _, choice in trained)):
+        parts.append(f"{regathered:.0f}% gathered again in backward")
     return f"{whole:,} in all; " + ("; ".join(parts) or "whole on every rank")
 
 
 def describe(plan: Plan) -> str:
-    """The docstring's words, then a line for every tensor that is planned; equal layers share one.
+    """The docstring's words, then a line for every tensor that is planned; equal layers share one."""
+    return "\n".join([head(docstring(plan)), "", *layouts(plan)])
+
+
+def head(words: str) -> str:
+    """A docstring of a program as what is said of its plan."""
+    return words.strip('"').replace("Training program for", "Plan of").partition("\n\nRun:")[0]
+
+
+def layouts(plan: Plan) -> list[str]:
+    """A line for every tensor that is planned; equal layers share one.
 
     Constants, and tensors that show another one (views), follow from those and are left out.
     """
@@ -143,14 +174,12 @@ def describe(plan: Plan) -> str:
         asked = ", ".join(plan.layout_text(i, x) for i, x in zip(node.inputs, choice.inputs, strict=True))
         return (f"{f'({asked}) -> ' if asked else ''}{plan.layout_text(index, choice.output)}",)
 
-    head = docstring(plan).strip('"').replace("Training program for", "Plan of")
-    lines = [head.partition("\n\nRun:")[0], ""]
     rows = equal_layers(plan, range(len(graph.nodes)), cells)
     for i in graph.of("parameter"):
         axis = spread_axis(plan, i)
         rows += tuple((name, f"{plan.axes[axis or 0]}:{place}") for name, place in places(plan, i).items())
     width = max((len(name) for name, _ in rows), default=0)
-    return "\n".join([*lines, *(f"    {name:<{width}}  {layouts}" for name, layouts in rows)])
+    return [f"    {name:<{width}}  {layouts}" for name, layouts in rows]
 
 
 def _time(ns: int) -> str:

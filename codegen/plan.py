@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..formulation.placement import Placement
 from ..model.atoms import atoms
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .explicit.graph import ParallelGraph
+    from .pipeline.plan import PipelinePlan
     from .program.axes import Group
 
 FORMAT = 1
@@ -94,40 +95,22 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """What `partita plan --json` prints; `program` is known where the plan is saved."""
-        report = self.report
-        return {
-            "model": self.model.get("reference"),
-            "machine": self.machine.name,
-            "devices": self.ranks,
-            "batch": self.batch,
-            "sequence": self.model.get("sequence"),
-            "dtype": self.dtype,
-            "optimizer": self.optimizer,
-            "micro_batches": self.micro_batches,
-            **{k: report.get(k) for k in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
-            "memory_bytes": report.get("memory_bytes"),
-            "capacity_bytes": report.get("capacity_bytes", self.machine.device.capacity_bytes),
-            "mesh": dict(zip(self.axes, self.placement.sizes, strict=True)),
-            "placement": [list(row) for row in self.placement.matrix],
-            "strategies": [
-                {
-                    "name": node.name,
-                    "operator": node.op,
-                    "layouts": [
-                        *(self.layout_text(i, x) for i, x in zip(node.inputs, choice.inputs, strict=True)),
-                        self.layout_text(index, choice.output),
-                    ],
-                    **({"tables": places(self, index)} if choice.at else {}),
-                }
-                for index, (node, choice) in enumerate(zip(self.graph.nodes, self.choices, strict=True))
-            ],
-            "unsplit_flops": report.get("unsplit_flops"),
-            "space": report.get("space"),
-            "bundles": report.get("bundles", []),
-            "without_bundles": report.get("without_bundles"),
-            "rewritten": report.get("rewritten", []),
-            "program": None,
-        }
+        return summary(self, self.strategies())
+
+    def strategies(self) -> list[dict[str, Any]]:
+        """For every node how its tensors lie."""
+        return [
+            {
+                "name": node.name,
+                "operator": node.op,
+                "layouts": [
+                    *(self.layout_text(i, x) for i, x in zip(node.inputs, choice.inputs, strict=True)),
+                    self.layout_text(index, choice.output),
+                ],
+                **({"tables": places(self, index)} if choice.at else {}),
+            }
+            for index, (node, choice) in enumerate(zip(self.graph.nodes, self.choices, strict=True))
+        ]
 
     def __str__(self) -> str:
         from .describe import describe
@@ -160,24 +143,12 @@ class Plan:
 
     def save(self, path: Path | str) -> None:
         """Write the plan to a `.json` file, or plan.json and program.py into a folder."""
-        text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
-        if Path(path).suffix == ".json":
-            make_folder(Path(path).parent)
-            write_atomically(path, text)
-        else:
-            write_directory(path, {"plan.json": text, "program.py": self.emit()})
+        write_plan(self, path)
 
     @classmethod
     def load(cls, path: Path | str) -> Plan:
         """Read what `save` wrote: a file, or a folder with plan.json. Raises PartitaError that says what is wrong."""
-        source = Path(path)
-        if source.is_dir():
-            source = source / "plan.json"
-        try:
-            return cls.from_json(read_json(source))
-        except PartitaError as error:
-            message = str(error)
-            raise PartitaError(message if str(source) in message else f"{source}: {message}") from error
+        return read_plan(path, cls.from_json)
 
     def to_json(self) -> dict[str, Any]:
         known = atoms(self.graph)
@@ -203,13 +174,16 @@ class Plan:
         return several | ({} if line is None else {"transfer": [line.latency_ns, line.ns_per_byte]})
 
     @classmethod
-    def from_json(cls, data: Any) -> Plan:
-        """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
+    def from_json(cls, data: Any, graph: PCG | None = None) -> Plan:
+        """Read what `to_json` gave; `graph` is the plan's where that is known.
+
+        Raises PartitaError that says what is wrong and where.
+        """
         if not isinstance(data, Mapping) or "choices" not in data or "graph" not in data:
             raise PartitaError("not a plan")
         if data.get("format") != FORMAT:
             raise PartitaError(f"plan format {data.get('format')!r}; this version reads format {FORMAT}")
-        graph = PCG.from_json(data["graph"])
+        graph = PCG.from_json(data["graph"]) if graph is None else graph
         where = "the plan"
         try:
             matrix = tuple(tuple(whole(x) for x in row) for row in as_list(data["placement"]))
@@ -239,7 +213,7 @@ class Plan:
                 str(data["dtype"]),
                 str(data["optimizer"]),
                 dict(model),
-                _report(report),
+                read_report(report),
                 recompute=dict(recompute),
                 in_flight=whole(data.get("in_flight", 1)),
                 transfer=_line(data["transfer"]) if "transfer" in data else None,
@@ -252,7 +226,67 @@ class Plan:
             raise PartitaError(f"{where}: {error}") from error
 
 
-# JSON
+def summary(plan: Plan | PipelinePlan, strategies: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is told of plans with and without a pipeline."""
+    report = plan.report
+    return {
+        "model": plan.model.get("reference"),
+        "machine": plan.machine.name,
+        "devices": plan.ranks,
+        "batch": plan.batch,
+        "sequence": plan.model.get("sequence"),
+        "dtype": plan.dtype,
+        "optimizer": plan.optimizer,
+        "micro_batches": plan.micro_batches,
+        **{k: report.get(k) for k in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
+        "memory_bytes": report.get("memory_bytes"),
+        "capacity_bytes": report.get("capacity_bytes", plan.machine.device.capacity_bytes),
+        "mesh": dict(zip(plan.axes, plan.placement.sizes, strict=True)),
+        "placement": [list(row) for row in plan.placement.matrix],
+        "strategies": strategies,
+        "unsplit_flops": report.get("unsplit_flops"),
+        "space": report.get("space"),
+        "bundles": report.get("bundles", []),
+        "without_bundles": report.get("without_bundles"),
+        "rewritten": report.get("rewritten", []),
+        "program": None,
+    }
+
+
+# Files
+
+
+class Saved(Protocol):
+    """What can be kept: plans with and without a pipeline."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    def emit(self) -> str: ...
+
+
+T = TypeVar("T")
+
+
+def write_plan(plan: Saved, path: Path | str) -> None:
+    """Write a plan to a `.json` file, or plan.json and program.py into a folder."""
+    text = json.dumps(plan.to_json(), indent=1, allow_nan=False) + "\n"
+    if Path(path).suffix == ".json":
+        make_folder(Path(path).parent)
+        write_atomically(path, text)
+    else:
+        write_directory(path, {"plan.json": text, "program.py": plan.emit()})
+
+
+def read_plan(path: Path | str, read: Callable[[Any], T]) -> T:
+    """What `read` makes of the JSON in a file, or in the plan.json of a folder; errors name the file."""
+    source = Path(path)
+    if source.is_dir():
+        source = source / "plan.json"
+    try:
+        return read(read_json(source))
+    except PartitaError as error:
+        message = str(error)
+        raise PartitaError(message if str(source) in message else f"{source}: {message}") from error
 
 
 _NUMBERS = ("objective_ns", "bound_ns", "memory_bytes", "capacity_bytes")
@@ -263,7 +297,7 @@ def _line(data: Any) -> CollectivePrice:
     return CollectivePrice(latency_ns, ns_per_byte)
 
 
-def _report(data: Mapping[str, Any]) -> dict[str, Any]:
+def read_report(data: Mapping[str, Any]) -> dict[str, Any]:
     """What a search found, its numbers checked: they are told in words."""
     for name in _NUMBERS:
         if data.get(name) is not None:

@@ -60,6 +60,12 @@ class Body(Writer):
             self._memo[key] = self.add(Statement(lambda _: name, (), "argument", name, node))
         return self._memo[key]
 
+    def received(self, node: int, name: str) -> None:
+        """What another stage of a pipeline hands on: a value in the layout that `node` offers."""
+        self.arguments[node] = name
+        made, choice = self.add(Statement(lambda _: name, (), "argument", name, node)), self.plan.choices[node]
+        self._memo[node, "given", True] = self._converted(made, node, choice.output, choice.given)
+
     def cast(self, node: int) -> None:
         """Let an argument be read in the dtype that the module computes in."""
         key = (node, "given", True)

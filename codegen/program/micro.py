@@ -6,6 +6,7 @@ The same rows that say what can be split over ranks say what can be split over m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ...formulation.row import Row
@@ -16,23 +17,43 @@ from ...model.errors import PartitaError
 from ...model.layout import B, P, R, S, atom_of, is_split
 from ...model.operator import operator
 from ...model.pcg import PCG, SOURCES, Node
+from .units import Divided
 
 
-def divided(graph: PCG, micro_batches: int) -> tuple[frozenset[tuple[int, int]], bool]:
+def divided(graph: PCG, micro_batches: int) -> tuple[Divided, bool]:
     """The (node, operand) pairs to be divided by the number of micro-batches, and whether the loss is.
 
     Raises PartitaError where an operator needs the whole batch at once.
     """
-    return (frozenset(), False) if micro_batches == 1 else _divided(origin(graph))  # the same for any number
+    return divided_stages((graph,), micro_batches)[0]
 
 
-@lru_cache(maxsize=16)
-def _divided(graph: PCG) -> tuple[frozenset[tuple[int, int]], bool]:
+def divided_stages(graphs: Sequence[PCG], micro_batches: int) -> list[tuple[Divided, bool]]:
+    """The same for the stages of a pipeline, each of which hands the next one what it is split by."""
+    result, handed = [], tuple[int, ...]()
+    for graph in graphs:
+        # The same for any number of several.
+        found, loss, handed = (frozenset(), False, ()) if micro_batches == 1 else _divided(origin(graph), handed)
+        result.append((found, loss))
+    return result
+
+
+@lru_cache(maxsize=64)
+def _divided(graph: PCG, received: tuple[int, ...]) -> tuple[Divided, bool, tuple[int, ...]]:
+    """Also the letters of what is sent; `received` are those of what is received (any split is that of the batch)."""
     known = atoms(graph)
     letters: list[int] = []
     found: set[tuple[int, int]] = set()
+    handed = iter(received)
     for index, node in enumerate(graph.nodes):
         batch = sorted(known[index].batch)
+        if node.op == "receive":
+            letter = next(handed)
+            letters.append(S(batch[0]) if is_split(letter) else letter)
+            continue
+        if node.op == "send":
+            letters.append(letters[node.inputs[0]])
+            continue
         if node.op in SOURCES or operator(node.op).creates:
             if batch and node.op == "arange":
                 raise PartitaError(f"{node.name!r} numbers the samples of a batch: it cannot be cut into micro-batches")
@@ -56,7 +77,7 @@ def _divided(graph: PCG) -> tuple[frozenset[tuple[int, int]], bool]:
         letters.append(R if row.output == B else row.output)
         if is_split(row.output) and atom_of(row.output) not in known[index].batch:
             raise PartitaError(f"{node.name!r} ({node.op}) mixes the batch with other dims: it cannot be cut")
-    return frozenset(found), letters[graph.loss] == R
+    return frozenset(found), letters[graph.loss] == R, tuple(letters[i] for i in graph.of("send"))
 
 
 def _moments(node: Node) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +132,7 @@ class Modules:
 
         lines = body.lines(results, 8, returned)
         return self._function(
-            side.method, list(body.arguments.values()), self._shapes(body.arguments, body.arguments), lines
+            side.method, list(body.arguments.values()), self._shapes(body.arguments, given=True), lines
         )
 
     def _body(
@@ -174,12 +174,17 @@ class Modules:
             else:
                 start = f"{firsts[0]}, " if firsts[0] or chain.period > 1 else ""
                 step = f", {chain.period}" if chain.period > 1 else ""
-                parts.append(f"*({name}(mesh, dtype, i) for i in range({start}{firsts[-1] + chain.period}{step}))")
+                entries = self._entries(f"range({start}{firsts[-1] + chain.period}{step})")
+                parts.append(f"*({name}(mesh, dtype, i) for i in {entries})")
         if len(parts) == 1 and parts[0].startswith("*"):
             built = f"self.{loop.attribute} = nn.ModuleList{parts[0][1:]}"
         else:
             built = f"self.{loop.attribute} = nn.ModuleList([{', '.join(parts)}])"
         return wrap(built, 8)
+
+    def _entries(self, text: str) -> str:
+        """The entries of a list that a loop is over, as its class says them."""
+        return text
 
     def _block(self, loop: Loop, place: int) -> str:
         """The methods of a unit's class: a forward for every way in which passes compute it."""
@@ -220,7 +225,7 @@ class Modules:
         if not any(self.plan.graph.nodes[i].gradient for i in unit.nodes):
             body.unrecorded()
         lines = body.lines(results, 8, lambda texts: f"return {', '.join(texts)}")
-        shapes = self._shapes(body.arguments, body.arguments)
+        shapes = self._shapes(body.arguments, given=True)
         told = ["site"] if loop.counts(self.plan) else []
         return self._function(loop.method(way), [*body.arguments.values(), *told], shapes, lines)
 
@@ -262,7 +267,11 @@ class Modules:
         head = [f"    def __init__(self, {arguments}):", "        super().__init__()", *(f"        {x}" for x in first)]
         if any("precision" in line for line in lines):
             head.append("        precision = torch.promote_types(dtype, torch.float32)  # of the weights themselves")
-        return head + _axes(lines, [group.name for group in plan.groups], "mesh") + lines + list(lists)
+        return head + _axes(lines, self._groups(), "mesh") + lines + list(lists)
+
+    def _groups(self) -> list[str]:
+        """What the constructors may say of the mesh."""
+        return [group.name for group in self.plan.groups]
 
     def _options(self, index: int) -> dict[str, str]:
         """What the program's `weight` must know besides name and shape."""
@@ -315,20 +324,22 @@ class Modules:
         return _tuple(shape), f"{{{', '.join(cuts)}}}" if cuts else ""
 
     def _function(self, name: str, arguments: Sequence[str], doc: str, lines: Sequence[str]) -> list[str]:
-        head = wrap(f"def {name}(self, {', '.join(arguments)}):", 4)
+        head = wrap(f"def {name}({', '.join(['self', *arguments])}):", 4)
         body = [*_axes(lines, self.plan.axes, "mesh"), *lines]
         if reads_mesh(body):
             body.insert(0, "        mesh = self.mesh")
         return [*head, *([f'        """{doc}"""'] if doc else []), *body]
 
-    def _shapes(self, arguments: Iterable[int], names: Mapping[int, str] | None = None) -> str:
+    def _shapes(self, arguments: Mapping[int, str], given: bool = False) -> str:
+        """The arguments' shapes; `given`: in the layouts that all readers get."""
         plan = self.plan
         known = atoms(plan.graph)
         parts = []
-        for i in arguments:
+        for i, name in arguments.items():
             if i >= 0:
-                local = Local(known[i], plan.choices[i].given, plan.placement.sizes, plan.axes)
-                parts.append(f"{names[i] if names else argument_name(plan, i)}: {local_shape_text(local)}")
+                layout = plan.choices[i].given if given else plan.choices[i].output
+                local = Local(known[i], layout, plan.placement.sizes, plan.axes)
+                parts.append(f"{name}: {local_shape_text(local)}")
         text = ", ".join(parts)
         return f"{text}." if len(text) < 100 else ""
 
@@ -372,7 +383,14 @@ def _axes(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:
     return [f"        {', '.join(read)} = {', '.join(f'{mesh}.{a}' for a in read)}"]
 
 
-_DEFAULTS = {"summed": "None", "sharded": "False", "trainable": "True", "running": "None", "sparse": "False"}
+_DEFAULTS = {
+    "summed": "None",
+    "tied": "None",
+    "sharded": "False",
+    "trainable": "True",
+    "running": "None",
+    "sparse": "False",
+}
 
 
 def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:

@@ -19,6 +19,8 @@ from ...model.layout import P, is_split
 from ...model.load import load_module
 from ...model.pcg import PCG
 from ...model.updates import updated
+from ..pipeline.file import load_plan
+from ..pipeline.plan import PipelinePlan
 from ..plan import Plan
 from . import reference, worker
 from .launch import LaunchError, torchrun
@@ -34,7 +36,7 @@ TOLERANCE_NARROW = 1e-5
 
 
 def verify(
-    target: Plan | Path | str,
+    target: Plan | PipelinePlan | Path | str,
     ranks: int | None = None,
     level: str = "threads",
     steps: int = 3,
@@ -59,7 +61,7 @@ def verify(
 
 
 def verify_all(
-    targets: Sequence[Plan | Path | str], level: str = "pool", steps: int = 3, *, timeout: float = 600.0
+    targets: Sequence[Plan | PipelinePlan | Path | str], level: str = "pool", steps: int = 3, *, timeout: float = 600.0
 ) -> list[dict[str, Any]]:
     """`verify` for many plans; with level pool those of as many ranks share their processes, which start only once."""
     with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
@@ -86,22 +88,33 @@ class Trial:
 
 
 def _trial(
-    target: Plan | Path | str, folder: Path, ranks: int | None, steps: int, module: nn.Module | None, inputs: Any
+    target: Plan | PipelinePlan | Path | str,
+    folder: Path,
+    ranks: int | None,
+    steps: int,
+    module: nn.Module | None,
+    inputs: Any,
 ) -> Trial:
     """What `verify` runs: the program beside a saved plan, or what a plan emits into `folder`."""
-    plan = target if isinstance(target, Plan) else Plan.load(target)
+    plan = load_plan(target) if isinstance(target, Path | str) else target
     if ranks is not None and ranks != plan.ranks:
         raise PartitaError(f"this plan is for {plan.ranks} ranks, not {ranks}: plan again for that many devices")
     check_memory(plan)
     if module is None:
         module, inputs = plan.module or _module_of(plan)
-    if isinstance(target, Plan):
+    if isinstance(target, Path | str):
+        path = _program_beside(Path(target))
+    else:
         path = folder / "program.py"
         plan.emit(path)
-    else:
-        path = _program_beside(Path(target))
-    made = trial(path, plan.graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps, pieces(plan))
-    return replace(made, emitted=isinstance(target, Plan))
+    normalized = [found for part in stages_of(plan) for found in pieces(part)]
+    made = trial(path, plan.graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps, normalized)
+    return replace(made, emitted=not isinstance(target, Path | str))
+
+
+def stages_of(plan: Plan | PipelinePlan) -> tuple[Plan, ...]:
+    """The plans of a pipeline's stages; a plan without is its only one."""
+    return plan.stages if isinstance(plan, PipelinePlan) else (plan,)
 
 
 def _program_beside(saved: Path) -> Path:
@@ -140,7 +153,7 @@ def trial(
     return Trial(path, graph, ranks, state, batches, truth, TOLERANCE_NARROW if narrow else TOLERANCE)
 
 
-def _module_of(plan: Plan) -> tuple[nn.Module, Any]:
+def _module_of(plan: Plan | PipelinePlan) -> tuple[nn.Module, Any]:
     model = plan.model
     if not model.get("reference"):
         raise PartitaError("the plan does not say how to build its module: give verify the module and its inputs")
@@ -276,9 +289,14 @@ def _error(a: Tensor, b: Tensor) -> float:
 # Memory
 
 
-def memory_bytes(plan: Plan) -> int:
+def memory_bytes(plan: Plan | PipelinePlan) -> int:
     """An upper estimate of what both sides need here in float64: weights with states, and all activations kept."""
-    weights = activations = Fraction(0)
+    return int(8 * sum(map(_elements, stages_of(plan))))
+
+
+def _elements(plan: Plan) -> Fraction:
+    """Numbers that the ranks of a stage and the module keep."""
+    count = Fraction(0)
     for node, choice in zip(plan.graph.nodes, plan.choices, strict=True):
         parts = math.prod(
             size
@@ -287,10 +305,10 @@ def memory_bytes(plan: Plan) -> int:
         )
         held = Fraction(plan.ranks, parts)  # copies on all ranks together
         if node.op == "parameter":
-            weights += node.numel * (8 + 5 * held)
+            count += node.numel * (8 + 5 * held)
         else:
-            activations += node.numel * (2 * plan.micro_batches + 2 * held)
-    return int(8 * (weights + activations))
+            count += node.numel * (2 * plan.micro_batches + 2 * plan.in_flight * held)
+    return count
 
 
 def available_bytes() -> int:
@@ -304,7 +322,7 @@ def available_bytes() -> int:
     return 1 << 62
 
 
-def check_memory(plan: Plan) -> None:
+def check_memory(plan: Plan | PipelinePlan) -> None:
     """Raise PartitaError where the plan is too large to be run here."""
     needed, free = memory_bytes(plan), available_bytes()
     if needed > 0.8 * free:

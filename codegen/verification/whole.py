@@ -14,12 +14,13 @@ from ...model import interpret
 from ...model.batch import with_batch
 from ...model.pcg import PCG
 from ..defaults import SEED
+from ..pipeline.plan import PipelinePlan
 from ..plan import Plan
 from ..templates.counters import dropout_mask, projection_weights
 from .reference import Optimizer, random_weight, state_of
 from .statistics import InPieces, Pieces, pieces
 from .synthetic import synthetic
-from .verify import TOLERANCE, Trial
+from .verify import TOLERANCE, Trial, stages_of
 from .worker import Outcome
 
 
@@ -82,12 +83,13 @@ def _truth(
     return state, batches, Outcome(losses, gradients, state_of(module))
 
 
-def trial_of(plan: Plan, path: Path, steps: int = 2, graph: PCG | None = None) -> Trial:
+def trial_of(plan: Plan | PipelinePlan, path: Path, steps: int = 2, graph: PCG | None = None) -> Trial:
     """A plan's program, which is written to `path`, and what its graph gives on whole tensors.
 
     `graph` is that of the whole batch, needed where a micro-batch is one sample: a graph does not grow out of that.
     """
     whole = graph or with_batch(plan.graph, plan.batch)
-    state, batches, outcome = _truth(whole, plan.optimizer, steps, pieces(plan))
+    normalized = tuple(found for part in stages_of(plan) for found in pieces(part))
+    state, batches, outcome = _truth(whole, plan.optimizer, steps, normalized)
     plan.emit(path)
     return Trial(path, plan.graph, plan.ranks, state, batches, outcome, TOLERANCE)

@@ -1,0 +1,96 @@
+"""Pipelined plans for tests: every stage solved by itself, as the one before hands its tensors on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from partita.codegen.decode import choices, report
+from partita.codegen.pipeline.plan import PipelinePlan
+from partita.codegen.pipeline.schedules import in_flight
+from partita.codegen.plan import Plan
+from partita.formulation.encode import encode
+from partita.formulation.placement import placements
+from partita.formulation.strategy import row_names, rows
+from partita.formulation.transfers import transfer_price
+from partita.model.batch import with_batch
+from partita.model.capture import capture
+from partita.model.layout import Layout
+from partita.model.load import load_module
+from partita.model.machine import Machine, stage_machine
+from partita.model.pcg import PCG
+from partita.model.stages import boundaries, stage
+from partita.solvers.protocol import solver
+
+
+@cache
+def captured(name: str, batch: int) -> PCG:
+    module, inputs = load_module(name, small=True)
+    return capture(module, inputs, batch=batch)
+
+
+def evenly(graph: PCG, stages: int) -> tuple[int, ...]:
+    """Bounds with about as many boundaries in every stage."""
+    last = len(boundaries(graph)) - 1
+    return tuple(round(k * last / stages) for k in range(stages + 1))
+
+
+def piped(
+    graph: PCG,
+    levels: tuple[int, ...],
+    row: tuple[int, ...],
+    micros: int,
+    mesh: Sequence[int] | None = None,
+    *,
+    bounds: Sequence[int] | None = None,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    dtype: str = "float32",
+    optimizer: str = "adamw",
+    fixed: dict[str, tuple[str, ...]] | None = None,
+    model: dict[str, Any] | None = None,
+) -> PipelinePlan:
+    """A plan of `graph` (the whole batch) whose stages are the cheapest, one after the other."""
+    machine = Machine.adhoc(levels)
+    part, line = stage_machine(machine, row), transfer_price(machine, row)
+    place = placements(part.hierarchy, mesh=mesh)[0]
+    size = machine.devices // part.devices
+    small = with_batch(graph, graph.batch // micros)
+    cuts = tuple(bounds or evenly(small, size * chunks))
+    plans: list[Plan] = []
+    for number, (first, last) in enumerate(pairwise(cuts)):
+        inner = stage(small, first, last).graph
+        asked = {name: names for name, names in (fixed or {}).items() if name in {n.name for n in inner.nodes}}
+        flying = in_flight(schedule, size, chunks, micros, number)
+        given = encode(
+            inner, part, place, micro_batches=micros, dtype=dtype, optimizer=optimizer, in_flight=flying, transfer=line,
+            fixed=asked | _received(plans[-1:], inner), stored=_stored(plans, inner),
+        )  # fmt: skip
+        answer = solver("auto").solve(given.network)
+        assert answer.assignment is not None
+        chosen, told = choices(given, answer.assignment), report(given, answer.assignment)
+        told |= {"objective_ns": answer.objective, "bound_ns": answer.bound, "status": answer.status.value}
+        plans.append(
+            Plan(inner, part, place, micros, chosen, dtype, optimizer, {}, told, in_flight=flying, transfer=line)
+        )
+    return PipelinePlan(small, machine, row, cuts, tuple(plans), schedule, chunks, model or {})
+
+
+def _received(before: Sequence[Plan], graph: PCG) -> dict[str, tuple[str, ...]]:
+    """The rows of what a stage receives, by the layouts in which the stage before sends it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for plan in before:
+        for sent, received in zip(plan.graph.of("send"), graph.of("receive"), strict=True):
+            letters = {
+                row.output: name for row, name in zip(rows(graph, received), row_names(graph, received), strict=True)
+            }
+            found[graph.nodes[received].name] = tuple(letters[x] for x in plan.choices[sent].output)
+    return found
+
+
+def _stored(before: Sequence[Plan], graph: PCG) -> dict[str, Layout]:
+    """How weights are stored that earlier stages have too."""
+    known = {p.graph.nodes[i].name: p.choices[i].output for p in before for i in p.graph.of("parameter")}
+    return {name: known[name] for i in graph.of("parameter") if (name := graph.nodes[i].name) in known}
