@@ -121,6 +121,11 @@ def plan(
         Path | None,
         typer.Option(parser=_path, metavar="FILE", help="Keep the first placement's cost network: .json, .json.gz."),
     ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where networks that were solved are kept, or none. [env: PARTITA_CACHE]"),
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="The same as --cache none.")] = False,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", parser=_path, metavar="DIR", help="Keep plan and program in this folder."),
@@ -153,6 +158,7 @@ def plan(
         rewrite=rewrite or rules is not None,
         rules=None if rules is None else str(rules),
         rewrite_limits=(rounds, enodes),
+        cache="none" if no_cache else cache,
         save_network=None if save_network is None else str(save_network),
     )
     if output is not None:

@@ -13,8 +13,11 @@ from ..solvers.search import Found
 INTERRUPTED_EARLY = "interrupted before any plan was found"
 
 
-def searched_space(question: Question, found: Found, rewritten: Rewritten | None) -> dict[str, Any]:
-    """What was searched. Machine levels, and the rows of a placement over them, are named outermost first."""
+def searched_space(question: Question, found: Found, rewritten: Rewritten | None, kept: int = 0) -> dict[str, Any]:
+    """What was searched; `kept` of the networks were solved before.
+
+    Machine levels, and the rows of a placement over them, are named outermost first.
+    """
     done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
     hit = [f"rewriting: {limit}" for limit in rewritten.limits_hit] if rewritten else []
     hit += ["rewriting: width"] if found.unrewritten else []
@@ -26,6 +29,7 @@ def searched_space(question: Question, found: Found, rewritten: Rewritten | None
         "micro_batches": list(question.micro_batches),
         "options": found.options,
         "networks_solved": found.solved,
+        "networks_kept": kept,
         **({"rewritings": rewritten.to_json() | {"without": len(found.unrewritten)}} if rewritten else {}),
         "limits_hit": hit + ([] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"]),
     }

@@ -31,8 +31,9 @@ class PlanRequest:
     `mesh` fixes the axes' sizes, not their placement; `mapping` names a placement. `time_limit` is in seconds; a plan
     proved within the share `gap` of the optimum ends the search. `fix` holds (node, strategy) pairs. `save_network` is
     where the cost network goes, as soon as there is one. `rewrite`: by the planner's rules, or by those of a file,
-    `rules`, which are proved first; `rewrite_limits` are rounds and e-nodes. Raises PartitaError on what cannot be
-    meant; that the names of model, machine, mapping, solver and nodes exist is checked where they are known.
+    `rules`, which are proved first; `rewrite_limits` are rounds and e-nodes. `cache`: the folder of the store, "none",
+    or None for the usual one. Raises PartitaError on what cannot be meant; that the names of model, machine, mapping,
+    solver and nodes exist is checked where they are known.
     """
 
     model: str
@@ -57,6 +58,7 @@ class PlanRequest:
     rewrite: bool = False
     rules: str | None = None
     rewrite_limits: tuple[int, int] = (4, 20_000)
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         if not self.model.strip():

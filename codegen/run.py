@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..formulation.encoding import Encoding
@@ -23,10 +24,12 @@ from ..model.errors import PartitaError
 from ..model.files import write_atomically
 from ..model.machine import Machine
 from ..model.pcg import PCG
-from ..solvers.protocol import Limits, Progress, Status
+from ..solvers.cached import Cached
+from ..solvers.protocol import Limits, Progress, Solver, Status
 from ..solvers.protocol import solver as find_solver
 from ..solvers.question import Question, atom_sizes, check_batch
 from ..solvers.search import search
+from ..solvers.store import Store, store_in
 from .decode import report
 from .outcome import searched_space, without_plan
 from .plan import Plan
@@ -65,6 +68,7 @@ class Settings:
     mapping: str | None = None
     rules: tuple[Rule, ...] = ()
     saturation: SaturationLimits | None = None
+    store: Store | None = None
 
 
 def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
@@ -98,6 +102,7 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
         request.mapping,
         rules,
         SaturationLimits(*request.rewrite_limits),
+        store_in(request.cache),
     )
     check_batch(batch, request.micro_batches)
     if request.mapping is not None:
@@ -141,6 +146,7 @@ def optimize(
     statistics: str = "batch",
     rewrite: bool | Sequence[Rule] = False,
     saturation: SaturationLimits | None = None,
+    cache: Store | Path | str | None = None,
     progress: Tell | bool | None = None,
 ) -> Plan:
     """Plan the training of a module.
@@ -150,7 +156,8 @@ def optimize(
     axes' sizes, `mapping` names a placement (`formulation.mappings`). A plan proved within the share `gap` of the
     optimum ends the search. `statistics`: over what batch norms in training normalize (see `capture`). `rewrite`:
     choose among all rewritings of the graph too, by the planner's rules, or by those given if they are proved;
-    `saturation` says when looking for them ends.
+    `saturation` says when looking for them ends. `cache`: the folder where networks that were solved are kept, "none",
+    or None for the usual one (`PARTITA_CACHE`).
     `progress`: True prints to standard error, or a function that takes words and `Progress`.
     Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt
     ended the search before any plan was found.
@@ -175,6 +182,7 @@ def optimize(
         mapping=mapping,
         rules=planner_rules() if rewrite is True else tuple(rewrite or ()),
         saturation=saturation,
+        store=store_in(cache),
     )
     model = {"reference": None, "batch": settings.batch}
     return plan_graph(graph, machine, settings, model, tell, start, (module, inputs))
@@ -211,8 +219,9 @@ def plan_graph(
     _tell(progress, f"searching {len(places)} placements of {len({p.sizes for p in places})} meshes")
     limits = Limits(settings.time_limit or float("inf"), progress=progress, gap=settings.gap)
     began = time.monotonic()
-    found = search(question, find_solver(settings.solver), limits)
-    found, rewrites = with_stand_ins(question, found, find_solver(settings.solver), limits)
+    backend = _backend(settings)
+    found = search(question, backend, limits)
+    found, rewrites = with_stand_ins(question, found, backend, limits)
     ended = time.monotonic()
     seconds = {
         "capture": round(captured - start, 3),
@@ -223,7 +232,7 @@ def plan_graph(
     searched: dict[str, Any] = {
         "status": found.status.value,
         "bound_ns": found.bound if found.bound < INFINITE else None,
-        "space": searched_space(question, found, rewritten),
+        "space": searched_space(question, found, rewritten, getattr(backend, "kept", 0)),
         "seconds": seconds,
     }
     if found.encoding is None or found.solution is None:
@@ -282,10 +291,16 @@ def _confirm(made: Plan, rewritten: Rewritten | None) -> None:
     report["gap"] = (confirmed.objective_ns - report["bound_ns"]) / confirmed.objective_ns
 
 
+def _backend(settings: Settings) -> Solver:
+    """The solver, with what is kept of its answers."""
+    found = find_solver(settings.solver)
+    return found if settings.store is None else Cached(found, settings.store)
+
+
 def _without_bundles(question: Question, settings: Settings, start: float) -> dict[str, Any]:
     """The best plan in which no branches run side by side, in the time left: what they gain is the difference."""
     left = max(1.0, (settings.time_limit or math.inf) - (time.monotonic() - start))
-    found = search(replace(question, bundles=False), find_solver(settings.solver), Limits(left, gap=settings.gap))
+    found = search(replace(question, bundles=False), _backend(settings), Limits(left, gap=settings.gap))
     bound = found.bound if found.bound < INFINITE else None
     return {"status": found.status.value, "objective_ns": found.objective, "bound_ns": bound}
 

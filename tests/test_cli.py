@@ -70,7 +70,16 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
     options = "--small --machine cpu --hierarchy 2x4 --mesh 4x2 --batch 8 --sequence 16 --dtype float64 --optimizer sgd"
     more = "--solver cpsat --time-limit 2.5 --gap 0.05 --fix a=b --fix c=d=e --allow-unknown --micro-batches 4"
     code, out, _ = partita(
-        "plan", "gpt2", *options.split(), *more.split(), "--statistics", "local", "--save-network", "n.json"
+        "plan",
+        "gpt2",
+        *options.split(),
+        *more.split(),
+        "--statistics",
+        "local",
+        "--save-network",
+        "n.json",
+        "--cache",
+        "kept",
     )
     assert (code, out) == (0, "the plan\n")
     (request,) = seen
@@ -97,6 +106,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "rewrite": False,
         "rules": None,
         "rewrite_limits": (4, 20_000),
+        "cache": "kept",
     }
 
 
