@@ -8,12 +8,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ..solvers.parallel import usable_cores
+
 PACKAGES = ("partita", "torch", "numpy", "numba", "ortools")
 
 
 def hardware() -> dict[str, Any]:
     """Processor, usable cores, memory in GiB, and the versions of what the time goes into."""
-    found: dict[str, Any] = {"cpu": _processor(), "cores": _cores(), "memory_gib": _memory_gib()}
+    found: dict[str, Any] = {"cpu": _processor(), "cores": usable_cores(), "memory_gib": _memory_gib()}
     found["python"] = platform.python_version()
     for package in PACKAGES:
         try:
@@ -21,10 +23,6 @@ def hardware() -> dict[str, Any]:
         except PackageNotFoundError:
             found[package] = None
     return found
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_gib() -> int | None:
