@@ -16,6 +16,7 @@ from ...model.layout import Layout
 from ...model.operators.loss import LOSSES
 from ...model.pcg import SOURCES
 from ...model.segments import NUMBER, Entries, list_above, lists, with_glue
+from . import recomputing
 from .names import is_literal
 from .units import Chain, Looks, Unit, again, entry_name, signature, steady
 
@@ -117,11 +118,15 @@ def _of_period(plan: Plan, prefix: str, passes: Sequence[Entries], period: int, 
     result = []
     for group in _in_all(runs):
         linked = [_linked(plan, run) for run in group]
-        signed = tuple(tuple(replace(u, signature=signature(plan, prefix, u, looks)) for u in run) for run in linked)
+        signed = tuple(tuple(_signed(plan, prefix, u, looks) for u in run) for run in linked)
         made = again(plan, Chain(prefix, period, signed), looks)
-        if made is not None and steady(plan, made):
+        if made is not None and steady(plan, made) and recomputing.fits(plan, made):
             result.append(made)
     return result
+
+
+def _signed(plan: Plan, prefix: str, unit: Unit, looks: Looks) -> Unit:
+    return replace(unit, signature=(signature(plan, prefix, unit, looks), recomputing.inside(plan, prefix, unit)))
 
 
 def _in_all(runs: Sequence[Sequence[Sequence[Unit]]]) -> Iterator[list[list[Unit]]]:

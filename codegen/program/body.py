@@ -18,6 +18,7 @@ from .expressions import chunked, expression
 from .lines import Statement, Writer
 from .moves import Used, conversion
 from .names import is_literal, wish
+from .recomputing import Call, call_text
 from .regathering import VIEWS, remade
 from .sites import Site, literal
 from .text import enclosed
@@ -48,6 +49,8 @@ class Body(Writer):
         self.own, self.weights, self.used, self.divided, self.divisors = own, weights, used, divided, divisors
         self.sites: dict[int, str] = {}
         self.beside: Mapping[int, SideBySide] = {}
+        self.calls: Mapping[int, Call] = {}  # of segments that are computed again, by what they give
+        self.recomputed = False  # whether backward runs all of this again: weights are then gathered again anyway
         self.arguments: dict[int, str] = {}  # node (or -1 - loss) -> name, in order of first use
         self.waiting: list[tuple[Loop, int]] = []  # loops that are not written yet, with the number of the pass
         self._memo: dict[object, int] = {}
@@ -89,6 +92,7 @@ class Body(Writer):
             call="" if loop.method(number) == "forward" else f".{loop.method(number)}",
             last=loop.start(self.plan, number),
             handed=loop.slots,
+            again=loop.again[number],
             without_gradient=any(self._unrecorded(i) for u in units for i in u.nodes),
         )
         made = self.add(this)
@@ -99,7 +103,7 @@ class Body(Writer):
                 self._memo[out, "given", True] = self._converted(gives[-1], out, layout, self.plan.choices[out].given)
         this.gives = tuple(gives)
 
-    def results(self, unit: Unit) -> list[int]:
+    def results(self, unit: Unit | Call) -> list[int]:
         """What a block gives."""
         found = []
         for old, out, layout in zip(unit.carried, unit.outs, unit.layouts, strict=True):
@@ -137,6 +141,8 @@ class Body(Writer):
             self._memo[key] = self.add(Statement(lambda _: number, (), "weight", number, index))
         elif wait := next((wait for wait in self.waiting if index in wait[0].chain.passes[wait[1]][-1].outs), None):
             self.loop(*wait)
+        elif index in self.calls:
+            self._memo[key] = self._called(index)
         elif index not in self.own:
             return self.argument(index, self.free(self._wish(index), set(self.arguments.values()), set()))
         else:
@@ -151,7 +157,7 @@ class Body(Writer):
         if key not in self._memo:
             choice = self.plan.choices[index]
             weight = self.plan.graph.nodes[index].op == "parameter"
-            again = choice.regather and index in self.weights and recorded
+            again = choice.regather and index in self.weights and recorded and not self.recomputed
             if again and self._makes_new(index, choice.given, layout):
                 self._memo[key] = self._regathered(index, [choice.given, layout])
             else:
@@ -161,7 +167,8 @@ class Body(Writer):
 
     def _weight(self, index: int, recorded: bool) -> int:
         choice = self.plan.choices[index]
-        if recorded and choice.regather and self._makes_new(index, choice.output, choice.given):
+        again = recorded and choice.regather and not self.recomputed
+        if again and self._makes_new(index, choice.output, choice.given):
             return self._regathered(index, [choice.given])
         return self._converted(self._stored(index), index, choice.output, choice.given, True, recorded)
 
@@ -225,6 +232,8 @@ class Body(Writer):
 
     def _computed(self, index: int) -> int:
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+        if index in self.calls:
+            return self._called(index)
         if index in self.beside:
             return self._joined(self.beside[index])
         if node.op == "part" and (siblings := self._siblings(index)):
@@ -281,6 +290,26 @@ class Body(Writer):
             this.gives = tuple(gives)
         return self._memo[index, "part"]
 
+    def _called(self, index: int) -> int:
+        """What a segment that is computed again gives."""
+        call = self.calls[index]
+        if (index, "called") not in self._memo:
+            operands = tuple(self.given(i) for i in call.reads)
+            names = [self._wish(i) for i in call.outs]
+
+            def render(texts: Sequence[str]) -> str:
+                return call_text(self.plan, call.mode, f"self.{call.method}", texts)
+
+            this = Statement(render, operands, "call", names[0], call.outs[0])
+            made = self.add(this)
+            if len(call.outs) > 1:
+                this.gives = tuple(
+                    self.add(Statement(lambda _, k=k: k, (made,), "handed", k, i))  # type: ignore[misc]
+                    for i, k in zip(call.outs, names, strict=True)
+                )
+            self._memo |= {(i, "called"): s for i, s in zip(call.outs, this.gives or (made,), strict=True)}
+        return self._memo[index, "called"]
+
     def _joined(self, found: SideBySide) -> int:
         """What branches side by side give."""
         index = found.bundle.join
@@ -336,6 +365,8 @@ class Body(Writer):
 
     def _again(self, index: int, asked: Layout) -> bool:
         """Whether a tensor, read in a layout, may show a weight that backward gathers again."""
+        if self.recomputed:
+            return False
         while self.plan.graph.nodes[index].op in VIEWS:
             if self._made_new(index, asked):
                 return False

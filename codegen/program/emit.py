@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from ...formulation.special import special_strategy
@@ -88,8 +88,9 @@ def common(
     collectives = {kind for name, kind in kinds.items() if name in used.primitives}
     collectives |= {step.collective.value for step in steps}
     uneven = used.uneven or any(map(_uneven_weights, plans))
+    modes = frozenset[str]().union(*(m.modes for m in modules))
     return {
-        "imports": _imports(used),
+        "imports": _imports(used, modes),
         "programs": bool(programs),
         "collectives": collectives,
         "resting": any(step.zero for step in steps),
@@ -100,6 +101,7 @@ def common(
         "primitives": used.primitives,
         "moves": [move.code(uneven) for _, move in sorted(used.moves.items())],
         "helpers": used.helpers,
+        "recompute": modes,
         "specials": [special_strategy(name).source for name in sorted(used.specials)],
         "random_bits": _counters("mix", "mix_", "random_bits"),
         "dropped": _counters("dropped"),
@@ -161,7 +163,9 @@ def _spaced(program: str) -> str:
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
 
-def _imports(used: Used) -> list[str]:
+def _imports(used: Used, modes: Set[str] = frozenset()) -> list[str]:
+    again = ["CheckpointPolicy", "checkpoint", "create_selective_checkpoint_contexts"]
+    again = again if "selective" in modes else again[1:2]
     names = ["math", "os", "sys", *(["weakref"] if "regathered" in used.helpers else []), "zlib"]
     return [
         *(f"import {name}" for name in names),
@@ -171,6 +175,7 @@ def _imports(used: Used) -> list[str]:
         "import torch.distributed as dist",
         "import torch.nn.functional as F",
         "from torch import nn",
+        *([f"from torch.utils.checkpoint import {', '.join(again)}"] if modes else []),
     ]
 
 

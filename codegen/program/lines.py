@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...formulation.special import special_strategies
 from ...model.operators.loss import CLASSIFIED, POINTWISE
 from .names import GENERIC
+from .recomputing import Turns, call_text, modes_text
 from .text import tidy, wrap
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ RESERVED = frozenset(
     "whole whole_of own_part sys zlib weakref refuse make_axis learning_rate buckets make_optimizer initialize "
     "whole_weights whole_gradients train_step synthetic samples micro shard "
     "side_by_side reordered traded tied Tied Pieces Gathered Place linear_relu LinearReLU "
-    "reshaped contracted Contraction toward".split()
+    "reshaped contracted Contraction toward recomputed Recomputed checkpoint keeps mode modes".split()
 )
 _CHAIN = ("convert", "view", "unary")
 _ARITHMETIC = ("add", "sub", "mul", "div", "cat", "where")
@@ -53,6 +54,7 @@ class Statement:
     loop: str = ""  # of a loop over blocks: the list
     call: str = ""  # what it calls: a block, or one of its methods
     last: str = ""  # a further argument
+    again: Turns | None = None  # how the turns of a loop are called, where backward runs some again
     handed: tuple[str, ...] = ()  # what the values that blocks hand on would like to be called: its first operands
     gives: tuple[int, ...] = ()  # statements for what they are afterwards; without a loop, for the values that it is
     without_gradient: bool = False  # whether autograd would record what must not be recorded
@@ -111,7 +113,7 @@ class Writer:
         heavy = False
         for p, o in enumerate(this.operands):
             operand = self.statements[o]
-            if this.loop or operand.gives or operand.kind in _NO_LINE or len(readers[o]) != 1:
+            if this.loop or operand.gives or operand.kind in (*_NO_LINE, "call") or len(readers[o]) != 1:
                 continue
             if operand.without_gradient and self._records(s):
                 continue
@@ -188,7 +190,8 @@ class Writer:
 
     def _op(self, s: int) -> str:
         node = self.statements[s].node
-        return self.plan.graph.nodes[node].op if node >= 0 and self.statements[s].kind != "convert" else ""
+        plain = node >= 0 and self.statements[s].kind not in ("convert", "call")
+        return self.plan.graph.nodes[node].op if plain else ""
 
     def _estimate(self, s: int) -> str:
         this = self.statements[s]
@@ -269,9 +272,20 @@ class Writer:
             handed.append(name)
         names.update(zip(this.gives, handed, strict=True))
         variable = self.free(this.text, live | set(handed), set())
-        arguments = ", ".join([*handed, *texts[len(handed) :], *([this.last] if this.last else [])])
-        lines += [f"{' ' * indent}for {variable} in {this.loop}:"]
-        return lines + wrap(f"{', '.join(handed)} = {variable}{this.call}({arguments})", indent + 4)
+        arguments = [*handed, *texts[len(handed) :], *([this.last] if this.last else [])]
+        block, turns, again = f"{variable}{this.call}", f"{variable} in {this.loop}", this.again
+        if again is not None and not again.alike:
+            said, mode = again.texts, "mode" if again.whole else "modes"
+            if len({*said}) == 1:
+                mode = said[0]
+            else:
+                turns = f"{variable}, {mode} in zip({this.loop}, {modes_text(said)}, strict=True)"
+            arguments += [] if again.whole else [mode]
+        turn = f"{block}({', '.join(arguments)})"
+        if again is not None and again.whole:
+            turn = call_text(self.plan, mode, block, arguments)
+        lines += wrap(f"for {turns}:", indent)
+        return lines + wrap(f"{', '.join(handed)} = {turn}", indent + 4)
 
     def _several(self, s: int, live: set[str], uses: Mapping[int, int], names: dict[int, str]) -> str:
         """The line that names all values of a statement which gives several; `_` is what nobody reads."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from .lines import reserved
 from .names import GENERIC, identifier, wish
-from .units import Chain, site_step
+from .recomputing import Turns, turns
+from .units import Chain, Unit, site_step
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -24,6 +26,16 @@ class Loop:
     variable: str
     title: str  # of the blocks' class
     slots: tuple[str, ...]
+    again: tuple[Turns | None, ...]  # by pass: how its turns are called, where backward runs some again
+
+    @property
+    def weights(self) -> frozenset[int]:
+        return frozenset(i for place in range(len(self.chain.units)) for i in self.chain.weights(place))
+
+    def always(self, number: int, unit: Unit) -> bool:
+        """Whether backward runs all blocks of a class again, in pass `number`: that of `unit`."""
+        again, like = self.again[number], [u.signature == unit.signature for u in self.chain.passes[number]]
+        return again is not None and again.whole and ("none",) not in compress(again.modes, like)
 
     def method(self, number: int) -> str:
         """What computes pass `number`."""
@@ -83,7 +95,8 @@ def loops(plan: Plan, chains: Sequence[Chain]) -> tuple[Loop, ...]:
         title = "".join(part.capitalize() for part in singular.split("_"))
         if variable in reserved() | {*plan.axes}:
             variable = "block"
-        result.append(Loop(chain, attribute, variable, title, _slots(plan, chain)))
+        again = tuple(turns(plan, chain, units) for units in chain.passes)
+        result.append(Loop(chain, attribute, variable, title, _slots(plan, chain), again))
     return tuple(result)
 
 

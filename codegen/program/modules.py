@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ...model.atoms import atoms
 from ...model.layout import B, R
-from ...model.operator import operator
-from ...model.pcg import FLOATS, SOURCES, Node
-from ...model.sparse import sparse_tables
-from ...model.updates import updated
-from ..spread import spread_argument
-from .axes import joint_name, summed_over
+from ...model.pcg import FLOATS, SOURCES
 from .beside import Side, SideBySide, side_by_side
 from .blocks import chains
 from .body import Body
 from .classes import Classes
+from .constructors import Constructors, axes_line
 from .expressions import local_shape_text
-from .lines import axes_read, reads_mesh, reserved
+from .lines import reads_mesh, reserved
 from .loops import Loop, loops, results
 from .losses import counted, label_count
 from .micro import divided
 from .moves import Local, Used
-from .names import identifier, joins, roles, short_names
+from .names import identifier, roles, short_names
+from .recomputing import Call, calls, calls_in, recomputed
 from .text import wrap
 from .units import Divided, Looks, Unit, alike, entry_name, relative_name, site_step
 
@@ -39,23 +35,21 @@ def argument_name(plan: Plan, index: int) -> str:
     return f"{name}_" if name in reserved() or name in plan.axes else name
 
 
-class Modules:
+class Modules(Constructors):
     """Writes the classes; afterwards `divisors` tells the training step what is counted before the first forward."""
 
     def __init__(self, plan: Plan, used: Used, classes: Classes | None = None) -> None:
-        self.plan, self.used = plan, used
+        super().__init__(plan, used)
         self.micro_divided, self.loss_divided = self._divided()
         self.divisors: list[dict[str, Any]] = []
         self.looks = Looks.of(plan, self.micro_divided)
         self.loops = loops(plan, chains(plan, self.looks))
+        self.modes = {mode for loop in self.loops for how in loop.again if how for one in how.modes for mode in one}
+        self.modes |= {segment.mode for segment in recomputed(plan)}
         self.roles = roles(plan.graph) | results(self.loops)
         for loop in self.loops:
             self.roles |= loop.roles(plan)
         self.base = "Module" if plan.dtype.startswith("mixed") else "nn.Module"
-        self.all_sharded = all_sharded(plan)
-        self.joins = joins(plan.graph)
-        self.factors = False  # whether a dim of some weight is given by its factors
-        self.strided = False  # whether it is the dim along which a weight is joined
         self.beside = side_by_side(plan)
         self.classes = classes or Classes(self.base)
 
@@ -73,7 +67,7 @@ class Modules:
         hidden: set[int] = set()  # nodes and weights that belong to blocks
         for loop in self.loops:
             lists += self._chain(loop)
-            hidden |= loop.chain.nodes.union(*(loop.chain.weights(k) for k in range(len(loop.chain.units))))
+            hidden |= loop.chain.nodes.union(loop.weights)
         sources = [
             i
             for i, n in enumerate(graph.nodes)
@@ -82,23 +76,24 @@ class Modules:
         short = short_names((graph.nodes[i].name for i in sources), {loop.attribute for loop in self.loops})
         weights = {i: f"self.{short[graph.nodes[i].name]}" for i in sources}
         inside = {i for found in self.beside.values() for side in found.sides for i in side.nodes}
+        everything = frozenset(range(len(graph.nodes)))
+        turns = [frozenset(u.nodes) for loop in self.loops for units in loop.chain.passes for u in units]
+        again = calls(self.plan, turns, frozenset(sources).union(*(loop.weights for loop in self.loops)))
+        inside |= {i for call in again for i in call.nodes}
         own = frozenset(i for i, n in enumerate(graph.nodes) if n.op not in SOURCES and i not in hidden | inside)
         means = counted(graph)
         divisors = {i: "divisor" if k == 0 else f"divisor{k + 1}" for k, i in enumerate(means)}
         body = self._body(own, weights, divisors)
-        body.beside = self.beside
+        body.beside, body.calls = self.beside, {i: call for call in again for i in call.outs}
         for i, name in divisors.items():
             body.argument(-1 - i, name)
-        body.waiting = sorted(
-            ((loop, number) for loop in self.loops for number in range(len(loop.chain.passes))),
-            key=lambda wait: wait[0].chain.passes[wait[1]][0].nodes[0],
-        )
-        while body.waiting:
-            body.loop(*body.waiting[0])
+        self._loops(body, everything, again)
         forward = body.lines(self._results(body), 8, self._returned)
         lines = [f"class {title}({self.base}):", f'    """{doc}"""', ""]
         lines += self._init(weights, arguments, ["self.mesh, self.dtype = mesh, dtype"], lists)
         lines += ["", *self._function("forward", list(body.arguments.values()), self._shapes(body.arguments), forward)]
+        for call in again:
+            lines += ["", *self._segment(call, weights)]
         for found in self.beside.values():
             for side in found.sides:
                 if side.ends:
@@ -114,6 +109,30 @@ class Modules:
 
     def _returned(self, texts: Sequence[str]) -> str:
         return f"return {texts[0]}" + (f" / {self.plan.micro_batches}" if self.loss_divided else "")
+
+    def _loops(self, body: Body, own: frozenset[int], again: Sequence[Call]) -> None:
+        """Write the loops over what a function computes, but for those of its methods `again`."""
+        chains = [loop for loop in self.loops if loop.chain.nodes <= own]
+        chains = [loop for loop in chains if not any(loop.chain.nodes <= call.nodes for call in again)]
+        body.waiting = sorted(
+            ((loop, number) for loop in chains for number in range(len(loop.chain.passes))),
+            key=lambda wait: wait[0].chain.passes[wait[1]][0].nodes[0],
+        )
+        while body.waiting:
+            body.loop(*body.waiting[0])
+
+    def _segment(self, call: Call, weights: dict[int, str], sites: Mapping[int, str] | None = None) -> list[str]:
+        """The method of a segment that backward computes again; `sites`: of dropouts, in a loop."""
+        blocks = {i for loop in self.loops if loop.chain.nodes <= call.nodes for i in loop.chain.nodes}
+        body = self._body(call.nodes - blocks, weights, {}, inputs=False)
+        body.recomputed, body.sites = call.always, dict(sites or {})
+        for i in call.reads:
+            body.given(i)
+        self._loops(body, call.nodes, ())
+        results = body.results(call)
+        lines = body.lines(results, 8, lambda texts: f"return {', '.join(texts)}")
+        shapes = self._shapes(body.arguments, given=True)
+        return self._function(call.method, list(body.arguments.values()), shapes, lines)
 
     def _side(self, found: SideBySide, side: Side, weights: dict[int, str]) -> list[str]:
         """The method of the branches at one coordinate."""
@@ -213,119 +232,37 @@ class Modules:
     def _pass(self, loop: Loop, way: int, place: int, weights: dict[int, str]) -> list[str]:
         """The method that computes a block as pass `way` does."""
         unit = loop.chain.passes[way][place]
-        body = self._body(frozenset(unit.nodes), weights, {}, inputs=False)
+        again = calls_in(self.plan, loop.chain, loop.chain.passes[way], unit, frozenset(weights))
+        body = self._body(frozenset(unit.nodes).difference(*(call.nodes for call in again)), weights, {}, inputs=False)
+        body.calls = {i: call for call in again for i in call.outs}
+        body.recomputed = loop.always(way, unit)
         for i, name in zip(unit.carried, loop.slots, strict=True):
             body.argument(i, name)
         for i in unit.others:
             body.given(i)
-        for i in unit.nodes:
-            if self.plan.graph.nodes[i].op == "dropout":
-                body.sites[i] = loop.site(self.plan, way, unit.first, i)
+        body.sites = self._sites(loop, way, unit)
         results = body.results(unit)
         if not any(self.plan.graph.nodes[i].gradient for i in unit.nodes):
             body.unrecorded()
         lines = body.lines(results, 8, lambda texts: f"return {', '.join(texts)}")
         shapes = self._shapes(body.arguments, given=True)
-        told = ["site"] if loop.counts(self.plan) else []
-        return self._function(loop.method(way), [*body.arguments.values(), *told], shapes, lines)
+        told = ["site"] * loop.counts(self.plan) + ["modes"] * any("modes" in call.mode for call in again)
+        lines = self._function(loop.method(way), [*body.arguments.values(), *told], shapes, lines)
+        for call in again:
+            lines += ["", *self._segment(call, weights, body.sites)]
+        return lines
+
+    def _sites(self, loop: Loop, way: int, unit: Unit) -> dict[int, str]:
+        """The call sites of the dropouts in a turn of a loop."""
+        dropouts = (i for i in unit.nodes if self.plan.graph.nodes[i].op == "dropout")
+        return {i: loop.site(self.plan, way, unit.first, i) for i in dropouts}
 
     def _read(self, index: int) -> bool:
         return bool(self.plan.graph.consumers[index]) or index == self.plan.graph.loss
 
-    def _init(
-        self,
-        weights: dict[int, str],
-        arguments: str,
-        first: Sequence[str],
-        lists: Sequence[str] = (),
-        original: Callable[[str], str] = '"{}"'.format,
-    ) -> list[str]:
-        """The constructor; `original` is how it writes a weight's name in the user's module."""
-        plan = self.plan
-        lists_of = {index: self._options(index) for index in weights}
-        common = _common(list(lists_of.values()))
-        lines: list[str] = []
-        for index, attribute in weights.items():
-            node = plan.graph.nodes[index]
-            shape, cuts = self._cuts(index)
-            arguments_of = [
-                original(node.name),
-                shape,
-                *([f"cuts={cuts}"] if cuts else []),
-                *([f"{self.joins}={_joined(node, original)}"] if node.get("tables") or node.get("joined") else []),
-                *spread_argument(plan, index, original(node.name)),
-            ]
-            given = lists_of[index]
-            # What all weights have in common is said once; a weight that differs says so.
-            said = {k: v for k, v in given.items() if common.get(k) != v}
-            said |= {k: _DEFAULTS[k] for k in common if k not in given}
-            arguments_of += [f"{k}={v}" for k, v in said.items()]
-            lines += wrap(f"{attribute} = part({', '.join(arguments_of)})", 8)
-        if weights:
-            said_once = ", ".join(["weight", *(f"{k}={v}" for k, v in common.items())])
-            lines.insert(0, f"        part = partial({said_once})")
-        head = [f"    def __init__(self, {arguments}):", "        super().__init__()", *(f"        {x}" for x in first)]
-        if any("precision" in line for line in lines):
-            head.append("        precision = torch.promote_types(dtype, torch.float32)  # of the weights themselves")
-        return head + _axes(lines, self._groups(), "mesh") + lines + list(lists)
-
-    def _groups(self) -> list[str]:
-        """What the constructors may say of the mesh."""
-        return [group.name for group in self.plan.groups]
-
-    def _options(self, index: int) -> dict[str, str]:
-        """What the program's `weight` must know besides name and shape."""
-        plan = self.plan
-        node, choice = plan.graph.nodes[index], plan.choices[index]
-        float_dtype = "precision" if plan.dtype.startswith("mixed") else "dtype"
-        options = {"dtype": float_dtype if node.dtype in FLOATS else f"torch.{node.dtype}"}
-        summed = joint_name(plan, summed_over(plan, index))
-        if summed and node.gradient:
-            options["summed"] = summed
-            if choice.sharded_states and not self.all_sharded:
-                options["sharded"] = "True"
-        if not node.gradient:
-            options["trainable"] = "False"
-        if index in sparse_tables(plan.graph):
-            options["sparse"] = "True"
-        if index in updated(plan.graph):
-            reader, place = updated(plan.graph)[index]
-            changing = plan.graph.nodes[reader]
-            options["running"] = "1.0" if operator(changing.op).named(changing)[place] == "var" else "0.0"
-        return options
-
-    def _cuts(self, index: int) -> tuple[str, str]:
-        """Shape and cuts of a weight as `weight` takes them."""
-        plan = self.plan
-        known = atoms(plan.graph)[index]
-        local = Local(known, plan.choices[index].output, plan.placement.sizes, plan.axes)
-        shape, cuts, entry = [], [], 0
-        for dim, numbers in enumerate(known.dims):
-            of_dim = list(known.of_dim(dim))
-            split = [a for a in of_dim if local.splits(a)]
-            plain = len(of_dim) <= 1 or not split or (split == of_dim[:1] and isinstance(local.atom(of_dim[0]), int))
-            if plain:
-                axes = local.splits(of_dim[0]) if split else ()
-                shape.append(str(plan.graph.nodes[index].shape[dim]))
-                if axes:
-                    cuts.append(f"{entry}: {_tuple([plan.axes[i] for i in axes])}")
-                entry += 1
-                continue
-            self.factors = True
-            self.strided |= dim == 0 and bool(plan.graph.nodes[index].get("joined"))
-            shape.append(f"({', '.join(map(str, numbers))})")
-            for offset, a in enumerate(of_dim):
-                if local.splits(a):
-                    cuts.append(f"{entry + offset}: {_tuple([plan.axes[i] for i in local.splits(a)])}")
-            entry += len(of_dim)
-        if beside := plan.choices[index].beside:  # the first dim, all of it at one coordinate
-            self.used.placed = self.used.uneven = True
-            cuts.insert(0, f"0: {_tuple([f'{plan.axes[a]}.only({c})' for a, c in beside])}")
-        return _tuple(shape), f"{{{', '.join(cuts)}}}" if cuts else ""
-
     def _function(self, name: str, arguments: Sequence[str], doc: str, lines: Sequence[str]) -> list[str]:
         head = wrap(f"def {name}({', '.join(['self', *arguments])}):", 4)
-        body = [*_axes(lines, self.plan.axes, "mesh"), *lines]
+        body = [*axes_line(lines, self.plan.axes, "mesh"), *lines]
         if reads_mesh(body):
             body.insert(0, "        mesh = self.mesh")
         return [*head, *([f'        """{doc}"""'] if doc else []), *body]
@@ -366,43 +303,3 @@ class Modules:
             else "The sum of the weights of this rank's labels."
         )
         return self._function(method, [*used, "**_"], doc, lines)
-
-
-def all_sharded(plan: Plan) -> bool:
-    """Whether ranks update shares of every weight with a dense gradient: then no weight need say so."""
-    sparse = sparse_tables(plan.graph)
-    trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
-    return all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
-
-
-def _axes(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:
-    """Bare names for the axes that lines speak of."""
-    read = axes_read(lines, axes)
-    if not read:
-        return []
-    return [f"        {', '.join(read)} = {', '.join(f'{mesh}.{a}' for a in read)}"]
-
-
-_DEFAULTS = {
-    "summed": "None",
-    "tied": "None",
-    "sharded": "False",
-    "trainable": "True",
-    "running": "None",
-    "sparse": "False",
-}
-
-
-def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The options that most of some weights have."""
-    counts = Counter((k, v) for of_one in options for k, v in of_one.items())
-    return {k: v for (k, v), count in reversed(counts.most_common()) if 2 * count >= len(options)}
-
-
-def _joined(node: Node, original: Callable[[str], str]) -> str:
-    """What a weight joins, name to rows."""
-    return f"{{{', '.join(f'{original(name)}: {shape[0]}' for name, shape in node.originals.items())}}}"
-
-
-def _tuple(parts: Sequence[str]) -> str:
-    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

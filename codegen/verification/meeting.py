@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 class RankError(RuntimeError):
@@ -82,7 +83,7 @@ class Hub:
                 return found
             del self.meetings[key]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _disable_current_modes():  # what the rank's own program counts or keeps is its own
                 work([found.parts[p] for p in range(found.size)])
         except ValueError as error:  # the parts do not fit together, whoever is to blame
             raise RankError(f"{_describe(found)}: {error}\n{self.report()}", rank) from error
