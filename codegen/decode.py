@@ -12,6 +12,7 @@ from ..formulation.offers import Level
 from ..model.atoms import atoms
 from ..model.layout import B, Layout, P, R, S, atom_of, is_split
 from ..model.operator import operator
+from ..model.segments import segments
 from ..model.updates import updated
 from .choice import Choice
 from .spread import at_of
@@ -26,6 +27,7 @@ def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
     whole: Layout = (R,) * axes
     given: dict[int, Layout] = {}  # of a tensor class, in the base's atoms: what consumers convert from
     result: list[Choice] = []
+    again = _computed_again(found, assignment)
     asked, changed = _asked_of_inputs(found, assignment), updated(found.pcg)
     for index, node in enumerate(found.pcg.nodes):
         base = found.classes.base[index]
@@ -38,7 +40,8 @@ def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
             o = 0 if found.unused(assignment, variable) else found.option(assignment, variable)[0]
             layout = stored.space.layout(int(stored.codes[o]))
             shared = _shared(found, assignment, index)
-            choice = Choice((), layout, shared, bool(stored.regather[o]), bool(stored.sharded[o]))
+            regather = bool(stored.regather[o]) and again.isdisjoint(found.pcg.consumers[index])
+            choice = Choice((), layout, shared, regather, bool(stored.sharded[o]))
             for letter, spread in zip(layout, stored.spreads, strict=False):
                 if letter == P and spread is not None:
                     choice = replace(choice, at=at_of(node, spread))
@@ -61,6 +64,12 @@ def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
         for i, at in inside(level.bundle, level.places):
             result[i] = replace(result[i], beside=(*result[i].beside, (level.axis, at)))
     return tuple(result)
+
+
+def _computed_again(found: Encoding, assignment: Sequence[int]) -> set[int]:
+    """The nodes of segments that run again: the weights that they read are gathered again with them."""
+    modes = found.recomputed(assignment)
+    return {i for segment in segments(found.pcg) if segment.name in modes for i in segment.nodes} if modes else set()
 
 
 def _bundles(found: Encoding, assignment: Sequence[int]) -> Iterator[Level]:
@@ -157,7 +166,7 @@ def _common(layouts: Sequence[Layout], axes: int) -> Layout:
 
 def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
     """What the choice costs, part by part (ns of a step), and what it uses; the parts add up to the objective."""
-    network, nodes = found.network, found.pcg.nodes
+    network, nodes, assignment = found.network, found.pcg.nodes, found.settled(assignment)
     checked = evaluate(network, assignment)
     names = {v: nodes[found.classes.variable(i)].name for i, (v, _) in found.operators.items()}
     parts = {"compute": network.constant, "conversions": 0, "weights": 0, "gradients": 0}
@@ -165,17 +174,17 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
     hub_of_weight = {found.hubs[w][0] for w in found.weights if w in found.hubs}
     per_node: dict[str, int] = {}
     conversions: list[dict[str, Any]] = []
-    for number, variable in enumerate(network.variables):
-        cost = int(variable.cost[assignment[number]])
-        parts["gradients" if number in stored else "compute"] += cost
-        if number in names and cost:
-            per_node[names[number]] = cost
-    for edge in network.edges:
-        cost = int(edge.cost[assignment[edge.u], assignment[edge.v]])
-        parts["weights" if edge.u in stored or edge.u in hub_of_weight else "conversions"] += cost
+    for number, term in enumerate(network.terms()):
+        cost = int(term.cost[tuple(assignment[v] for v in term.scope)])
+        if number < len(network.variables):
+            parts["gradients" if number in stored else "compute"] += cost
+            if number in names and cost:
+                per_node[names[number]] = cost
+            continue
+        u, v = term.scope[-2:]
+        parts["weights" if u in stored or u in hub_of_weight else "conversions"] += cost
         if cost:
-            source, target = network.variables[edge.u].name, network.variables[edge.v].name
-            conversions.append({"from": source, "to": target, "ns": cost})
+            conversions.append({"from": network.variables[u].name, "to": network.variables[v].name, "ns": cost})
     assert sum(parts.values()) == checked.cost, (parts, checked.cost)
     told = {"bundles": _told(found, assignment)} if any(_bundles(found, assignment)) else {}
     return told | {

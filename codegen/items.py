@@ -10,13 +10,14 @@ from enum import IntEnum
 from typing import Literal, TypeAlias
 
 Part: TypeAlias = Literal["compute", "conversions", "weights", "gradients"]
-Phase: TypeAlias = Literal["forward", "backward", "update"]
+Phase: TypeAlias = Literal["forward", "recompute", "backward", "update"]
 PARTS: tuple[Part, ...] = ("compute", "conversions", "weights", "gradients")
-MEMORY = ("states", "activations", "weights", "reserve")
+MEMORY = ("states", "activations", "weights", "recomputed", "reserve")
 
 
 class Slot(IntEnum):
-    """When an item runs relative to its node's kernel; forward runs slots upwards, backward downwards."""
+    """When an item runs relative to its node's kernel; forward runs slots upwards, as it does once more in the phase
+    `recompute`, backward downwards."""
 
     ACCUMULATE = 0
     BEFORE = 1

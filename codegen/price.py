@@ -35,6 +35,8 @@ class _Pricing(Weights):
                     work = operator(node.op).work(node, tuple(self.graph.nodes[i] for i in node.inputs))
                     time = self.kernel(work, 2.0 * node.numel * self.item(index))
                     self.work("compute", node.op, "forward", index, time)
+                    if self.mode(index) != "none":
+                        self.work("compute", node.op, "recompute", index, time)
             elif node.op != "input" and self.classes.base[index] == index:
                 self.compute(index)
                 self.tensor(index)
@@ -43,9 +45,11 @@ class _Pricing(Weights):
         for base, uses in self.classes.uses.items():
             if self.graph.nodes[base].op == "input":
                 for use in uses:
-                    self.keep(use)
+                    if self.saves(use):
+                        self.stay("activations", use.node, self.kept_bytes(use))
         moving = (i for i in self.graph.of("parameter") if i not in sparse_tables(self.graph))
         largest = max((self.graph.nodes[i].numel for i in moving), default=0)
         if self.plan.ranks > 1:
             self.hold("reserve", -1, 2 * largest * self.precision.itemsize("float32"))
+        self.recomputed()
         return slowest(self.plan, self.classes, self.result)

@@ -7,7 +7,7 @@ are read in the layout that is asked, so neither has a variable.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,10 @@ from .classes import classes
 from .domain import Domain, Domains
 from .encode_ways import Modal
 from .encoding import Encoding
-from .network import Edge, Network, Variable
+from .network import Edge, Network, Switch, Variable
 from .placement import Placement, placements
 from .reads import Prices, Reads
+from .recompute import Recompute
 from .special.balance import Balance
 from .special.levelling import levelled
 from .transition import Table, Transitions
@@ -67,19 +68,21 @@ def encode(
     in_flight: int = 1,
     transfer: CollectivePrice | None = None,
     stored: Mapping[str, Layout] | None = None,
+    recompute: Sequence[str] = ("none",),
 ) -> Encoding:
     """The cost network of one mesh under one placement; `pcg` has the shapes of one micro-batch.
 
     `fixed` names strategies (one row a mesh axis, see `row_names`) for nodes. Costs are ns of a whole step; the one
     capacity is a device's memory. `flat`: every collective takes one step, to compare with. `balance` says how joined
-    tables are spread over an axis; without `bundles` no branches run side by side.
+    tables are spread over an axis; without `bundles` no branches run side by side. `recompute` are the modes that every
+    segment has (`recompute.MODES`), the first one being that of the plain tables.
     For a stage of a pipeline: `in_flight` micro-batches are kept for backward at once, `transfer` is what handing on a
     tensor costs (see `transfers`), and `stored` fixes layouts of parameters. PartitaError:
-    unknown names in `fixed` or `stored`, a node without legal option.
+    unknown names in `fixed`, `stored` or `recompute`, a node without legal option.
     """
     return _Encoder(
         pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes, flat, balance,
-        bundles, in_flight, transfer, stored or {},
+        bundles, in_flight, transfer, stored or {}, tuple(recompute),
     ).run()  # fmt: skip
 
 
@@ -118,6 +121,7 @@ class _Encoder(Modal):
     in_flight: int = 1
     transfer: CollectivePrice | None = None
     stored: Mapping[str, Layout] = field(default_factory=dict)
+    recompute: tuple[str, ...] = ("none",)
     variables: list[Variable] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -134,6 +138,7 @@ class _Encoder(Modal):
             transitions, self.sparse, self.in_flight,
         )  # fmt: skip
         self.cache: dict[object, Prices] = {}
+        self.again = Recompute(self.pcg, self.classes, self.reads, self.recompute, self.bundles, self.cache)
         self.storages: dict[object, Storage] = {}
         self.operators: dict[int, tuple[int, Domain]] = {}
         self.weights: dict[int, tuple[int, Storage]] = {}
@@ -151,13 +156,14 @@ class _Encoder(Modal):
             if node.op == "parameter":
                 continue  # made when it is first read, so that it stands beside its consumer
             if self.classes.constant[index]:
-                self._constant(node)
+                self._constant(index)
             elif node.op != "input" and self.classes.base[index] == index and index not in self.classes.twin:
                 self._operator(index)
                 if index in self.pcg.members:
                     mode = self._mode(index)
                     self.modes[index] = self._add(mode.name, mode.cost, mode.use, index + 0.1)
-                if index in cuts or self.ways.together(self.classes.uses.get(index, ())):
+                several = self.ways.together(self.classes.uses.get(index, ()))
+                if index in cuts or several or self.again.leaves(index):
                     self._hub(index, index in cuts)
         optional = self._optional()
         bundles = Beside(
@@ -166,14 +172,30 @@ class _Encoder(Modal):
         )  # fmt: skip
         placed = bundles.add() if self.bundles else {}
         capacity = self.machine.device.capacity_bytes if self.capacity_bytes is None else self.capacity_bytes
-        network = Network(tuple(self.variables), tuple(self.edges), (capacity - self._fixed_bytes(),), self.constant)
+        switches = self._switches()
         network = Network(
-            network.variables, network.edges, network.capacities, network.constant, find_chains(network, self.pieces)
-        )
+            tuple(self.variables), tuple(self.edges), (capacity - self._fixed_bytes(),), self.constant,
+            switches=switches,
+        )  # fmt: skip
+        network = replace(network, chains=find_chains(network, self.pieces))
+        modes = {segment.name: s.variable for segment, s in zip(self.again.segments, switches, strict=True)}
         return Encoding(
             self.pcg, self.machine, self.placement, self.k, self.precision, self.optimizer, network, self.classes,
             self.operators, self.weights, self.hubs, self.reads.tables, placed, self.modes, optional,
+            modes, self.recompute,
         )  # fmt: skip
+
+    def _switches(self) -> tuple[Switch, ...]:
+        """The modes of the segments; what is not in mode `none` at first has the tables of the first mode."""
+        switches = tuple(self.again.switches(self._add))
+        self.edges.extend(self.again.entries(switches, self.hubs))
+        for switch in switches if self.recompute[0] != "none" else ():
+            for v, (cost, use, _) in switch.variables.items():
+                here = np.zeros((*cost[0].shape, 1), np.int64) if use is None else use[0]
+                self.variables[v] = replace(self.variables[v], cost=cost[0], use=here)
+            for number, (cost, use, _) in switch.edges.items():
+                self.edges[number] = replace(self.edges[number], cost=cost[0], use=None if use is None else use[0])
+        return switches
 
     def _check_fixed(self) -> None:
         unknown = set(self.fixed) - {n.name for n in self.pcg.nodes}
@@ -202,17 +224,21 @@ class _Encoder(Modal):
         self.pieces.append(Piece(order, cut, shared))
         return len(self.variables) - 1
 
-    def _constant(self, node: Node) -> None:
+    def _constant(self, index: int) -> None:
+        node = self.pcg.nodes[index]
         if node.op != "buffer" and operator(node.op).passes:
             size = np.array([2.0 * node.numel * self.precision.itemsize(node.dtype)])
             work = operator(node.op).work(node, tuple(self.pcg.nodes[i] for i in node.inputs))
-            self.constant += self.k * int(self.roofline.ns(np.array([float(work)]), size)[0])
+            time = self.k * int(self.roofline.ns(np.array([float(work)]), size)[0])
+            self.constant += time
+            self.again.constant(index, time)
 
     def _operator(self, index: int) -> None:
         found, key = self.domains.of(index), self._unary(index)
         cost, use = self.cache[key]
         assert use is not None
         self.operators[index] = self._add(self.pcg.nodes[index].name, cost, use, index), found
+        self.again.operator(index, self.operators[index][0], key)
         for reader in (index, *self.classes.passes.get(index, ())):
             for position in range(len(found.inputs)):
                 if self.reads.kind(reader, position) == "decided":
@@ -256,6 +282,7 @@ class _Encoder(Modal):
                 saved = found.saves[operand] and not alone
                 asked = self.reads.asked(use)
                 self.cache[edge_key] = self.reads.from_storage(base, stored, asked, saved, use.again, alone)
+            self.again.weight(len(self.edges), base, stored, self.reads.asked(use), edge_key)
             self._edge(weight, consumer, edge_key)
             return
         if base in self.hubs:
@@ -264,8 +291,10 @@ class _Encoder(Modal):
             if edge_key not in self.cache:
                 held = np.ones(len(table.codes), dtype=np.bool_)
                 self.cache[edge_key] = self.reads.from_operator(base, use, table.codes, held)
-            if self._doubled(base):
-                edge_key = self._twice(edge_key, forbidden=self._kept_by_reader(node, operand, base))
+            if self._doubled(base) or self.again.readers(base):
+                forbidden = self._doubled(base) and self._kept_by_reader(node, operand, base)
+                edge_key = self._twice(edge_key, forbidden)
+            self.again.shared(len(self.edges), base, table.codes, use, edge_key)
             self._edge(producer, consumer, edge_key)
             return
         for way in self.ways.of(base):
@@ -273,6 +302,7 @@ class _Encoder(Modal):
             edge_key = ("direct", self.domains.number(way), *key)
             if edge_key not in self.cache:
                 self.cache[edge_key] = self.reads.from_operator(base, use, offered.output, offered.saves_output)
+            self.again.direct(len(self.edges), base, use, edge_key)
             self._edge(producer, consumer, edge_key, loose=base in self.modes)
 
     def _edge(self, u: int, v: int, key: object, loose: bool = False, shows: bool = False) -> None:
@@ -347,10 +377,11 @@ class _Encoder(Modal):
         saved = any(self._kept_by_reader(u.node, u.operand, index) for u in self.classes.uses.get(index, ()))
         table = self.reads.table(index)
         again = sum(n not in self.classes.handed for n in self.classes.passes.get(index, ()))
+        twofold = self._doubled(index) or bool(self.again.readers(index))
         producers = {}
         for way in self.ways.of(index):
             keys = []
-            for kept in (False, True) if self._doubled(index) else (saved,):
+            for kept in (saved and not self._doubled(index), True) if twofold else (saved,):
                 keys.append(("to hub", self.domains.number(way), id(table), kept, again))
                 if keys[-1] not in self.cache:
                     self.cache[keys[-1]] = self.reads.to_hub(index, self.operators[way][1], kept, again)
@@ -381,4 +412,9 @@ class _Encoder(Modal):
                 tables = [self.cache[key] for key in keys]
                 uses = [np.zeros((*cost.shape, 1), np.int64) if use is None else use for cost, use in tables]
                 self.cache[keys] = np.concatenate([c for c, _ in tables], axis=1), np.concatenate(uses, axis=1)
-            self._edge(producer, hub, keys if copies > 1 else keys[0], loose, shows=True)
+            key = keys if copies > 1 else keys[0]
+            if base in self.weights:
+                self.again.weight(len(self.edges), base, self.weights[base][1], table.codes, key)
+            else:
+                self.again.to_hub(len(self.edges), base, table.codes, key)
+            self._edge(producer, hub, key, loose, shows=True)

@@ -24,7 +24,8 @@ class Encoding:
 
     `operators`, `weights` and `hubs` name the variables of nodes, with their options; `placed` says what further
     options stand for. Of nodes that can be computed in several ways, `modes` names the variable that says which is
-    taken. The last option of an `optional` variable (before those that are placed) is to be unused.
+    taken. The last option of an `optional` variable (before those that are placed) is to be unused. `recompute` names
+    the variables of segments that may run again: option m is the m-th of `recompute_modes`.
     """
 
     pcg: PCG
@@ -42,6 +43,8 @@ class Encoding:
     placed: Mapping[int, tuple[Placed, ...]]
     modes: Mapping[int, int]
     optional: frozenset[int]
+    recompute: Mapping[str, int]
+    recompute_modes: tuple[str, ...]
 
     def way(self, assignment: Sequence[int], node: int) -> int | None:
         """The node that computes a tensor; None where nothing does, since nothing needs it."""
@@ -63,6 +66,21 @@ class Encoding:
             return option, None
         placed = further[option - ordinary]
         return placed.option, placed
+
+    def recomputed(self, assignment: Sequence[int]) -> dict[str, str]:
+        """The segments that run again, each with its mode."""
+        found = {name: self.recompute_modes[assignment[variable]] for name, variable in self.recompute.items()}
+        return {name: mode for name, mode in found.items() if mode != "none"}
+
+    def settled(self, assignment: Sequence[int]) -> tuple[int, ...]:
+        """The assignment in which no hub is kept for segments of which none runs again: less memory, the same cost."""
+        result, modes = list(assignment), set(self.recompute.values())
+        wanted = {e.v for e in self.network.edges if e.u in modes and self.recompute_modes[assignment[e.u]] != "none"}
+        asked = {e.v for e in self.network.edges if e.u in modes}
+        for hub, table in self.hubs.values():
+            if hub in asked - wanted and result[hub] >= len(table.codes):
+                result[hub] -= len(table.codes)
+        return tuple(result)
 
     @cached_property
     def options(self) -> int:

@@ -255,6 +255,7 @@ class _Build:
             axis = self.plan.axes[step.axis]
             source, target = (letter_text(self.known[index], self.letter(x, index)) for x in (step.source, step.target))
             work = list(self.taken(step.move.value, "forward", base, reader, slot, step.axis))
+            work += self.taken(step.move.value, "recompute", base, reader, slot, step.axis)
             if again:
                 work += self.taken(step.move.value, "backward", base, reader, Slot.AGAIN, step.axis)
             if self.graph.nodes[base].gradient and back:

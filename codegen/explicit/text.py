@@ -79,7 +79,9 @@ def _times(node: Node) -> list[str]:
 
 
 def _kind(work: Work) -> str:
-    """`backward all-reduce`: of gradients, also where that is once a step."""
+    """`backward all-reduce`: of gradients, also where that is once a step; `recompute all-gather`: once more."""
+    if work.phase == "recompute":
+        return f"recompute {work.kind}"
     back = work.phase == "backward" or (work.phase == "update" and work.kind != Action.GATHER.value)
     return f"backward {work.kind}" if back else work.kind
 

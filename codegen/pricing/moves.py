@@ -12,6 +12,7 @@ from ...model.atoms import atoms
 from ...model.collectives import ROUNDING_NS
 from ...model.cost import precision
 from ...model.layout import Action, Layout, P, S, Step, atom_of, is_split, largest_part
+from ...model.segments import segments
 from ..beside import bundles
 from ..items import Item, Kept, Phase, Priced, Slot
 from ..items import Part as Section
@@ -34,6 +35,20 @@ class Moves:
         found = ((i, plan_spread(plan, i)) for i in plan.graph.of("parameter"))
         self.spreads = {i: spread for i, spread in found if spread is not None}
         self.result, self.bundles = Priced(), bundles(plan)
+        again = [s for s in segments(plan.graph) if s.name in plan.recompute] if plan.recompute else []
+        self.segment = {i: segment.name for segment in again for i in segment.nodes}
+        self.back: dict[str, list[Kept]] = {name: [] for name in plan.recompute}  # what running it again brings back
+
+    # Recomputation
+
+    def mode(self, index: int) -> str:
+        """How much of the segment that a node belongs to runs again."""
+        return self.plan.recompute[self.segment[index]] if index in self.segment else "none"
+
+    def recomputed(self) -> None:
+        """What the segment brings back that brings back most, since one runs again at a time."""
+        if self.back:
+            self.result.kept += max(self.back.values(), key=lambda held: sum(kept.bytes for kept in held))
 
     # Items
 
@@ -61,9 +76,17 @@ class Moves:
         """Bytes that are there at all times, or only for a while: no more of them with more micro-batches in flight."""
         self.result.kept.append(Kept(part, node, size_bytes))
 
-    def save(self, part: str, node: int, size_bytes: int) -> None:
+    def stay(self, part: str, node: int, size_bytes: int) -> None:
         """Bytes that are kept for backward, of every micro-batch in flight."""
         self.hold(part, node, size_bytes * self.plan.in_flight)
+
+    def save(self, part: str, node: int, size_bytes: int, at: int = -1) -> None:
+        """Bytes that what runs `at` a node keeps for backward; where that runs again, they come back for a while."""
+        where = node if at < 0 else at
+        if self.mode(where) == "none":
+            self.stay(part, node, size_bytes)
+        else:
+            self.back[self.segment[where]].append(Kept("recomputed", node, size_bytes))
 
     # Sizes
 
@@ -104,7 +127,7 @@ class Moves:
     ) -> bool:
         """Items of a conversion, forward and backward (without `back` only forward); whether the value moves.
 
-        `again`: forward also in backward.
+        `again`: forward also in backward. Where what runs `at` a node runs again, so does this.
         """
         return self.program(part, index, source, route(self.plan, index, source, target), at, slot, again, back)
 
@@ -134,7 +157,9 @@ class Moves:
             after = self.numel(index, tuple(current)) * item
             value, gradient = step.move.value, step.move.gradient
             add(value, "forward", step.axis, after if value in _WRITTEN else before, slot)
-            if again:
+            if self.mode(at) != "none":
+                add(value, "recompute", step.axis, after if value in _WRITTEN else before, slot)
+            elif again:
                 add(value, "backward", step.axis, after if value in _WRITTEN else before, Slot.AGAIN)
             if node.gradient and back:
                 add(gradient, "backward", step.axis, before if gradient in _WRITTEN else after, slot)

@@ -13,6 +13,7 @@ from ...formulation.strategy import rows_taken
 from ...model.cost import ITEMSIZE, backward_factor
 from ...model.layout import COLLECTIVES, Action, R, atom_of, is_split, largest_part
 from ...model.operator import operator
+from ...model.segments import is_product
 from ..beside import as_ordinary
 from ..choice import Choice
 from ..items import Item, Phase, Slot
@@ -38,8 +39,12 @@ class Operators(Moves):
                     item = 3 * ITEMSIZE[self.precision.master]
             traffic += read * item
         work = entry.work(node, sources) * share
+        given = self.keeps_output(index)
         if entry.passes:
-            self.work("compute", node.op, "forward", index, self.kernel(work, traffic * entry.passes))
+            forward = self.kernel(work, traffic * entry.passes)
+            self.work("compute", node.op, "forward", index, forward)
+            if self.mode(index) != "none" and not given:
+                self.work("compute", node.op, "recompute", index, forward)
             if node.gradient:
                 back = work * backward_factor(node, sources, entry.matmul)
                 moved = 2 * traffic * entry.passes
@@ -52,6 +57,8 @@ class Operators(Moves):
         self.specials(index)
         if entry.transfer:
             self.transfer(index, own)
+        if given:
+            self.stay("activations", index, own)
         if not node.gradient:
             return
         if looked_up and sources[looked_up[0]].gradient and not node.get("sparse"):
@@ -64,7 +71,7 @@ class Operators(Moves):
                 self.save("activations", index, made * self.item(node.inputs[0]))
         first = self.numel(node.inputs[0], choice.inputs[0]) if node.inputs else 0
         for name in entry.saved:
-            if name == "y":
+            if name == "y" and not given:
                 self.save("activations", index, own)
             elif name in ("mask", "noise"):
                 self.save("activations", index, first * self.item(node.inputs[0]))
@@ -82,6 +89,13 @@ class Operators(Moves):
         for phase in phases:
             new = Item("conversions", node.op, phase, index, index, Slot.KERNEL, ns, self.k, (), size_bytes)
             self.result.items.append(new)
+
+    def keeps_output(self, index: int) -> bool:
+        """Whether a segment that runs again keeps what a node gives: of products, if nothing is sent inside of them."""
+        if self.mode(index) != "selective" or not is_product(self.graph, index):
+            return False
+        rows = zip(self.rows(index), self.plan.placement.sizes, strict=True)
+        return not any(row.special and size > 1 for row, size in rows)
 
     def share(self, index: int) -> float:
         """The largest share of the work that a rank does."""
@@ -124,14 +138,13 @@ class Operators(Moves):
         largest = self.numel(index, apart) // node.shape[node["dim"]] * widest * self.item(index)
         for action, size_bytes, back in exchanges(largest, size, layout[axis] == R):
             if node.gradient or not back:
-                self.add_move(index, axis, action, size_bytes, back, Slot.AFTER)
+                self.add_move(index, axis, action, size_bytes, "backward" if back else "forward", Slot.AFTER)
 
     def add_move(
-        self, index: int, axis: int, action: Action, size_bytes: int, back: bool, slot: Slot, times: int = 1
+        self, index: int, axis: int, action: Action, size_bytes: int, phase: Phase, slot: Slot, times: int = 1
     ) -> None:
         """An action of an operator's own along an axis."""
         ns, axes = self.moves.step_ns(axis, action, size_bytes), (axis,) if action in COLLECTIVES else ()
-        phase: Phase = "backward" if back else "forward"
         new = Item("compute", action.value, phase, index, index, slot, ns, self.k * times, axes, size_bytes)
         self.result.items.append(new)
 
@@ -140,6 +153,35 @@ class Operators(Moves):
         choice = self.choice(index)
         found = rows_taken(self.graph, index, choice.inputs, choice.output)
         return [row for row in found if row is not None]  # a plan is checked to have one everywhere
+
+    def enters(self, index: int, use: Use) -> bool:
+        """Whether a tensor enters a segment that runs again, which then keeps it as it is given."""
+        return self.mode(use.node) != "none" and self.segment.get(index) != self.segment[use.node]
+
+    def saves_output(self, index: int) -> bool:
+        """Whether what an operator keeps for its backward is, or stands for, what it gives."""
+        node = self.graph.nodes[index]
+        saved = {"y", "mask", "noise"} & {*operator(node.op).saved} or node.op in LOSS_TRANSIENTS
+        return node.gradient and bool(saved)
+
+    def stays(self, index: int) -> bool:
+        """Whether a tensor is kept where it is computed, also if its segment runs again."""
+        return self.saves_output(index) if self.mode(index) == "none" else self.keeps_output(index)
+
+    def share_kept(self, index: int, moved: bool) -> None:
+        """What is kept of a tensor in the layout that it is converted to once, or is brought back for its readers."""
+        size, stays = self.numel(index, self.plan.choices[index].given) * self.item(index), self.stays(index)
+        inside = outside = False
+        for use in self.classes.reads.get(index, ()):
+            keeps = self.saves(use) and self.graph.nodes[use.node].op not in LOSS_TRANSIENTS
+            if self.mode(index) != "none" and self.segment.get(use.node) == self.segment[index]:
+                inside |= keeps
+            else:
+                outside |= keeps or self.enters(index, use)
+        if outside and (moved or not stays):
+            self.stay("activations", index, size)
+        if inside and (moved or not (stays or self.saves_output(index))):
+            self.save("activations", index, size)
 
     def special_parts(self, index: int) -> Iterator[tuple[int, Row, Part]]:
         """The axes on which a special strategy splits an operator, with what a rank has there."""
@@ -154,12 +196,14 @@ class Operators(Moves):
 
     def specials(self, index: int) -> None:
         """What special strategies send and keep."""
-        kept = 0
+        kept, again = 0, self.mode(index) != "none"
+        ahead: tuple[Phase, ...] = ("forward", "recompute") if again else ("forward",)
+        back: tuple[Phase, ...] = ("backward",) if self.graph.nodes[index].gradient else ()
         for axis, row, part in self.special_parts(index):
             entry = special_strategy(row.special)
             for message in entry.messages(part):
-                if self.graph.nodes[index].gradient or not message.backward:
-                    args = index, axis, message.action, message.size_bytes, message.backward, Slot.KERNEL
+                for phase in back if message.backward else ahead:
+                    args = index, axis, message.action, message.size_bytes, phase, Slot.KERNEL
                     self.add_move(*args, message.times)
             kept = max(kept, entry.kept(part))
         if kept and self.graph.nodes[index].gradient:
@@ -182,28 +226,28 @@ class Operators(Moves):
         return self.numel(source, self.plan.choices[use.node].inputs[use.operand]) * item
 
     def keep(self, use: Use) -> None:
+        """What a reader keeps of a copy of its own."""
         if self.saves(use):
             self.save("activations", use.node, self.kept_bytes(use))
 
     def tensor(self, index: int) -> None:
         """Conversions of a tensor to its consumers, shared first, and what is kept of it."""
-        choice, uses = self.plan.choices[index], self.classes.reads.get(index, ())
-        entry, node = operator(self.graph.nodes[index].op), self.graph.nodes[index]
-        saves_output = node.gradient and bool({"y", "mask", "noise"} & set(entry.saved))
-        saves_output |= node.op in LOSS_TRANSIENTS and node.gradient
+        choice, uses, stays = self.plan.choices[index], self.classes.reads.get(index, ()), self.stays(index)
         if choice.shared is not None:
             moved = self.convert("conversions", index, choice.output, choice.shared, index, Slot.AFTER)
-            keeps = any(self.saves(u) and self.graph.nodes[u.node].op not in LOSS_TRANSIENTS for u in uses)
-            if keeps and (moved or not saves_output):
-                self.save("activations", index, self.numel(index, choice.shared) * self.item(index))
+            self.share_kept(index, moved)
         for use in uses:
             target = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
             back = use.node not in self.classes.twin
             moved = self.convert("conversions", index, choice.given, target, use.node, back=back)
             copied = moved or self.graph.nodes[use.node].op in LOSS_TRANSIENTS
-            if copied or (choice.shared is None and not saves_output):
+            inside = self.segment.get(index) == self.segment.get(use.node)
+            there = stays or self.enters(index, use) or (inside and self.saves_output(index))
+            if copied or (choice.shared is None and not there):
                 self.keep(use)
-        for position, source in enumerate(node.inputs):  # constants are cut where they are used
+        if choice.shared is None and any(self.enters(index, use) for use in uses) and not stays:
+            self.stay("activations", index, self.numel(index, choice.output) * self.item(index))
+        for position, source in enumerate(self.graph.nodes[index].inputs):  # constants are cut where they are used
             base = self.classes.base[source]
             if self.classes.constant[base]:
                 use = Use(index, position, self.classes.atoms[source])

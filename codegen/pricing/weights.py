@@ -41,17 +41,19 @@ class Weights(Operators):
         )
         saved = any(self.saves(u) for u in uses) if shared is not None else self.saves(first)
         moved = self.convert("weights", index, choice.output, target, first.node, again=choice.regather)
-        cast = self.stream(stored * float(item + self.item(index)))
+        cast, recomputed = self.stream(stored * float(item + self.item(index))), self.mode(first.node) != "none"
         if self.precision.mixed:
             self.work("weights", "cast", "forward", index, cast, first.node, Slot.BEFORE)
-            if choice.regather:
+            if recomputed:
+                self.work("weights", "cast", "recompute", index, cast, first.node, Slot.BEFORE)
+            elif choice.regather:
                 self.work("weights", "cast", "backward", index, cast, first.node, Slot.AGAIN)
-        if saved and not choice.regather and (moved or self.precision.mixed):
-            self.save("weights", index, self.numel(index, target) * self.item(index))
+        if saved and (recomputed or not choice.regather) and (moved or self.precision.mixed):
+            self.save("weights", index, self.numel(index, target) * self.item(index), first.node)
         for use in uses if shared is not None else ():
             asked = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
             if self.convert("weights", index, target, asked, use.node) and self.saves(use):
-                self.save("weights", index, self.kept_bytes(use))
+                self.save("weights", index, self.kept_bytes(use), use.node)
         self.without_gradient(index, [use for use in reads if use.node in self.classes.twin], cast)
 
     def without_gradient(self, index: int, reads: Sequence[Use], cast: int) -> None:

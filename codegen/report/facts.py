@@ -294,6 +294,8 @@ def why(item: Item) -> str:
     """What a collective is for."""
     if item.slot is Slot.AGAIN:
         return "gathers weights again in backward"
+    if item.phase == "recompute":
+        return f"{_WHY.get((item.part, 'forward', item.kind), item.part)}, once more"
     return _WHY.get((item.part, item.phase, item.kind), item.part)
 
 
@@ -343,13 +345,14 @@ _KEPT = {
     "states": "weights, gradients, optimizer states",
     "activations": "kept for backward, one micro-batch",
     "weights": "gathered or cast copies kept for backward",
+    "recomputed": "brought back by the segment that runs again",
     "reserve": "the largest weight and its gradient, gathered",
 }
 
 
 def memory_table(plan: Plan, cost: Priced) -> Table:
     capacity = plan.machine.device.capacity_bytes
-    parts = [(part, _KEPT[part], bytes_) for part, bytes_ in cost.memory.items() if part in MEMORY]
+    parts = [(part, _KEPT[part], cost.memory[part]) for part in MEMORY if part != "recomputed" or cost.memory[part]]
     parts.append(("free", f"of {bytes_text(capacity)} that a plan may use", max(0, capacity - cost.memory_bytes)))
     return Table(
         "Memory",

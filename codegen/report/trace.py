@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...model.layout import COLLECTIVES
+from ...model.segments import segments
 from ..items import Item, Phase, Slot
+from ..plan import Plan
 from .facts import Facts, why
 
 _COLLECTIVE = frozenset(action.value for action in COLLECTIVES)
@@ -18,10 +21,11 @@ def timeline(facts: Facts) -> dict[str, Any]:
 
     Of more than two micro-batches the first and the last are shown in full, those between as one block.
     """
-    plan, items = facts.plan, facts.priced.items
+    plan, k = facts.plan, facts.plan.micro_batches
+    items = [_once(item, k) for item in facts.priced.items]
     groups = sorted({item.axes for item in items if item.kind in _COLLECTIVE})
     tracks = {axes: DEVICE + 1 + number for number, axes in enumerate(groups)}
-    micro = [*_ordered(items, "forward"), *_ordered(items, "backward")]
+    micro = [*_ordered(items, "forward"), *_backward(plan, items)]
     events: list[dict[str, Any]] = [_name("process_name", DEVICE, f"every rank of {facts.title}")]
     events.append(_name("thread_name", DEVICE, "device"))
     for axes, track in tracks.items():
@@ -36,7 +40,6 @@ def timeline(facts: Facts) -> dict[str, Any]:
                 events.append(_event(facts, item, track, now, words))
                 now += item.ns
 
-    k = plan.micro_batches
     run(micro, "micro-batch 1")
     if k > 2:
         length = (k - 2) * sum(item.ns for item in micro)
@@ -50,17 +53,32 @@ def timeline(facts: Facts) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
+def _once(item: Item, micro_batches: int) -> Item:
+    """All of it in one micro-batch: a special strategy may send several times."""
+    times = 1 if item.phase == "update" else item.count // micro_batches
+    return replace(item, ns=item.ns * times, count=item.count // times)
+
+
 def _ordered(items: Sequence[Item], phase: Phase) -> Iterator[Item]:
-    """The items of one phase as they run: forward through the graph, backward in reverse, then the update."""
+    """The items of forward as they run through the graph, or of the update."""
     found = [(number, item) for number, item in enumerate(items) if item.phase == phase]
-    match phase:
-        case "forward":
-            found.sort(key=lambda pair: (pair[1].at, pair[1].slot, pair[0]))
-        case "backward":  # a weight that is gathered again takes the same moves as forward
-            found.sort(key=lambda p: (-p[1].at, -p[1].slot, p[0] if p[1].slot is Slot.AGAIN else -p[0]))
-        case "update":
-            found.sort(key=lambda pair: (pair[1].slot, pair[0]))
+    found.sort(key=lambda pair: (pair[1].at if phase == "forward" else 0, pair[1].slot, pair[0]))
     return (item for _, item in found)
+
+
+def _backward(plan: Plan, items: Sequence[Item]) -> Iterator[Item]:
+    """The items of backward, in reverse; before that of a segment that runs again its forward."""
+    last = {i: s.nodes[-1] for s in (segments(plan.graph) if plan.recompute else ()) for i in s.nodes}
+
+    def place(pair: tuple[int, Item]) -> tuple[int, ...]:
+        number, item = pair
+        if item.phase == "recompute":
+            return -last[item.at], 0, item.at, item.slot, number
+        # A weight that is gathered again takes the same moves as forward.
+        return -item.at, 1, -item.slot, number if item.slot is Slot.AGAIN else -number
+
+    found = [pair for pair in enumerate(items) if pair[1].phase in ("recompute", "backward")]
+    return (item for _, item in sorted(found, key=place))
 
 
 def _event(facts: Facts, item: Item, track: int, now: int, words: str) -> dict[str, Any]:

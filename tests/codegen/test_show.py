@@ -216,6 +216,17 @@ def test_the_timeline_adds_up_to_the_objective(micro_batches: int, tmp_path: Pat
     assert blocks == (["6 more micro-batches, like the first"] if micro_batches == 8 else [])
 
 
+def test_a_strategy_that_sends_several_times_takes_so_long() -> None:
+    """Attention in a ring over four ranks sends its keys on three times in every micro-batch."""
+    from partita.codegen.report.trace import timeline
+
+    plan = planned("llama-7b", (4,), micro_batches=2, fix=(("layers.1.attention", "ring"),))
+    cost = priced(plan)
+    assert any(item.count > 2 for item in cost.items)
+    events = [e for e in timeline(facts(plan))["traceEvents"] if e["ph"] == "X"]
+    assert sum(round(e["dur"] * 1e3) for e in events) == cost.objective_ns
+
+
 def test_the_timeline_runs_backward_in_reverse(found: Plan) -> None:
     from partita.codegen.report.trace import timeline
 
