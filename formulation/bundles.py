@@ -59,8 +59,28 @@ def find_bundles(pcg: PCG) -> tuple[Bundle, ...]:
 
 @lru_cache(maxsize=16)
 def _find_bundles(pcg: PCG) -> tuple[Bundle, ...]:
+    if pcg.part is not None:
+        whole, places = pcg.part
+        number = {place: n for n, place in enumerate(places) if pcg.nodes[n].op != "send"}
+        return tuple(
+            _in_part(pcg, bundle, number) for bundle in _find_bundles(whole) if _is_inside(pcg, bundle, number)
+        )
     found = (_bundle(pcg, join) for join in pcg.of("cat"))
     return tuple(bundle for bundle in found if bundle is not None)
+
+
+def _is_inside(pcg: PCG, bundle: Bundle, number: Mapping[int, int]) -> bool:
+    """Whether a stage computes all of a bundle of the whole graph; `number` takes the whole's nodes to the stage's."""
+    inside = (bundle.join, *(i for branch in bundle.branches for i in (*branch.nodes, *branch.weights)))
+    return all(i in number and pcg.nodes[number[i]].op != "receive" for i in inside)
+
+
+def _in_part(pcg: PCG, bundle: Bundle, number: Mapping[int, int]) -> Bundle:
+    branches = tuple(
+        Branch(tuple(number[i] for i in branch.nodes), tuple(number[i] for i in branch.weights))
+        for branch in bundle.branches
+    )
+    return Bundle(number[bundle.join], number.get(bundle.fork, -1), branches)
 
 
 def _bundle(pcg: PCG, join: int) -> Bundle | None:
@@ -110,6 +130,8 @@ def _closed(pcg: PCG, join: int, fork: int, branches: Sequence[Branch]) -> bool:
         return False  # a number is not at one coordinate only
     for branch, end in zip(branches, pcg.nodes[join].inputs, strict=True):
         inside = {*branch.nodes}
+        if any(pcg.nodes[i].op == "receive" for i in inside):
+            return False  # what another stage gives comes to all ranks
         for i in (*branch.nodes, *branch.weights):
             readers = pcg.plain.intersection(pcg.consumers[i]) - inside
             if readers - ({join} if i == end else set()) or pcg.nodes[i].get("sparse") or pcg.nodes[i].get("tables"):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..model.atoms import Atoms, atoms
+from ..model.batch import origin
 from ..model.cost import ITEMSIZE, Precision, Roofline, backward_factor
 from ..model.errors import PartitaError
 from ..model.layout import B, Layout, P, S, atom_of, is_split, largest_part, smallest_part
@@ -304,6 +305,7 @@ class _Specials:
 class Domains:
     """The options of every node of a graph on one mesh; equal nodes share theirs.
 
+    Graphs of one batch may share `found` and `kinds`, and stages of one graph `placed`: numbers by index there.
     `fixed` names strategies for nodes: one row a mesh axis, see `row_names`; `balance` spreads tables. PartitaError,
     when a node is asked for: a name that is no row of it, no legal option.
     """
@@ -317,6 +319,7 @@ class Domains:
     found: list[Domain] = field(default_factory=list)
     kinds: dict[object, int] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
+    placed: dict[int, int] = field(default_factory=dict)
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -328,7 +331,14 @@ class Domains:
     def number(self, node: int) -> int:
         """A number that equal nodes share."""
         if node not in self.numbers:
-            self.numbers[node] = self._number(node)
+            part, named = origin(self.pcg).part, self.pcg.nodes[node]
+            if part is None or operator(named.op).transfer or named.name in self.fixed:
+                self.numbers[node] = self._number(node)
+            else:
+                place = part[1][node]
+                if place not in self.placed:
+                    self.placed[place] = self._number(node)
+                self.numbers[node] = self.placed[place]
         return self.numbers[node]
 
     def _number(self, index: int) -> int:
@@ -339,8 +349,8 @@ class Domains:
         attributes = tuple(a for a in node.attributes if a[0] not in ("site", "peer"))
         sources = ((i, self.pcg.nodes[i]) for i in node.inputs)
         key = (
-            node.op, attributes, node.shape, node.dtype, node.gradient, known[index].dims, wish,
-            tuple((known[i].dims, n.dtype, n.gradient, table_rows(n)) for i, n in sources),
+            node.op, attributes, node.shape, node.dtype, node.gradient, known[index], wish,
+            tuple((n.op == "parameter", known[i], n.dtype, n.gradient, table_rows(n)) for i, n in sources),
         )  # fmt: skip
         if key not in self.kinds:
             args = self.pcg, index, self.transitions, self.roofline, self.precision, self.balance

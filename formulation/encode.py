@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..model.atoms import atoms
+from ..model.batch import origin
 from ..model.collectives import CollectivePrice
 from ..model.cost import Precision, Roofline, optimizer_states, precision
 from ..model.errors import PartitaError
@@ -31,11 +32,12 @@ from .encode_ways import Modal
 from .encoding import Encoding
 from .network import Edge, Network, Switch, Variable
 from .placement import Placement, placements
-from .reads import Prices, Reads
+from .reads import Reads
 from .recompute import Recompute
 from .special.balance import Balance
 from .special.levelling import levelled
-from .transition import Table, Transitions
+from .tables import Tables
+from .transition import Table
 from .ways import Ways
 from .weights import (
     Storage,
@@ -69,6 +71,7 @@ def encode(
     transfer: CollectivePrice | None = None,
     stored: Mapping[str, Layout] | None = None,
     recompute: Sequence[str] = ("none",),
+    shared: Tables | None = None,
 ) -> Encoding:
     """The cost network of one mesh under one placement; `pcg` has the shapes of one micro-batch.
 
@@ -77,12 +80,12 @@ def encode(
     tables are spread over an axis; without `bundles` no branches run side by side. `recompute` are the modes that every
     segment has (`recompute.MODES`), the first one being that of the plain tables.
     For a stage of a pipeline: `in_flight` micro-batches are kept for backward at once, `transfer` is what handing on a
-    tensor costs (see `transfers`), and `stored` fixes layouts of parameters. PartitaError:
-    unknown names in `fixed`, `stored` or `recompute`, a node without legal option.
+    tensor costs (see `transfers`), `stored` fixes layouts of parameters, and `shared` keeps what other stages of the
+    model can use again. PartitaError: unknown names in `fixed`, `stored` or `recompute`, a node without legal option.
     """
     return _Encoder(
         pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes, flat, balance,
-        bundles, in_flight, transfer, stored or {}, tuple(recompute),
+        bundles, in_flight, transfer, stored or {}, tuple(recompute), shared or Tables(),
     ).run()  # fmt: skip
 
 
@@ -122,6 +125,7 @@ class _Encoder(Modal):
     transfer: CollectivePrice | None = None
     stored: Mapping[str, Layout] = field(default_factory=dict)
     recompute: tuple[str, ...] = ("none",)
+    shared: Tables = field(default_factory=Tables)
     variables: list[Variable] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -131,15 +135,23 @@ class _Encoder(Modal):
         self.roofline = Roofline(self.machine, self.precision.compute)
         self.classes = classes(self.pcg)
         self.sparse = sparse_tables(self.pcg)
-        transitions = Transitions(self.machine, self.placement, self.flat, self.transfer)
-        self.domains = Domains(self.pcg, transitions, self.roofline, self.precision, self.fixed, self.balance)
+        # What repeats other nodes has prices that depend on these too.
+        made = (Tables() if self.classes.twin else self.shared).made(
+            self.machine, self.placement, self.flat, self.transfer,
+            (self.k, self.precision, self.optimizer, self.balance, self.pcg.batch),
+        )  # fmt: skip
+        transitions, part = made.transitions, origin(self.pcg).part
+        self.domains = Domains(
+            self.pcg, transitions, self.roofline, self.precision, self.fixed, self.balance, made.found, made.kinds,
+            placed=made.numbers.setdefault(part[0], {}) if part else {},
+        )  # fmt: skip
         self.reads = Reads(
             self.pcg, self.placement, self.k, self.precision, self.roofline, self.classes, self.domains,
             transitions, self.sparse, self.in_flight,
         )  # fmt: skip
-        self.cache: dict[object, Prices] = {}
-        self.again = Recompute(self.pcg, self.classes, self.reads, self.recompute, self.bundles, self.cache)
-        self.storages: dict[object, Storage] = {}
+        self.cache, again = made.tables.setdefault((self.in_flight, self.recompute), ({}, {}))
+        self.again = Recompute(self.pcg, self.classes, self.reads, self.recompute, self.bundles, self.cache, again)
+        self.storages = made.storages
         self.operators: dict[int, tuple[int, Domain]] = {}
         self.weights: dict[int, tuple[int, Storage]] = {}
         self.hubs: dict[int, tuple[int, Table]] = {}

@@ -37,6 +37,12 @@ def rows(pcg: PCG, node: int) -> tuple[Row, ...]:
 @lru_cache(maxsize=16)
 def _all_rows(pcg: PCG) -> tuple[tuple[Row, ...], ...]:
     """The rows of every node; those of nodes that are alike are derived once."""
+    if pcg.part is not None:
+        whole, places = _all_rows(pcg.part[0]), pcg.part[1]
+        moved = (node.op in ("receive", "send") for node in pcg.nodes)
+        return tuple(
+            tuple(_rows(pcg, n)) if own else whole[i] for n, (i, own) in enumerate(zip(places, moved, strict=True))
+        )
     known, made = atoms(pcg), dict[object, tuple[Row, ...]]()
     found = []
     for index, node in enumerate(pcg.nodes):

@@ -162,6 +162,9 @@ def dimensions(pcg: PCG) -> tuple[tuple[int, ...], ...]:
 @lru_cache(maxsize=64)
 def _found(pcg: PCG) -> tuple[tuple[Atoms, ...], tuple[tuple[int, ...], ...]]:
     """The atoms of every node, and what stands for each of them in the forest, numbered."""
+    if pcg.part is not None:
+        of_whole, numbered = _found(pcg.part[0])
+        return tuple(of_whole[i] for i in pcg.part[1]), tuple(numbered[i] for i in pcg.part[1])
     dims = [_known(node, pcg.batch) for node in pcg.nodes]
     for node, lists in zip(pcg.nodes, dims, strict=True):
         batch_dim = node.get("batch_dim") if node.op == "input" else None

@@ -180,16 +180,15 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "slice": {"dim": _place, "start": _place, "stop": _place, "step": _place},
     "cat": {"dim": _place},
     "projection": {"site": _place},
-    "receive": {"peer": is_name, "atoms": _factors},
-    "send": {"peer": is_name, "atoms": _factors},
+    "receive": {"peer": is_name},
+    "send": {"peer": is_name},
     "opaque": {"target": _target, "arguments": _arguments, "output": _or_none(_place)},
 }
 OPTIONAL: dict[str, dict[str, Check]] = {
     "embedding": {"sparse": _flag},
     "embedding_bag": {"sparse": _flag},
-    "input": {"batch_dim": _or_none(_place), "high": _highs, "high_dim": _place, "atoms": _factors},
-    "parameter": {"tables": _joined, "joined": _joined, "atoms": _factors, "stages": _place},
-    "buffer": {"atoms": _factors},
+    "input": {"batch_dim": _or_none(_place), "high": _highs, "high_dim": _place},
+    "parameter": {"tables": _joined, "joined": _joined, "stages": _place},
     "avg_pool": {"divisor_override": _place},
     "layer_norm": {"operands": _OPERANDS},
     "rms_norm": {"operands": _OPERANDS},
@@ -205,6 +204,9 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "attention": {"grouped": _flag},
 }
 
+_ANY: dict[str, Check] = {"atoms": _factors}
+"""Of any node: see `stages`."""
+
 
 def check_attributes(node: Node) -> None:
     """Raise ValueError unless a node has the attributes of its operator, each of its kind, and no others."""
@@ -216,7 +218,7 @@ def check_attributes(node: Node) -> None:
         if name not in found:
             raise ValueError(f"attribute {name!r} is missing")
     for name, value in found.items():
-        check = required.get(name) or optional.get(name)
+        check = required.get(name) or optional.get(name) or _ANY.get(name)
         if check is None:
             raise ValueError(f"{node.op} has no attribute {name!r}")
         if not check(value):

@@ -67,6 +67,8 @@ class PCG:
     are for a batch of one, where sizes do not tell, the dims of every node that count samples. `origin` is the graph
     that this one is at another batch: what holds at any batch is found once, of that (see `batch`). `alternatives`
     are pairs (a, c): node a, before c and read by nothing, is another way to compute it; one of the ways is chosen.
+    `part`: of which graph this is a stage, and for every node its index there (see `stages`); what is known of the
+    nodes there holds here.
     """
 
     nodes: tuple[Node, ...]
@@ -76,6 +78,7 @@ class PCG:
     samples: tuple[tuple[int, ...], ...] = ()
     origin: "PCG | None" = field(default=None, compare=False, repr=False)
     alternatives: tuple[tuple[int, int], ...] = ()
+    part: "tuple[PCG, tuple[int, ...]] | None" = field(default=None, compare=False, repr=False)
 
     @cached_property
     def _hash(self) -> int:

@@ -1,15 +1,21 @@
 """Machines: presets, the file format, and what happens to files that are not machines."""
 
 import json
+import math
 import random
 import re
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from partita.formulation.placement import of_rows
+from partita.formulation.reduction.cost import exchange_price
+from partita.formulation.reduction.program import Reduction
 from partita.model.errors import PartitaError
-from partita.model.machine import PRESETS, Device, Level, Machine, machines
+from partita.model.machine import PRESETS, Device, Level, Machine, machines, stage_machine
+from partita.model.wiring import Link, Switch, Wiring
 
 PRESET = PRESETS / "dgx-a100.yaml"
 TEXT = PRESET.read_text()
@@ -371,3 +377,52 @@ def test_a_machine_need_not_say_how_fast_its_host_is(tmp_path: Path) -> None:
 def test_every_preset_has_a_host_link_slower_than_its_memory() -> None:
     devices = [Machine.load(name).device for name in machines()]
     assert all(device.host_bandwidth and device.host_bandwidth <= device.memory_bandwidth for device in devices)
+
+
+# Stages of a pipeline
+
+
+def test_a_stage_has_its_share_of_the_links() -> None:
+    """Of a unit that it has for itself all; where several stages are in a unit, each as much as the others."""
+    machine = Machine.adhoc((4, 2, 8))
+    part = stage_machine(machine, (2, 1, 4))
+    assert part.hierarchy == (2, 2, 2) and part.device == machine.device
+    assert [p.bandwidth / m.bandwidth for p, m in zip(part.levels, machine.levels, strict=True)] == [1 / 4, 1 / 4, 1]
+    assert stage_machine(machine, (1, 1, 1)) is machine
+    with pytest.raises(PartitaError, match="does not fit"):
+        stage_machine(machine, (3, 1, 1))
+
+
+@pytest.mark.parametrize("name", [*machines(), "4x2x8"])
+def test_collectives_of_stages_cost_what_those_of_all_stages_at_once_do(name: str) -> None:
+    """On wired levels that are divided no less; where stages have whole nodes just that."""
+    machine = Machine.adhoc((4, 2, 8)) if name == "4x2x8" else Machine.load(name)
+    machine = machine if len(machine.levels) == 1 else machine.with_nodes(4)
+    for row in product(*(divisors(size) for size in machine.hierarchy)):
+        part = stage_machine(machine, row)
+        if part.devices == 1:
+            continue
+        wired = any(level.wiring and math.prod(row[n:]) > 1 for n, level in enumerate(machine.levels))
+        for split in product(*(divisors(size) for size in part.hierarchy)):
+            if math.prod(split) == 1:
+                continue
+            rest = tuple(size // factor for size, factor in zip(part.hierarchy, split, strict=True))
+            for kind in ("all_to_all", "send"):
+                here = exchange_price(part, Reduction(of_rows((split, rest)), (0,)), kind)
+                there = exchange_price(machine, Reduction(of_rows((row, split, rest)), (1,)), kind)
+                assert here.latency_ns == there.latency_ns
+                assert here.ns_per_byte >= there.ns_per_byte * (1 - 1e-9)
+                assert wired or here.ns_per_byte == pytest.approx(there.ns_per_byte)
+
+
+def test_part_of_a_wiring() -> None:
+    ring = Wiring((Link(((0, 1), (1, 2), (2, 3), (3, 0)), 10.0),), (Switch(2, 4.0),), 6.0)
+    assert ring.part(4, 1) is ring
+    assert ring.part(4, 2) == Wiring((Link(((0, 1),), 10.0),), (Switch(2, 4.0),), 3.0)
+    assert ring.part(4, 4) == Wiring((), (Switch(1, 2.0),), 1.5)
+    uneven = Wiring((Link(((0, 1),), 10.0), Link(((0, 2),), 3.0)), (Switch(4, 8.0),))
+    assert uneven.part(4, 2) == Wiring((), (Switch(2, 4.0), Switch(1, 2.0)))  # one pair has no link
+
+
+def divisors(size: int) -> list[int]:
+    return [n for n in range(1, size + 1) if size % n == 0]

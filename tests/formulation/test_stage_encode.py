@@ -1,0 +1,190 @@
+"""Networks of stages: they price what plans of stages cost, and together what the whole graph costs."""
+
+import random
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from partita.codegen.decode import choices
+from partita.codegen.plan import Plan
+from partita.codegen.price import priced
+from partita.formulation.encode import encode
+from partita.formulation.encoding import Encoding
+from partita.formulation.network import INFINITE, evaluate
+from partita.formulation.placement import of_rows
+from partita.formulation.tables import Tables
+from partita.formulation.transfers import transfer_price
+from partita.formulation.transition import space
+from partita.model.atoms import atoms
+from partita.model.batch import with_batch
+from partita.model.capture import capture
+from partita.model.collectives import FREE, CollectivePrice
+from partita.model.errors import PartitaError
+from partita.model.layout import B, P, R
+from partita.model.load import load_module
+from partita.model.machine import Machine, stage_machine
+from partita.model.pcg import PCG
+from partita.model.stages import boundaries, kind, stage
+
+WHOLE = Machine.adhoc((2, 4))
+ROW = (2, 1)
+MACHINE, TRANSFER = stage_machine(WHOLE, ROW), transfer_price(WHOLE, ROW)
+PLACEMENT = of_rows(((1, 2), (1, 2)))
+
+
+@cache
+def graph(name: str) -> PCG:
+    module, inputs = load_module(name, small=True)
+    return with_batch(capture(module, inputs, batch=8), 4)
+
+
+def encoded(pcg: PCG, **options: object) -> Encoding:
+    given = {"micro_batches": 2, "dtype": "mixed-float16", "optimizer": "adamw", "transfer": TRANSFER} | options
+    return encode(pcg, MACHINE, PLACEMENT, **given)  # type: ignore[arg-type]
+
+
+def drawn(encoding: Encoding, source: random.Random) -> list[int]:
+    return [source.randrange(len(v.cost)) for v in encoding.network.variables]
+
+
+@pytest.mark.parametrize(
+    ("name", "every"), [("gpt2", 1), ("llama-70b", 1), ("mbart-4.7b", 1), ("inception-v3", 3), ("swin-1.8b", 3)]
+)
+def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> None:
+    """To the nanosecond and the byte, for random assignments."""
+    pcg, source, shared, compared = graph(name), random.Random(name), Tables(), 0
+    for first in range(0, len(boundaries(pcg)) - every, every):
+        part = stage(pcg, first, first + every).graph
+        found = encoded(part, in_flight=2, shared=shared)
+        reserve = MACHINE.device.capacity_bytes - found.network.capacities[0]
+        for assignment in (drawn(found, source) for _ in range(4)):
+            result = evaluate(found.network, assignment)
+            if result.cost < INFINITE:
+                plan = Plan(
+                    part, MACHINE, PLACEMENT, 2, choices(found, assignment), "mixed-float16", in_flight=2,
+                    transfer=TRANSFER,
+                )  # fmt: skip
+                price = priced(plan)
+                assert (price.objective_ns, price.memory_bytes) == (result.cost, result.use[0] + reserve)
+                compared += 1
+    assert compared > 2
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mbart-4.7b"])
+def test_tables_of_other_stages_change_nothing(name: str) -> None:
+    pcg, shared = graph(name), Tables()
+    count = len(boundaries(pcg)) - 1
+    for first, last in [(0, count), (0, 2), (1, 3), (2, 3), (1, count)]:
+        part = stage(pcg, first, last).graph
+        for n in (1, 2):
+            alone = encoded(part, in_flight=n).network
+            assert encoded(part, in_flight=n, shared=shared).network.to_json() == alone.to_json()
+
+
+def test_stages_together_cost_what_the_whole_costs() -> None:
+    """Where each tensor that crosses has the layout to which the whole graph converts it, and transfers are free."""
+    pcg, source = graph("llama-70b"), random.Random(0)
+    bounds = boundaries(pcg)
+    crossing = {pcg.nodes[i].name: i for b in bounds for i in b.crossing}
+    whole = encoded(pcg, transfer=None)
+    assignment = drawn(whole, source)
+    taken: dict[str, int] = {v.name: o for v, o in zip(whole.network.variables, assignment, strict=True)}
+    at = {}
+    for name, index in crossing.items():
+        hub, table = whole.hubs[index]
+        letters = space(PLACEMENT.sizes, atoms(pcg)[index].sizes).letters[table.codes]
+        plain = [n for n, layout in enumerate(letters) if P not in layout]
+        taken[f"{name} shared"] = assignment[hub] = source.choice(plain)
+        at[name] = int(table.codes[assignment[hub]])
+    total = 0
+    for first, last in pairwise(range(len(bounds))):
+        part = encoded(stage(pcg, first, last).graph, transfer=None)
+        moved = {f"{name} {way}": name for name in crossing for way in ("received", "sent")}
+        options = []
+        for number, variable in enumerate(part.network.variables):
+            name = variable.name.removesuffix(" shared")
+            if name in moved and variable.name == name:
+                domain = next(d for v, d in part.operators.values() if v == number)
+                options.append([int(code) for code in domain.output].index(at[moved[name]]))
+            elif name in moved:
+                options.append(taken[f"{moved[name]} shared"])
+            else:
+                options.append(taken[variable.name])
+        total += evaluate(part.network, options).cost - part.network.constant  # each stage has positions of its own
+    assert total == evaluate(whole.network, assignment).cost - whole.network.constant
+
+
+def test_micro_batches_in_flight_multiply_what_is_kept() -> None:
+    part = stage(graph("gpt2"), 2, 5).graph
+    assignment = drawn(encoded(part), random.Random(1))
+    one, two, five = (evaluate(encoded(part, in_flight=n).network, assignment).use[0] for n in (1, 2, 5))
+    assert five - one == 4 * (two - one) > 0
+
+
+def test_handing_on_costs_a_transfer_each_way() -> None:
+    part = stage(graph("gpt2"), 1, 2).graph
+    free, paid = (encoded(part, transfer=line) for line in (FREE, CollectivePrice(7.0, 0.5)))
+    for index in (*part.of("receive"), *part.sends):
+        variable, domain = paid.operators[index]
+        more = paid.network.variables[variable].cost - free.network.variables[variable].cost
+        sizes = domain.output_space.numel[domain.output] * 2
+        assert more.tolist() == [2 * 2 * CollectivePrice(7.0, 0.5).ns(int(size)) for size in sizes]
+
+
+def test_no_addends_are_handed_on() -> None:
+    part = stage(graph("gpt2"), 1, 2).graph
+    found = encoded(part)
+    for index in (*part.of("receive"), *part.sends):
+        _, domain = found.operators[index]
+        letters = domain.output_space.letters[domain.output]
+        assert P not in letters and {R, B} < {*letters.ravel().tolist()}
+
+
+def test_a_tied_weight_costs_an_exchange_and_has_whole_states() -> None:
+    pcg = graph("gpt2")
+    part = stage(pcg, 0, 1).graph
+    name = "token_embedding.weight"
+    index = next(i for i, n in enumerate(part.nodes) if n.name == name)
+    free, paid = (encoded(part, transfer=line) for line in (None, CollectivePrice(7.0, 0.5)))
+    variable, stored = paid.weights[index]
+    more = paid.network.variables[variable].cost - free.network.variables[variable].cost
+    assert not stored.sharded.any()
+    assert more.tolist() == [CollectivePrice(7.0, 0.5).ns(4 * int(n)) for n in stored.numel]
+
+
+def test_storage_of_a_parameter_can_be_fixed() -> None:
+    pcg = graph("gpt2")
+    part = stage(pcg, 0, 1).graph
+    name = "token_embedding.weight"
+    index = next(i for i, n in enumerate(part.nodes) if n.name == name)
+    _, stored = encoded(part, stored={name: (B, R)}).weights[index]
+    assert {stored.space.layout(int(code)) for code in stored.codes} == {(B, R)}
+    with pytest.raises(PartitaError, match="cannot be stored"):
+        encoded(part, stored={name: (P, P)})
+    with pytest.raises(PartitaError, match="no node is named"):
+        encoded(part, stored={"no.weight": (B, R)})
+
+
+def test_alike_stages_are_of_one_kind() -> None:
+    """And their networks are equal."""
+    pcg = graph("gpt2")
+    assert kind(pcg, 1, 2) == kind(pcg, 2, 3) != kind(pcg, 1, 3)
+    assert kind(pcg, 0, 1) != kind(pcg, 1, 2)
+    swin = graph("swin-1.8b")
+    parts = [(a, b) for b in range(len(boundaries(swin))) for a in range(b)]
+    known: dict[object, list[list[int]]] = {}
+    for first, last in parts:
+        tables = [v.cost.tolist() for v in encoded(stage(swin, first, last).graph).network.variables]
+        assert known.setdefault(kind(swin, first, last), tables) == tables
+    assert len(known) < len(parts)
+
+
+def test_a_transfer_takes_the_outermost_level_of_the_pipeline() -> None:
+    """All devices of a node at once: each has its share of the node's link."""
+    assert transfer_price(WHOLE, (1, 1)) == FREE
+    across, inside = transfer_price(WHOLE, (2, 1)), transfer_price(WHOLE, (1, 2))
+    launch = WHOLE.device.launch_ns
+    assert across == CollectivePrice(launch + WHOLE.latency_ns(0), 1e9 / WHOLE.per_device_bandwidth(0))
+    assert inside == CollectivePrice(launch + WHOLE.latency_ns(1), 1e9 / WHOLE.levels[1].bandwidth)
