@@ -25,6 +25,7 @@ from partita.model.layout import B, P, R
 from partita.model.load import load_module
 from partita.model.machine import Machine, stage_machine
 from partita.model.pcg import PCG
+from partita.model.segments import MODES
 from partita.model.stages import boundaries, kind, stage
 
 WHOLE = Machine.adhoc((2, 4))
@@ -52,18 +53,18 @@ def drawn(encoding: Encoding, source: random.Random) -> list[int]:
     ("name", "every"), [("gpt2", 1), ("llama-70b", 1), ("mbart-4.7b", 1), ("inception-v3", 3), ("swin-1.8b", 3)]
 )
 def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> None:
-    """To the nanosecond and the byte, for random assignments."""
+    """To the nanosecond and the byte, for random assignments, with segments that are computed again."""
     pcg, source, shared, compared = graph(name), random.Random(name), Tables(), 0
     for first in range(0, len(boundaries(pcg)) - every, every):
         part = stage(pcg, first, first + every).graph
-        found = encoded(part, in_flight=2, shared=shared)
+        found = encoded(part, in_flight=2, shared=shared, recompute=MODES)
         reserve = MACHINE.device.capacity_bytes - found.network.capacities[0]
-        for assignment in (drawn(found, source) for _ in range(4)):
+        for assignment in (found.settled(drawn(found, source)) for _ in range(4)):
             result = evaluate(found.network, assignment)
             if result.cost < INFINITE:
                 plan = Plan(
                     part, MACHINE, PLACEMENT, 2, choices(found, assignment), "mixed-float16", in_flight=2,
-                    transfer=TRANSFER,
+                    transfer=TRANSFER, recompute=found.recomputed(assignment),
                 )  # fmt: skip
                 price = priced(plan)
                 assert (price.objective_ns, price.memory_bytes) == (result.cost, result.use[0] + reserve)
@@ -78,9 +79,9 @@ def test_tables_of_other_stages_change_nothing(name: str) -> None:
     count = len(boundaries(pcg)) - 1
     for first, last in [(0, count), (0, 2), (1, 3), (2, 3), (1, count)]:
         part = stage(pcg, first, last).graph
-        for n in (1, 2):
-            alone = encoded(part, in_flight=n).network
-            assert encoded(part, in_flight=n, shared=shared).network.to_json() == alone.to_json()
+        for n, modes in ((1, ("none",)), (2, ("none",)), (2, MODES)):
+            alone, found = (encoded(part, in_flight=n, recompute=modes, shared=x).network for x in (None, shared))
+            assert found.to_json() == alone.to_json()
 
 
 def test_stages_together_cost_what_the_whole_costs() -> None:
