@@ -104,14 +104,12 @@ def tied(plan: PipelinePlan) -> dict[str, tuple[int, ...]]:
 
 
 def _check_tied(plan: PipelinePlan) -> None:
-    """A weight that several stages have is stored alike in all of them, by different ranks."""
+    """A weight that several stages have is stored alike in all of them."""
     for name, stages in tied(plan).items():
         first, *others = (_stored(plan.stages[number], name) for number in stages)
         for number, other in zip(stages[1:], others, strict=True):
             if other != first:
                 raise PartitaError(f"stages {stages[0]} and {number} store {name!r} differently")
-        if len({number % plan.size for number in stages}) < len(stages):
-            raise PartitaError(f"stages {stages} all have {name!r}, some of them on the same devices")
 
 
 def _stored(plan: Plan, name: str) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from ..program.data import sample_lines, synthetic_lines
 from ..program.emit import common, constants, named_values, rendered
 from ..program.micro import divided_stages
 from ..program.moves import Used
+from ..program.text import wrap
 from .checks import tied
 from .modules import DOC, LAYERS, TITLE, StageModules, entries
 from .report import contents, docstring
@@ -45,9 +46,9 @@ def emit(plan: PipelinePlan) -> str:
         "pipeline": {
             "schedule": plan.schedule,
             "chunks": plan.chunks,
-            "stages": table,
+            "stages": wrap(f"STAGES = [{', '.join(table)}]", 0),
             "tied": bool(groups),
-            "inner": axes[1:],
+            "shared": _is_shared(plan),
         },
         "resting": context["resting"] or bool(groups),
         "modules": "\n\n\n".join([*modules[0].classes.texts(), *classes]),
@@ -67,7 +68,7 @@ def _modules(plan: PipelinePlan, used: Used, names: Mapping[str, str]) -> list[S
     classes = Classes("Module" if plan.dtype.startswith("mixed") else "nn.Module")
     modules: list[StageModules] = []
     for number, (part, halves) in enumerate(zip(plan.parts, found, strict=True)):
-        own = {name: names[name] for name, stages in tied(plan).items() if number in stages}
+        own = {name: names[name] for name, stages in tied(plan).items() if name in names and number in stages}
         modules.append(StageModules(part, used, classes, halves, own))
     kinds = {module.joins for module in modules} - {""}
     sharded = all(module.all_sharded for module in modules)
@@ -125,12 +126,18 @@ def _moved(group: Group) -> Group:
 
 
 def _tied_groups(plan: PipelinePlan) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """For weights that several stages have what the ranks that have them are called, and their coordinates."""
+    """For weights that several coordinates have what the ranks that have them are called, and the coordinates."""
     found = {}
     for name, stages in tied(plan).items():
-        places = tuple(sorted(number % plan.size for number in stages))
-        found[name] = "_".join(("pipeline", *map(str, places))), places
+        places = tuple(sorted({number % plan.size for number in stages}))
+        if len(places) > 1:
+            found[name] = "_".join(("pipeline", *map(str, places))), places
     return found
+
+
+def _is_shared(plan: PipelinePlan) -> bool:
+    """Whether some device has a weight in several of its stages."""
+    return any(len({number % plan.size for number in stages}) < len(stages) for stages in tied(plan).values())
 
 
 def _tied_lines(groups: Iterable[tuple[str, tuple[int, ...]]]) -> list[str]:

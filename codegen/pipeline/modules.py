@@ -34,6 +34,8 @@ class StageModules(Modules):
     `ranges` are the entries of lists that its loops are over; `entries(k)` stands for the k-th in its text.
     """
 
+    alone = True
+
     def __init__(
         self, plan: Plan, used: Used, classes: Classes, found: tuple[Divided, bool], tied: Mapping[str, str]
     ) -> None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 PERIODS = (1, 2, 3, 4)
 
 
-def chains(plan: Plan, looks: Looks) -> tuple[Chain, ...]:
-    """The loops of a plan's program, in the order of the model."""
+def chains(plan: Plan, looks: Looks, alone: bool = False) -> tuple[Chain, ...]:
+    """The loops of a plan's program, in the order of the model; `alone`: also those of one turn, as stages may have."""
     nodes = enumerate(plan.graph.nodes)
     known = lists(plan.graph, [i for i, node in nodes if node.op not in SOURCES and not is_literal(plan, i)])
     # What runs beside something else is written by itself.
@@ -37,7 +37,7 @@ def chains(plan: Plan, looks: Looks) -> tuple[Chain, ...]:
     found: list[Chain] = []
     for prefix in known:
         if above[prefix] is None:
-            found += _of_lists(plan, prefix, known, above, looks)
+            found += _of_lists(plan, prefix, known, above, looks, alone)
     return tuple(sorted(found, key=lambda chain: chain.units[0].nodes[0]))
 
 
@@ -52,21 +52,22 @@ def _of_lists(
     known: Mapping[str, Entries],
     above: Mapping[str, str | None],
     looks: Looks,
+    alone: bool,
 ) -> list[Chain]:
     """The loops over a list, and over lists inside of it where its own do not reach; or only the latter, if better."""
-    outer = _of_list(plan, prefix, known[prefix], looks)
-    inner = [c for below in known if above[below] == prefix for c in _of_lists(plan, below, known, above, looks)]
+    outer = _of_list(plan, prefix, known[prefix], looks, alone)
+    inner = [c for below in known if above[below] == prefix for c in _of_lists(plan, below, known, above, looks, alone)]
     covered = {i for chain in outer for i in chain.nodes}
     kept = [chain for chain in inner if covered.isdisjoint(chain.nodes)]
     return inner if _gain(inner) > 1.2 * _gain(outer + kept) else outer + kept
 
 
-def _of_list(plan: Plan, prefix: str, entries: Entries, looks: Looks) -> list[Chain]:
+def _of_list(plan: Plan, prefix: str, entries: Entries, looks: Looks, alone: bool) -> list[Chain]:
     """The loops over one list, with the period that saves most."""
     passes = [with_glue(plan.graph, prefix, one) for one in _passes(plan, entries)]
     best: list[Chain] = []
     for period in PERIODS:
-        made = _of_period(plan, prefix, passes, period, looks)
+        made = _of_period(plan, prefix, passes, period, looks, alone and period == 1)
         if _gain(made) > 1.2 * _gain(best):
             best = made
     return best
@@ -75,7 +76,7 @@ def _of_list(plan: Plan, prefix: str, entries: Entries, looks: Looks) -> list[Ch
 def _gain(made: Sequence[Chain]) -> int:
     """How many nodes need not be written, because another unit of the same class has them; lists of many runs cost."""
     return sum(
-        len(chain.nodes)
+        len(chain.nodes) * (1 + (len(chain.units) == 1))  # one that stands alone is another stage's too
         - sum(len(nodes) for way in chain.ways for nodes in {u.signature: u.nodes for u in chain.passes[way]}.values())
         - 2 * sum(1 for _ in groupby(u.signature for u in chain.units))
         for chain in made
@@ -104,7 +105,9 @@ def _weights_read(plan: Plan, nodes: Sequence[int]) -> set[int]:
     return {i for n in nodes for i in graph.nodes[n].inputs if graph.nodes[i].op in ("parameter", "buffer")}
 
 
-def _of_period(plan: Plan, prefix: str, passes: Sequence[Entries], period: int, looks: Looks) -> list[Chain]:
+def _of_period(
+    plan: Plan, prefix: str, passes: Sequence[Entries], period: int, looks: Looks, alone: bool
+) -> list[Chain]:
     numbers = sorted(number for entries in passes for number in entries)
     firsts = range(numbers[0], numbers[-1] + 2 - period, period)
     homes = {f: {i for e in passes for k in range(period) for i in e.get(f + k, ())} for f in firsts}
@@ -116,7 +119,8 @@ def _of_period(plan: Plan, prefix: str, passes: Sequence[Entries], period: int, 
             units.append(_unit(plan, prefix, first, period, nodes, homes[first]) if nodes else None)
         runs.append(_runs(plan, units))
     result = []
-    for group in _in_all(runs):
+    least = 1 if alone and len(passes) == 1 else 2
+    for group in _in_all(runs, least):
         linked = [_linked(plan, run) for run in group]
         signed = tuple(tuple(_signed(plan, prefix, u, looks) for u in run) for run in linked)
         made = again(plan, Chain(prefix, period, signed), looks)
@@ -129,13 +133,16 @@ def _signed(plan: Plan, prefix: str, unit: Unit, looks: Looks) -> Unit:
     return replace(unit, signature=(signature(plan, prefix, unit, looks), recomputing.inside(plan, prefix, unit)))
 
 
-def _in_all(runs: Sequence[Sequence[Sequence[Unit]]]) -> Iterator[list[list[Unit]]]:
-    """The pieces of runs that every pass has, each as its units in every pass; `runs[p]` are those of pass p."""
+def _in_all(runs: Sequence[Sequence[Sequence[Unit]]], least: int) -> Iterator[list[list[Unit]]]:
+    """The pieces of runs that every pass has, each as its units in every pass; `runs[p]` are those of pass p.
+
+    Pieces have at least so many units.
+    """
     units = [{unit.first: (number, unit) for number, run in enumerate(one) for unit in run} for one in runs]
     common = sorted(set(units[0]).intersection(*units))
     for _, group in groupby(common, key=lambda first: [one[first][0] for one in units]):
         firsts = list(group)
-        if len(firsts) > 1:
+        if len(firsts) >= least:
             yield [[one[first][1] for first in firsts] for one in units]
 
 
@@ -178,7 +185,26 @@ def _runs(plan: Plan, units: Sequence[Unit | None]) -> list[list[Unit]]:
             current.pop()  # gives more than is handed on
         runs.append(current)
         current = [] if unit is None else [unit]
-    return [run for run in runs if len(run) > 1]
+    return [run for run in runs if len(run) > 1 or (run and _carried(plan, run[0]) is not None)]
+
+
+def _carried(plan: Plan, unit: Unit) -> tuple[int, ...] | None:
+    """What a unit that stands alone is handed by what comes before it, in the places of what it gives: alike values."""
+    nodes, found = plan.graph.nodes, list[int]()
+    if len(unit.nodes) < LEAST_ALONE:
+        return None
+    for out in unit.outs:
+        here = nodes[out].shape, nodes[out].dtype, nodes[out].gradient
+        for i in unit.outside:
+            alike = (nodes[i].shape, nodes[i].dtype, nodes[i].gradient) == here and nodes[i].op not in SOURCES
+            if alike and i not in found:
+                found.append(i)
+                break
+    return tuple(found) if len(found) == len(unit.outs) else None
+
+
+LEAST_ALONE = 6
+"""Nodes that make an entry of a list a class of its own where no other entry is beside it."""
 
 
 def _places(unit: Unit, following: Unit) -> tuple[int, ...]:
@@ -217,12 +243,15 @@ def _ancestors(plan: Plan, nodes: Sequence[int], least: int) -> set[int]:
 
 def _linked(plan: Plan, run: Sequence[Unit]) -> list[Unit]:
     """The turns of a loop with what each is handed and gives, both in the order in which a turn computes them."""
-    places = _places(run[0], run[1])
-    carried = [tuple(unit.outside[place] for place in places) for unit in run]
+    if len(run) == 1:
+        carried = [_carried(plan, run[0]) or ()]
+    else:
+        places = _places(run[0], run[1])
+        carried = [tuple(unit.outside[place] for place in places) for unit in run]
     outs = [*carried[1:], _last_outs(plan, run, carried[-1])]
     plain = [  # a value that is handed on as it is computed; the last turn need not convert it either
         all(plan.choices[i].output == plan.choices[i].given for i in (o[slot] for o in outs[:-1]))
-        for slot in range(len(places))
+        for slot in range(len(carried[0]))
     ]
     result = []
     for unit, values, given in zip(run, carried, outs, strict=True):

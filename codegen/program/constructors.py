@@ -150,8 +150,8 @@ _DEFAULTS = {
 
 
 def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The options that most of some weights have."""
-    counts = Counter((k, v) for of_one in options for k, v in of_one.items())
+    """The options that most of some weights have; that other stages have it too is said of every single one."""
+    counts = Counter((k, v) for of_one in options for k, v in of_one.items() if k != "tied")
     return {k: v for (k, v), count in reversed(counts.most_common()) if 2 * count >= len(options)}
 
 

@@ -38,12 +38,14 @@ def argument_name(plan: Plan, index: int) -> str:
 class Modules(Constructors):
     """Writes the classes; afterwards `divisors` tells the training step what is counted before the first forward."""
 
+    alone = False  # whether single entries of lists are blocks
+
     def __init__(self, plan: Plan, used: Used, classes: Classes | None = None) -> None:
         super().__init__(plan, used)
         self.micro_divided, self.loss_divided = self._divided()
         self.divisors: list[dict[str, Any]] = []
         self.looks = Looks.of(plan, self.micro_divided)
-        self.loops = loops(plan, chains(plan, self.looks))
+        self.loops = loops(plan, chains(plan, self.looks, self.alone))
         self.modes = {mode for loop in self.loops for how in loop.again if how for one in how.modes for mode in one}
         self.modes |= {segment.mode for segment in recomputed(plan)}
         self.roles = roles(plan.graph) | results(self.loops)
@@ -188,7 +190,7 @@ class Modules(Constructors):
         for content, group in groupby(zip(said, chain.units, strict=True), key=lambda pair: pair[0]):
             firsts = [u.first for _, u in group]
             name = names[content]
-            if len(firsts) == 1:
+            if len(firsts) == 1 and not self.alone:
                 parts.append(f"{name}(mesh, dtype, {firsts[0]})")
             else:
                 start = f"{firsts[0]}, " if firsts[0] or chain.period > 1 else ""

@@ -203,7 +203,7 @@ def site_step(plan: Plan, units: Sequence[Unit]) -> tuple[int, int] | None:
     if not starts:
         return None
     (first, start), (last, end) = starts[0], starts[-1]
-    slope = (end - start) // (last - first) if last > first else 0
+    slope = (end - start) // (last - first) if last > first else len(_dropouts(plan, units[0]))
     return start - slope * first, slope
 
 

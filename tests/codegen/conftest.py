@@ -121,11 +121,12 @@ class Forcing:
             if wish:
                 raise ValueError(f"rows {wish} of {node.name!r} leave a rank empty")
         choice = Choice(inputs, output)
-        if node.op not in ("input", "buffer") and index != self.graph.loss and self.rng.random() < 0.3:
+        if node.op not in ("input", "buffer", "send") and index != self.graph.loss and self.rng.random() < 0.3:
             choice = replace(choice, shared=self.layout(index, self.letters(index)))
         if node.op == "parameter":
             choice = replace(choice, regather=self.rng.random() < 0.3)
-            choice = replace(choice, sharded_states=node.gradient and B in output and self.rng.random() < 0.5)
+            sharded = node.gradient and B in output and self.rng.random() < 0.5
+            choice = replace(choice, sharded_states=sharded and node.get("stages", 1) == 1)
         return choice
 
     def stored(self, table: Node, asked: Layout, choice: Choice) -> Choice:
@@ -156,20 +157,28 @@ def force() -> Force:
         micro_batches: int = 1,
         optimizer: str = "adamw",
     ) -> Plan:
-        drawn = Forcing(graph, sizes, rng)
-        choices = [drawn.choice(i, (wishes or {}).get(i)) for i in range(len(graph.nodes))]
-        for buffer, (reader, place) in updated(graph).items():
-            choices[buffer] = Choice((), choices[reader].inputs[place])
-        for index, node in enumerate(graph.nodes):
-            if node.get("sparse"):  # read as it is stored
-                choices[node.inputs[0]] = Choice((), choices[index].inputs[0])
-            table = graph.nodes[node.inputs[0]] if node.inputs else None
-            if table is not None and table_rows(table):  # spread as it is asked, or not
-                choices[node.inputs[0]] = drawn.stored(table, choices[index].inputs[0], choices[node.inputs[0]])
         placement = Placement(sizes, tuple((size,) for size in sizes))
-        return Plan(graph, machine_of(sizes), placement, micro_batches, tuple(choices), "float64", optimizer)
+        choices = drawn(graph, sizes, rng, wishes or {})
+        return Plan(graph, machine_of(sizes), placement, micro_batches, choices, "float64", optimizer)
 
     return forced
+
+
+def drawn(
+    graph: PCG, sizes: tuple[int, ...], rng: random.Random, wishes: Mapping[int, Sequence[int]]
+) -> tuple[Choice, ...]:
+    """Random legal choices; `wishes` forces the rows of some nodes by number."""
+    forcing = Forcing(graph, sizes, rng)
+    choices = [forcing.choice(i, wishes.get(i)) for i in range(len(graph.nodes))]
+    for buffer, (reader, place) in updated(graph).items():
+        choices[buffer] = Choice((), choices[reader].inputs[place])
+    for index, node in enumerate(graph.nodes):
+        if node.get("sparse"):  # read as it is stored
+            choices[node.inputs[0]] = Choice((), choices[index].inputs[0])
+        table = graph.nodes[node.inputs[0]] if node.inputs else None
+        if table is not None and table_rows(table):  # spread as it is asked, or not
+            choices[node.inputs[0]] = forcing.stored(table, choices[index].inputs[0], choices[node.inputs[0]])
+    return tuple(choices)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,12 @@
-"""Pipelined plans for tests: every stage solved by itself, as the one before hands its tensors on."""
+"""Pipelined plans for tests: every stage solved, or drawn, as the one before hands its tensors on."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 from partita.codegen.decode import choices, report
@@ -12,7 +14,7 @@ from partita.codegen.pipeline.plan import PipelinePlan
 from partita.codegen.pipeline.schedules import in_flight
 from partita.codegen.plan import Plan
 from partita.formulation.encode import encode
-from partita.formulation.placement import placements
+from partita.formulation.placement import Placement, placements
 from partita.formulation.strategy import row_names, rows
 from partita.formulation.transfers import transfer_price
 from partita.model.batch import with_batch
@@ -23,6 +25,8 @@ from partita.model.machine import Machine, stage_machine
 from partita.model.pcg import PCG
 from partita.model.stages import boundaries, stage
 from partita.solvers.protocol import solver
+
+from .conftest import drawn
 
 
 @cache
@@ -78,16 +82,50 @@ def piped(
     return PipelinePlan(small, machine, row, cuts, tuple(plans), schedule, chunks, model or {})
 
 
+def at_random(
+    graph: PCG,
+    size: int,
+    sizes: tuple[int, ...],
+    micros: int,
+    rng: random.Random,
+    *,
+    bounds: Sequence[int] | None = None,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    optimizer: str = "adamw",
+) -> PipelinePlan:
+    """A plan of `graph` (the whole batch) with any legal choices, on a mesh of `size` stages by `sizes`."""
+    machine = Machine.adhoc((size * prod(sizes),))
+    part, line = stage_machine(machine, (size,)), transfer_price(machine, (size,))
+    place = Placement(sizes, tuple((n,) for n in sizes))
+    small = with_batch(graph, graph.batch // micros)
+    cuts = tuple(bounds or evenly(small, size * chunks))
+    plans: list[Plan] = []
+    for number, (first, last) in enumerate(pairwise(cuts)):
+        inner = stage(small, first, last).graph
+        asked = _handed(plans[-1:], inner) | {
+            i: layout for i in inner.of("parameter") if (layout := _stored(plans, inner).get(inner.nodes[i].name))
+        }
+        wishes = {i: [[row.output for row in rows(inner, i)].index(x) for x in layout] for i, layout in asked.items()}
+        chosen = drawn(inner, sizes, rng, wishes)
+        flying = in_flight(schedule, size, chunks, micros, number)
+        plans.append(Plan(inner, part, place, micros, chosen, "float64", optimizer, in_flight=flying, transfer=line))
+    return PipelinePlan(small, machine, (size,), cuts, tuple(plans), schedule, chunks)
+
+
 def _received(before: Sequence[Plan], graph: PCG) -> dict[str, tuple[str, ...]]:
     """The rows of what a stage receives, by the layouts in which the stage before sends it."""
     found: dict[str, tuple[str, ...]] = {}
-    for plan in before:
-        for sent, received in zip(plan.graph.of("send"), graph.of("receive"), strict=True):
-            letters = {
-                row.output: name for row, name in zip(rows(graph, received), row_names(graph, received), strict=True)
-            }
-            found[graph.nodes[received].name] = tuple(letters[x] for x in plan.choices[sent].output)
+    for index, layout in _handed(before, graph).items():
+        letters = {row.output: name for row, name in zip(rows(graph, index), row_names(graph, index), strict=True)}
+        found[graph.nodes[index].name] = tuple(letters[x] for x in layout)
     return found
+
+
+def _handed(before: Sequence[Plan], graph: PCG) -> dict[int, Layout]:
+    """The layouts in which the stage before sends what a stage receives."""
+    pairs = [zip(graph.of("receive"), plan.graph.of("send"), strict=True) for plan in before]
+    return {to: plan.choices[of].output for plan, found in zip(before, pairs, strict=True) for to, of in found}
 
 
 def _stored(before: Sequence[Plan], graph: PCG) -> dict[str, Layout]:
