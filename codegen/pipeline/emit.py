@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def emit(plan: PipelinePlan) -> str:
     """The program, the same text every time. Raises PartitaError where the plan cannot be written down."""
-    used, axes = Used(), plan.axes
+    used, axes = Used(any(part.graph.of("dropout") for part in plan.stages)), plan.axes
     groups = _tied_groups(plan)
     modules = _modules(plan, used, {name: axis for name, (axis, _) in groups.items()})
     texts = [module.stage() for module in modules]

@@ -45,7 +45,7 @@ class Body(Writer):
         divisors: Mapping[int, str],
         roles: Mapping[int, str],
     ) -> None:
-        super().__init__(plan, roles)
+        super().__init__(plan, roles, used.stepped)
         self.own, self.weights, self.used, self.divided, self.divisors = own, weights, used, divided, divisors
         self.sites: dict[int, str] = {}
         self.beside: Mapping[int, SideBySide] = {}
@@ -298,7 +298,7 @@ class Body(Writer):
             names = [self._wish(i) for i in call.outs]
 
             def render(texts: Sequence[str]) -> str:
-                return call_text(self.plan, call.mode, f"self.{call.method}", texts)
+                return call_text(self.stepped, call.mode, f"self.{call.method}", texts)
 
             this = Statement(render, operands, "call", names[0], call.outs[0])
             made = self.add(this)

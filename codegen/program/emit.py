@@ -34,7 +34,7 @@ _OPTIMIZERS = {
 
 def emit(plan: Plan) -> str:
     """The program of a plan, the same text every time. Raises PartitaError where a plan cannot be written down."""
-    used = Used()
+    used = Used(bool(plan.graph.of("dropout")))
     modules = Modules(plan, used)
     model = modules.text()
     shares, synthetic = share_lines(plan, used), synthetic_lines(plan.graph, plan.batch, used)

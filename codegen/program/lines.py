@@ -62,10 +62,14 @@ class Statement:
 
 @dataclass
 class Writer:
-    """Statements of one function, and how they are written; an operand is the number of an earlier statement."""
+    """Statements of one function, and how they are written; an operand is the number of an earlier statement.
+
+    `stepped`: the program has dropouts, whose masks depend on the step.
+    """
 
     plan: Plan
     roles: Mapping[int, str] = field(default_factory=dict)
+    stepped: bool = False
     statements: list[Statement] = field(default_factory=list)
 
     def add(self, statement: Statement) -> int:
@@ -283,7 +287,7 @@ class Writer:
             arguments += [] if again.whole else [mode]
         turn = f"{block}({', '.join(arguments)})"
         if again is not None and again.whole:
-            turn = call_text(self.plan, mode, block, arguments)
+            turn = call_text(self.stepped, mode, block, arguments)
         lines += wrap(f"for {turns}:", indent)
         return lines + wrap(f"{', '.join(handed)} = {turn}", indent + 4)
 

@@ -101,8 +101,9 @@ _GRADIENT = {
 
 @dataclass
 class Used:
-    """What of the runtime a program needs, collected while its lines are written."""
+    """What of the runtime a program needs, collected while its lines are written; `stepped`: it has dropouts."""
 
+    stepped: bool = False
     moves: dict[str, MoveText] = field(default_factory=dict)
     primitives: set[str] = field(default_factory=set)
     helpers: set[str] = field(default_factory=set)

@@ -194,9 +194,9 @@ def _call(
 # Text
 
 
-def call_text(plan: Plan, mode: str, block: str, arguments: Iterable[str]) -> str:
-    """A block that is called as `mode`, an expression, says."""
-    mesh = ["mesh"] if plan.graph.of("dropout") else []  # the step and the micro-batch, of which masks are functions
+def call_text(stepped: bool, mode: str, block: str, arguments: Iterable[str]) -> str:
+    """A block that is called as `mode`, an expression, says; `stepped`: the program has dropouts."""
+    mesh = ["mesh"] if stepped else []  # the step and the micro-batch, of which masks are functions
     return f"recomputed({', '.join([mode, *mesh, block, *arguments])})"
 
 

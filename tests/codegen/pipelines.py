@@ -23,6 +23,7 @@ from partita.model.layout import Layout
 from partita.model.load import load_module
 from partita.model.machine import Machine, stage_machine
 from partita.model.pcg import PCG
+from partita.model.segments import MODES, segments
 from partita.model.stages import boundaries, stage
 from partita.solvers.protocol import solver
 
@@ -93,8 +94,12 @@ def at_random(
     schedule: str = "1f1b",
     chunks: int = 1,
     optimizer: str = "adamw",
+    recompute: bool = False,
 ) -> PipelinePlan:
-    """A plan of `graph` (the whole batch) with any legal choices, on a mesh of `size` stages by `sizes`."""
+    """A plan of `graph` (the whole batch) with any legal choices, on a mesh of `size` stages by `sizes`.
+
+    `recompute`: some segments are computed again, drawn too.
+    """
     machine = Machine.adhoc((size * prod(sizes),))
     part, line = stage_machine(machine, (size,)), transfer_price(machine, (size,))
     place = Placement(sizes, tuple((n,) for n in sizes))
@@ -109,7 +114,13 @@ def at_random(
         wishes = {i: [[row.output for row in rows(inner, i)].index(x) for x in layout] for i, layout in asked.items()}
         chosen = drawn(inner, sizes, rng, wishes)
         flying = in_flight(schedule, size, chunks, micros, number)
-        plans.append(Plan(inner, part, place, micros, chosen, "float64", optimizer, in_flight=flying, transfer=line))
+        again = {s.name: rng.choice(MODES) for s in segments(inner)} if recompute else {}
+        plans.append(
+            Plan(
+                inner, part, place, micros, chosen, "float64", optimizer, in_flight=flying, transfer=line,
+                recompute={name: mode for name, mode in again.items() if mode != "none"},
+            )
+        )  # fmt: skip
     return PipelinePlan(small, machine, (size,), cuts, tuple(plans), schedule, chunks)
 
 

@@ -19,6 +19,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "1f1b": {},
     "gpipe": {"schedule": "gpipe"},
     "interleaved": {"schedule": "interleaved", "chunks": 2},
+    "recomputed": {"recompute": True},
 }
 
 
@@ -27,11 +28,11 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     [
         ("mlp", 4, (1,), 6, "1f1b"),
         ("mlp", 2, (2,), 2, "interleaved"),
-        ("gpt2", 4, (2, 2), 4, "1f1b"),
+        ("gpt2", 4, (2, 2), 4, "recomputed"),
         ("gpt2", 2, (3,), 4, "interleaved"),
         ("llama-7b", 2, (2, 2), 3, "gpipe"),
         ("bert-large", 3, (2, 2), 6, "1f1b"),
-        ("mbart-32b", 3, (2,), 3, "1f1b"),
+        ("mbart-32b", 3, (2,), 3, "recomputed"),
         ("mbart-32b", 2, (2,), 4, "interleaved"),  # three stages have the embedding, two of them on one device
         ("candle-uno", 2, (2, 3), 2, "gpipe"),
         ("mixtral-8x7b", 3, (2,), 1, "1f1b"),
