@@ -59,7 +59,7 @@ def taken_graph(pcg: PCG, ways: Mapping[int, int]) -> tuple[PCG, Mapping[int, in
     """
     whole = pcg.origin or pcg
     stands = {node: ways.get(node, node) for node in range(len(whole.nodes))}
-    needed, waiting = set(whole.of("input")), [stands[whole.loss]]
+    needed, waiting = set(whole.of("input")), [stands[i] for i in whole.results]
     while waiting:
         node = waiting.pop()
         if node not in needed:

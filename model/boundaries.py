@@ -56,14 +56,14 @@ def boundaries(pcg: PCG) -> tuple[Boundary, ...]:
 
 
 def needed(pcg: PCG, results: tuple[int, ...], received: Set[int] = frozenset()) -> set[int]:
-    """The nodes that results need, in any way to compute them, without what is received."""
+    """The nodes that results need, as the graph computes them without alternatives, and without what is received."""
     found: set[int] = set()
     stack = list(results)
     while stack:
         index = stack.pop()
         if index not in found and index not in received:
             found.add(index)
-            stack += (*pcg.nodes[index].inputs, *pcg.members.get(index, ()))
+            stack += pcg.nodes[index].inputs
     return found
 
 
@@ -127,22 +127,19 @@ def _is_heavy(pcg: PCG, index: int) -> bool:
 class _Crossing:
     """Which tensors are computed before a place and read after it.
 
-    `free` are nodes that every stage computes itself, `base` what a node is a view of, `computed` all other nodes.
+    `free` are nodes that every stage computes itself, `base` what a node is a view of, `computed` all other nodes that
+    the graph computes without alternatives.
     """
 
     def __init__(self, pcg: PCG) -> None:
         self.pcg = pcg
         self.free, self.base = free(pcg), _bases(pcg)
-        ways = dict(pcg.alternatives)
-        self.computed = [
-            i for i, n in enumerate(pcg.nodes) if n.op not in SOURCES and i not in self.free and self.base[i] == i
-        ]
+        own = (i for i in sorted(pcg.plain) if pcg.nodes[i].op not in SOURCES and i not in self.free)
+        self.computed = [i for i in own if self.base[i] == i]
         last: dict[int, int] = {}
         for reader in self.computed:
             for i in pcg.nodes[reader].inputs:
                 last[self.base[i]] = reader
-            if reader in ways:  # where the tensor stands that this is another way to compute
-                last[reader] = ways[reader]
         self.sets: list[tuple[int, ...]] = [()]
         alive: list[int] = []
         for index in range(len(pcg.nodes)):
@@ -161,7 +158,6 @@ class _Crossing:
         for step in steps[1:]:
             depth += step
             self.closed.append(depth > 0)
-        self.ways = ways
 
     def _own(self, index: int) -> bool:
         return self.pcg.nodes[index].op not in SOURCES and index not in self.free
@@ -172,9 +168,8 @@ class _Crossing:
     def fits(self, position: int, most: int) -> bool:
         """Whether a graph can be cut at a place that at most so many tensors cross."""
         tensors = self.at(position)
-        nodes = [self.pcg.nodes[i] for i in tensors]
-        alike = all(n.gradient and n.dtype in FLOATS for n in nodes) and not self.ways.keys() & {*tensors}
-        return 0 < len(tensors) <= most and alike and not self.closed[position]
+        trained = all(n.gradient and n.dtype in FLOATS for n in (self.pcg.nodes[i] for i in tensors))
+        return 0 < len(tensors) <= most and trained and not self.closed[position]
 
     def leads(self, position: int, node: int) -> bool:
         """Whether a node is computed from what crosses."""
@@ -226,7 +221,7 @@ def _is_view(pcg: PCG, index: int) -> bool:
     """Whether a node shows all elements of what it reads under another shape, at no cost."""
     node = pcg.nodes[index]
     entry = operator(node.op)
-    if entry.passes or entry.transfer or len(node.inputs) != 1 or index in dict(pcg.alternatives):
+    if entry.passes or entry.transfer or len(node.inputs) != 1:
         return False
     source = pcg.nodes[node.inputs[0]]
     return source.numel == node.numel and source.gradient == node.gradient

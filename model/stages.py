@@ -58,7 +58,8 @@ def kind(pcg: PCG, first: int, last: int) -> Hashable:
         signature, shared = _signatures(at)[number]
         found.append((signature, tuple(seen.setdefault(thing, len(seen)) for thing in shared)))
     elsewhere = ((index, _holders(at, index, first, last)) for index in _shared_parameters(at))
-    return tuple(found), tuple((seen[index], n) for index, n in elsewhere if n > 1 and index in seen)
+    tied = tuple((seen[index], n) for index, n in elsewhere if n > 1 and index in seen)
+    return tuple(found), tied, _across(at, first, last)
 
 
 # The graph of a stage
@@ -82,15 +83,41 @@ class _Plan:
 def _plan(pcg: PCG, first: int, last: int) -> _Plan:
     bounds, known, held = boundaries(pcg), atoms(pcg), _held(pcg)
     received, sent = bounds[first].crossing, bounds[last].crossing
-    order = _ordered(pcg, {*needed(pcg, sent or (pcg.loss,), {*received}), *received}, received)
+    inside = needed(pcg, sent or (pcg.loss,), {*received})
+    if pcg.alternatives:
+        inside = _in_all_ways(pcg, inside, {*received}, first, last)
+    order = _ordered(pcg, {*inside, *received}, received)
     said: dict[int, dict[str, Attribute]] = {}
     for index in {*order, *received, *sent}:
-        if index in received or index in sent or (len(held[index]) > 1 and _has_factors(known[index])):
+        if index in received or index in sent or (len(held.get(index, ())) > 1 and _has_factors(known[index])):
             said[index] = {"atoms": _factors(known[index])}
         count = _holders(pcg, index, first, last)
         if pcg.nodes[index].op == "parameter" and pcg.nodes[index].gradient and count > 1:
             said[index] = {"stages": count, **said.get(index, {})}
     return _Plan(order, received, sent, said)
+
+
+def _in_all_ways(pcg: PCG, inside: Set[int], received: Set[int], first: int, last: int) -> set[int]:
+    """With what else computes the tensors of a stage from what it has, and joins no weights that other stages have."""
+    own = range(first, last)
+    elsewhere = {
+        name
+        for index, numbers in _held(pcg).items()
+        if pcg.nodes[index].op == "parameter" and not all(number in own for number in numbers)
+        for name in pcg.nodes[index].originals
+    }
+
+    def fits(index: int) -> bool:
+        node = pcg.nodes[index]
+        joined = index not in pcg.plain and not elsewhere.isdisjoint(node.originals)
+        return index in free(pcg) or (not joined if node.op in SOURCES else index not in pcg.plain)
+
+    found = {*inside}
+    for way, node in sorted(pcg.alternatives, key=lambda pair: -pair[1]):
+        if node in found and node not in free(pcg):
+            cone = needed(pcg, (way,), found | received)
+            found |= cone if all(map(fits, cone)) else set()
+    return found
 
 
 def _ordered(pcg: PCG, nodes: Set[int], received: Sequence[int]) -> tuple[int, ...]:
@@ -175,13 +202,21 @@ def _held(pcg: PCG) -> Mapping[int, tuple[int, ...]]:
 
 def _holders(pcg: PCG, index: int, first: int, last: int) -> int:
     """How many stages may have a parameter of this one: itself, and all others between two neighbouring boundaries."""
-    return 1 + sum(not first <= number < last for number in _held(pcg)[index])
+    return 1 + sum(not first <= number < last for number in _held(pcg).get(index, ()))
 
 
 @lru_cache(maxsize=16)
 def _shared_parameters(pcg: PCG) -> tuple[int, ...]:
     held = _held(pcg)
     return tuple(i for i in pcg.of("parameter") if len(held.get(i, ())) > 1)
+
+
+def _across(pcg: PCG, first: int, last: int) -> Hashable:
+    """The stage itself, if there are ways to compute it that reach over boundaries inside of it."""
+    if not pcg.alternatives:
+        return None
+    apart = {index for number in range(first, last) for index in _plan(pcg, number, number + 1).order}
+    return None if apart.issuperset(_plan(pcg, first, last).order) else (first, last)
 
 
 @lru_cache(maxsize=16)

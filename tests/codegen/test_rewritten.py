@@ -20,6 +20,7 @@ from partita import PartitaError
 from partita.codegen.beside import bundles
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
+from partita.codegen.rewritten import taken_graph
 from partita.codegen.run import Settings, plan_graph
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
@@ -28,8 +29,10 @@ from partita.formulation.strategy import row_names, rows
 from partita.model.atoms import atoms
 from partita.model.batch import with_batch
 from partita.model.capture import capture
+from partita.model.load import load_module
 from partita.model.machine import Machine
 from partita.model.pcg import PCG, Builder
+from partita.model.stages import boundaries, stage
 
 from .cases.rewritten import BATCH, PAIRS, attention, branches, layers, nested, perceptron
 
@@ -287,3 +290,11 @@ def test_parts_that_are_none() -> None:
         y = b.add("part", b.input("x", (BATCH, 8)), shape=(BATCH, 4), **{"dim": 1, **attributes})
         with pytest.raises(PartitaError, match="there is no part"):
             b.build(b.add("projection", y, shape=(), site=0))
+
+
+def test_a_stage_keeps_all_that_it_hands_on() -> None:
+    module, inputs = load_module("mbart-4.7b", small=True)
+    pcg = capture(module, inputs, batch=4)
+    number = next(i for i, b in enumerate(boundaries(pcg)) if len(b.crossing) == 2)
+    part = stage(pcg, 0, number).graph
+    assert taken_graph(part, {})[0] == part and len(part.sends) == 2

@@ -15,7 +15,7 @@ from partita.model.batch import with_batch
 from partita.model.capture import capture
 from partita.model.load import load_module
 from partita.model.pcg import FLOATS, PCG, Builder
-from partita.model.stages import MOST_CROSSING, Boundary, boundaries, stage
+from partita.model.stages import MOST_CROSSING, Boundary, boundaries, kind, stage
 
 BATCH = 4
 
@@ -182,3 +182,30 @@ def test_a_graph_without_cuts_is_one_stage() -> None:
     pcg = capture(Skips(), (torch.zeros(4, 8),), batch=4)
     assert max(len(b.crossing) for b in boundaries(pcg)) <= MOST_CROSSING
     assert boundaries(pcg)[0] == Boundary(0) and boundaries(pcg)[-1] == Boundary(len(pcg.nodes))
+
+
+def two_ways() -> PCG:
+    """Two layers that read one tensor, whose weights another way to compute them joins."""
+    b = Builder(4)
+    x = b.add("linear", b.input("x", (4, 8)), b.parameter("first", (8, 8)), shape=(4, 8))
+    joined = b.parameter("joined", (16, 8), joined=(("layers.0.w", 8), ("layers.1.w", 8)))
+    both = b.add("linear", x, joined, shape=(4, 16))
+    halves = [b.add("part", both, shape=(4, 8), dim=1, of=2, number=n) for n in range(2)]
+    y, pairs = x, []
+    for i, half in enumerate(halves):
+        own = b.add("linear", x, b.parameter(f"layers.{i}.w", (8, 8)), shape=(4, 8), path=f"layers.{i}")
+        y = b.add("add", y, b.add("tanh", own, shape=(4, 8), path=f"layers.{i}"), shape=(4, 8), path=f"layers.{i}")
+        y = b.add("linear", y, b.parameter(f"layers.{i}.out", (8, 8)), shape=(4, 8), path=f"layers.{i}")
+        pairs.append((half, own))
+    loss = b.add("projection", y, shape=(), site=0)
+    return PCG(tuple(b.nodes), loss, 4, alternatives=tuple(pairs))
+
+
+def test_other_ways_are_in_the_stages_that_have_all_they_read() -> None:
+    """They do not change where a graph is cut, and none joins weights of different stages."""
+    pcg = two_ways()
+    assert [len(names) for names in crossing(pcg)] == [1, 2]
+    apart, together = stage(pcg, 1, 2).graph, stage(pcg, 1, 3).graph
+    assert not apart.alternatives and not any(n.name == "joined" for n in apart.nodes)
+    assert len(together.alternatives) == 2 and any(n.name == "joined" for n in together.nodes)
+    assert kind(pcg, 1, 2) != kind(pcg, 1, 3) != kind(replace(pcg, alternatives=()), 1, 3)
