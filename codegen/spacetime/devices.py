@@ -16,11 +16,12 @@ from ...formulation.spacetime.program import (
     Send,
     Slice,
     Zeros,
+    reads,
+    writes,
 )
 from ...model.errors import PartitaError
 from ..program.text import shape_text
 from .blocks import Blocks
-from .flow import reads, writes
 from .functions import sum_of
 from .lines import Lines, mark
 from .segments import Block

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,54 +12,18 @@ from ...formulation.spacetime.op import Op, Phase
 from ...formulation.spacetime.program import (
     Accumulate,
     Add,
-    Collective,
     Instruction,
-    Join,
     Program,
-    Receive,
     Register,
     Run,
-    Send,
-    Slice,
+    Transfer,
+    reads,
+    writes,
 )
 from ...model.pcg import PCG
 
 COMPUTING = (Phase.FORWARD, Phase.RECOMPUTE, Phase.OFFLOAD, Phase.RELOAD, Phase.BACKWARD, Phase.WEIGHT)
 """The phases of what segments are made of."""
-
-
-_LAYER = re.compile(r"(?:^|\.)\d+(?=\.|$)")
-
-
-def reads(instruction: Instruction) -> tuple[Register, ...]:
-    """The registers that an instruction reads; the total that it adds to is not among them."""
-    match instruction:
-        case Run():
-            return instruction.reads
-        case Join() | Add():
-            return instruction.sources
-        case Slice() | Accumulate() | Send():
-            return (instruction.source,)
-        case Collective():
-            return () if instruction.source is None else (instruction.source,)
-    return ()
-
-
-def writes(instruction: Instruction) -> tuple[Register, ...]:
-    match instruction:
-        case Run():
-            return tuple(register for register in instruction.writes if register is not None)
-        case Accumulate():
-            return (instruction.total,)
-        case Collective(source=source, target=target) if source == target:
-            return ()  # who sends a broadcast
-        case Send():
-            return ()
-    return (instruction.target,)
-
-
-def is_transfer(instruction: Instruction) -> bool:
-    return isinstance(instruction, Collective | Send | Receive)
 
 
 def forward_of(op: Op) -> Op:
@@ -77,10 +40,9 @@ def labels(op: Op) -> list[tuple[str, int]]:
     return found
 
 
-def layer(path: str) -> str:
-    """The entry of a list that a path is below; the path itself where there is none."""
-    match = _LAYER.search(path)
-    return path[: match.end()] if match else path
+def layer(op: Op) -> str:
+    """The module of a list that an operator is in; its own path outside of lists."""
+    return op.layer or op.of.path
 
 
 def _own_copies(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
@@ -167,6 +129,10 @@ class Flow:
         if isinstance(instruction, Run) and instruction.op.phase in COMPUTING:
             return instruction.op.phase
         return None
+
+    def transfers(self, place: int) -> bool:
+        """Whether other devices take part in an instruction."""
+        return isinstance(self.instructions[place], Transfer)
 
     def op(self, place: int) -> Op:
         """The forward operator of a run."""

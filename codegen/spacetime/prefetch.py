@@ -10,9 +10,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from ...formulation.spacetime.mask import VALUE
-from ...formulation.spacetime.program import Collective, Instruction, Program, Receive, Register, Run, Send
+from ...formulation.spacetime.program import Instruction, Program, Register, Run, Transfer, reads, writes
 from ...model.pcg import Node
-from .flow import COMPUTING, forward_of, labels, layer, reads, writes
+from .flow import COMPUTING, forward_of, labels, layer
 
 
 def by_layer(program: Program) -> Program:
@@ -56,7 +56,7 @@ def by_layer(program: Program) -> Program:
 
 def _block(device: int, run: Run) -> Hashable:
     """What is fetched at once: a layer's operators in one phase of one micro-batch on one device."""
-    return device, run.op.phase, tuple(labels(forward_of(run.op))), layer(run.op.of.path)
+    return device, run.op.phase, tuple(labels(forward_of(run.op))), layer(run.op)
 
 
 def _brings_weight(nodes: Sequence[Node], instruction: Instruction) -> bool:
@@ -67,4 +67,4 @@ def _brings_weight(nodes: Sequence[Node], instruction: Instruction) -> bool:
 
 
 def _with_key(instruction: Instruction, key: int) -> Instruction:
-    return replace(instruction, key=key) if isinstance(instruction, Collective | Send | Receive) else instruction
+    return replace(instruction, key=key) if isinstance(instruction, Transfer) else instruction

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from ...formulation.spacetime.mask import GRADIENT, UPDATED, VALUE, Box
 from ...formulation.spacetime.op import Phase
-from ...formulation.spacetime.program import Accumulate, Register, Run, Slice
-from .flow import Flow, reads, writes
+from ...formulation.spacetime.program import Accumulate, Register, Run, Slice, reads, writes
+from .flow import Flow
 from .lines import mark, quoted
 from .segments import Arranged, Lane, arrange
 

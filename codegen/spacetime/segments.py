@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from ...formulation.spacetime.mask import VALUE
 from ...formulation.spacetime.op import Op, Phase
-from ...formulation.spacetime.program import Collective, Receive, Register
-from .flow import Flow, is_transfer, labels, layer, reads, writes
+from ...formulation.spacetime.program import Collective, Receive, Register, reads, writes
+from .flow import Flow, labels, layer
 
 Lane = tuple[tuple[str, int], ...]
 """The labels of cuts that run one after the other on a device, with the part's number: the micro-batch."""
@@ -71,7 +71,7 @@ def arrange(flow: Flow) -> Arranged:
             op.split,
             op.swapped,
             op.group,
-            layer(op.of.path) if op in apart else None,
+            layer(op) if op in apart else None,
             _unrecorded(flow, op),
         )
         for op in lane
@@ -96,13 +96,13 @@ def _fetched(flow: Flow) -> set[Op]:
         return moved[register]
 
     layers = {
-        layer(op.of.path)
+        layer(op)
         for op, phase in flow.run
         if phase is Phase.FORWARD
         for operand, register in flow.operands(op).items()
         if flow.pcg.nodes[op.of.inputs[operand]].op == "parameter" and comes(register)
     }
-    return {op for op, phase in flow.run if phase is Phase.FORWARD and layer(op.of.path) in layers}
+    return {op for op, phase in flow.run if phase is Phase.FORWARD and layer(op) in layers}
 
 
 def _unrecorded(flow: Flow, op: Op) -> bool:
@@ -156,7 +156,7 @@ class _Arrangement:
                 after.add(place)
             else:
                 steps.append(place)
-                if (is_transfer(flow.instructions[place]) and not self._weight(place)) or flow.needs[place] & barred:
+                if (flow.transfers(place) and not self._weight(place)) or flow.needs[place] & barred:
                     barred.add(place)
             queue.popleft()
         steps.append(Block(phase, block))
@@ -167,8 +167,7 @@ class _Arrangement:
         flow = self.flow
         if not flow.needs[place].isdisjoint(after):
             return True
-        transfer = flow.instructions[place]
-        return is_transfer(transfer) and any(is_transfer(flow.instructions[p]) for p in later)
+        return flow.transfers(place) and any(map(flow.transfers, later))
 
     def _weight(self, place: int) -> bool:
         """Whether a transfer brings a weight: those of a layer come before its first operator."""
@@ -216,11 +215,11 @@ class _Arrangement:
         for place in reversed(later):
             if place in wanted:
                 wanted |= flow.needs[place].intersection(later)
-        transfers = [p for p in later if is_transfer(flow.instructions[p])]
+        transfers = [p for p in later if flow.transfers(p)]
         inside = [p in wanted for p in transfers]
         if any(flow.needs[p].intersection(block) for p in wanted) or inside != sorted(inside, reverse=True):
             return False
-        if any(is_transfer(flow.instructions[p]) and not self._weight(p) for p in wanted):
+        if any(flow.transfers(p) and not self._weight(p) for p in wanted):
             return False
         steps += self.arrange(deque(p for p in later if p in wanted))
         later[:] = [p for p in later if p not in wanted]

@@ -11,10 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...formulation.spacetime.lifetimes import operands
 from ...formulation.spacetime.op import Op
 from ...formulation.spacetime.predict import COMPUTE, STREAMS, Prediction, Timed
-from ...formulation.spacetime.program import Collective, Instruction, Receive, Run, Send
+from ...formulation.spacetime.program import Collective, Instruction, Receive, Run, Send, reads, writes
 from ...model.pcg import PCG
 
 Event = dict[str, Any]
@@ -84,8 +83,7 @@ def _group(op: Op, several: frozenset[str]) -> str:
 def _name(pcg: PCG, instruction: Instruction) -> str:
     if isinstance(instruction, Run):
         return instruction.op.name
-    reads, writes = operands(instruction)
-    register = (*writes, *reads)[0]
+    register = (*writes(instruction), *reads(instruction))[0]
     what = {"value": ""}.get(register.tensor.kind, f"{register.tensor.kind} of ")
     kind = (
         instruction.kind.replace("_", "-")

@@ -26,6 +26,7 @@ from .program import (
     Run,
     Send,
     Slice,
+    Transfer,
     Zeros,
 )
 from .tasks import Via, reads_of
@@ -93,7 +94,7 @@ class _Audit:
             if any(a >= b for a, b in pairwise(steps)):
                 raise FaultError("the steps of a device do not rise")
             for instruction, step in zip(instructions, steps, strict=True):
-                if isinstance(instruction, (Collective, Send, Receive)) and instruction.key != step:
+                if isinstance(instruction, Transfer) and instruction.key != step:
                     raise FaultError(f"{instruction} stands at step {step}")
 
     # What instructions do

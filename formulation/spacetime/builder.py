@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
 from math import prod
 from typing import TypeAlias
 
 from .aligned import Pattern
 from .graph import Graph
-from .mask import ALL, Addends, Box, Mask, PTensor, meet
+from .mask import ALL, Addends, Box, Mask, PTensor, cells, meet
 from .op import Op
 from .program import (
     Accumulate,
@@ -24,6 +23,7 @@ from .program import (
     Run,
     Send,
     Slice,
+    Transfer,
     Zeros,
 )
 from .tasks import Tasks, Via
@@ -145,11 +145,11 @@ class Builder:
         """Boxes that do not meet, as one register: joined over the grid of all their borders."""
         if box in layer:
             return layer[box]
-        cells = []
-        for cell in grid(box, list(layer)):
+        tiles = []
+        for cell in cells(box, layer):
             register = next((register for inner, register in layer.items() if meet(cell, inner) is not None), None)
-            cells.append(self.slice(register, cell, floor) if register else self.zeros(device, tensor, cell, floor))
-        return self.join(box, cells, floor)
+            tiles.append(self.slice(register, cell, floor) if register else self.zeros(device, tensor, cell, floor))
+        return self.join(box, tiles, floor)
 
     # Between devices
 
@@ -182,7 +182,7 @@ class Builder:
         steps: list[list[int]] = [[] for _ in devices]
         for step, (_, event) in enumerate(sorted(self.events, key=lambda event: event[0])):
             for device, instruction in event.items():
-                if isinstance(instruction, (Collective, Send, Receive)):
+                if isinstance(instruction, Transfer):
                     instruction = replace(instruction, key=step)
                 devices[device].append(instruction)
                 steps[device].append(step)
@@ -195,15 +195,6 @@ def together(registers: Sequence[Register]) -> tuple[Mask, Via]:
     shares = [register.mask.addends for register in registers]
     share: Addends = (min(start for start, _ in shares), max(stop for _, stop in shares))
     return Mask(registers[0].mask.box, share if len(vias) == 1 else ALL), vias.pop() if len(vias) == 1 else None
-
-
-def grid(box: Box, parts: Sequence[Box]) -> list[Box]:
-    """A box cut along all borders of its parts, the last atom fastest."""
-    cuts = []
-    for atom, (start, stop) in enumerate(box):
-        edges = {start, stop, *(edge for part in parts for edge in part[atom])}
-        cuts.append(list(pairwise(sorted(edges))))
-    return [tuple(cell) for cell in product(*cuts)]
 
 
 def _soon(place: Place) -> Place:

@@ -16,20 +16,7 @@ from ...model.pcg import PCG
 from .mask import GRADIENT, RECOMPUTED, VALUE, PTensor
 from .op import Op, Phase
 from .price import Prices
-from .program import (
-    Accumulate,
-    Add,
-    Collective,
-    Instruction,
-    Join,
-    Program,
-    Receive,
-    Register,
-    Run,
-    Send,
-    Slice,
-    Zeros,
-)
+from .program import Accumulate, Collective, Instruction, Program, Register, Run, Slice, waits_for, writes
 
 MEMORY = ("inputs", "weights", "states", "gradients", "activations", "transients")
 """What bytes are for: the batch and buffers, parameters and their states, gradients of parameters, what waits for
@@ -62,25 +49,6 @@ class Lifetimes:
     moved: Mapping[int, int]
 
 
-def operands(instruction: Instruction) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
-    """The registers that an instruction reads, and those that it makes or changes."""
-    match instruction:
-        case Run(_, reads, writes):
-            return reads, tuple(w for w in writes if w is not None)
-        case Zeros(target) | Receive(_, target):
-            return (), (target,)
-        case Slice(target, source):
-            return (source,), (target,)
-        case Join(target, sources) | Add(target, sources):
-            return sources, (target,)
-        case Accumulate(total, source, first):
-            return (source,) if first else (source, total), (total,)
-        case Collective(source=source, target=target):
-            return (source,) if source is not None else (), (target,)
-        case Send(_, source):
-            return (source,), ()
-
-
 def lifetimes(program: Program, device: int, prices: Prices) -> Lifetimes:
     """The memory of one device of a program."""
     return _Device(program.devices[device], prices).run()
@@ -102,8 +70,7 @@ class _Device:
 
     def run(self) -> Lifetimes:
         for index, instruction in enumerate(self.instructions):
-            reads, writes = operands(instruction)
-            for register in reads:
+            for register in waits_for(instruction):
                 self.of[register].touched.append(index)
             match instruction:
                 case Run(op):
@@ -115,7 +82,7 @@ class _Device:
                 case Collective(kind=kind, source=Register() as source, target=target):
                     room = max(map(self.prices.register_bytes, (source, target)))
                     self._new(_ROOM[kind] * room, "transients", index)
-            for register in writes:
+            for register in writes(instruction):
                 if register not in self.of:
                     self.of[register] = self._new(
                         self.prices.register_bytes(register), _kind(self.pcg, register), index

@@ -6,8 +6,10 @@ one operator reads or writes of it: its mask is a box over the tensor's atoms, a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise, product
 from math import prod
 from typing import TypeAlias
 
@@ -87,6 +89,19 @@ def meet(a: Box, b: Box) -> Box | None:
 def within(a: Box, b: Box) -> bool:
     """Whether box `a` lies in box `b`."""
     return all(t <= s and e <= f for (s, e), (t, f) in zip(a, b, strict=True))
+
+
+def cells(box: Box, others: Iterable[Box]) -> list[Box]:
+    """A box cut wherever the border of another runs through it, the last atom fastest.
+
+    Every other box has a cell whole, or nothing of it.
+    """
+    near = [other for other in others if meet(box, other) is not None]
+    cuts = []
+    for atom, (start, stop) in enumerate(box):
+        inner = {edge for other in near for edge in other[atom] if start < edge < stop}
+        cuts.append(list(pairwise(sorted({start, stop, *inner}))))
+    return list(product(*cuts))
 
 
 def takes(reader: Addends, written: Addends) -> bool:

@@ -17,11 +17,26 @@ from typing import NamedTuple
 
 from ...model.errors import PartitaError
 from ...model.machine import Machine
-from .lifetimes import Lifetimes, lifetimes, operands
+from .lifetimes import Lifetimes, lifetimes
 from .mask import PTensor
 from .op import Op, Phase
 from .price import Prices
-from .program import Accumulate, Add, Collective, Instruction, Join, Program, Receive, Register, Run, Send, Slice, Zeros
+from .program import (
+    Accumulate,
+    Add,
+    Collective,
+    Instruction,
+    Join,
+    Program,
+    Register,
+    Run,
+    Send,
+    Slice,
+    Transfer,
+    Zeros,
+    ready_after,
+    waits_for,
+)
 
 COMPUTE, COMMUNICATION, HOST = "compute", "communication", "host"
 STREAMS = (COMPUTE, COMMUNICATION, HOST)
@@ -123,7 +138,7 @@ class _Timeline:
         )
         for _, device, place in order:
             instruction = self.program.devices[device][place]
-            if isinstance(instruction, Collective | Send | Receive):
+            if isinstance(instruction, Transfer):
                 self._transfer(device, place, instruction)
             else:
                 self._alone(device, place, instruction)
@@ -133,7 +148,7 @@ class _Timeline:
 
     def _alone(self, device: int, place: int, instruction: Instruction) -> None:
         reached, size = self.free[device][COMPUTE], self.living[device].moved.get(place, 0)
-        start = max((reached, *(self.ready[r] for r in operands(instruction)[0])))
+        start = max((reached, *(self.ready[r] for r in waits_for(instruction))))
         op = instruction.op if isinstance(instruction, Run) else None
         if op is not None and op.phase in (Phase.OFFLOAD, Phase.RELOAD):
             timed = self._put(device, place, HOST, reached, start, self.prices.host_ns(size), size)
@@ -166,7 +181,7 @@ class _Timeline:
                 return 0 if first else self.prices.accumulate_ns(total.tensor, source.mask.numel)
         raise AssertionError(instruction)
 
-    def _transfer(self, device: int, place: int, instruction: Collective | Send | Receive) -> None:
+    def _transfer(self, device: int, place: int, instruction: Transfer) -> None:
         """Note who has come; the last one starts it."""
         members = self.arrived[instruction.key]
         members.append((device, place, self.free[device][COMPUTE]))
@@ -174,8 +189,8 @@ class _Timeline:
             return
         start = 0
         for d, p, reached in members:
-            reads = operands(self.program.devices[d][p])[0]
-            start = max(start, reached, self.free[d][COMMUNICATION], *(self.ready[r] for r in reads))
+            awaited = waits_for(self.program.devices[d][p])
+            start = max(start, reached, self.free[d][COMMUNICATION], *(self.ready[r] for r in awaited))
         ns, size = self.transfer_ns[instruction.key]
         for d, p, reached in members:
             self._put(d, p, COMMUNICATION, reached, start, ns, size)
@@ -184,7 +199,7 @@ class _Timeline:
         start = max(start, self.free[device][stream])
         timed = Timed(self.program.devices[device][place], stream, reached, start, start + ns, size)
         self.timed[device][place], self.free[device][stream] = timed, timed.end_ns
-        self.ready |= dict.fromkeys(operands(timed.instruction)[1], timed.end_ns)
+        self.ready |= dict.fromkeys(ready_after(timed.instruction), timed.end_ns)
         return timed
 
 

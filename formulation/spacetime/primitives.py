@@ -94,15 +94,10 @@ def recompute(ops: Ops) -> None:
     The operators of one call are a group: it keeps what it reads from outside. A group over several layers, or the
     whole model, is a chain. The recomputation is an operator of its own (`op.recomputed`), which can be ordered.
     """
-    group = listed(ops)
-    if not group:
-        return
-    graph = group[0].graph
-    graph.groups += 1
-    for op in _forward(group, "recomputed"):
+    for op in _group(ops, "recomputed"):
         if op.swapped is not None:
             raise PartitaError(f"{op.name} is swapped: what backward needs of it is on the host, not computed again")
-        op.group = graph.groups
+        op.group = op.graph.groups
 
 
 def swap(ops: Ops) -> None:
@@ -110,11 +105,7 @@ def swap(ops: Ops) -> None:
 
     The operators of one call are a group: what they keep goes together, and comes back together.
     """
-    group = listed(ops)
-    if not group:
-        return
-    group[0].graph.groups += 1
-    for op in _forward(group, "swapped"):
+    for op in _group(ops, "swapped"):
         if op.group is not None:
             raise PartitaError(f"{op.name} is recomputed: nothing of it is kept that could be swapped")
         op.swapped = op.graph.groups
@@ -162,6 +153,14 @@ def listed(ops: Ops) -> tuple[Op, ...]:
 def _shown(found: object) -> str:
     """What is not what it should be, short enough for a message."""
     return type(found).__name__ if isinstance(found, (list, tuple)) else repr(found)
+
+
+def _group(ops: Ops, what: str) -> Sequence[Op]:
+    """Forward operators that become a new group, whose number is then the last of their graph."""
+    found = listed(ops)
+    if found:
+        found[0].graph.groups += 1
+    return _forward(found, what)
 
 
 def _forward(ops: Sequence[Op], what: str) -> Sequence[Op]:

@@ -122,7 +122,49 @@ class Receive:
     of: int
 
 
-Instruction: TypeAlias = Run | Zeros | Slice | Join | Add | Accumulate | Collective | Send | Receive
+Transfer: TypeAlias = Collective | Send | Receive
+"""What other devices take part in."""
+
+Instruction: TypeAlias = Run | Zeros | Slice | Join | Add | Accumulate | Transfer
+
+
+def reads(instruction: Instruction) -> tuple[Register, ...]:
+    """The registers that an instruction reads; the total that it adds to is not among them."""
+    match instruction:
+        case Run():
+            return instruction.reads
+        case Join() | Add():
+            return instruction.sources
+        case Slice() | Accumulate() | Send():
+            return (instruction.source,)
+        case Collective():
+            return () if instruction.source is None else (instruction.source,)
+    return ()
+
+
+def writes(instruction: Instruction) -> tuple[Register, ...]:
+    """The registers that an instruction makes or adds to."""
+    match instruction:
+        case Run():
+            return tuple(register for register in instruction.writes if register is not None)
+        case Accumulate():
+            return (instruction.total,)
+        case Collective(source=source, target=target) if source == target:
+            return ()  # who sends a broadcast
+        case Send():
+            return ()
+    return (instruction.target,)
+
+
+def waits_for(instruction: Instruction) -> tuple[Register, ...]:
+    """The registers that must be there before an instruction starts."""
+    added = isinstance(instruction, Accumulate) and not instruction.first
+    return (*reads(instruction), *writes(instruction)) if added else reads(instruction)
+
+
+def ready_after(instruction: Instruction) -> tuple[Register, ...]:
+    """The registers that are there when an instruction has ended; of who sends a broadcast its own."""
+    return (instruction.target,) if isinstance(instruction, Collective) else writes(instruction)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, product
 from typing import TypeAlias
 
 from ...model.layout import P, dual
@@ -17,7 +16,7 @@ from ...model.operator import operator
 from ...model.pcg import PCG
 from ..row import Row
 from .graph import Graph, Order
-from .mask import ALL, GRADIENT, SAVED, VALUE, Addends, Box, Mask, PTensor, VTensor, meet, takes, within
+from .mask import ALL, GRADIENT, SAVED, VALUE, Addends, Box, Mask, PTensor, VTensor, cells, takes, within
 from .op import Op, Phase, differentiable
 
 Via: TypeAlias = "tuple[int, int] | None"
@@ -80,12 +79,14 @@ def tasks(graph: Graph) -> Tasks:
     needs: list[Need] = []
     if not problems:
         needs, problems = _needs(graph, ops, reached)
-    live = tuple(order for order in graph.orders if not any(op.replaced for op in (*order.first, *order.second)))
+    live: list[Order] = []
     for order in graph.orders:
         stale = next((op for op in (*order.first, *order.second) if op.replaced), None)
-        if stale is not None:
+        if stale is None:
+            live.append(order)
+        else:
             problems.append(f"{order.where}: {stale.name} was transformed after it was ordered: order its parts")
-    return Tasks(graph, ops, tuple(needs), live, tuple(problems))
+    return Tasks(graph, ops, tuple(needs), tuple(live), tuple(problems))
 
 
 def gradients_reach(pcg: PCG) -> frozenset[int]:
@@ -141,13 +142,19 @@ def _updates(graph: Graph, stores: Sequence[Op], reached: frozenset[int]) -> tup
 
 def _updated_elsewhere(updates: Sequence[Op], stores: Sequence[Op]) -> Iterator[str]:
     """Parameters are updated where they are kept: an optimizer has its states beside the weights."""
-    kept: dict[tuple[int, int | None], list[Box]] = defaultdict(list)
-    for store in stores:
-        kept[store.node, store.device].append(store.mask(None).box)
+    stored = _stored(stores)
     for op in updates:
         mask = op.mask(None)
-        if not any(within(mask.box, box) for box in kept[op.node, op.device]):
+        if not any(within(mask.box, box) for box in stored[op.node, op.device]):
             yield f"{op.name} is on device {op.device}, which does not keep its {mask}: place it there (partita.place)"
+
+
+def _stored(stores: Iterable[Op]) -> dict[tuple[int, int | None], list[Box]]:
+    """Which boxes of a parameter a device keeps."""
+    found: dict[tuple[int, int | None], list[Box]] = defaultdict(list)
+    for store in stores:
+        found[store.node, store.device].append(store.mask(None).box)
+    return found
 
 
 # Needs
@@ -170,10 +177,7 @@ def _needs(graph: Graph, ops: Sequence[Op], reached: frozenset[int]) -> tuple[li
 def reads_of(ops: Iterable[Op]) -> dict[Op, tuple[VTensor, ...]]:
     """What every task reads: `op.reads`, and after them the parameters that backward has to fetch again."""
     ops = tuple(ops)
-    stored: dict[tuple[int, int | None], list[Box]] = defaultdict(list)
-    for op in ops:
-        if op.phase is Phase.STORE:
-            stored[op.node, op.device].append(op.mask(None).box)
+    stored = _stored(op for op in ops if op.phase is Phase.STORE)
     return {op: (*op.reads, *_weights_again(op, stored)) for op in ops}
 
 
@@ -238,7 +242,7 @@ class _Writers:
                 kept = _covering(read.mask.box, by_box).get(ALL, ())
                 own = [op for op in kept if op.phase is Phase.STORE and op.device == task.device]
                 exact = {ALL: own} if own else exact
-            for cell in [read.mask.box] if whole else _cells(read.mask.box, list(by_box)):
+            for cell in [read.mask.box] if whole else cells(read.mask.box, by_box):
                 writers = exact if whole else _covering(cell, by_box)
                 wrong = _incomplete(writers) or _unlike(writers, read.tensor.kind == GRADIENT, via)
                 if wrong:
@@ -254,18 +258,6 @@ class _Writers:
         """What is wrong with the loss, which no task reads."""
         wrong = _incomplete(self.found[PTensor(VALUE, self.pcg.loss), None].get((), {}))
         return [f"the loss {self.pcg.nodes[self.pcg.loss].name}, {wrong}"] if wrong else []
-
-
-def _cells(box: Box, others: Sequence[Box]) -> list[Box]:
-    """A box cut wherever the border of another runs through it: every other box has a cell whole, or nothing of it."""
-    near = [other for other in others if meet(box, other) is not None]
-    if not box:
-        return [box]
-    cuts = []
-    for atom, (start, stop) in enumerate(box):
-        inner = {edge for other in near for edge in other[atom] if start < edge < stop}
-        cuts.append(list(pairwise(sorted({start, stop, *inner}))))
-    return [tuple(cell) for cell in product(*cuts)]
 
 
 def _covering(cell: Box, by_box: dict[Box, dict[Addends, list[Op]]]) -> dict[Addends, list[Op]]:

@@ -52,11 +52,8 @@ def schedule(
     """
     if not seconds > 0:
         raise PartitaError(f"a schedule is sought for a positive number of seconds, not {seconds}")
-    problem, start, given = (
-        problem_of(groups, machine, label=label, room=room, dtype=dtype),
-        time.perf_counter(),
-        [*known],
-    )
+    problem, given = problem_of(groups, machine, label=label, room=room, dtype=dtype), list(known)
+    start = time.perf_counter()
     one = one_of(problem)
     if one is not None and len(problem.tasks) > MANY * len(one.tasks):
         repeating = steady(one, seconds=seconds / 2)
@@ -71,14 +68,17 @@ def one_of(problem: Problem) -> Problem | None:
     by_micro: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(problem.tasks):
         by_micro[task.micro].append(i)
-    alike = set()
-    for own in by_micro.values():
-        place = {i: number for number, i in enumerate(sorted(own, key=lambda i: problem.tasks[i].slot))}
-        inner = [edge for edge in problem.edges if edge.before in place or edge.after in place]
-        if not all(edge.before in place and edge.after in place for edge in inner):
+    inner: dict[int, list[Edge]] = defaultdict(list)
+    for edge in problem.edges:
+        micro = problem.tasks[edge.before].micro
+        if problem.tasks[edge.after].micro != micro:
             return None
+        inner[micro].append(edge)
+    alike = set()
+    for micro, own in by_micro.items():
+        place = {i: number for number, i in enumerate(sorted(own, key=lambda i: problem.tasks[i].slot))}
         tasks_ = tuple(replace(problem.tasks[i], micro=0) for i in sorted(own, key=place.__getitem__))
-        alike.add((tasks_, tuple(sorted(Edge(place[e.before], place[e.after], e.lag_ns) for e in inner))))
+        alike.add((tasks_, tuple(sorted(Edge(place[e.before], place[e.after], e.lag_ns) for e in inner[micro]))))
     if len(alike) > 1 or set(by_micro) != set(range(len(by_micro))):
         return None
     tasks_, edges = alike.pop()

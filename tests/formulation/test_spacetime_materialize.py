@@ -15,7 +15,6 @@ import partita
 from partita.formulation.spacetime.aligned import Pattern, match
 from partita.formulation.spacetime.audit import check
 from partita.formulation.spacetime.graph import Graph
-from partita.formulation.spacetime.lifetimes import operands
 from partita.formulation.spacetime.mask import VALUE, PTensor
 from partita.formulation.spacetime.materialize import in_step, materialize
 from partita.formulation.spacetime.op import Op, Phase
@@ -37,6 +36,8 @@ from partita.formulation.spacetime.program import (
     Receive,
     Run,
     Send,
+    reads,
+    writes,
 )
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import (
@@ -259,7 +260,7 @@ def test_arbitrary_masks_are_split_sent_and_joined() -> None:
     program = built(graph)
     tensor = PTensor(VALUE, node(graph, "first").node)
     found = [
-        [i for i in instructions if tensor in {r.tensor for registers in operands(i) for r in registers}]
+        [i for i in instructions if tensor in {r.tensor for r in (*reads(i), *writes(i))}]
         for instructions in program.devices
     ]
     assert [[type(i).__name__ for i in instructions] for instructions in found] == [
