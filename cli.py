@@ -200,17 +200,10 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Run the program beside the unsharded model: the same loss, gradients and weights?"""
-    from .codegen.spacetime.kept import is_space_time
+    from .codegen.verification.verify import verify as run
 
     with words_to_stderr():
-        if is_space_time(folder):
-            from .codegen.spacetime.kept import verify as run_kept
-
-            verdict = run_kept(folder, ranks, level.value)
-        else:
-            from .codegen.verification.verify import verify as run
-
-            verdict = run(folder, ranks=ranks, level=level.value)
+        verdict = run(folder, ranks=ranks, level=level.value)
     print_result(verdict, as_json)
     leave(verdict["ok"])
 

@@ -10,8 +10,7 @@ from ..model.files import write_atomically
 from .plan import Plan
 from .report.facts import facts
 from .report.text import text
-from .spacetime.kept import is_space_time
-from .spacetime.kept import show as show_kept
+from .spacetime.kept import Kept, copy_trace, load
 
 
 def show(folder: Path | str, html: Path | None = None, trace: Path | None = None) -> str:
@@ -20,11 +19,14 @@ def show(folder: Path | str, html: Path | None = None, trace: Path | None = None
     Of a space-time plan there are words and a timeline. Raises PartitaError if there is no plan, if it is malformed, or
     if a file cannot be written.
     """
-    if is_space_time(Path(folder)):
+    plan = load(folder, Plan.from_json)
+    if isinstance(plan, Kept):
         if html is not None:
             raise PartitaError(f"{folder} holds a space-time plan: it has a --trace, no page")
-        return show_kept(Path(folder), trace)
-    found = facts(Plan.load(folder))
+        if trace is not None:
+            copy_trace(Path(folder), trace)
+        return str(plan)
+    found = facts(plan)
     if html is not None:
         from .report.page import page
 
@@ -40,7 +42,7 @@ def show_graph(folder: Path | str, as_json: bool = False) -> str:
     """The PCG of the plan in `folder` with its parallel operators (Unity, section 3), as text or JSON."""
     from .explicit.text import show_text
 
-    if is_space_time(Path(folder)):
+    plan = load(folder, Plan.from_json)
+    if isinstance(plan, Kept):
         raise PartitaError(f"{folder} holds a space-time plan: it has a program and a --trace, no PCG")
-    plan = Plan.load(folder)
     return json.dumps(plan.parallel_graph().to_json(), allow_nan=False) if as_json else show_text(plan)

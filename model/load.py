@@ -15,6 +15,17 @@ from torch import nn
 from .errors import PartitaError
 
 
+def module_of(model: Mapping[str, Any]) -> tuple[nn.Module, Any]:
+    """The module that a plan was made for, as the plan says it, with example inputs; with weights.
+
+    Raises PartitaError where it does not say.
+    """
+    reference = model.get("reference")
+    if not (reference and isinstance(reference, str)):
+        raise PartitaError("the plan does not say how to build its module: give verify the module and its inputs")
+    return load_module(reference, small=bool(model.get("small")), sequence=model.get("sequence"), device="cpu")
+
+
 def load_module(
     reference: str, *, small: bool = False, sequence: int | None = None, device: str = "meta"
 ) -> tuple[nn.Module, Any]:

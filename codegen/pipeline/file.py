@@ -25,10 +25,11 @@ def load_plan(path: Path | str) -> Plan | PipelinePlan:
 
     Raises PartitaError that says what is wrong.
     """
-    return read_plan(path, _of_kind)
+    return read_plan(path, of_kind)
 
 
-def _of_kind(data: Any) -> Plan | PipelinePlan:
+def of_kind(data: Any) -> Plan | PipelinePlan:
+    """The plan that JSON says, with or without a pipeline."""
     pipelined = isinstance(data, Mapping) and data.get("kind") == KIND
     return from_json(data) if pipelined else Plan.from_json(data)
 

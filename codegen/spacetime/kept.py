@@ -1,82 +1,80 @@
-"""Space-time plans that were kept in a folder: shown, and their programs verified."""
+"""Space-time plans that were kept in a folder, beside their programs."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from ...model.cost import optimizer_states
 from ...model.errors import PartitaError
-from ...model.files import read_json, write_atomically
+from ...model.files import write_atomically
 from ...model.pcg import PCG
+from ..plan import read_plan
 
-if TYPE_CHECKING:
-    from torch import nn
+T = TypeVar("T")
 
 KIND, FORMAT = "space-time", 1
+_PARTS = {"summary": Mapping, "graph": Mapping, "model": Mapping, "words": str, "optimizer": str}
 
 
-def is_space_time(folder: Path) -> bool:
-    """Whether a folder holds a space-time plan."""
-    file = folder / "plan.json"
-    if not file.is_file():
-        return False
+@dataclass(frozen=True)
+class Kept:
+    """What plan.json says of a space-time plan. Raises PartitaError that says what is wrong with it."""
+
+    said: Mapping[str, Any]
+    module: None = None  # is not kept
+
+    def __post_init__(self) -> None:
+        for key, kind in _PARTS.items():
+            if not isinstance(self.said.get(key), kind):
+                raise PartitaError(f"{key!r} is missing or malformed")
+        if self.said.get("format") != FORMAT:
+            raise PartitaError(f"it is of format {self.said.get('format')}, this is for {FORMAT}: check it anew")
+        optimizer_states(self.optimizer)
+        if not isinstance(self.said["summary"].get("devices"), int):
+            raise PartitaError("its summary does not say how many devices")
+
+    @cached_property
+    def pcg(self) -> PCG:
+        return PCG.from_json(self.said["graph"])
+
+    @property
+    def ranks(self) -> int:
+        return int(self.said["summary"]["devices"])
+
+    @property
+    def batch(self) -> int:
+        return self.pcg.batch
+
+    @property
+    def optimizer(self) -> str:
+        return str(self.said["optimizer"])
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.said["model"]
+        return found
+
+    def __str__(self) -> str:
+        return str(self.said["words"])
+
+
+def load(path: Path | str, other: Callable[[Any], T]) -> Kept | T:
+    """The space-time plan in a folder, or in its plan.json; of a plan of another kind what `other` makes of it."""
+
+    def read(data: Any) -> Kept | T:
+        return Kept(data) if isinstance(data, Mapping) and data.get("kind") == KIND else other(data)
+
+    return read_plan(path, read)
+
+
+def copy_trace(folder: Path, trace: Path) -> None:
+    """Write the timeline of a kept plan."""
     try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return False  # whoever reads it next says what is wrong
-    return isinstance(found, Mapping) and found.get("kind") == KIND
-
-
-def show(folder: Path, trace: Path | None = None) -> str:
-    """A kept plan in words; also its timeline written to `trace`."""
-    found = _kept(folder)
-    if trace is not None:
-        try:
-            text = (folder / "trace.json").read_text()
-        except OSError as error:
-            raise PartitaError(f"cannot read {folder / 'trace.json'}: {error.strerror}") from error
-        write_atomically(trace, text)
-    return str(found["words"])
-
-
-def verify(folder: Path, ranks: int | None = None, level: str = "threads") -> dict[str, Any]:
-    """Run the program of a kept plan beside the unsharded module."""
-    from ..verification.verify import run, trial
-
-    found = _kept(folder)
-    pcg, devices = PCG.from_json(found["graph"]), int(found["summary"]["devices"])
-    if ranks is not None and ranks != devices:
-        raise PartitaError(f"this plan is for {devices} ranks, not {ranks}: check it again with --devices {ranks}")
-    path = folder / "program.py"
-    if not path.is_file():
-        raise PartitaError(f"there is no program.py in {folder}: `partita check -o DIR` writes one beside its plan")
-    module, inputs = module_of(found["model"])
-    made = trial(path, pcg, module, inputs, devices, pcg.batch, str(found["optimizer"]))
-    return run([made], level)[0]
-
-
-def _kept(folder: Path) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = read_json(folder / "plan.json")
-    for key, kind in (("summary", Mapping), ("graph", Mapping), ("model", Mapping), ("words", str), ("optimizer", str)):
-        if not isinstance(found, Mapping) or not isinstance(found.get(key), kind):
-            raise PartitaError(f"{folder / 'plan.json'}: {key!r} is missing or malformed")
-    if found.get("format") != FORMAT:
-        raise PartitaError(
-            f"{folder / 'plan.json'} is of format {found.get('format')}, this is for {FORMAT}: check it anew"
-        )
-    optimizer_states(found["optimizer"])
-    if not isinstance(found["summary"].get("devices"), int):
-        raise PartitaError(f"{folder / 'plan.json'}: its summary does not say how many devices")
-    return found
-
-
-def module_of(model: Mapping[str, Any]) -> tuple[nn.Module, Any]:
-    """The module of a saved plan with example inputs, with weights. Raises PartitaError where it is not said how."""
-    from ...model.load import load_module
-
-    if not (model.get("reference") and isinstance(model["reference"], str)):
-        raise PartitaError("the plan does not say how to build its module: give verify the module and its inputs")
-    return load_module(model["reference"], small=bool(model.get("small")), sequence=model.get("sequence"), device="cpu")
+        text = (folder / "trace.json").read_text()
+    except OSError as error:
+        raise PartitaError(f"cannot read {folder / 'trace.json'}: {error.strerror}") from error
+    write_atomically(trace, text)

@@ -18,12 +18,12 @@ import torch
 
 from ...model.cost import precision
 from ...model.errors import PartitaError
+from ...model.load import module_of
 from ..verification import reference
 from ..verification.synthetic import synthetic
 from ..verification.threads import run_threads
 from ..verification.worker import load_program
 from .allocations import Allocations
-from .kept import module_of
 from .plan import SpaceTimePlan
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +20,7 @@ from ...model.errors import PartitaError
 from ...model.files import write_atomically, write_directory
 from ...model.machine import Machine
 from ...model.pcg import PCG
-from .kept import FORMAT, KIND, module_of
+from .kept import FORMAT, KIND
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,6 +67,10 @@ class SpaceTimePlan:
         return self.program.tasks.graph.pcg
 
     @property
+    def batch(self) -> int:
+        return self.pcg.batch
+
+    @property
     def ranks(self) -> int:
         return len(self.program.devices)
 
@@ -83,7 +86,7 @@ class SpaceTimePlan:
             "model": self.model.get("reference"),
             "machine": self.machine.name,
             "devices": self.ranks,
-            "batch": self.pcg.batch,
+            "batch": self.batch,
             "dtype": self.dtype,
             "optimizer": self.optimizer,
             "tasks": len(self.program.tasks.ops),
@@ -138,14 +141,9 @@ class SpaceTimePlan:
 
     def verify(self, level: str = "threads", steps: int = 3, *, timeout: float = 600.0) -> dict[str, Any]:
         """Train the program and the module, and compare, as `partita verify` does. The module must be at hand."""
-        from ..verification.verify import run, trial
+        from ..verification.verify import verify
 
-        module, inputs = self.module or module_of(self.model)
-        with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
-            path = Path(folder) / "program.py"
-            self.emit(path)
-            made = trial(path, self.pcg, module, inputs, self.ranks, self.pcg.batch, self.optimizer, steps)
-            return run([made], level, timeout=timeout)[0]
+        return verify(self, level=level, steps=steps, timeout=timeout)
 
 
 def space_time(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,22 @@ from torch import Tensor, nn
 from ...model.capture import Inputs
 from ...model.errors import PartitaError
 from ...model.layout import P, is_split
-from ...model.load import load_module
+from ...model.load import module_of
 from ...model.pcg import PCG
 from ...model.updates import updated
-from ..pipeline.file import load_plan
+from ..pipeline.file import of_kind
 from ..pipeline.plan import PipelinePlan
 from ..plan import Plan
+from ..spacetime.kept import Kept, load
+from ..spacetime.plan import SpaceTimePlan
 from . import reference, worker
 from .launch import LaunchError, torchrun
 from .statistics import Pieces, pieces
 from .synthetic import synthetic
 from .threads import Deadlock, RankError, run_threads
 from .worker import Outcome, load_program, read_result, write_job
+
+AnyPlan: TypeAlias = Plan | PipelinePlan | SpaceTimePlan
 
 LEVELS = ("threads", "pool", "torchrun")
 TOLERANCE = 1e-9
@@ -36,7 +40,7 @@ TOLERANCE_NARROW = 1e-5
 
 
 def verify(
-    target: Plan | PipelinePlan | Path | str,
+    target: AnyPlan | Path | str,
     ranks: int | None = None,
     level: str = "threads",
     steps: int = 3,
@@ -50,7 +54,7 @@ def verify(
     Everything is in float64, from the same random weights, on the same random data: every step's loss, the first
     step's gradients, the weights at the end, each error max|a - b| / (1 + max|b|) over the elements of a tensor and
     then over tensors. `ok`: all are at most `tolerance`, and nothing is missing; `failure` says what went wrong where
-    it is not; `program` is the file that was checked, None for the program that a `Plan` emits now. `level`: ranks are
+    it is not; `program` is the file that was checked, None for the program that a plan emits now. `level`: ranks are
     threads here, or processes that torchrun starts. `module` and `inputs` are needed where the plan neither has its
     module nor says how to build it. Raises PartitaError for what cannot be verified: a folder without program, a wrong
     number of ranks, a plan too large for this machine's memory.
@@ -61,7 +65,7 @@ def verify(
 
 
 def verify_all(
-    targets: Sequence[Plan | PipelinePlan | Path | str], level: str = "pool", steps: int = 3, *, timeout: float = 600.0
+    targets: Sequence[AnyPlan | Path | str], level: str = "pool", steps: int = 3, *, timeout: float = 600.0
 ) -> list[dict[str, Any]]:
     """`verify` for many plans; with level pool those of as many ranks share their processes, which start only once."""
     with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
@@ -88,7 +92,7 @@ class Trial:
 
 
 def _trial(
-    target: Plan | PipelinePlan | Path | str,
+    target: AnyPlan | Path | str,
     folder: Path,
     ranks: int | None,
     steps: int,
@@ -96,32 +100,38 @@ def _trial(
     inputs: Any,
 ) -> Trial:
     """What `verify` runs: the program beside a saved plan, or what a plan emits into `folder`."""
-    plan = load_plan(target) if isinstance(target, Path | str) else target
+    plan = load(target, of_kind) if isinstance(target, Path | str) else target
+    if isinstance(plan, Kept | SpaceTimePlan):
+        graph, command, again = plan.pcg, "check", f"check it again with --devices {ranks}"
+    else:
+        graph, command, again = plan.graph, "plan", "plan again for that many devices"
     if ranks is not None and ranks != plan.ranks:
-        raise PartitaError(f"this plan is for {plan.ranks} ranks, not {ranks}: plan again for that many devices")
+        raise PartitaError(f"this plan is for {plan.ranks} ranks, not {ranks}: {again}")
     check_memory(plan)
     if module is None:
-        module, inputs = plan.module or _module_of(plan)
+        module, inputs = plan.module or module_of(plan.model)
     if isinstance(target, Path | str):
-        path = _program_beside(Path(target))
+        path = _program_beside(Path(target), command)
     else:
         path = folder / "program.py"
-        plan.emit(path)
+        target.emit(path)
     normalized = [found for part in stages_of(plan) for found in pieces(part)]
-    made = trial(path, plan.graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps, normalized)
+    made = trial(path, graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps, normalized)
     return replace(made, emitted=not isinstance(target, Path | str))
 
 
-def stages_of(plan: Plan | PipelinePlan) -> tuple[Plan, ...]:
-    """The plans of a pipeline's stages; a plan without is its only one."""
+def stages_of(plan: AnyPlan | Kept) -> tuple[Plan, ...]:
+    """The plans of a pipeline's stages; a plan without is its only one, a space-time plan has none."""
+    if isinstance(plan, Kept | SpaceTimePlan):
+        return ()
     return plan.stages if isinstance(plan, PipelinePlan) else (plan,)
 
 
-def _program_beside(saved: Path) -> Path:
+def _program_beside(saved: Path, command: str) -> Path:
     """The program of a saved plan: in its folder. What was never written, or was removed, is not emitted anew."""
     folder = saved if saved.is_dir() else saved.parent
     if not (folder / "program.py").is_file():
-        raise PartitaError(f"there is no program.py in {folder}: `partita plan -o DIR` writes one beside its plan")
+        raise PartitaError(f"there is no program.py in {folder}: `partita {command} -o DIR` writes one beside its plan")
     return folder / "program.py"
 
 
@@ -151,13 +161,6 @@ def trial(
     batches = [synthetic(graph, samples, step) for step in range(steps)]
     truth, narrow = reference.train(whole, example, graph, batches, optimizer, program.SEED, normalized)
     return Trial(path, graph, ranks, state, batches, truth, TOLERANCE_NARROW if narrow else TOLERANCE)
-
-
-def _module_of(plan: Plan | PipelinePlan) -> tuple[nn.Module, Any]:
-    model = plan.model
-    if not model.get("reference"):
-        raise PartitaError("the plan does not say how to build its module: give verify the module and its inputs")
-    return load_module(model["reference"], small=bool(model.get("small")), sequence=model.get("sequence"), device="cpu")
 
 
 # Running and judging
@@ -289,7 +292,7 @@ def _error(a: Tensor, b: Tensor) -> float:
 # Memory
 
 
-def memory_bytes(plan: Plan | PipelinePlan) -> int:
+def memory_bytes(plan: AnyPlan | Kept) -> int:
     """An upper estimate of what both sides need here in float64: weights with states, and all activations kept."""
     return int(8 * sum(map(_elements, stages_of(plan))))
 
@@ -322,7 +325,7 @@ def available_bytes() -> int:
     return 1 << 62
 
 
-def check_memory(plan: Plan | PipelinePlan) -> None:
+def check_memory(plan: AnyPlan | Kept) -> None:
     """Raise PartitaError where the plan is too large to be run here."""
     needed, free = memory_bytes(plan), available_bytes()
     if needed > 0.8 * free:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import partita
 from partita.codegen.spacetime.emit import emit
-from partita.codegen.spacetime.verify import verify
+from partita.codegen.spacetime.plan import SpaceTimePlan
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b, zero_bubble
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.materialize import materialize
@@ -82,9 +82,10 @@ def program(write: Write, loss: str = "cross_entropy") -> Program:
     return materialize(validate(tasks(graph)))
 
 
-def judged(write: Write, loss: str = "cross_entropy", **options: Any) -> dict[str, Any]:
-    module, inputs, pcg = captured(loss)
-    verdict = verify(program(write, loss), pcg, module, inputs, **options)
+def judged(write: Write, loss: str = "cross_entropy", optimizer: str = "adamw", steps: int = 2) -> dict[str, Any]:
+    made = program(write, loss)
+    machine, module = partita.Machine.adhoc((len(made.devices),)), captured(loss)[:2]
+    verdict = SpaceTimePlan(made, machine, optimizer=optimizer, module=module).verify(steps=steps)
     assert verdict["ok"], verdict
     assert verdict["checked"] > 50
     return verdict
