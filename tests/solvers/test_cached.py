@@ -19,7 +19,7 @@ import pytest
 
 import partita
 from partita.codegen.run import MOST_WORK
-from partita.formulation.network import INFINITE, Chain, Edge, Network, Variable, evaluate
+from partita.formulation.network import INFINITE, Chain, Edge, Network, Switch, Variable, evaluate
 from partita.formulation.placement import distinct, placements
 from partita.model.capture import capture
 from partita.model.load import load_module
@@ -250,6 +250,9 @@ def test_the_digest_is_of_what_a_network_says() -> None:
         replace(base, edges=(Edge(0, 1, link),)),
         replace(base, variables=(a, b, c, a)),
         replace(chained, chains=(Chain((2, 0), ((1,),)),)),
+        replace(base, switches=(Switch(0, {1: (link, None, None)}, {}),)),
+        replace(base, switches=(Switch(0, {1: (link, None, link)}, {}),)),
+        replace(base, switches=(Switch(0, {}, {1: (np.stack([link, link]), None, None)}),)),
     ]
     assert len({digest(network) for network in (base, *others)}) == 1 + len(others)
 
