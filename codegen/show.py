@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ..model.errors import PartitaError
 from ..model.files import write_atomically
-from .plan import Plan
-from .report.facts import facts
+from .pipeline.facts import PipelineFacts
+from .pipeline.facts import facts as facts_of_pipeline
+from .pipeline.file import of_kind
+from .pipeline.plan import PipelinePlan
+from .report.facts import Facts, facts
 from .report.text import text
 from .spacetime.kept import Kept, copy_trace, load
 
@@ -19,30 +23,50 @@ def show(folder: Path | str, html: Path | None = None, trace: Path | None = None
     Of a space-time plan there are words and a timeline. Raises PartitaError if there is no plan, if it is malformed, or
     if a file cannot be written.
     """
-    plan = load(folder, Plan.from_json)
+    plan = load(folder, of_kind)
     if isinstance(plan, Kept):
         if html is not None:
             raise PartitaError(f"{folder} holds a space-time plan: it has a --trace, no page")
         if trace is not None:
             copy_trace(Path(folder), trace)
         return str(plan)
-    found = facts(plan)
+    found = facts_of_pipeline(plan) if isinstance(plan, PipelinePlan) else facts(plan)
     if html is not None:
-        from .report.page import page
-
-        write_atomically(html, page(found))
+        write_atomically(html, _page(found))
     if trace is not None:
-        from .report.trace import timeline
-
-        write_atomically(trace, json.dumps(timeline(found), allow_nan=False) + "\n")
+        write_atomically(trace, json.dumps(_timeline(found), allow_nan=False) + "\n")
     return text(found)
+
+
+def _page(found: Facts | PipelineFacts) -> str:
+    if isinstance(found, PipelineFacts):
+        from .pipeline.page import page as page_of_pipeline
+
+        return page_of_pipeline(found)
+    from .report.page import page
+
+    return page(found)
+
+
+def _timeline(found: Facts | PipelineFacts) -> dict[str, Any]:
+    if isinstance(found, PipelineFacts):
+        from .pipeline.timeline import timeline as timeline_of_pipeline
+
+        return timeline_of_pipeline(found.plan, found.priced, found.title)
+    from .report.trace import timeline
+
+    return timeline(found)
 
 
 def show_graph(folder: Path | str, as_json: bool = False) -> str:
     """The PCG of the plan in `folder` with its parallel operators (Unity, section 3), as text or JSON."""
     from .explicit.text import show_text
 
-    plan = load(folder, Plan.from_json)
+    plan = load(folder, of_kind)
     if isinstance(plan, Kept):
         raise PartitaError(f"{folder} holds a space-time plan: it has a program and a --trace, no PCG")
+    if isinstance(plan, PipelinePlan):
+        raise PartitaError(
+            f"{folder} holds a pipelined plan: its stages are graphs of their own, there is no PCG of all"
+        )
     return json.dumps(plan.parallel_graph().to_json(), allow_nan=False) if as_json else show_text(plan)

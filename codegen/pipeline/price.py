@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..items import Priced
+from ..items import Phase, Priced
 from ..price import priced as priced_stage
 from .schedules import step_ns
 
@@ -25,6 +25,10 @@ class PipelinePriced:
     def busy_ns(self) -> tuple[int, ...]:
         """How long every stage works in a step."""
         return tuple(stage.objective_ns for stage in self.stages)
+
+    def phase_ns(self, stage: int, phase: Phase) -> int:
+        """How long a stage works in one phase, of all micro-batches."""
+        return sum(item.total_ns for item in self.stages[stage].items if item.phase == phase)
 
 
 def priced(plan: PipelinePlan) -> PipelinePriced:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...formulation.classes import classes
 from ...model.errors import PartitaError
@@ -19,6 +19,10 @@ from ..price import priced
 from ..spread import spread_axis
 from .tables import Table, place, programs_table, spread_table
 from .words import bytes_text, equal_layers, label, module_of, pattern, percent, shape_text, split_word
+
+if TYPE_CHECKING:
+    from ..pipeline.plan import PipelinePlan
+    from ..pipeline.price import PipelinePriced
 
 LARGEST = 16  # rows of the table of collectives; the others are summed
 
@@ -53,12 +57,12 @@ def facts(plan: Plan) -> Facts:
     )
 
 
-def time_unit(cost: Priced) -> tuple[str, int]:
+def time_unit(cost: Priced | PipelinePriced) -> tuple[str, int]:
     """The unit in which a plan's times are shown, and its ns."""
     return ("ms", 10**6) if cost.objective_ns >= 10**7 else ("us", 10**3)
 
 
-def number(plan: Plan, *keys: str) -> float | None:
+def number(plan: Plan | PipelinePlan, *keys: str) -> float | None:
     """A number of the plan's report; None if it is not there."""
     value: Any = plan.report
     for key in keys:
@@ -72,7 +76,8 @@ def number(plan: Plan, *keys: str) -> float | None:
     return value
 
 
-def summary(plan: Plan, cost: Priced) -> tuple[tuple[str, str], ...]:
+def summary(plan: Plan | PipelinePlan, cost: Priced | PipelinePriced) -> tuple[tuple[str, str], ...]:
+    """What a step takes, where, of what."""
     unit, size = time_unit(cost)
     step = f"{cost.objective_ns / size:,.2f} {unit} predicted"
     status, bound = plan.report.get("status"), number(plan, "bound_ns")
@@ -306,7 +311,7 @@ def collectives_table(plan: Plan, cost: Priced) -> Table:
     names = {action.value for action in COLLECTIVES}
     groups: dict[tuple[str, ...], list[tuple[int | None, Item]]] = {}
     for item in cost.items:
-        if item.kind in names and item.ns:
+        if item.kind in names and item.axes and item.ns:
             node = graph.nodes[item.node]
             name, layer = pattern(node.name) if item.part == "conversions" else module_of(graph, item.node)
             axes = "+".join(plan.axes[a] for a in item.axes)
@@ -363,7 +368,7 @@ def memory_table(plan: Plan, cost: Priced) -> Table:
     )
 
 
-def optimum(plan: Plan, cost: Priced) -> tuple[str, ...]:
+def optimum(plan: Plan | PipelinePlan, cost: Priced | PipelinePriced) -> tuple[str, ...]:
     """What the optimum is the optimum of."""
     unit, size = time_unit(cost)
     status, bound = plan.report.get("status"), number(plan, "bound_ns")

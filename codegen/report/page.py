@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ...formulation.placement import ranks
 from ..items import PARTS
 from ..templates import environment
 from .facts import Facts, by_module, time_unit
 from .words import bytes_text, percent
+
+if TYPE_CHECKING:
+    from ..pipeline.facts import PipelineFacts
 
 MOST_UNITS, MOST_DEVICES = 16, 32  # drawn of a machine: units of its outermost level, devices in each
 
@@ -46,16 +50,24 @@ def page(facts: Facts) -> str:
         environment(html=True)
         .get_template("show.html")
         .render(
-            facts=facts,
             parts=PARTS,
-            step=_step(facts),
+            step=step(facts),
             modules=_modules(facts),
-            memory=_memory(facts),
-            grids=_grids(facts),
-            hidden=_hidden(facts),
-            level=facts.plan.machine.levels[0].name if len(facts.plan.machine.levels) > 1 else "machine",
+            memory=memory(facts),
+            **common(facts),
         )
     )
+
+
+def common(facts: Facts | PipelineFacts) -> dict[str, Any]:
+    """What the pages of plans with and without a pipeline are told."""
+    levels = facts.plan.machine.levels
+    return {
+        "facts": facts,
+        "grids": _grids(facts),
+        "hidden": _hidden(facts),
+        "level": levels[0].name if len(levels) > 1 else "machine",
+    }
 
 
 def _segments(sizes: Iterable[tuple[str, str, float, str]], whole: float) -> tuple[Segment, ...]:
@@ -78,10 +90,11 @@ def _times(ns: dict[str, int], whole: int, facts: Facts) -> tuple[Segment, ...]:
     return _segments(((part, part, ns[part], words[part]) for part in PARTS), whole)
 
 
-def _step(facts: Facts) -> Bar:
+def step(facts: Facts, whole_ns: int | None = None) -> Bar:
+    """The parts of a step; `whole_ns` is the full width where that is more."""
     ns = facts.priced.ns
     shares = ", ".join(f"{part} {percent(ns[part], facts.priced.objective_ns)}" for part in PARTS)
-    return Bar("step", _times(ns, facts.priced.objective_ns, facts), shares)
+    return Bar("step", _times(ns, whole_ns or facts.priced.objective_ns, facts), shares)
 
 
 def _modules(facts: Facts, most: int = 12) -> tuple[Bar, ...]:
@@ -96,7 +109,7 @@ def _modules(facts: Facts, most: int = 12) -> tuple[Bar, ...]:
     )
 
 
-def _memory(facts: Facts) -> Bar:
+def memory(facts: Facts) -> Bar:
     """Kinds of memory against the capacity of a device, which is the full width unless the plan needs more."""
     used, capacity = facts.priced.memory, facts.plan.machine.device.capacity_bytes
     sizes = [
@@ -106,7 +119,7 @@ def _memory(facts: Facts) -> Bar:
     return Bar("memory", _segments(sizes, max(capacity, sum(used.values()))), words)
 
 
-def _grids(facts: Facts) -> tuple[Grid, ...]:
+def _grids(facts: Facts | PipelineFacts) -> tuple[Grid, ...]:
     """One grid an axis: devices of equal coordinate hold the same part along it."""
     placement, levels = facts.plan.placement, facts.plan.machine.levels
     numbers = ranks(placement)
@@ -129,7 +142,7 @@ def _units(devices: int, width: int) -> Sequence[range]:
     return [range(start, start + width) for start in range(0, devices, width)][:MOST_UNITS]
 
 
-def _hidden(facts: Facts) -> int:
+def _hidden(facts: Facts | PipelineFacts) -> int:
     """Devices that the grids leave out."""
     devices, levels = facts.plan.placement.devices, facts.plan.machine.levels
     width = devices // levels[0].size if len(levels) > 1 else devices

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import textwrap
+from typing import TYPE_CHECKING
 
 from .facts import Facts
 from .tables import Table
 
+if TYPE_CHECKING:
+    from ..pipeline.facts import PipelineFacts
+
 WIDTH = 120
 
 
-def text(facts: Facts) -> str:
+def text(facts: Facts | PipelineFacts) -> str:
     """All of a plan's facts, for a terminal or a file."""
     lines = [facts.title, ""]
     for name, words in facts.summary:

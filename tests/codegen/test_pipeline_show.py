@@ -1,0 +1,81 @@
+"""What `show` says of a pipelined plan, its page, and its timeline; damaged files are refused in one line."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from partita.codegen.pipeline.file import load_plan
+from partita.codegen.pipeline.plan import PipelinePlan
+from partita.codegen.pipeline.price import priced
+from partita.codegen.price import priced as priced_stage
+from partita.model.errors import PartitaError
+
+from ..conftest import Run
+from .pipelines import captured, piped
+from .test_plan_files import damaged
+from .test_show import Page
+
+
+@pytest.fixture(scope="module")
+def plan() -> PipelinePlan:
+    return piped(captured("mlp", 24), (2, 4), (2, 1), 4, (2, 2), model={"reference": "mlp", "small": True})
+
+
+def test_the_step_is_that_of_its_stages(plan: PipelinePlan) -> None:
+    """The slowest stage works K times; once, the others are waited for."""
+    first, second = (priced_stage(stage).objective_ns for stage in plan.stages)
+    assert (first, second) == priced(plan).busy_ns == tuple(stage.report["objective_ns"] for stage in plan.stages)
+    assert priced(plan).objective_ns == max(first, second) + -(-min(first, second) // 4)
+    told = plan.summary()
+    assert told["pipeline"]["busy_ns"] == [first, second] and told["mesh"]["pipeline"] == 2
+    assert {row["stage"] for row in told["strategies"]} == {0, 1}
+
+
+def test_all_is_shown(plan: PipelinePlan, tmp_path: Path, partita: Run) -> None:
+    plan.save(tmp_path / "plan")
+    code, words, _ = partita(
+        "show", tmp_path / "plan", "--html", tmp_path / "page.html", "--trace", tmp_path / "trace.json"
+    )
+    assert code == 0 and "STAGES" in words and "HANDED ON" in words and "1F1B over 4 micro-batches" in words
+    page = Page()
+    page.feed((tmp_path / "page.html").read_text())
+    assert not page.open and "stage 1" in page.words
+    events = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    for device, busy in enumerate(priced(plan).busy_ns):
+        own = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == device)
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in zip(own, own[1:], strict=False))
+        assert sum(round(1e3 * (end - start)) for start, end in own) == busy
+    assert max(e["ts"] + e["dur"] for e in events) * 1e3 <= priced(plan).objective_ns + 1
+    assert {e["args"].get("micro_batch") for e in events} == {0, 1, 2, 3, None}
+
+
+def test_the_command_line_takes_either_kind(plan: PipelinePlan, tmp_path: Path, partita: Run) -> None:
+    plan.save(tmp_path / "plan")
+    code, _, words = partita("show", tmp_path / "plan", "--pcg")
+    assert code == 2 and "pipelined plan" in words
+    code, words, _ = partita("verify", tmp_path / "plan", "--json")
+    assert code == 0 and json.loads(words)["ranks"] == 8
+    code, _, words = partita("verify", tmp_path / "plan", "--ranks", "4")
+    assert code == 2 and "for 8 ranks, not 4" in words
+
+
+def test_damaged_files_are_refused_or_harmless(plan: PipelinePlan, tmp_path: Path) -> None:
+    """Each mutant is a plan in its own right, or a PartitaError."""
+    document, refused = json.loads(json.dumps(plan.to_json())), 0
+    for number in range(150):
+        path = tmp_path / "plan.json"
+        path.write_text(json.dumps(damaged(document, random.Random(number))))
+        try:
+            mutant = load_plan(path)
+            mutant.emit()
+        except PartitaError as error:
+            assert str(error).strip()
+            refused += 1
+            continue
+        mutant.save(path)
+        assert load_plan(path) == mutant, number
+    assert refused > 75
