@@ -14,6 +14,8 @@ import numpy as np
 from ..formulation.network import Network, Table
 from .protocol import Solver
 
+_AS_NUMBERS = ("variables", "edges", "switches")  # they are many
+
 
 def digest(network: Network) -> bytes:
     """Equal for networks of equal tables, chains and capacities; each distinct table is read once."""
@@ -21,9 +23,15 @@ def digest(network: Network) -> bytes:
     number = tables.number
     variables = array("q", (number(t) for v in network.variables for t in (v.cost, v.use, v.rows)))
     edges = array("q", (x for e in network.edges for x in (e.u, e.v, number(e.cost), number(e.use))))
-    rest = {f.name: getattr(network, f.name) for f in fields(network) if f.name not in ("variables", "edges")}
+    switches = array("q")
+    for switch in network.switches:
+        switches.extend((switch.variable, len(switch.variables), len(switch.edges)))
+        for part in (switch.variables, switch.edges):
+            for key in sorted(part):
+                switches.extend((key, *map(number, part[key])))
+    rest = {f.name: getattr(network, f.name) for f in fields(network) if f.name not in _AS_NUMBERS}
     said = repr(tables.plain(rest)).encode()
-    return digest_of(variables.tobytes(), edges.tobytes(), said, bytes(tables.contents))
+    return digest_of(*(numbers.tobytes() for numbers in (variables, edges, switches)), said, bytes(tables.contents))
 
 
 class _Tables:

@@ -229,6 +229,7 @@ def test_any_questions_in_any_order_are_answered_soundly(
 def test_the_digest_is_of_what_a_network_says() -> None:
     assert {f.name for f in fields(Variable)} == {"name", "cost", "use", "rows"}  # one more belongs into the digest
     assert {f.name for f in fields(Edge)} == {"u", "v", "cost", "use"}
+    assert {f.name for f in fields(Switch)} == {"variable", "variables", "edges"}
     a, b, c = (choice(name, 5, 1) for name in "abc")
     link, use = np.array([[0, 2], [3, 4]], np.int64), np.ones((2, 2, 1), np.int64)
     base = Network((a, b, c), (Edge(0, 1, link), Edge(1, 2, link)), (8,), 3)
