@@ -97,7 +97,7 @@ class Weights(Operators):
             self.step("gradients", kind.value, index, at, Slot.BEFORE, sum_ns, axes, size)
         stages = self.graph.nodes[index].get("stages", 1)
         if stages > 1 and self.plan.transfer is not None:
-            size = math.ceil(2 * (stages - 1) * stored * item / stages)  # a ring of the stages that have it
+            size = -(-2 * (stages - 1) * stored * item // stages)  # a ring of the stages that have it
             ns = self.plan.transfer.ns(size)
             self.step("gradients", Action.SEND.value, index, at, Slot.BEFORE, ns, (), size)
         self.step("gradients", "update", index, at, Slot.KERNEL, self.stream(updated * float(item) * (3 + 2 * states)))

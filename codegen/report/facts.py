@@ -292,6 +292,11 @@ _WHY = {
     ("gradients", "update", "all-reduce"): "adds gradients of copies",
     ("gradients", "update", "reduce-scatter"): "adds gradients of copies (ZeRO-1)",
     ("gradients", "update", "all-gather"): "spreads updated weights (ZeRO-1)",
+    ("conversions", "forward", "send"): "to the next stage",
+    ("conversions", "backward", "send"): "its gradient comes back",
+    ("conversions", "forward", "receive"): "from the stage before",
+    ("conversions", "backward", "receive"): "its gradient goes back",
+    ("gradients", "update", "send"): "adds gradients of other stages",
 }
 
 
@@ -308,14 +313,15 @@ def collectives_table(plan: Plan, cost: Priced) -> Table:
     """Collectives by tensor, the dearest first; those of weights by module."""
     unit, size = time_unit(cost)
     graph = plan.graph
-    names = {action.value for action in COLLECTIVES}
+    names = {*(action.value for action in COLLECTIVES), "receive"}
     groups: dict[tuple[str, ...], list[tuple[int | None, Item]]] = {}
     for item in cost.items:
         if item.kind in names and item.axes and item.ns:
             node = graph.nodes[item.node]
             name, layer = pattern(node.name) if item.part == "conversions" else module_of(graph, item.node)
             axes = "+".join(plan.axes[a] for a in item.axes)
-            groups.setdefault((name, item.kind, why(item), axes, place(plan, item.axes)), []).append((layer, item))
+            over = place(plan, item.axes) if item.axes else "another stage"
+            groups.setdefault((name, item.kind, why(item), axes, over), []).append((layer, item))
     ordered = sorted(groups.items(), key=lambda pair: (-_spent(pair[1]), pair[0]))
     rows = []
     for (name, kind, purpose, axes, where), found in ordered[:LARGEST]:
@@ -348,7 +354,7 @@ def _spent(found: Sequence[tuple[int | None, Item]]) -> int:
 
 _KEPT = {
     "states": "weights, gradients, optimizer states",
-    "activations": "kept for backward, one micro-batch",
+    "activations": "kept for backward, {} micro-batch{}",
     "weights": "gathered or cast copies kept for backward",
     "recomputed": "brought back by the segment that runs again",
     "reserve": "the largest weight and its gradient, gathered",
@@ -357,7 +363,12 @@ _KEPT = {
 
 def memory_table(plan: Plan, cost: Priced) -> Table:
     capacity = plan.machine.device.capacity_bytes
-    parts = [(part, _KEPT[part], cost.memory[part]) for part in MEMORY if part != "recomputed" or cost.memory[part]]
+    flight = ("one", "") if plan.in_flight == 1 else (f"{plan.in_flight}", "es in flight")
+    parts = [
+        (part, _KEPT[part].format(*flight), cost.memory[part])
+        for part in MEMORY
+        if part != "recomputed" or cost.memory[part]
+    ]
     parts.append(("free", f"of {bytes_text(capacity)} that a plan may use", max(0, capacity - cost.memory_bytes)))
     return Table(
         "Memory",

@@ -167,6 +167,37 @@ def test_views_that_another_stage_has_are_known() -> None:
     assert PCG.from_json(first.to_json()) == first
 
 
+class Biased(nn.Module):
+    """Layers whose attention adds one learned bias, as T5 does; the first computes it for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Embedding(7, 2)
+        self.layers = nn.ModuleList(nn.Linear(8, 24) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(4)
+        bias = self.bias(places[:, None] - places[None, :] + 3).permute(2, 0, 1)
+        for layer in self.layers:
+            q, k, v = (t.view(-1, 4, 2, 4).transpose(1, 2) for t in layer(x).chunk(3, -1))
+            x = x + ((q @ k.mT + bias).softmax(-1) @ v).transpose(1, 2).reshape(-1, 4, 8)
+        return x.square().mean()
+
+
+def test_what_all_layers_read_is_handed_through() -> None:
+    """A bias with a gradient crosses beside the stream, and its gradient comes back through all stages."""
+    pcg = capture(Biased(), (torch.zeros(4, 4, 8),), batch=4)
+    cuts = list(range(len(boundaries(pcg))))
+    assert sorted(map(len, crossing(pcg)))[-2:] == [2, 2]
+    inputs, weights = values(pcg)
+    torch.autograd.backward(interpret.run(pcg, inputs, weights)[pcg.loss])
+    expected = {name: w.grad for name, w in weights.items()}
+    inputs, weights = values(pcg)
+    in_stages(pcg, cuts, inputs, weights)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight.grad, expected[name])
+
+
 def test_a_graph_without_cuts_is_one_stage() -> None:
     class Skips(nn.Module):
         def __init__(self) -> None:
