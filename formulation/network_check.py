@@ -151,6 +151,8 @@ def _straddling(network: Network, copy_edges: list[list[list[int]]]) -> Iterator
         of_variable |= {v: (c, i) for i, copy in enumerate(chain.copies) for v in copy}
     for number, switch in enumerate(network.switches):
         z = of_variable.get(switch.variable)
+        if any(switch.variable in chain.boundaries for chain in network.chains):
+            yield f"switch {number} is the boundary of a chain"
         if any(of_variable.get(v) != z for v in switch.variables) or any(of_edge.get(k) != z for k in switch.edges):
             yield f"switch {number} is partly in a copy of a chain"
 

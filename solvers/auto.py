@@ -15,14 +15,14 @@ from functools import partial
 from ..formulation.network import Network
 from ..formulation.pairwise import pairwise
 from .circuit import Circuit
-from .cpsat import run
-from .elimination import close_by_labels, first_slack
+from .cpsat import CpSatPlain, run, solve_whole
+from .elimination import close_by_labels
 from .flat.form import fits, flattened
 from .flat.portfolio import solve_flat, try_programs
 from .flat.smaller import solve_instead
-from .labels import Listing, TooManyError, enumerate_labels
+from .labels import Listing, enumerate_labels
 from .order import TooWideError, compile_network, restrict
-from .price import Price, sweep
+from .price import Price, search_within, sweep
 from .program import Columns, build, trail
 from .protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
 from .tables import Tables
@@ -53,7 +53,9 @@ class Auto:
     def _solve(self, search: Search) -> Solution:
         network = search.network
         if has_extras(network):
-            return solve_transient(search, self.solve)
+            answer = solve_transient(search, self.solve)
+            left = not (search.done or search.limits.quick or answer.status is Status.INFEASIBLE)
+            return solve_whole(search) if left and CpSatPlain().accepts(network) else answer
         try:
             circuit = compile_network(network)
         except TooWideError:
@@ -94,21 +96,11 @@ def _told(solution: Solution, part: str, search: Search) -> Solution:
 
 def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution:
     """Solve programs within a growing slack until the incumbent is proved best."""
-    most_cost = circuit.most_cost
-    slack = max(first_slack(best, search.network), search.bound - best.bound)
-    through = circuit.backward(best.slots, search.until)
-    while not search.done:
-        reach = min(best.bound + slack, search.ceiling - 1, most_cost)
-        try:
-            if not _count_within(circuit, best, through, reach, search):
-                break
-        except TooManyError as error:
-            return search.finish(f"too many ways of one copy within {slack} ns of the bound: {error}")
-        if reach == most_cost and search.objective is None:
-            return search.finish("no solution, by CP-SAT", infeasible=True)
-        search.raise_bound(reach + 1)
-        slack *= 3
-    return search.finish("proved by counting" if search.bound >= search.ceiling else STOPPED)
+
+    def count(through: Tables, reach: int) -> bool:
+        return _count_within(circuit, best, through, reach, search)
+
+    return search_within(circuit, best, search, count, ("counting", "CP-SAT"))
 
 
 def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, search: Search) -> bool:

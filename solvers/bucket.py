@@ -19,7 +19,7 @@ class Bucket:
     `inputs` are slots with the axes of their tables, `dims` the sizes. `variable` is v, or None for a mere join.
     In a power of a chain's copies (`half` > 0) v is the boundary after the first `half`, those of the first input.
     The only input of a bucket with `start` > 0 is a power that begins with the copy of that index. Switches make its
-    table `modes` times as large.
+    table `modes` times as large. `kept` are the variables of axes 1..k, but of powers.
     """
 
     inputs: tuple[tuple[int, tuple[int, ...]], ...]
@@ -29,6 +29,7 @@ class Bucket:
     half: int = 0
     start: int = 0
     modes: int = 1
+    kept: tuple[int, ...] = ()
 
 
 class Join:

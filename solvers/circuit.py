@@ -33,7 +33,8 @@ class Circuit:
     each would have more dims than numpy can count.
 
     `kept[d]` are the options left in domain d, as the network numbers them; variable v has domain `domain[v]`
-    (equal copies and the boundaries of a chain share). `copies` holds the slot of each chain's F.
+    (equal copies and the boundaries of a chain share). `copies` holds the slot of each chain's F, `blocks` those of
+    parts that were eliminated first.
     """
 
     network: Network
@@ -43,6 +44,7 @@ class Circuit:
     domain: tuple[int, ...]
     kept: Mapping[int, Ints]
     copies: tuple[int, ...]
+    blocks: tuple[int, ...] = ()
 
     @property
     def root(self) -> int:

@@ -15,15 +15,14 @@ from .circuit import Circuit
 from .flat.close import reduction
 from .flat.form import fits, flattened
 from .flat.smaller import solve_reduced, unflattened
-from .labels import Listing, TooManyError, enumerate_labels
+from .labels import Listing, enumerate_labels
 from .order import TooWideError, compile_network, restrict
-from .price import Price, sweep
-from .protocol import INEXACT, NO_LIMITS, PRICED, Limits, Search, Solution
+from .price import Price, first_slack, sweep
+from .protocol import INEXACT, NO_LIMITS, PRICED, Limits, Search, Solution, TooManyError
 from .tables import Tables
 from .transient import has_extras, solve_transient
 
 _LABELS = 1 << 16  # in one table
-_SHARE = 40
 _RETREAT = 8  # after lists too long
 
 
@@ -114,11 +113,6 @@ def close_by_labels(circuit: Circuit, best: Price, search: Search, limit: int = 
         if 2 * slack > too_long or best.bound + slack <= search.bound:
             break
     return search.finish("" if search.bound >= search.ceiling else why)
-
-
-def first_slack(best: Price, network: Network) -> int:
-    """The slack to begin with: a small share of one variable's time."""
-    return max(1, int(abs(best.total) / (_SHARE * len(network.variables) + 1)))
 
 
 def list_within(circuit: Circuit, best: Price, through: Tables, reach: int, limit: int, until: float) -> Listing | None:

@@ -18,6 +18,7 @@ from .bucket import Bucket
 from .circuit import Circuit
 from .factors import Factor
 from .kernels import Floats, Ints, best_pairs, ends_within, fastest_pair, frontier, pairs_between
+from .protocol import TooManyError
 from .tables import Tables, check_clock, outside_of
 
 _CHUNK = 1 << 19  # pairs stored at once
@@ -25,10 +26,6 @@ _PAIRS = 64  # stored for each label that a table may hold
 _LOOKED, _MOST_LOOKED = 4096, 1 << 26  # looked at for each of those; and in all, which takes seconds
 _MANY = 1 << 14  # pairs from which looking twice is better than storing
 _BINS = 1 << 20
-
-
-class TooManyError(Exception):
-    """A list grew beyond its limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,25 +76,45 @@ def enumerate_labels(
     limit: int,
     until: float = inf,
     top: Sequence[int] = (),
+    most_use: Floats | None = None,
 ) -> Listing:
     """All labels within `most` of what the slots `top` (the root) need, given the circuit's tables at that price.
 
-    For the root under one capacity only the best that fits. Raises TooManyError beyond `limit` labels in a slot,
-    OutOfTimeError after `until` (see `check_clock`).
+    For the root under one capacity only the best that fits. With `most_use` [R] none uses more. Raises TooManyError
+    beyond `limit` labels in a slot, OutOfTimeError after `until` (see `check_clock`).
     """
     one = len(price) == 1 and not top
     stem, capacity = (_stem(circuit), circuit.network.capacities[0]) if one else (-1, 0)
     wanted = circuit.below(top or (circuit.root,))
     lists = dict[int, Labels]()
-    prices = np.array(price, np.float64)
+    bounds = _Bounds(np.array(price, np.float64), most, limit, until, most_use)
     for slot in sorted(wanted):
         if slot < len(circuit.factors):
-            lists[slot] = _leaf(circuit.leaves[slot], through[slot], most, len(price))
+            lists[slot] = bounds.light(_leaf(circuit.leaves[slot], through[slot], most, len(price)))
             continue
         bucket, outside = circuit.buckets[slot - len(circuit.factors)], outside_of(through[slot], slots[slot])
         fit = capacity if slot == stem else None
-        lists[slot] = _bucket(bucket, lists, slots, outside, prices, most, limit, fit, until)
+        lists[slot] = _bucket(bucket, lists, slots, outside, bounds, fit)
     return Listing(circuit, lists)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bounds:
+    """What a label may total and use, how many there may be in a slot, and until when they are made."""
+
+    price: Floats
+    most: float
+    limit: int
+    until: float
+    use: Floats | None
+
+    def light(self, labels: Labels) -> Labels:
+        """The labels that do not use too much."""
+        return labels if self.use is None else labels.take(np.flatnonzero((labels.use <= self.use).all(axis=1)))
+
+    def within(self, labels: Labels, rest: Floats) -> Labels:
+        """The labels that do not total or use too much with what the rest takes at least."""
+        return self.light(labels.take(np.flatnonzero(labels.reduced(self.price) + rest <= self.most)))
 
 
 def _stem(circuit: Circuit) -> int:
@@ -120,11 +137,8 @@ def _bucket(
     lists: dict[int, Labels],
     slots: Tables,
     outside: Floats,
-    price: Floats,
-    most: float,
-    limit: int,
+    bounds: _Bounds,
     fit: int | None,
-    until: float,
 ) -> Labels:
     """Join the inputs, the most connected next, dropping what cannot be completed within `most`.
 
@@ -132,7 +146,7 @@ def _bucket(
     """
     kept = tuple(range(1, len(bucket.dims)))
     made = np.zeros((1 + len(bucket.inputs), 1), np.int64)
-    state = Labels(np.zeros((0, 1), np.int64), np.zeros(1, np.int64), np.zeros((1, len(price)), np.int64), made)
+    state = Labels(np.zeros((0, 1), np.int64), np.zeros(1, np.int64), np.zeros((1, len(bounds.price)), np.int64), made)
     left = []
     for k, (slot, more) in enumerate(bucket.inputs):
         if more or len(lists[slot]) != 1:
@@ -146,7 +160,7 @@ def _bucket(
         slot, more = bucket.inputs[k]
         rest = [(slots[bucket.inputs[j][0]], bucket.inputs[j][1]) for j in left] + [(outside, kept)]
         if left or fit is None:
-            state, axes = _join(state, axes, lists[slot], more, k, rest, bucket.dims, price, most, limit, until)
+            state, axes = _join(state, axes, lists[slot], more, k, rest, bucket.dims, bounds)
         else:
             state, axes = _meet(state, axes, lists[slot], more, k, bucket.dims, fit)
     option = state.at[axes.index(0)] if 0 in axes else np.zeros(len(state), np.int64)
@@ -159,7 +173,7 @@ def _bucket(
     at = state.at[[axes.index(a) for a in kept]]
     labels = Labels(at, state.time, state.use, made)
     if missing:
-        labels = labels.take(np.flatnonzero(labels.reduced(price) + outside[tuple(at)] <= most))
+        labels = bounds.within(labels, outside[tuple(at)])
     return _nondominated(labels, [a - 1 for a in kept], bucket.dims[1:])
 
 
@@ -171,12 +185,10 @@ def _join(
     place: int,
     rest: list[tuple[Floats, tuple[int, ...]]],
     dims: tuple[int, ...],
-    price: Floats,
-    most: float,
-    limit: int,
-    until: float,
+    bounds: _Bounds,
 ) -> tuple[Labels, tuple[int, ...]]:
-    """The pairs that agree on the shared axes, less those that the least of the rest takes beyond `most`."""
+    """The pairs that agree on the shared axes, less those that the least of the rest takes beyond the bounds."""
+    price, most, limit = bounds.price, bounds.most, bounds.limit
     new = tuple(a for a in more if a not in axes)
     mine, key = _keys(state, axes, other, more, dims)
     weight = other.reduced(price) + _least(rest, more, other.at)
@@ -204,9 +216,9 @@ def _join(
     else:
         stored = ((i + p.start, j) for p in _chunks(ends - starts) for i, j in [pairs_between(starts[p], ends[p])])
     for i, j in stored:
-        check_clock(until)
+        check_clock(bounds.until)
         pairs = _pair(state, i, other, [more.index(a) for a in new], order[j], place)
-        pairs = pairs.take(np.flatnonzero(pairs.reduced(price) + _least(rest, after, pairs.at) <= most))
+        pairs = bounds.within(pairs, _least(rest, after, pairs.at))
         pairs = _nondominated(pairs, rows, sizes)
         found.append(pairs)
     joined = found[0] if len(found) == 1 else _nondominated(_concatenate(found), rows, sizes)

@@ -62,10 +62,12 @@ def compile_network(network: Network) -> Circuit:
     return circuit
 
 
-def restrict(circuit: Circuit, through: Sequence[Floats], most: float) -> Circuit | None:
+def restrict(
+    circuit: Circuit, through: Sequence[Floats], most: float, blocks: tuple[frozenset[int], ...] | None = None
+) -> Circuit | None:
     """The circuit without the options and pairs through which no solution totals at most `most`.
 
-    None when nothing is left.
+    None when nothing is left. With `blocks` these come first (see `arrange`), else half of a chain meets the other.
     """
     alive: dict[int, Bools] = {d: np.zeros(len(k), np.bool_) for d, k in circuit.kept.items()}
     marginals = [m.reshape(f.time.shape) for f, m in zip(circuit.factors, through[: len(circuit.factors)], strict=True)]
@@ -87,6 +89,8 @@ def restrict(circuit: Circuit, through: Sequence[Floats], most: float) -> Circui
         fine = replace(f, time=np.where(marginal <= most, f.time, np.inf))
         factors.append(fine.take([left[circuit.domain[v]] for v in f.scope]))
     kept = {d: k[left[d]] for d, k in circuit.kept.items()}
+    if blocks is not None:
+        return arrange(circuit.network, factors, circuit.domain, kept, blocks=blocks)
     try:
         return arrange(circuit.network, factors, circuit.domain, kept, meeting=True)
     except TooWideError:
@@ -99,8 +103,9 @@ def arrange(
     domain: tuple[int, ...],
     kept: Mapping[int, Ints],
     meeting: bool = False,
+    blocks: tuple[frozenset[int], ...] = (),
 ) -> Circuit:
-    """Order the eliminations: the interiors of each chain's first copy, the powers, then the rest.
+    """Order the eliminations: the variables of blocks, the interiors of each chain's first copy, the powers, the rest.
 
     When `meeting`, the boundary in the middle of the longest chain is the last variable, between two powers.
     """
@@ -108,8 +113,8 @@ def arrange(
     reach = tuple((s.variable, frozenset(s.variables)) for s in network.switches)
     leaves = tuple(f.narrow() for f in factors)
     scopes, narrow = tuple(f.scope for f in factors), tuple(leaf.scope for leaf in leaves)
-    buckets, copies = _arranged(network.chains, reach, scopes, narrow, size, meeting)
-    return Circuit(network, tuple(factors), leaves, buckets, domain, kept, copies)
+    buckets, copies, made = _arranged(network.chains, reach, scopes, narrow, size, meeting, blocks)
+    return Circuit(network, tuple(factors), leaves, buckets, domain, kept, copies, made)
 
 
 @lru_cache(maxsize=4)  # one network is asked for its least memory, its least time, and both
@@ -120,13 +125,24 @@ def _arranged(
     leaves: tuple[tuple[int, ...], ...],
     size: tuple[int, ...],
     meeting: bool,
-) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
-    """The buckets, and the slot of one copy of every chain, for factors and their leaves of given scopes."""
+    blocks: tuple[frozenset[int], ...],
+) -> tuple[tuple[Bucket, ...], tuple[int, ...], tuple[int, ...]]:
+    """The buckets, the slot of one copy of every chain, and that of every block, for factors of given scopes.
+
+    `leaves` are the scopes without what has no choice.
+    """
     buckets = _Buckets([], size, len(scopes), dict(switches))
     copies: list[int] = []
     rest = dict(enumerate(leaves))
     longest = max(map(len, chains), default=0) if meeting else 0
     middle: set[int] = set()
+    made: list[int] = []
+    for block in blocks:
+        mine = {i: rest.pop(i) for i, scope in enumerate(scopes) if not block.isdisjoint(scope)}
+        mine = buckets.eliminate(mine, set(block))
+        kept = tuple(sorted({v for scope in mine.values() for v in scope}))
+        made.append(buckets.join(mine, kept))
+        rest[made[-1]] = kept
     for c, chain in enumerate(chains):
         first, last = chain.boundaries[:2]
         inside = {i for i, scope in enumerate(scopes) if i in rest and _in_copy(scope, chain.copies[0], first, last)}
@@ -149,7 +165,7 @@ def _arranged(
     rest = buckets.eliminate(rest, variables - middle)
     rest = buckets.eliminate(rest, middle)
     buckets.join(rest, ())
-    return tuple(buckets.made), tuple(copies)
+    return tuple(buckets.made), tuple(copies), tuple(made)
 
 
 def _in_copy(scope: tuple[int, ...], interior: tuple[int, ...], first: int, last: int) -> bool:
@@ -220,7 +236,7 @@ class _Buckets:
         axis = {u: a for a, u in enumerate(kept, 1)} | ({} if variable is None else {variable: 0})
         modes = prod(self.size[u] for u in axis if u in self.switches)
         parts = tuple((s, tuple(axis[u] for u in scopes[s])) for s in inputs)
-        return self.put(Bucket(parts, dims, variable, modes=modes))
+        return self.put(Bucket(parts, dims, variable, modes=modes, kept=kept))
 
     def power(self, one: int, length: int, chain: int, size: int) -> int:
         """The slot of F^length: squares, then the product of those that the binary digits of `length` name."""

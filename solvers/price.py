@@ -7,7 +7,7 @@ method maximises the cuts, asks elimination for L there, and adds the cut that i
 secant method. The prices grow from small ones, so that a bound that is good enough is found early.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, fsum, inf
 
@@ -16,12 +16,14 @@ import numpy as np
 from ..formulation.network import Network
 from .circuit import Circuit
 from .crossover import crossed
+from .factors import dense
 from .kernels import Floats
-from .protocol import Search
+from .protocol import STOPPED, Search, Solution, TooManyError
 from .tables import Tables
 
 _ROUNDS = 80
 _FIRST, _GROWTH = 0.1, 8.0  # the first price at most spends a tenth of the time again
+_SHARE = 40
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,10 +97,40 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
     if len(sides) > 1 and not search.done:
         ends = [circuit.decode(side.slots) for side in sides.values()]
         for before, after in (ends, ends[::-1]):
-            mixed = crossed(network, before, after)
+            mixed = crossed(dense(search.network), before, after)
             if mixed is not None and search.better(mixed[0]):
                 search.offer(mixed[1])
     return best
+
+
+def first_slack(best: Price, network: Network) -> int:
+    """How far above a bound to look first: a small share of one variable's time."""
+    return max(1, int(abs(best.total) / (_SHARE * len(network.variables) + 1)))
+
+
+def search_within(
+    circuit: Circuit, best: Price, search: Search, within: Callable[[Tables, int], bool], end: tuple[str, str]
+) -> Solution:
+    """Look within a growing slack above the bound until the incumbent is proved best.
+
+    `within` is given what is best through every entry, and the cost up to which it offers the best solution; it says
+    whether its search was complete. The words of the `end`, by whom: proved, and infeasible.
+    """
+    most_cost = circuit.most_cost
+    slack = max(first_slack(best, search.network), search.bound - best.bound)
+    through = circuit.backward(best.slots, search.until)
+    while not search.done:
+        reach = min(best.bound + slack, search.ceiling - 1, most_cost)
+        try:
+            if not within(through, reach):
+                break
+        except TooManyError as error:
+            return search.finish(f"too many ways of one copy within {slack} ns of the bound: {error}")
+        if reach == most_cost and search.objective is None:
+            return search.finish(f"no solution, by {end[1]}", infeasible=True)
+        search.raise_bound(reach + 1)
+        slack *= 3
+    return search.finish(f"proved by {end[0]}" if search.bound >= search.ceiling else STOPPED)
 
 
 def _fits(use: Sequence[int], network: Network) -> bool:
@@ -108,7 +140,7 @@ def _fits(use: Sequence[int], network: Network) -> bool:
 def _offer(circuit: Circuit, now: Price, search: Search) -> tuple[int, tuple[int, ...]]:
     """Cost, without the constant, and use of the best assignment at a price; offered if it is a better one."""
     cost, use = circuit.totals(now.slots)
-    if _fits(use, search.network) and search.better(cost + search.network.constant):
+    if _fits(use, circuit.network) and search.better(cost + search.network.constant):
         search.offer(circuit.decode(now.slots))
     return cost, use
 

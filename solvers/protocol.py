@@ -27,6 +27,10 @@ class OutOfTimeError(Exception):
     """The time is up in the middle of a step."""
 
 
+class TooManyError(Exception):
+    """A list grew beyond its limit."""
+
+
 class Status(Enum):
     """Why a solver stopped."""
 

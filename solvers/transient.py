@@ -1,19 +1,35 @@
 """What switches use for a while: the largest of it, τ, takes its part of capacity 0 from all else.
 
-    min cost(x)   s.t.  use_0(x) + τ ≤ M_0,   Σ extra_s(x) ≤ τ  ∀ switches s
+    min cost(x)   s.t.  use_0(x) + τ ≤ M_0,   extra_s(x) ≤ τ  ∀ switches s
 
-Any τ ≥ 0 below the true one gives a bound, and a solution of the network without extras under M_0 - τ whose extras
-are at most τ is feasible. So τ grows, from nothing, to what the solution found needs.
+1. *Price*: the mean of the extras is no more than the largest, so that the S-th part of every extra counted as used
+   gives a network without extras, and a bound.
+2. *List*: within a slack, the labels (time, use, extra) of every segment (`columns.py`).
+3. *Divide*: solutions whose τ is in [lo, hi] are made of labels up to hi, under M_0 - lo. Where the best of these needs
+   more than lo, [lo, hi] falls apart at what it needs; that, left free, gives incumbents.
+4. Where lists grow too long, [0, M_0] falls apart before: the more is used for a while, the better is the bound without
+   extras, under M_0 - lo; the less may be used, the shorter are the lists.
+5. The slack grows until it reaches the incumbent.
 """
 
+import heapq
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import floor
 
 from ..formulation.network import Network, extras
-from .cpsat import CpSatPlain, solve_whole
-from .protocol import STOPPED, Limits, Progress, Search, Solution, Status
+from .circuit import Circuit
+from .columns import Columns, blocks_of, list_segments, with_mean
+from .order import TooWideError, compile_network, restrict
+from .price import Price, at_price, search_within, sweep
+from .protocol import INTERRUPTED, PRICED, STOPPED, Limits, Search, Solution, Status, TooManyError
+from .tables import Tables
 
 EXTRAS = "what switches use for a while has no place in its program"
+_LABELS = 1 << 18  # in one table
+_NARROW = 1e-3  # of capacity 0: an interval that is not divided
+_TRIES = 8  # of τ
 _Solve = Callable[[Network, Limits], Solution]
 
 
@@ -38,25 +54,179 @@ def without_extras(network: Network, tau: int = 0) -> Network:
 
 def solve_transient(search: Search, solve: _Solve) -> Solution:
     """The solution of a search's network by a solver of those without extras."""
+    try:
+        circuit = compile_network(search.network)
+    except TooWideError:
+        return _solve_wide(search, solve)
+    mean = with_mean(circuit, len(search.network.switches))
+    if not mean.exact:
+        return _solve_wide(search, solve)
+    best = sweep(mean, search)
+    if best is None:
+        return search.finish("no solution, at any price of memory", infeasible=True)
+    if search.done:
+        return search.finish("proved by prices" if search.bound >= search.ceiling else STOPPED)
+    division = _Division(search, solve, circuit, mean, best)
+    try:
+        solution = search_within(mean, best, search, division.offer, ("lists of segments", "lists of segments"))
+    except TooWideError as error:
+        return search.finish(f"too wide for lists: {error}")
+    return replace(solution, words=PRICED) if search.limits.quick and not search.done else solution
 
-    def tell(progress: Progress) -> None:
-        assert search.limits.progress is not None
-        search.limits.progress(Progress(search.objective, max(search.bound, progress.bound), search.seconds))
 
-    told = None if search.limits.progress is None else tell
-    tau = 0
-    while tau <= search.network.capacities[0]:
-        network = without_extras(search.network, tau)
-        answer = solve(network, replace(search.limits, seconds=search.left, progress=told if tau == 0 else None))
-        if tau == 0:
-            if answer.status is Status.INFEASIBLE:
-                return search.finish(answer.words, infeasible=True)
-            search.raise_bound(answer.bound)
-        if answer.assignment is None or search.offer(answer.assignment):
-            break
-        if search.left <= 0:
-            return search.finish(STOPPED)
-        tau = max(tau + 1, *extras(search.network, answer.assignment).values())
-    if search.bound < search.ceiling and CpSatPlain().accepts(search.network):
-        return solve_whole(search)
-    return search.finish("" if search.bound >= search.ceiling else "what switches use for a while is not priced")
+def _largest(network: Network, assignment: tuple[int, ...]) -> int:
+    return max(extras(network, assignment).values(), default=0)
+
+
+def _solve_wide(search: Search, solve: _Solve) -> Solution:
+    """A bound without extras, and solutions under a growing τ."""
+    answer = _asked(search, solve, without_extras(search.network), replace(search.limits, seconds=search.left))
+    if answer.status is Status.INFEASIBLE:
+        return search.finish(answer.words, infeasible=True)
+    search.raise_bound(answer.bound)
+    if answer.assignment is not None and not search.offer(answer.assignment):
+        _grow(search, solve, _largest(search.network, answer.assignment))
+    return search.finish("" if search.done else "too wide to price what switches use for a while")
+
+
+def _grow(search: Search, solve: _Solve, tau: int) -> None:
+    """Offer solutions under some τ, each what the solution before uses for a while."""
+    tried = set[int]()
+    while tau not in tried and tau <= search.network.capacities[0] and len(tried) < _TRIES and not search.done:
+        tried.add(tau)
+        limits = Limits(search.left, search.ceiling, gap=search.limits.gap, quick=True)
+        answer = _asked(search, solve, without_extras(search.network, tau), limits)
+        if answer.assignment is None:
+            return
+        search.offer(answer.assignment)
+        tau = _largest(search.network, answer.assignment)
+
+
+def _asked(search: Search, solve: _Solve, network: Network, limits: Limits) -> Solution:
+    """What a solver answers; an interrupt of it is one of the search."""
+    answer = solve(network, replace(limits, progress=None))
+    if answer.words == INTERRUPTED:
+        raise KeyboardInterrupt
+    return answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Relaxed:
+    """A circuit without extras, or with the mean of `count`, its price, and what is best through every entry there.
+
+    Capacity 0 is less by `tau`.
+    """
+
+    circuit: Circuit
+    price: Price
+    through: Tables
+    count: int
+    tau: int = 0
+
+    def bound(self, low: int) -> int:
+        """What a solution costs at least that uses `low` for a while."""
+        return self.price.bound + floor(self.price.price[0] * (low - self.tau))
+
+    def most(self, low: int, reach: int) -> float:
+        """The most that one of at most the cost `reach` totals."""
+        return self.price.most(self.circuit, reach) - self.price.price[0] * (low - self.tau)
+
+
+@dataclass(eq=False)
+class _Division:
+    """The search for solutions by what their switches use for a while at most."""
+
+    search: Search
+    solve: _Solve
+    plain: Circuit
+    mean: Circuit
+    best: Price  # of the mean
+    tried: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.blocks = blocks_of(self.search.network)
+
+    @cached_property
+    def alone(self) -> "_Relaxed":
+        """The circuit without extras, priced where capacity 0 is less by what the incumbent uses for a while."""
+        search, network = self.search, self.search.network
+        tau = 0 if search.assignment is None else _largest(network, search.assignment)
+        inner = Search(without_extras(network, tau), Limits(search.left), search.source)
+        first, *others = self.plain.network.capacities
+        circuit = replace(self.plain, network=replace(self.plain.network, capacities=(first - tau, *others)))
+        price = sweep(circuit, inner) or at_price(circuit, [0.0] * len(network.capacities), search.until)
+        return _Relaxed(circuit, price, circuit.backward(price.slots, search.until), 0, tau)
+
+    def offer(self, through: Tables, reach: int) -> bool:
+        """Offer the best solution within `reach`; whether the search for it was complete."""
+        if self.search.limits.quick and self.tried:  # the best that lists of little slack hold
+            return False
+        mean = _Relaxed(self.mean, self.best, through, len(self.search.network.switches))
+        try:
+            return self._among(mean, 0, self.search.network.capacities[0], reach)
+        except TooManyError:
+            return self._between(0, self.search.network.capacities[0], reach)
+
+    def _between(self, low: int, high: int, reach: int) -> bool:
+        """The same of those that use from `low` to `high` for a while at most."""
+        reach = min(reach, self.search.ceiling - 1)
+        least, rise = self.alone.bound(low), self.alone.price.price[0]
+        if least > reach:
+            return True
+        high = min(high, low + floor((reach + 1 - least) / rise)) if rise else high
+        try:
+            return self._among(self.alone, low, high, reach)
+        except TooManyError:
+            if high - low <= _NARROW * self.search.network.capacities[0]:
+                raise
+        middle = (low + high) // 2  # what is used anyway is a bound, and what may not be used shortens lists
+        return self._between(middle + 1, high, reach) and self._between(low, middle, reach)
+
+    def _among(self, relaxed: "_Relaxed", low: int, high: int, reach: int) -> bool:
+        """The same by lists from a relaxation."""
+        search, most = self.search, relaxed.most(low, reach)
+        small = restrict(relaxed.circuit, relaxed.through, most, self.blocks)
+        if small is None:
+            return True
+        price, count = relaxed.price.price, relaxed.count
+        return self._divide(list_segments(small, count, price, most, high, _LABELS, search.until), low, reach)
+
+    def _divide(self, columns: Columns, low: int, reach: int) -> bool:
+        """The same by lists that hold them."""
+        search = self.search
+        levels = [level for level in columns.levels if level >= low]
+        nodes = [(search.bound, 0, len(levels) - 1)] if levels else []  # what solutions of some levels cost at least
+        while nodes and search.left > 0:
+            bound, first, last = heapq.heappop(nodes)
+            if bound >= min(reach + 1, search.ceiling):
+                continue
+            answer, needs = self._ask(columns, levels[first], levels[last], min(reach + 1, search.ceiling))
+            if answer is None or answer.bound >= min(reach + 1, search.ceiling):
+                continue
+            split = first + last + 1 >> 1
+            if answer.status is Status.OPTIMAL:
+                split = levels.index(needs)
+                if needs not in self.tried:
+                    self.tried.add(needs)
+                    self._ask(columns, needs, needs, search.ceiling)
+            if not first < split <= last:
+                return False
+            for part in ((first, split - 1), (split, last)):
+                heapq.heappush(nodes, (answer.bound, *part))
+        return not nodes
+
+    def _ask(self, columns: Columns, low: int, high: int, cutoff: int) -> tuple[Solution | None, int]:
+        """The best by labels up to `high`, where `low` is used anyway, and what it uses; None where there is none."""
+        search, (capacity, *others) = self.search, self.search.network.capacities
+        labels = columns.within(high)
+        if labels is None or low > capacity:
+            return None, 0
+        network = columns.network(labels, (capacity - low, *others))
+        answer = _asked(search, self.solve, network, Limits(search.left, cutoff))
+        if answer.status is Status.INFEASIBLE:
+            return None, 0
+        if answer.assignment is None:
+            return answer, 0
+        found = columns.assemble(labels, answer.assignment)
+        search.offer(found)
+        return answer, _largest(search.network, found)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from partita.formulation.network import Network, Variable, evaluate
 from partita.solvers import labels
 from partita.solvers.elimination import list_within
-from partita.solvers.labels import Listing, TooManyError
+from partita.solvers.labels import Listing
 from partita.solvers.order import compile_network
 from partita.solvers.price import at_price, sweep
-from partita.solvers.protocol import NO_LIMITS, Search
+from partita.solvers.protocol import NO_LIMITS, Search, TooManyError
 
 
 def listed(network: Network, price: float, slack: int) -> Listing | None:
