@@ -13,12 +13,13 @@
 """
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import floor
 
-from ..formulation.network import Network, extras
+from ..formulation.network import Network, evaluate, extras
 from .circuit import Circuit
 from .columns import Columns, blocks_of, list_segments, with_mean
 from .order import TooWideError, compile_network, restrict
@@ -200,12 +201,15 @@ class _Division:
             bound, first, last = heapq.heappop(nodes)
             if bound >= min(reach + 1, search.ceiling):
                 continue
-            answer, needs = self._ask(columns, levels[first], levels[last], min(reach + 1, search.ceiling))
+            answer, found = self._ask(columns, levels[first], levels[last], min(reach + 1, search.ceiling))
             if answer is None or answer.bound >= min(reach + 1, search.ceiling):
                 continue
             split = first + last + 1 >> 1
             if answer.status is Status.OPTIMAL:
-                split = levels.index(needs)
+                assert found is not None  # it needs more than what was left to it
+                needs = _largest(search.network, found)
+                spare = search.network.capacities[0] - evaluate(search.network, found).use[0] + needs
+                split = (bisect_right(levels, spare) + levels.index(needs) + 1) // 2  # neither part has it
                 if needs not in self.tried:
                     self.tried.add(needs)
                     self._ask(columns, needs, needs, search.ceiling)
@@ -215,18 +219,19 @@ class _Division:
                 heapq.heappush(nodes, (answer.bound, *part))
         return not nodes
 
-    def _ask(self, columns: Columns, low: int, high: int, cutoff: int) -> tuple[Solution | None, int]:
-        """The best by labels up to `high`, where `low` is used anyway, and what it uses; None where there is none."""
+    def _ask(
+        self, columns: Columns, low: int, high: int, cutoff: int
+    ) -> tuple[Solution | None, tuple[int, ...] | None]:
+        """The best by labels up to `high`, where `low` is used anyway, and its assignment; None where there is none."""
         search, (capacity, *others) = self.search, self.search.network.capacities
         labels = columns.within(high)
         if labels is None or low > capacity:
-            return None, 0
+            return None, None
         network = columns.network(labels, (capacity - low, *others))
         answer = _asked(search, self.solve, network, Limits(search.left, cutoff))
         if answer.status is Status.INFEASIBLE:
-            return None, 0
-        if answer.assignment is None:
-            return answer, 0
-        found = columns.assemble(labels, answer.assignment)
-        search.offer(found)
-        return answer, _largest(search.network, found)
+            return None, None
+        found = None if answer.assignment is None else columns.assemble(labels, answer.assignment)
+        if found is not None:
+            search.offer(found)
+        return answer, found
