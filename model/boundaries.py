@@ -185,7 +185,7 @@ class _Crossing:
 def free(pcg: PCG) -> frozenset[int]:
     """What every stage computes itself where it reads it: what follows from inputs and constants by cheap operators.
 
-    Cheap are those that compute a little for every element; products, look-ups and what is drawn are not.
+    Cheap are those that compute a little for every element; products, what is drawn and what is not known are not.
     """
     found: set[int] = set()
     for index, node in enumerate(pcg.nodes):
@@ -199,13 +199,9 @@ def free(pcg: PCG) -> frozenset[int]:
     return frozenset(found)
 
 
-MOST_PASSES = 3
-"""Of a cheap operator over its inputs and output."""
-
-
 def _is_cheap(pcg: PCG, index: int) -> bool:
     entry = operator(pcg.nodes[index].op)
-    return not (entry.matmul or entry.updates) and entry.passes <= MOST_PASSES
+    return not (entry.matmul or entry.updates or entry.name == "opaque") and entry.passes <= MOST_PASSES
 
 
 def _bases(pcg: PCG) -> list[int]:

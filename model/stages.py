@@ -137,7 +137,7 @@ def _ordered(pcg: PCG, nodes: Set[int], received: Sequence[int]) -> tuple[int, .
     return tuple(found)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _stage(pcg: PCG, first: int, last: int) -> Stage:
     at = origin(pcg)
     plan = _plan(at, first, last)
