@@ -40,6 +40,8 @@ def check(plan: PipelinePlan) -> None:
     orders(plan.schedule, size, plan.chunks, first.micro_batches)  # are there any?
     for number, part in enumerate(plan.stages):
         needed = in_flight(plan.schedule, size, plan.chunks, first.micro_batches, number)
+        if plan.schedule == "zero-bubble" and part.recompute:
+            raise PartitaError(f"stage {number} computes segments again, which a backward in two parts would do twice")
         if part.in_flight < needed:
             raise PartitaError(
                 f"stage {number} has room for {part.in_flight} micro-batches, {plan.schedule} keeps {needed}"

@@ -11,7 +11,7 @@ from ..describe import mesh_sentence
 from ..program.axes import Group, mesh_lines
 from ..program.classes import Classes
 from ..program.data import sample_lines, synthetic_lines
-from ..program.emit import common, constants, named_values, rendered
+from ..program.emit import common, constants, imports, named_values, rendered
 from ..program.micro import divided_stages
 from ..program.moves import Used
 from ..program.text import wrap
@@ -37,7 +37,9 @@ def emit(plan: PipelinePlan) -> str:
     sizes = plan.stages[0].placement.sizes
     reduction = plan.graph.nodes[plan.graph.loss].get("reduction", "mean")
     context: dict[str, Any] = common(plan.parts, modules, used, plan.groups, any("cut(" in text for text in texts))
+    split = any(slot.kind == "W" for order in plan.orders for slot in order)
     context |= {
+        "imports": imports(used, context["recompute"], split),
         "docstring": docstring(plan),
         "constants": constants(last, axes, plan.placement.sizes) + named_values(plan.parts, used, plan.groups),
         "mesh_doc": mesh_sentence(plan),
@@ -46,6 +48,7 @@ def emit(plan: PipelinePlan) -> str:
         "pipeline": {
             "schedule": plan.schedule,
             "chunks": plan.chunks,
+            "split": split,
             "stages": wrap(f"STAGES = [{', '.join(table)}]", 0),
             "tied": bool(groups),
             "shared": _is_shared(plan),

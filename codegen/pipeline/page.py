@@ -8,9 +8,9 @@ from ..report.facts import time_unit
 from ..report.page import Bar, common, memory, step
 from ..templates import environment
 from .facts import PipelineFacts
-from .timeline import runs
+from .runs import runs
 
-_COLORS = {"forward": "compute", "backward": "weights", "update": "gradients"}
+_COLORS = {"forward": "compute", "backward": "weights", "weights": "states", "update": "gradients"}
 MOST_SLOTS = 4000  # that are drawn, the first of them
 
 
@@ -27,13 +27,14 @@ class Slot:
 
 def page(facts: PipelineFacts) -> str:
     """The HTML of a report."""
-    held = [memory(stage) for stage in facts.stages]
+    held, slots = [memory(stage) for stage in facts.stages], _slots(facts)
     return (
         environment(html=True)
         .get_template("show_pipeline.html")
         .render(
             steps=_steps(facts),
-            slots=_slots(facts),
+            slots=slots,
+            split=any(slot.color == _COLORS["weights"] for slot in slots),
             rows=facts.plan.size,
             memory=[replace(bar, name=f"stage {number}") for number, bar in enumerate(held)],
             kinds=max(held, key=lambda bar: len(bar.segments)).segments,
@@ -52,8 +53,8 @@ def _steps(facts: PipelineFacts) -> list[Bar]:
 
 
 def _slots(facts: PipelineFacts) -> list[Slot]:
-    found = runs(facts.plan, facts.priced)
-    whole = max(run.start_ns + run.length_ns for run in found)
+    found = runs(facts.plan, facts.priced.stages)
+    whole = max(run.end_ns for run in found)
     made = []
     for run in sorted(found, key=lambda run: run.start_ns)[:MOST_SLOTS]:
         what = f", micro-batch {run.micro_batch}" if run.micro_batch >= 0 else ""

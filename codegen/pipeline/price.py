@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..items import Phase, Priced
+from ..items import Priced
 from ..price import priced as priced_stage
+from .runs import runs
 from .schedules import step_ns
 
 if TYPE_CHECKING:
@@ -26,14 +27,17 @@ class PipelinePriced:
         """How long every stage works in a step."""
         return tuple(stage.objective_ns for stage in self.stages)
 
-    def phase_ns(self, stage: int, phase: Phase) -> int:
-        """How long a stage works in one phase, of all micro-batches."""
-        return sum(item.total_ns for item in self.stages[stage].items if item.phase == phase)
-
 
 def priced(plan: PipelinePlan) -> PipelinePriced:
-    """The predicted time and memory: a device holds all its stages."""
+    """The predicted time and memory: a device holds all its stages.
+
+    Where backwards are split, the step is the time of all slots, each as early as it can be.
+    """
     stages = tuple(map(priced_stage, plan.parts))
-    busy_ns = [stage.objective_ns for stage in stages]
     held = [sum(stage.memory_bytes for stage in stages[device :: plan.size]) for device in range(plan.size)]
-    return PipelinePriced(stages, step_ns(plan.size, plan.chunks, plan.micro_batches, busy_ns), max(held))
+    if plan.schedule == "zero-bubble":
+        step = max(run.end_ns for run in runs(plan, stages))
+    else:
+        busy_ns = [stage.objective_ns for stage in stages]
+        step = step_ns(plan.size, plan.chunks, plan.micro_batches, busy_ns)
+    return PipelinePriced(stages, step, max(held))

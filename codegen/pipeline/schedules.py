@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeAlias
 
-from ...formulation.pipeline.orders import Orders, gpipe, interleaved, one_f_one_b
+from ...formulation.pipeline.orders import Orders, gpipe, interleaved, one_f_one_b, zero_bubble
 from ...model.errors import PartitaError
 
 Schedule: TypeAlias = Callable[[int, int, int], Orders]
@@ -15,6 +15,7 @@ Schedule: TypeAlias = Callable[[int, int, int], Orders]
 SCHEDULES: dict[str, Schedule] = {
     "1f1b": lambda devices, chunks, micros: one_f_one_b(devices, micros),
     "gpipe": lambda devices, chunks, micros: gpipe(devices, micros),
+    "zero-bubble": lambda devices, chunks, micros: zero_bubble(devices, micros),
     "interleaved": lambda devices, chunks, micros: interleaved(devices, micros, chunks),
 }
 
@@ -30,10 +31,11 @@ def orders(schedule: str, devices: int, chunks: int, micro_batches: int) -> Orde
 
 @cache
 def in_flight(schedule: str, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
-    """Of how many micro-batches a stage keeps activations at once, at the most."""
-    now = most = 0
-    for slot in orders(schedule, devices, chunks, micro_batches)[stage % devices]:
-        if slot.stage == stage and slot.kind in ("F", "B"):
+    """Of how many micro-batches a stage keeps activations at once, at the most: until all its gradients are known."""
+    found, now, most = orders(schedule, devices, chunks, micro_batches), 0, 0
+    last = "W" if any(slot.kind == "W" for slot in found[0]) else "B"
+    for slot in found[stage % devices]:
+        if slot.stage == stage and slot.kind in ("F", last):
             now += 1 if slot.kind == "F" else -1
             most = max(most, now)
     return most

@@ -90,7 +90,7 @@ def common(
     uneven = used.uneven or any(map(_uneven_weights, plans))
     modes = frozenset[str]().union(*(m.modes for m in modules))
     return {
-        "imports": _imports(used, modes),
+        "imports": imports(used, modes),
         "programs": bool(programs),
         "collectives": collectives,
         "resting": any(step.zero for step in steps),
@@ -163,18 +163,21 @@ def _spaced(program: str) -> str:
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
 
-def _imports(used: Used, modes: Set[str] = frozenset()) -> list[str]:
+def imports(used: Used, modes: Set[str] = frozenset(), split: bool = False) -> list[str]:
+    """What the program imports; `split`: backward runs in two parts."""
     again = ["CheckpointPolicy", "checkpoint", "create_selective_checkpoint_contexts"]
     again = again if "selective" in modes else again[1:2]
     names = ["math", "os", "sys", *(["weakref"] if "regathered" in used.helpers else []), "zlib"]
     return [
         *(f"import {name}" for name in names),
+        *(["from collections import Counter"] if split else []),
         "from functools import partial",
         "",
         "import torch",
         "import torch.distributed as dist",
         "import torch.nn.functional as F",
         "from torch import nn",
+        *(["from torch.autograd.graph import GradientEdge"] if split else []),
         *([f"from torch.utils.checkpoint import {', '.join(again)}"] if modes else []),
     ]
 

@@ -17,7 +17,7 @@ from ...model.pcg import PCG, SOURCES
 from ...model.sparse import sparse_tables
 from .. import defaults
 from ..program.data import sample_lines, synthetic_lines
-from ..program.emit import _OPTIMIZERS, _counters, _imports, _spaced, _values
+from ..program.emit import _OPTIMIZERS, _counters, _spaced, _values, imports
 from ..program.losses import counted
 from ..program.moves import Used
 from ..templates import environment
@@ -194,7 +194,7 @@ def _named(piece: Piece, names: dict[tuple[int, ...], str]) -> Piece:
 
 
 def _import_lines(used: Used, swapped: bool, partial: bool) -> list[str]:
-    lines = _imports(used)
+    lines = imports(used)
     names = [*(["partial"] if partial else []), *(["reduce"] if "added" in used.helpers else [])]
     lines[lines.index("from functools import partial")] = f"from functools import {', '.join(names)}"
     lines = [line for line in lines if line != "from functools import "]

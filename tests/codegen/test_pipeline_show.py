@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_all_is_shown(plan: PipelinePlan, tmp_path: Path, partita: Run) -> None:
     events = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
     for device, busy in enumerate(priced(plan).busy_ns):
         own = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == device)
-        assert all(end <= start + 1e-6 for (_, end), (start, _) in zip(own, own[1:], strict=False))
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(own))
         assert sum(round(1e3 * (end - start)) for start, end in own) == busy
     assert max(e["ts"] + e["dur"] for e in events) * 1e3 <= priced(plan).objective_ns + 1
     assert {e["args"].get("micro_batch") for e in events} == {0, 1, 2, 3, None}
