@@ -170,7 +170,6 @@ def imports(used: Used, modes: Set[str] = frozenset(), split: bool = False) -> l
     names = ["math", "os", "sys", *(["weakref"] if "regathered" in used.helpers else []), "zlib"]
     return [
         *(f"import {name}" for name in names),
-        *(["from collections import Counter"] if split else []),
         "from functools import partial",
         "",
         "import torch",
