@@ -160,7 +160,7 @@ def _rows(residual: Row, size: int) -> Iterator[Row]:
         if size == 1:
             yield ()
         return
-    for factor in _divisors(math.gcd(residual[0], size)):
+    for factor in divisors(math.gcd(residual[0], size)):
         for rest in _rows(residual[1:], size // factor):
             yield (factor, *rest)
 
@@ -171,13 +171,13 @@ def _canonical(residual: Row, count: int, bound: Row) -> Iterator[tuple[Row, ...
         if math.prod(residual) > 1 and residual <= bound:
             yield (residual,)
         return
-    for row in product(*map(_divisors, residual)):
+    for row in product(*map(divisors, residual)):
         if row <= bound and math.prod(row) > 1:
             for rest in _canonical(_divide(residual, row), count - 1, row):
                 yield (row, *rest)
 
 
-def _divisors(n: int) -> list[int]:
+def divisors(n: int) -> list[int]:
     """Divisors of n, descending."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)}, reverse=True)

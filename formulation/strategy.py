@@ -111,6 +111,8 @@ def _rows(pcg: PCG, index: int) -> Iterator[Row]:
             node.gradient,
             node.dtype in FLOATS,
         )
+        if node.get("loose"):
+            yield Row((), P)
         # Joined tables are never addends: at P they are spread.
         yield from (row for row in derived if P not in row.inputs or not table_rows(pcg.nodes[node.inputs[0]]))
         sources = tuple(pcg.nodes[i] for i in node.inputs)

@@ -1,0 +1,107 @@
+"""What a pipeline costs: the outer problem, of which every stage is a cost network of its own.
+
+A configuration lays the pipeline's axis on the levels of the machine (its *row*), an inner mesh on what is left to a
+stage, and cuts the batch into K micro-batches. Stage s is busy W_s ns in a step: K times what it does with a
+micro-batch, and what it does once a step. All stages wait for the slowest, and once for all others:
+
+    step = max_s W_s + ⌈(Σ_s W_s - max_s W_s) / (K v)⌉
+
+For equal stages that is exactly how long 1F1B, GPipe and interleaved 1F1B take (v chunks a device shorten what is
+waited for; their W is summed by device). For unequal ones it is what holds whatever the shares of forward and backward
+are: with K t_s = W_s, a micro-batch passes all stages in Σ t_s, and the slowest adds (K - 1) max t_s. 1F1B never takes
+longer; GPipe does where one stage is slowest forward and another backward.
+
+What bounds rest on:
+
+- the step grows with every W_s: bounds of stages give a bound of the step;
+- a stage that keeps fewer micro-batches needs less memory, and nothing else changes: W_s never grows from a stage to
+  the next one with the same content;
+- with no limit of memory, W_s never falls when micro-batches are cut finer by a whole factor (`solvers/search.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import prod
+
+from .pipeline.orders import interleaved
+from .placement import Placement, Row, divisors
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Configuration:
+    """One choice of what is outside of the stages; `row` all ones is no pipeline.
+
+    `row` is the factor of the pipeline's axis on every level of the machine, `matrix` the inner mesh of a stage on
+    what is left of them.
+    """
+
+    row: Row
+    matrix: tuple[Row, ...]
+    micro_batches: int
+    schedule: str = "1f1b"
+    chunks: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Places in the pipeline: p."""
+        return prod(self.row)
+
+    @property
+    def stages(self) -> int:
+        """Parts of the model: p v."""
+        return self.devices * self.chunks
+
+    @property
+    def placement(self) -> Placement:
+        """The inner mesh on the stage machine."""
+        return Placement(tuple(map(prod, self.matrix)), self.matrix)
+
+    def in_flight(self, stage: int) -> int:
+        """Micro-batches of which `stage` keeps activations at once."""
+        return in_flight(self.schedule, self.devices, self.chunks, self.micro_batches, stage)
+
+    def step_ns(self, busy_ns: Sequence[int]) -> int:
+        """The step, of what every stage (in the model's order) is busy."""
+        return step_ns(self.devices, self.chunks, self.micro_batches, busy_ns)
+
+
+def rows(hierarchy: Sequence[int], stages: int | None = None) -> Iterator[Row]:
+    """The factors that a pipeline can have on the levels of a machine, of `stages` devices or of any number above 1."""
+    for row in product(*map(divisors, hierarchy)):
+        if prod(row) == stages or (stages is None and prod(row) > 1):
+            yield row
+
+
+def in_flight(schedule: str, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
+    """Micro-batches whose activations `stage` (of devices · chunks, from 0) keeps at once."""
+    if schedule == "1f1b":
+        return min(micro_batches, devices - stage)
+    if schedule == "gpipe":
+        return micro_batches
+    return _peaks(devices, chunks, min(micro_batches, 3 * devices))[stage]  # the same groups again and again from there
+
+
+def step_ns(devices: int, chunks: int, micro_batches: int, busy_ns: Sequence[int]) -> int:
+    """The predicted step of stages that are busy so long, given in the model's order: stage s lies on device s mod p.
+
+    >>> step_ns(2, 1, 4, [100, 60])  # a quarter of the faster one's time is waited for
+    115
+    """
+    loads = [sum(busy_ns[device::devices]) for device in range(devices)]
+    longest = max(loads)
+    return longest + -(-(sum(loads) - longest) // (micro_batches * chunks))
+
+
+@cache
+def _peaks(devices: int, chunks: int, micro_batches: int) -> tuple[int, ...]:
+    """Of every stage of interleaved 1F1B the most micro-batches between their forward and the end of their backward."""
+    now, most = [0] * (devices * chunks), [0] * (devices * chunks)
+    for order in interleaved(devices, micro_batches, chunks):
+        for kind, stage, _ in order:
+            now[stage] += 1 if kind == "F" else -1
+            most[stage] = max(most[stage], now[stage])
+    return tuple(most)
