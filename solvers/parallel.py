@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -74,6 +75,28 @@ class Serial(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+class Later(Executor):
+    """This thread for the first seconds, then as many processes as `workers`: what is done soon needs none.
+
+    For one worker this thread only. Use it as a context.
+    """
+
+    def __init__(self, workers: int, seconds: float = 3.0) -> None:
+        self._workers, self._until = workers, time.monotonic() + seconds
+        self._now: Executor = Serial()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """A future, which is done where this thread does it."""
+        if isinstance(self._now, Serial) and self._workers > 1 and time.monotonic() > self._until:
+            self._now = Processes(self._workers)
+        return self._now.submit(fn, *args, **kwargs)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> bool | None:
+        return self._now.__exit__(kind, error, at)
 
 
 class Processes(ProcessPoolExecutor):

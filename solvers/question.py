@@ -25,7 +25,8 @@ class Question:
 
     Placements of so many axes that one elimination takes about `most_work` additions are left out. Without `bundles`
     no branches run side by side. Where `pcg` has several ways to compute nodes, `plain` is the graph without: it stands
-    in for placements of so many axes that only the other one is too wide.
+    in for placements of so many axes that only the other one is too wide. `recompute` are the modes that a segment may
+    have.
     """
 
     pcg: PCG
@@ -39,6 +40,12 @@ class Question:
     most_work: float = inf
     bundles: bool = True
     plain: PCG | None = None
+    recompute: tuple[str, ...] = ("none",)
+
+    @property
+    def fastest(self) -> tuple[str, ...]:
+        """The modes among which a plan chooses where memory is no matter: nothing is gained by computing it again."""
+        return ("none",) if "none" in self.recompute else self.recompute
 
     def encoding(self, placement: Placement, k: int, plain: bool = False) -> Encoding:
         return encode(

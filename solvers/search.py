@@ -124,8 +124,8 @@ class _Search:
             self._push(_Candidate(False, self.floor, False, first, number))
         candidate: _Candidate | None = None
         try:
-            self.rich = self._quick(plain=False)
-            self.axes = self._quick(plain=True) if self.question.plain else self.rich
+            self.rich = quick_axes(self.question, plain=False)
+            self.axes = quick_axes(self.question, plain=True) if self.question.plain else self.rich
             self._dive()
             while self.queue and self.left() > 0 and not self.interrupted:
                 candidate = heapq.heappop(self.queue)
@@ -212,7 +212,7 @@ class _Search:
             answer = self._solve(encoding.network, candidate.bound, gap, quick=not candidate.fine)
             self._offer(encoding, answer, candidate, later)
             return
-        lifted = replace(encoding.network, capacities=(_unbounded(encoding.network),))
+        lifted = replace(encoding.network, capacities=(unbounded(encoding.network),))
         relaxed = self._solve(lifted, candidate.bound, self.limits.gap, fits=False)
         if relaxed.status is Status.INFEASIBLE:
             return
@@ -236,26 +236,6 @@ class _Search:
             for k in self.question.micro_batches:
                 if k > candidate.k and k % candidate.k == 0 and not self._between(candidate.k, k):
                     self._push(_Candidate(candidate.fine, bound, False, k, candidate.number))
-
-    def _quick(self, plain: bool) -> int:
-        """For how many axes formulating and eliminating is quick, judged by the shortest axis, which splits most."""
-        most = max(len(p.sizes) for p in self.question.placements)
-        if most == 1 or self.question.most_work == inf:
-            return most
-        hierarchy = self.question.machine.hierarchy
-        size, level = min((d, i) for i, n in enumerate(hierarchy) for d in divisors(n) if d > 1)
-        narrow = Placement((size,), (tuple(size if i == level else 1 for i in range(len(hierarchy))),))
-        try:
-            encoding = self.question.encoding(narrow, min(self.question.micro_batches), plain)
-            circuit = compile_network(encoding.network)
-        except TooWideError:
-            return 1
-        layouts = [len(table.codes) for table in {id(t): t for t in encoding.tables.values()}.values()]
-
-        def work(axes: int) -> float:
-            return circuit.work(axes) + sum(float(n) ** (3 * axes) for n in layouts)  # a table's closure is cubic
-
-        return max((n for n in range(1, most + 1) if work(n) <= self.question.most_work), default=1)
 
     def _between(self, low: int, high: int) -> bool:
         return any(low < k < high and k % low == 0 and high % k == 0 for k in self.question.micro_batches)
@@ -296,7 +276,28 @@ class _Search:
             self.best = encoding, solution
 
 
-def _unbounded(network: Network) -> int:
+def quick_axes(question: Question, plain: bool) -> int:
+    """For how many axes formulating and eliminating is quick, judged by the shortest axis, which splits most."""
+    most = max(len(p.sizes) for p in question.placements)
+    if most == 1 or question.most_work == inf:
+        return most
+    hierarchy = question.machine.hierarchy
+    size, level = min((d, i) for i, n in enumerate(hierarchy) for d in divisors(n) if d > 1)
+    narrow = Placement((size,), (tuple(size if i == level else 1 for i in range(len(hierarchy))),))
+    try:
+        encoding = question.encoding(narrow, min(question.micro_batches), plain)
+        circuit = compile_network(encoding.network)
+    except TooWideError:
+        return 1
+    layouts = [len(table.codes) for table in {id(t): t for t in encoding.tables.values()}.values()]
+
+    def work(axes: int) -> float:
+        return circuit.work(axes) + sum(float(n) ** (3 * axes) for n in layouts)  # a table's closure is cubic
+
+    return max((n for n in range(1, most + 1) if work(n) <= question.most_work), default=1)
+
+
+def unbounded(network: Network) -> int:
     """A capacity that no assignment reaches."""
     return sum(int(t.max()) for term in network.terms() for t in (term.use, term.extra) if t is not None)
 

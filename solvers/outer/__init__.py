@@ -1,0 +1,1 @@
+"""The outer search: pipelines, placements and micro-batches around the cost networks of stages."""

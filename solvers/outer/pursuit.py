@@ -1,0 +1,363 @@
+"""One configuration, lazily: the master problem over what is known of the parts, until its optimum is known.
+
+The master chooses the cuts for bounds alone. What it chose is asked of the parts, which raises bounds, and the master
+chooses again; when all that it chose is known, that is the optimum. Both sides of a boundary must agree on layouts:
+where they do not, the boundary is split into one place for each of the layouts that they took, and one for all others.
+So few of the parts, and few of the layouts, are ever solved for. Weights that several stages have are agreed on alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from fractions import Fraction
+from itertools import product
+from math import ceil, inf
+from time import monotonic
+from typing import Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ...formulation.network import INFINITE
+from ...formulation.outer import Configuration
+from ...model.layout import Layout
+from .known import ANY, Answer, Known, Letters, Need, Query, Side
+from .master import Times, best_path
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+Place: TypeAlias = tuple[int, Side]
+"""A boundary, and the layouts that are meant there."""
+
+
+class Level(IntEnum):
+    """How closely parts are solved."""
+
+    RELAXED = 0  # bounds, without a limit of memory
+    PRICED = 1  # by prices of memory alone
+    CLOSED = 2  # within the gap that is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How far a part is solved: a time of `cutoff` or more is not wanted, nor one closer to the optimum than `gap`."""
+
+    level: Level
+    gap: float = 0.0
+    cutoff: int | None = None
+    seconds: float = inf
+
+
+class Parts(Protocol):
+    """The parts of a model in one configuration, whose times can be asked for."""
+
+    @property
+    def floors(self) -> Times:
+        """[n, n]: no time of part (i, j) is less, and those of disjoint parts add up; INFINITE where i >= j."""
+        ...
+
+    @property
+    def handed(self) -> Times:
+        """[n]: no less comes on top of it at a boundary."""
+        ...
+
+    @property
+    def stages(self) -> npt.NDArray[np.bool_]:
+        """[n, n]: which parts can be stages."""
+        ...
+
+    def kind(self, i: int, j: int) -> Hashable:
+        """Equal for parts that compute the same."""
+        ...
+
+    def group(self, boundary: int) -> Hashable:
+        """Equal for boundaries that tensors of the same form cross."""
+        ...
+
+    def shared(self, i: int, j: int) -> tuple[bool, ...]:
+        """Of every weight that several stages may have, whether this part has it and leaves it to others too."""
+        ...
+
+    def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
+        """The least time of a part."""
+        ...
+
+    def need(self, i: int, j: int, in_flight: int) -> Need:
+        """The least memory of a part inside of any other, whatever time it takes."""
+        ...
+
+
+@dataclass(slots=True)
+class State:
+    """What is known of a configuration; it can be put aside, and taken up again elsewhere."""
+
+    bound: int = 0
+    known: Known = field(default_factory=Known)
+    sides: dict[Hashable, tuple[Side, ...]] = field(default_factory=dict)  # of groups of boundaries
+    shared: dict[int, tuple[Side, ...]] = field(default_factory=dict)  # of weights that several stages have
+    tried: dict[tuple[Hashable, Query, Level], int] = field(default_factory=dict)  # under which cutoff
+    solved: int = 0
+    kept: int = 0  # of the solved, those that were solved before
+    options: int = 0  # of the largest network
+    seconds: float = 0.0  # in all
+    solving: float = 0.0  # of these, in solvers
+    missing: int | None = None  # bytes that some part misses at the least
+    refusal: str = ""  # why a part has no network
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A plan of a pipeline: the boundaries where it is cut, and the solution of every stage."""
+
+    objective: int
+    bounds: tuple[int, ...]
+    answers: tuple[Answer, ...]
+
+
+def pursue(parts: Parts, configuration: Configuration, state: State, reach: int, effort: Effort) -> Stages | None:
+    """Raise the bound of a configuration until it is `reach` or proved best within the effort; the best plan found.
+
+    `effort.cutoff` is not used: it follows from `reach`.
+    """
+    return _Pursuit(parts, configuration, state, reach, effort).run()
+
+
+def raise_bound(parts: Parts, configuration: Configuration, state: State) -> None:
+    """Raise the bound of a configuration by what is known of its parts."""
+    _Pursuit(parts, configuration, state, INFINITE, Effort(Level.RELAXED)).raise_bound()
+
+
+class _Pursuit:
+    def __init__(self, parts: Parts, configuration: Configuration, state: State, reach: int, effort: Effort) -> None:
+        self.parts, self.configuration, self.state = parts, configuration, state
+        self.reach, self.effort = reach, effort
+        self.until = monotonic() + effort.seconds
+        self.floors, self.handed, self.stages = parts.floors, parts.handed, parts.stages
+        self.count = len(self.floors)
+        self.rounds = configuration.micro_batches * configuration.chunks
+        self.kinds: dict[Hashable, list[tuple[int, int]]] = {}
+        for i, j in np.argwhere(self.stages).tolist():
+            self.kinds.setdefault(parts.kind(i, j), []).append((i, j))
+        self.bounds: dict[tuple[Hashable, Query], int] = {}
+        self.least: dict[int, Times] = {}
+        self.has_shared = np.array([[parts.shared(i, j) for j in range(self.count)] for i in range(self.count)])
+
+    def run(self) -> Stages | None:
+        """Choose, ask, and choose again."""
+        state = self.state
+        while True:
+            chosen = self.raise_bound()
+            if chosen is None:
+                return None
+            places, queries = chosen
+            if state.bound >= self.reach or monotonic() > self.until:
+                return None
+            wanted = self._wanted(places, queries)
+            if wanted is not None:
+                self._ask(*wanted)
+                continue
+            answers = [self._best(places, queries, s) for s in range(len(queries))]
+            found = tuple(a for a in answers if a is not None)
+            if len(found) < len(answers):  # without memory only bounds are wanted; else none was found in time
+                return None
+            apart, parted = self._disagreements(places, found), self._parted(places, found)
+            if not apart and not parted:
+                step = self.configuration.step_ns([a.objective or 0 for a in found])
+                return Stages(step, tuple(b for b, _ in places), found)
+            _split(state.sides, apart)
+            _split(state.shared, parted)
+
+    def raise_bound(self) -> tuple[list[Place], list[Query]] | None:
+        """What the master chooses; None where there is no path."""
+        chosen = self._choose()
+        self.state.bound = max(self.state.bound, INFINITE if chosen is None else chosen[0])
+        return None if chosen is None else chosen[1:]
+
+    def _choose(self) -> tuple[int, list[Place], list[Query]] | None:
+        """The least step that is not excluded: its cuts with the sides taken there, and what it asks of every stage."""
+        parts, p = self.parts, self.configuration.stages
+        places = [(0, ANY)]
+        for b in range(1, self.count - 1):
+            places += [(b, side) for side in self.state.sides.get(parts.group(b), (ANY,))]
+        places.append((self.count - 1, ANY))
+        best: tuple[int, list[Place], list[Query]] | None = None
+        weights = range(len(parts.shared(0, self.count - 1)))
+        for shared in product(*(self.state.shared.get(w, (ANY,)) for w in weights)):
+            flights = [self._in_flight(s) for s in range(p)]
+            times = {f: self._times(places, f, shared) for f in set(flights)}
+            path = best_path([times[f] for f in flights], self.rounds)
+            if path is None or (best is not None and path.objective >= best[0]):
+                continue
+            taken = [places[node] for node in path.nodes]
+            queries = [self._query(taken[s], taken[s + 1], flights[s], shared) for s in range(p)]
+            best = path.objective, taken, queries
+        return best
+
+    def _in_flight(self, stage: int) -> int:
+        return 0 if self.effort.level is Level.RELAXED else self.configuration.in_flight(stage)
+
+    def _query(self, left: Place, right: Place, in_flight: int, shared: Sequence[Side]) -> Query:
+        has = self.parts.shared(left[0], right[0])
+        return Query(in_flight, left[1], right[1], tuple(x if h else ANY for h, x in zip(has, shared, strict=True)))
+
+    def _times(self, places: Sequence[Place], in_flight: int, shared: Sequence[Side]) -> Times:
+        """What is proved of every part between two places."""
+        at: dict[int, list[int]] = {}
+        for node, (b, _) in enumerate(places):
+            at.setdefault(b, []).append(node)
+        index = [b for b, _ in places]
+        times = self._least(in_flight)[np.ix_(index, index)].copy()
+        for kind in self.state.known.answers:
+            for i, j in self.kinds.get(kind, ()):
+                for u, v in product(at[i], at[j]):
+                    query = self._query(places[u], places[v], in_flight, shared)
+                    times[u, v] = max(times[u, v], self._bound(kind, query))
+        return times
+
+    def _least(self, in_flight: int) -> Times:
+        """What every part takes at the least, as far as that follows from what is known of parts inside of it."""
+        if in_flight not in self.least:
+            known, handed = self.state.known, self.handed
+            inside = self.floors.copy()
+            for i, j, kind in self._asked():
+                inside[i, j] = max(inside[i, j], known.inside(kind, 0))
+            inside = _added(inside)
+            most = inside.copy()
+            for i, j, kind in self._asked():
+                for flight in {q.in_flight for q, _ in known.answers[kind] if 0 < q.in_flight <= in_flight}:
+                    value = known.inside(kind, flight)
+                    rest = inside[: i + 1, i, None] + inside[None, j, j:] + value
+                    most[: i + 1, j:] = np.maximum(most[: i + 1, j:], rest)
+            most = np.minimum(most + handed[:, None] + handed[None, :], INFINITE)
+            self.least[in_flight] = np.where(self.stages & self._fits(in_flight), most, INFINITE)
+        return self.least[in_flight]
+
+    def _fits(self, in_flight: int) -> npt.NDArray[np.bool_]:
+        """[n, n]: which parts are not known to need more memory than they have, by what is known of parts inside."""
+        own, room = np.zeros_like(self.floors), np.full_like(self.floors, INFINITE)
+        shared = np.zeros(len(self.parts.shared(0, self.count - 1)), dtype=np.int64)
+        for kind, needs in self.state.known.needs.items() if in_flight else ():
+            for need in (need for flight, need in needs.items() if flight <= in_flight):
+                shared = np.maximum(shared, need.shared or 0)
+                for i, j in self.kinds.get(kind, ()):
+                    own[i, j] = max(own[i, j], need.bytes)
+                    room[: i + 1, j:] = np.minimum(room[: i + 1, j:], need.room)
+        return _added(own) + self.has_shared @ shared <= room
+
+    def _asked(self) -> Iterator[tuple[int, int, Hashable]]:
+        """The parts of which something is known."""
+        for kind in self.state.known.answers:
+            for i, j in self.kinds.get(kind, ()):
+                yield i, j, kind
+
+    def _bound(self, kind: Hashable, query: Query) -> int:
+        if (kind, query) not in self.bounds:
+            self.bounds[kind, query] = self.state.known.bound(kind, query)
+        return self.bounds[kind, query]
+
+    def _wanted(self, places: list[Place], queries: list[Query]) -> tuple[int, int, Query, int] | None:
+        """The stage of the chosen that takes longest and is not known yet: its part, what is asked, and the cutoff."""
+        spans = [(places[s][0], places[s + 1][0]) for s in range(len(queries))]
+        busy = [
+            max(int(self._least(q.in_flight)[i, j]), self._bound(self.parts.kind(i, j), q))
+            for (i, j), q in zip(spans, queries, strict=True)
+        ]
+        for s in sorted(range(len(busy)), key=lambda s: -busy[s]):
+            kind, cutoff = self.parts.kind(*spans[s]), self._cutoff(busy, s)
+            if not self._settled(kind, queries[s], busy[s], cutoff):
+                return (*spans[s], queries[s], cutoff)
+        return None
+
+    def _settled(self, kind: Hashable, query: Query, bound: int, cutoff: int) -> bool:
+        """Whether no more is asked of a part with this effort."""
+        if bound >= INFINITE:
+            return True
+        best = self.state.known.best(kind, query)
+        if best is not None and best.objective is not None and self._close(best.objective, bound):
+            return True
+        return any(
+            self.state.tried.get((kind, query, level), -1) >= cutoff for level in Level if level >= self.effort.level
+        )
+
+    def _close(self, objective: int, bound: int) -> bool:
+        return bound >= ceil(objective - abs(objective) * Fraction(self.effort.gap))
+
+    def _cutoff(self, busy: list[int], stage: int) -> int:
+        """The least time of a stage with which the step reaches `reach`, where the others take what is proved."""
+        if self.reach >= INFINITE:
+            return INFINITE
+        low, high = busy[stage], self.reach
+        while low < high:
+            middle = (low + high) // 2
+            step = self.configuration.step_ns([*busy[:stage], middle, *busy[stage + 1 :]])
+            low, high = (low, middle) if step >= self.reach else (middle + 1, high)
+        return low
+
+    def _ask(self, i: int, j: int, query: Query, cutoff: int) -> None:
+        effort = Effort(self.effort.level, self.effort.gap, cutoff, self.until - monotonic())
+        answer = self.parts.solve(i, j, query, effort)
+        kind = self.parts.kind(i, j)
+        self.state.known.add(kind, query, answer)
+        self.state.tried[kind, query, self.effort.level] = cutoff
+        self.state.solved += 1
+        self.state.refusal = self.state.refusal or answer.refusal
+        if answer.missing is not None:
+            self.state.missing = min(answer.missing, self.state.missing or answer.missing)
+        self.bounds = {key: bound for key, bound in self.bounds.items() if key[0] != kind}
+        if answer.inside:
+            self.least = {}
+        if answer.bound >= INFINITE and query.in_flight:
+            self._weigh(i, j, query.in_flight)
+
+    def _weigh(self, i: int, j: int, in_flight: int) -> None:
+        """Learn what all within a part that does not fit needs, which tells of other parts too."""
+        needs = self.state.known.needs
+        for a, b in ((i, j), *((k, k + 1) for k in range(i, j))):
+            own = needs.setdefault(self.parts.kind(a, b), {})
+            if in_flight not in own:
+                own[in_flight] = self.parts.need(a, b, in_flight)
+        self.least = {}
+
+    def _best(self, places: list[Place], queries: list[Query], stage: int) -> Answer | None:
+        kind = self.parts.kind(places[stage][0], places[stage + 1][0])
+        return self.state.known.best(kind, queries[stage])
+
+    def _disagreements(self, places: list[Place], answers: Sequence[Answer]) -> dict[Hashable, list[Letters]]:
+        """The groups of boundaries on whose layouts stages do not agree, with those taken."""
+        apart: dict[Hashable, list[Letters]] = {}
+        for s in range(1, len(answers)):
+            before, after = answers[s - 1].ends[1], answers[s].ends[0]
+            if before != after:
+                apart.setdefault(self.parts.group(places[s][0]), []).extend((before, after))
+        return apart
+
+    def _parted(self, places: list[Place], answers: Sequence[Answer]) -> dict[int, list[Letters]]:
+        """The weights that stages do not store alike, with the layouts taken."""
+        has = [self.parts.shared(places[s][0], places[s + 1][0]) for s in range(len(answers))]
+        stored = {
+            w: _taken(a.ends[2][w] for a, own in zip(answers, has, strict=True) if own[w]) for w in range(len(has[0]))
+        }
+        return {w: letters for w, letters in stored.items() if len(set(letters)) > 1}
+
+
+def _added(inside: Times) -> Times:
+    """[n, n]: the most that is proved of any disjoint parts of each part together; 0 where i = j."""
+    n = len(inside)
+    added = np.where(np.triu(np.ones((n, n)), 1) > 0, inside, 0)
+    for length in range(2, n):
+        for i in range(n - length):
+            j = i + length
+            added[i, j] = max(added[i, j], int((added[i, i + 1 : j] + added[i + 1 : j, j]).max()))
+    return np.minimum(added, INFINITE)
+
+
+def _split(sides: dict[_Key, tuple[Side, ...]], apart: Mapping[_Key, list[Letters]]) -> None:
+    """Look at each of these layouts by itself."""
+    for key, letters in apart.items():
+        sides[key] = tuple(part for side in sides.get(key, (ANY,)) for part in side.split(letters))
+
+
+def _taken(layouts: Iterable[Layout | None]) -> list[Letters]:
+    return [(layout,) for layout in layouts if layout is not None]

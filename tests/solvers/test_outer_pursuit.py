@@ -1,0 +1,144 @@
+"""The lazy search of one configuration on parts whose times are made up, against looking at everything."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations, pairwise, product
+
+import numpy as np
+import pytest
+
+from partita.formulation.network import INFINITE
+from partita.formulation.outer import Configuration
+from partita.solvers.outer.known import Answer, Need, Query
+from partita.solvers.outer.pursuit import Effort, Level, State, pursue
+
+LAYOUTS = ((0,), (1,), (2,))
+OPTIONS = 3
+
+
+class Made:
+    """Segments in a row, each with options of a time, static bytes and bytes a micro-batch in flight.
+
+    Options of neighbours, and an end with the layout there, cost something together. The first and the last segment
+    have a weight in common, stored as their option is odd or even.
+    """
+
+    def __init__(self, rng: random.Random, segments: int, repeated: bool, tied: bool, capacity: int) -> None:
+        def table(*shape: int, most: int = 60) -> np.ndarray:
+            return np.array([rng.randint(0, most) for _ in range(int(np.prod(shape)))]).reshape(shape)
+
+        each = [
+            (table(OPTIONS, most=200) + 50, table(OPTIONS, most=9), table(OPTIONS, most=9)) for _ in range(segments)
+        ]
+        if repeated:
+            each[1:-1] = [each[1]] * (segments - 2)
+        self.segments, self.tied, self.capacity = each, tied, capacity
+        self.inner, self.left, self.right = table(OPTIONS, OPTIONS), table(3, OPTIONS), table(OPTIONS, 3)
+        n = segments + 1
+        self.floors = np.full((n, n), INFINITE)
+        for i, j in combinations(range(n), 2):
+            self.floors[i, j] = sum(int(own[0].min()) for own in each[i:j])
+        self.handed = np.zeros(n, dtype=np.int64)
+        self.stages = self.floors < INFINITE
+        self.asked = 0
+
+    def kind(self, i: int, j: int) -> object:
+        return tuple(id(own) for own in self.segments[i:j]), i == 0, j == len(self.segments)
+
+    def group(self, boundary: int) -> object:
+        return None
+
+    def shared(self, i: int, j: int) -> tuple[bool, ...]:
+        return ((i == 0) != (j == len(self.segments)) and self.tied,)
+
+    def need(self, i: int, j: int, in_flight: int) -> Need:
+        return Need(sum(int((s[1] + in_flight * s[2]).min()) for s in self.segments[i:j]), self.capacity, (0,))
+
+    def every(self, i: int, j: int, in_flight: int):
+        """All solutions of a part: time, left, right and stored layouts."""
+        last = len(self.segments)
+        for options in product(range(OPTIONS), repeat=j - i):
+            own = list(zip(self.segments[i:j], options, strict=True))
+            if in_flight and sum(s[1][x] + in_flight * s[2][x] for s, x in own) > self.capacity:
+                continue
+            time = sum(int(s[0][x]) for s, x in own)
+            time += sum(int(self.inner[a, b]) for a, b in pairwise(options))
+            stored = (options[0] % 2,) if i == 0 else (options[-1] % 2,) if j == last else None
+            for left, right in product(LAYOUTS if i else [None], LAYOUTS if j < last else [None]):
+                ends = int(self.left[left[0], options[0]]) if left else 0
+                ends += int(self.right[options[-1], right[0]]) if right else 0
+                yield time + ends, ((left,) if left else (), (right,) if right else (), (stored,))
+
+    def inside(self, i: int, j: int) -> int:
+        """The least time without ends."""
+        times = [0] * OPTIONS
+        for k in range(i, j):
+            own = self.segments[k][0]
+            before = [
+                min(times[a] + (int(self.inner[a, b]) if k > i else 0) for a in range(OPTIONS)) for b in range(OPTIONS)
+            ]
+            times = [before[b] + int(own[b]) for b in range(OPTIONS)]
+        return min(times)
+
+    def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
+        self.asked += 1
+        found = [x for x in self.every(i, j, query.in_flight) if query.admits(x[1])]
+        if not found:
+            return Answer(INFINITE)
+        time, ends = min(found)
+        if effort.level is Level.RELAXED:
+            return Answer(time, inside=self.inside(i, j))
+        if effort.cutoff is not None and time >= effort.cutoff:
+            return Answer(effort.cutoff)
+        return Answer(time, time, query.in_flight, ends, ())
+
+
+def best_of_all(made: Made, configuration: Configuration) -> int | None:
+    """The least step over all cuts and all solutions of the stages that agree."""
+    last, p, least = len(made.segments), configuration.stages, None
+    for inner in combinations(range(1, last), p - 1):
+        bounds = (0, *inner, last)
+        stages = []
+        for s in range(p):
+            fastest: dict[object, int] = {}
+            for time, ends in made.every(bounds[s], bounds[s + 1], configuration.in_flight(s)):
+                fastest[ends] = min(time, fastest.get(ends, time))
+            stages.append(fastest)
+        for taken in product(*stages):
+            agree = all(a[1] == b[0] for a, b in pairwise(taken))
+            stored = {taken[0][2], taken[-1][2]} if made.tied and p > 1 else {None}
+            if agree and len(stored) == 1:
+                step = configuration.step_ns([stages[s][ends] for s, ends in enumerate(taken)])
+                least = step if least is None else min(least, step)
+    return least
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_finds_the_best_of_all(seed: int) -> None:
+    rng = random.Random(seed)
+    made = Made(rng, rng.randint(3, 5), seed % 2 == 0, seed % 3 == 0, rng.randint(15, 60))
+    configuration = Configuration((rng.randint(1, 3),), ((1,),), rng.randint(1, 6), rng.choice(["1f1b", "gpipe"]))
+    expected, state = best_of_all(made, configuration), State()
+    relaxed = pursue(made, configuration, state, INFINITE, Effort(Level.RELAXED))
+    assert relaxed is None and state.bound <= (expected or INFINITE)
+    found = pursue(made, configuration, state, INFINITE, Effort(Level.CLOSED))
+    if expected is None:
+        assert found is None and state.bound >= INFINITE
+        return
+    assert found is not None and (found.objective, state.bound) == (expected, expected)
+    assert configuration.step_ns([a.objective for a in found.answers]) == expected
+    below, above = State(), State()
+    assert pursue(made, configuration, below, expected, Effort(Level.CLOSED)) is None and below.bound == expected
+    assert pursue(made, configuration, above, expected + 1, Effort(Level.CLOSED)).objective == expected
+
+
+def test_equal_layers_are_asked_once() -> None:
+    made = Made(random.Random(1), 40, True, False, 10**6)
+    made.every = lambda i, j, in_flight: iter(
+        [((j - i) * 100 + (i == 0), (((1,),) * (i > 0), ((1,),) * (j < 40), (None,)))]
+    )
+    state = State()
+    found = pursue(made, Configuration((8,), ((1,),), 64), state, INFINITE, Effort(Level.CLOSED))
+    assert found is not None and found.bounds == tuple(range(0, 41, 5))
+    assert made.asked < 80
