@@ -15,7 +15,7 @@ import typer
 
 from . import __version__
 from .codegen.report.terminal import leave, print_json, print_result, progress_shown, words_to_stderr
-from .codegen.request import DTYPES, OPTIMIZERS
+from .codegen.request import DTYPES, OPTIMIZERS, SCHEDULES
 from .model.errors import NoPlanError, PartitaError
 from .model.updates import STATISTICS
 
@@ -105,6 +105,10 @@ def plan(
         bool, typer.Option("--allow-unknown", help="Run operators without rules unsplit instead of refusing them.")
     ] = False,
     micro_batches: Annotated[int | None, typer.Option(help="Pieces of the batch, one after another.")] = None,
+    stages: Annotated[str, typer.Option(help="Of a pipeline: auto, or a number; 1 is none.")] = "auto",
+    schedule: Annotated[str, typer.Option(help=f"Of a pipeline: auto, {', '.join(SCHEDULES)}.")] = "auto",
+    chunks: Annotated[int, typer.Option(help="Stages that every device has, one after another.")] = 1,
+    workers: Annotated[int | None, typer.Option(help="Processes that search; by default one a core.")] = None,
     statistics: Annotated[
         str, typer.Option(help=f"Over what a batch norm normalizes: {', '.join(STATISTICS)} (a rank's part).")
     ] = "batch",
@@ -154,6 +158,10 @@ def plan(
         fix=parse_fix(fix or ()),
         allow_unknown=allow_unknown,
         micro_batches=micro_batches,
+        stages=stages,
+        schedule=schedule,
+        chunks=chunks,
+        workers=workers,
         statistics=statistics,
         rewrite=rewrite or rules is not None,
         rules=None if rules is None else str(rules),

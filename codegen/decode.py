@@ -216,6 +216,12 @@ def _told(found: Encoding, assignment: Sequence[int]) -> list[dict[str, Any]]:
 
 def unsplit_flops(found: Encoding, assignment: Sequence[int]) -> float:
     """Share of the FLOPs that no axis splits."""
+    unsplit, total = flops(found, assignment)
+    return unsplit / total if total and found.placement.devices > 1 else 0.0
+
+
+def flops(found: Encoding, assignment: Sequence[int]) -> tuple[float, float]:
+    """The FLOPs that no axis splits, and all."""
     total = unsplit = 0
     for index, (variable, options) in found.operators.items():
         if not _taken(found, assignment, index):
@@ -226,4 +232,4 @@ def unsplit_flops(found: Encoding, assignment: Sequence[int]) -> float:
         option, placed = found.option(assignment, variable)
         if placed is None and all(options.rows[r].index is None for r in options.choice[option]):
             unsplit += work
-    return unsplit / total if total and found.placement.devices > 1 else 0.0
+    return unsplit, total

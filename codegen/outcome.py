@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..formulation.rewriting.saturate import Rewritten
 from ..model.errors import NoPlanError, PartitaError
+from ..solvers.outer.search import OuterFound, Space
 from ..solvers.protocol import Status
 from ..solvers.question import Question
 from ..solvers.search import Found
@@ -32,6 +34,29 @@ def searched_space(question: Question, found: Found, rewritten: Rewritten | None
         "networks_kept": kept,
         **({"rewritings": rewritten.to_json() | {"without": len(found.unrewritten)}} if rewritten else {}),
         "limits_hit": hit + ([] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"]),
+    }
+
+
+def searched_outside(question: Question, among: Space, found: OuterFound) -> dict[str, Any]:
+    """What was searched, pipelines too: the rows of the pipeline's axis, and what each leaves to a stage's mesh."""
+    done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    every = [p for places in among.placements.values() for p in places]
+    pipelines = sorted({math.prod(row) * among.chunks for row in among.placements if math.prod(row) > 1})
+    return {
+        "meshes": len({p.sizes for p in every}),
+        "placements": len(every) - found.left_out,
+        "left_out": found.left_out,
+        "axis_order": "outermost level first",
+        "micro_batches": list(question.micro_batches),
+        "recompute": list(question.recompute),
+        "stages": pipelines,
+        "schedule": among.schedule,
+        "configurations": found.configurations,
+        "configurations_asked": found.asked,
+        "options": found.options,
+        "networks_solved": found.solved,
+        "networks_kept": found.kept,
+        "limits_hit": [] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"],
     }
 
 

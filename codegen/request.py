@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "mixed-float16", "mixed-bfloat16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
 
 MAX_DEVICES = 1 << 20
 MAX_LEVELS = 8
 MAX_AXES = 3
+MAX_WORKERS = 1024
 MAX_COUNT = 1 << 31  # of samples, tokens, micro-batches
 
 
@@ -32,8 +34,10 @@ class PlanRequest:
     proved within the share `gap` of the optimum ends the search. `fix` holds (node, strategy) pairs. `save_network` is
     where the cost network goes, as soon as there is one. `rewrite`: by the planner's rules, or by those of a file,
     `rules`, which are proved first; `rewrite_limits` are rounds and e-nodes. `cache`: the folder of the store, "none",
-    or None for the usual one. Raises PartitaError on what cannot be meant; that the names of model, machine, mapping,
-    solver and nodes exist is checked where they are known.
+    or None for the usual one. `stages` of a pipeline ("auto": whatever is best), `chunks` of them on every device, run
+    in the order of `schedule`; `workers` are processes that search (None: one for every core). Raises PartitaError on
+    what cannot be meant; that the names of model, machine, mapping, solver and nodes exist is checked where they are
+    known.
     """
 
     model: str
@@ -59,6 +63,10 @@ class PlanRequest:
     rules: str | None = None
     rewrite_limits: tuple[int, int] = (4, 20_000)
     cache: str | None = None
+    stages: str | int = "auto"
+    schedule: str = "auto"
+    chunks: int = 1
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         if not self.model.strip():
@@ -93,6 +101,10 @@ class PlanRequest:
             raise PartitaError(f"--batch {self.batch} does not divide into --micro-batches {self.micro_batches}")
         check_seconds(self.time_limit)
         check_gap(self.gap)
+        check_stages(self.stages)
+        check_schedule(self.schedule, self.chunks)
+        if self.workers is not None:
+            _check_count("--workers", self.workers, MAX_WORKERS)
         fixed: dict[str, str] = {}
         for name, strategy in self.fix:
             if fixed.setdefault(name, strategy) != strategy:
@@ -172,6 +184,28 @@ def check_seconds(time_limit: float | None) -> float | None:
     if time_limit is not None and not 0 < time_limit < math.inf:
         raise PartitaError(f"--time-limit {time_limit}: a positive number of seconds is needed")
     return time_limit
+
+
+def check_stages(stages: str | int) -> int | None:
+    """The number of stages; None for `auto`."""
+    if stages == "auto":
+        return None
+    if not str(stages).isdecimal():
+        raise PartitaError(f"--stages {stages}: auto, or a whole number from 1 is needed")
+    _check_count("--stages", int(stages), MAX_DEVICES)
+    return int(stages)
+
+
+def check_schedule(schedule: str, chunks: int) -> str:
+    """The schedule that `auto` stands for, or the one that is named."""
+    known = ("auto", *SCHEDULES)
+    if schedule not in known:
+        raise PartitaError(f"--schedule {schedule!r}: choose from {', '.join(known)}")
+    _check_count("--chunks", chunks, MAX_DEVICES)
+    found = ("interleaved" if chunks > 1 else "1f1b") if schedule == "auto" else schedule
+    if (found == "interleaved") != (chunks > 1):
+        raise PartitaError(f"--schedule {found} with --chunks {chunks}: interleaved has 2 or more, the others have 1")
+    return found
 
 
 def check_gap(gap: float) -> float:

@@ -7,9 +7,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..formulation.encoding import Encoding
 from ..formulation.mappings import mapped, without_ones
@@ -31,11 +32,13 @@ from ..solvers.question import Question, atom_sizes, check_batch
 from ..solvers.search import search
 from ..solvers.store import Store, store_in
 from .decode import report
-from .outcome import searched_space, without_plan
+from .outcome import searched_outside, searched_space, without_plan
+from .pipeline.plan import PipelinePlan
+from .pipelined import alone, pipelined, search_all, space
 from .plan import Plan
 from .price import priced
 from .program.micro import divided
-from .request import PlanRequest, check_gap, check_seconds, machine_for
+from .request import PlanRequest, check_gap, check_schedule, check_seconds, check_stages, machine_for
 from .rewritten import decided
 from .stand_ins import with_stand_ins
 
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Tell: TypeAlias = Callable[[str | Progress], None]
+AnyPlan = TypeVar("AnyPlan", Plan, PipelinePlan)
 
 MOST_WORK = 2.0**32
 """Additions of formulating and of one elimination: meshes of so many axes that they take more are left out.
@@ -69,9 +73,14 @@ class Settings:
     rules: tuple[Rule, ...] = ()
     saturation: SaturationLimits | None = None
     store: Store | None = None
+    stages: int | None = 1  # None: whatever is best
+    schedule: str = "1f1b"
+    chunks: int = 1
+    workers: int | None = None  # None: a process for every core
+    executor: Executor | None = None
 
 
-def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
+def plan(request: PlanRequest, progress: Tell | None = None) -> Plan | PipelinePlan:
     """Plan what the command line asked for.
 
     PartitaError: unknown names, or a model that fits no placement. NoPlanError: none was found in time.
@@ -103,6 +112,10 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan:
         rules,
         SaturationLimits(*request.rewrite_limits),
         store_in(request.cache),
+        check_stages(request.stages),
+        check_schedule(request.schedule, request.chunks),
+        request.chunks,
+        request.workers,
     )
     check_batch(batch, request.micro_batches)
     if request.mapping is not None:
@@ -147,8 +160,13 @@ def optimize(
     rewrite: bool | Sequence[Rule] = False,
     saturation: SaturationLimits | None = None,
     cache: Store | Path | str | None = None,
+    stages: int | str = "auto",
+    schedule: str = "auto",
+    chunks: int = 1,
+    executor: Executor | None = None,
+    workers: int | None = None,
     progress: Tell | bool | None = None,
-) -> Plan:
+) -> Plan | PipelinePlan:
     """Plan the training of a module.
 
     `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch
@@ -157,7 +175,9 @@ def optimize(
     optimum ends the search. `statistics`: over what batch norms in training normalize (see `capture`). `rewrite`:
     choose among all rewritings of the graph too, by the planner's rules, or by those given if they are proved;
     `saturation` says when looking for them ends. `cache`: the folder where networks that were solved are kept, "none",
-    or None for the usual one (`PARTITA_CACHE`).
+    or None for the usual one (`PARTITA_CACHE`). `stages`: of a pipeline, "auto" for whatever is best, 1 for none; each
+    device has `chunks` of them, run in the order of `schedule`. Parts of the search go to `executor`, or to as many
+    processes as `workers` (None: one for every core).
     `progress`: True prints to standard error, or a function that takes words and `Progress`.
     Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt
     ended the search before any plan was found.
@@ -183,6 +203,11 @@ def optimize(
         rules=planner_rules() if rewrite is True else tuple(rewrite or ()),
         saturation=saturation,
         store=store_in(cache),
+        stages=check_stages(stages),
+        schedule=check_schedule(schedule, chunks),
+        chunks=chunks,
+        workers=workers,
+        executor=executor,
     )
     model = {"reference": None, "batch": settings.batch}
     return plan_graph(graph, machine, settings, model, tell, start, (module, inputs))
@@ -196,7 +221,7 @@ def plan_graph(
     progress: Tell | None = None,
     start: float | None = None,
     module: tuple[nn.Module, Any] | None = None,
-) -> Plan:
+) -> Plan | PipelinePlan:
     """Plan a captured graph; `model` and `module` are kept in the plan. An interrupt keeps the best plan so far."""
     start = time.monotonic() if start is None else start
     captured = time.monotonic()
@@ -219,9 +244,13 @@ def plan_graph(
     _tell(progress, f"searching {len(places)} placements of {len({p.sizes for p in places})} meshes")
     limits = Limits(settings.time_limit or float("inf"), progress=progress, gap=settings.gap)
     began = time.monotonic()
-    backend = _backend(settings)
-    found = search(question, backend, limits)
-    found, rewrites = with_stand_ins(question, found, backend, limits)
+    backend, among = _backend(settings), space(graph, machine, settings, places)
+    rewrites: list[dict[str, str]] = []
+    outside = None if among is None else search_all(question, among, backend, limits, settings)
+    if outside is not None:
+        found = alone(outside)
+    else:
+        found, rewrites = with_stand_ins(question, search(question, backend, limits), backend, limits)
     ended = time.monotonic()
     seconds = {
         "capture": round(captured - start, 3),
@@ -232,9 +261,16 @@ def plan_graph(
     searched: dict[str, Any] = {
         "status": found.status.value,
         "bound_ns": found.bound if found.bound < INFINITE else None,
-        "space": searched_space(question, found, rewritten, getattr(backend, "kept", 0)),
+        "space": searched_space(question, found, rewritten, getattr(backend, "kept", 0))
+        if among is None or outside is None
+        else searched_outside(question, among, outside),
         "seconds": seconds,
     }
+    if outside is not None and outside.configuration is not None and outside.configuration.devices > 1:
+        assert outside.objective is not None
+        gap = (outside.objective - found.bound) / outside.objective
+        searched |= {"objective_ns": outside.objective, "gap": gap, "solver": backend.name}
+        return _emitted(pipelined(question, outside, model, searched, module), seconds, start, ended)
     if found.encoding is None or found.solution is None:
         seconds["total"] = round(ended - start, 3)
         raise without_plan(question, found, model, searched)
@@ -250,12 +286,17 @@ def plan_graph(
         settings.optimizer, model, report(best, solution.assignment) | told, module,
     )  # fmt: skip
     _confirm(made, rewritten)
-    emitting = time.monotonic()
-    seconds["confirm"] = round(emitting - ended, 3)
-    made.emit()  # what cannot be emitted is no plan
-    seconds["emit"] = round(time.monotonic() - emitting, 3)
     if "bundles" in made.report and not found.interrupted:
         made.report["without_bundles"] = _without_bundles(question, settings, start)
+    return _emitted(made, seconds, start, ended)
+
+
+def _emitted(made: AnyPlan, seconds: dict[str, float], start: float, ended: float) -> AnyPlan:
+    """A plan that can be emitted, as any must, with the times that this took; the search has `ended` before."""
+    emitting = time.monotonic()
+    seconds["confirm"] = round(emitting - ended, 3)
+    made.emit()
+    seconds["emit"] = round(time.monotonic() - emitting, 3)
     seconds["total"] = round(time.monotonic() - start, 3)
     return made
 

@@ -80,6 +80,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "n.json",
         "--cache",
         "kept",
+        *["--stages", "2", "--schedule", "interleaved", "--chunks", "3", "--workers", "5"],
     )
     assert (code, out) == (0, "the plan\n")
     (request,) = seen
@@ -107,6 +108,10 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "rules": None,
         "rewrite_limits": (4, 20_000),
         "cache": "kept",
+        "stages": "2",
+        "schedule": "interleaved",
+        "chunks": 3,
+        "workers": 5,
     }
 
 

@@ -51,11 +51,13 @@ def _plan(graph: PCG, index: int, row: str, size: int) -> Plan | None:
         graph.batch, "float64", "sgd", mesh=(size,), micro_batches=1, fix=((graph.nodes[index].name, row),)
     )
     try:
-        return plan_graph(graph, Machine.adhoc((size,)), settings, {})
+        made = plan_graph(graph, Machine.adhoc((size,)), settings, {})
     except PartitaError as error:
         if "leaves a rank empty" in str(error):
             return None
         raise
+    assert isinstance(made, Plan)
+    return made
 
 
 def around(example: Callable[[Builder], int]) -> tuple[PCG, int]:

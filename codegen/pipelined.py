@@ -1,0 +1,114 @@
+"""Plans that may be pipelines: which there are for a question, and the plan of what the search found."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ..formulation.outer import rows
+from ..formulation.placement import Placement, Row, distinct, placements, reordered
+from ..formulation.transfers import transfer_price
+from ..model.batch import with_batch
+from ..model.errors import PartitaError
+from ..model.machine import Machine, stage_machine
+from ..model.pcg import PCG
+from ..model.stages import boundaries, stage
+from ..solvers.outer.search import OuterFound, Space, search
+from ..solvers.parallel import Later, usable_cores
+from ..solvers.protocol import Limits, Solution, Solver, Status
+from ..solvers.question import Question, atom_sizes
+from ..solvers.search import Found
+from .decode import choices, flops, report
+from .pipeline.plan import PipelinePlan
+from .pipeline.price import priced
+from .plan import Plan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .run import Settings
+
+
+def space(graph: PCG, machine: Machine, settings: Settings, places: tuple[Placement, ...]) -> Space | None:
+    """The pipelines to look at besides `places`, which have none; None where there are only these.
+
+    PartitaError: more stages than the model can be cut into, or than the machine can be divided into evenly.
+    """
+    cuts, chunks = len(boundaries(graph)) - 1, settings.chunks
+    asked = settings.mesh is not None or settings.mapping is not None or settings.fix or settings.rules
+    if settings.stages == 1 or (settings.stages is None and (asked or cuts < 2)):
+        return None
+    found = [row for row in rows(machine.hierarchy, settings.stages) if math.prod(row) * chunks <= cuts]
+    if settings.stages is not None and not found:
+        count, levels = settings.stages * chunks, "x".join(map(str, machine.hierarchy))
+        if count > cuts:
+            raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
+        raise PartitaError(f"{settings.stages} stages: {levels} devices cannot be divided so; no level has that factor")
+    sizes = atom_sizes(graph, settings.batch, (1,))
+    inner = {row: distinct(placements(stage_machine(machine, row).hierarchy, mesh=settings.mesh)) for row in found}
+    every = {row: reordered(own, sizes) for row, own in inner.items()}
+    none: dict[Row, tuple[Placement, ...]] = {(1,) * len(machine.hierarchy): places} if settings.stages is None else {}
+    return Space(none | every, settings.schedule, chunks)
+
+
+def search_all(question: Question, among: Space, backend: Solver, limits: Limits, settings: Settings) -> OuterFound:
+    """Search plans with and without pipelines, on processes of its own where no executor is given."""
+    if settings.executor is not None:
+        return search(question, among, backend, limits, settings.executor)
+    with Later(settings.workers or usable_cores()) as own:
+        return search(question, among, backend, limits, own)
+
+
+def alone(found: OuterFound) -> Found:
+    """What was found, told as of a search without pipelines."""
+    best, solution = None, None
+    if len(found.stages) == 1:
+        ((best, assignment),) = found.stages
+        status = Status.OPTIMAL if found.status is Status.OPTIMAL else Status.FEASIBLE
+        assert found.objective is not None
+        solution = Solution(status, assignment, found.objective, found.bound, found.solving, "auto")
+    return Found(
+        found.status, best, solution, found.bound, found.seconds, found.solving, found.solved,
+        found.configurations - found.asked, found.options, found.interrupted, found.left_out, near=found.near,
+        missing_bytes=found.missing_bytes,
+    )  # fmt: skip
+
+
+def pipelined(
+    question: Question,
+    found: OuterFound,
+    model: dict[str, Any],
+    told: dict[str, Any],
+    module: tuple[nn.Module, Any] | None,
+) -> PipelinePlan:
+    """The plan of the pipeline that was found; priced once more, which shares nothing of the search."""
+    best, machine = found.configuration, question.machine
+    assert best is not None and found.objective is not None
+    graph = with_batch(question.pcg, question.batch // best.micro_batches)
+    part, transfer = stage_machine(machine, best.row), transfer_price(machine, best.row)
+    reports = [report(encoding, assignment) for encoding, assignment in found.stages]
+    stages = tuple(
+        Plan(
+            stage(graph, *found.bounds[s : s + 2]).graph, part, best.placement, best.micro_batches,
+            choices(encoding, assignment), question.dtype, question.optimizer, report=reports[s],
+            recompute=encoding.recomputed(assignment), in_flight=best.in_flight(s), transfer=transfer,
+        )
+        for s, (encoding, assignment) in enumerate(found.stages)
+    )  # fmt: skip
+    made = PipelinePlan(
+        graph, machine, best.row, found.bounds, stages, best.schedule, best.chunks, model, dict(told), module
+    )
+    confirmed = priced(made)
+    assert confirmed.objective_ns == found.objective, (confirmed.busy_ns, found.objective)
+    for own, stage_report in zip(confirmed.stages, reports, strict=True):
+        assert own.memory_bytes == stage_report["memory_bytes"], (own.memory, stage_report["memory_bytes"])
+    work = [flops(encoding, assignment) for encoding, assignment in found.stages]
+    unsplit, total = (sum(part) for part in zip(*work, strict=True))
+    bundles = [told for own in reports for told in own.get("bundles", [])]
+    made.report.update(
+        memory_bytes=confirmed.memory_bytes,
+        capacity_bytes=machine.device.capacity_bytes,
+        unsplit_flops=unsplit / total if total and part.devices > 1 else 0.0,
+        **({"bundles": bundles} if bundles else {}),
+    )
+    return made
