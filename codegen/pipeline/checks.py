@@ -10,6 +10,7 @@ from ...model.atoms import atoms
 from ...model.errors import PartitaError
 from ...model.machine import stage_machine
 from ...model.pcg import PCG
+from ...model.sparse import sparse_tables
 from ...model.stages import boundaries, stage
 from ..choice import letter_text
 from ..plan import Plan
@@ -46,9 +47,24 @@ def check(plan: PipelinePlan) -> None:
             raise PartitaError(
                 f"stage {number} has room for {part.in_flight} micro-batches, {plan.schedule} keeps {needed}"
             )
+    if plan.stale:
+        _check_stale(plan)
     for number, (before, after) in enumerate(pairwise(plan.stages)):
         _check_boundary(number, before, after)
     _check_tied(plan)
+
+
+def _check_stale(plan: PipelinePlan) -> None:
+    """Two versions of the weights are enough, and all that is updated has them."""
+    if plan.micro_batches < plan.size:
+        raise PartitaError(f"2bw keeps {plan.size} stages busy: {plan.micro_batches} micro-batches are too few")
+    if plan.dtype == "mixed-float16":
+        raise PartitaError("2bw scales no losses: take mixed-bfloat16 instead of mixed-float16")
+    for part in plan.stages:
+        for table in sparse_tables(part.graph):
+            raise PartitaError(
+                f"2bw keeps two versions of weights: {part.graph.nodes[table].name!r} is too sparse for it"
+            )
 
 
 def _check_bounds(plan: PipelinePlan) -> None:

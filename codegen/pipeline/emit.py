@@ -49,6 +49,7 @@ def emit(plan: PipelinePlan) -> str:
             "schedule": plan.schedule,
             "chunks": plan.chunks,
             "split": split,
+            "stale": plan.stale,
             "stages": wrap(f"STAGES = [{', '.join(table)}]", 0),
             "tied": bool(groups),
             "shared": _is_shared(plan),

@@ -75,6 +75,11 @@ class PipelinePlan:
     def optimizer(self) -> str:
         return self.stages[0].optimizer
 
+    @property
+    def stale(self) -> bool:
+        """Whether gradients are those at the weights of a step ago, so that no step waits for the one before."""
+        return self.schedule == "2bw"
+
     @cached_property
     def placement(self) -> Placement:
         """The mesh of all ranks: the pipeline's axis, outermost, and those that all stages share."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..items import Priced
+from ...model.cost import ITEMSIZE, precision
+from ..items import Kept, Priced
 from ..price import priced as priced_stage
+from ..pricing.moves import Moves
 from .runs import runs
 from .schedules import step_ns
 
@@ -31,13 +33,28 @@ class PipelinePriced:
 def priced(plan: PipelinePlan) -> PipelinePriced:
     """The predicted time and memory: a device holds all its stages.
 
-    Where backwards are split, the step is the time of all slots, each as early as it can be.
+    Where backwards are split, the step is the time of all slots, each as early as it can be; where steps do not wait
+    for each other, it is what the slowest works.
     """
     stages = tuple(map(priced_stage, plan.parts))
+    if plan.stale:
+        stages = tuple(_in_two_versions(plan, number, stage) for number, stage in enumerate(stages))
     held = [sum(stage.memory_bytes for stage in stages[device :: plan.size]) for device in range(plan.size)]
-    if plan.schedule == "zero-bubble":
+    busy_ns = [stage.objective_ns for stage in stages]
+    if plan.stale:
+        step = max(busy_ns)
+    elif plan.schedule == "zero-bubble":
         step = max(run.end_ns for run in runs(plan, stages))
     else:
-        busy_ns = [stage.objective_ns for stage in stages]
         step = step_ns(plan.size, plan.chunks, plan.micro_batches, busy_ns)
     return PipelinePriced(stages, step, max(held))
+
+
+def _in_two_versions(plan: PipelinePlan, number: int, cost: Priced) -> Priced:
+    """A stage's price with a second copy of its weights; also of their gradients, where updates come later."""
+    part = plan.parts[number]
+    sizes, copies = Moves(part), 1 + (number // 2 > 0)
+    item = ITEMSIZE[precision(part.dtype).master]
+    trained = (i for i in part.graph.of("parameter") if part.graph.nodes[i].gradient)
+    more = [Kept("states", i, copies * item * sizes.numel(i, part.choices[i].output)) for i in trained]
+    return Priced(cost.items, [*cost.kept, *more])

@@ -69,7 +69,13 @@ def pipeline_sentence(plan: PipelinePlan) -> str:
     return f"{len(plan.stages)} stages{chunks}, {WORDS[plan.schedule]} over {plan.micro_batches} micro-batches"
 
 
-WORDS = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B", "zero-bubble": "zero-bubble (ZB-H1)"}
+WORDS = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "interleaved 1F1B",
+    "zero-bubble": "zero-bubble (ZB-H1)",
+    "2bw": "PipeDream-2BW",
+}
 
 
 def _stage(part: Plan) -> str:

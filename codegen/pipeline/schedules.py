@@ -14,6 +14,7 @@ Schedule: TypeAlias = Callable[[int, int, int], Orders]
 
 SCHEDULES: dict[str, Schedule] = {
     "1f1b": lambda devices, chunks, micros: one_f_one_b(devices, micros),
+    "2bw": lambda devices, chunks, micros: one_f_one_b(devices, micros),  # of one step; the next one begins meanwhile
     "gpipe": lambda devices, chunks, micros: gpipe(devices, micros),
     "zero-bubble": lambda devices, chunks, micros: zero_bubble(devices, micros),
     "interleaved": lambda devices, chunks, micros: interleaved(devices, micros, chunks),

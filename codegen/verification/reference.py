@@ -112,9 +112,12 @@ def loss_of(result: Any, seed: int) -> Tensor:
 
 
 class Optimizer:
-    """Plain torch.optim with the program's parameter groups, clipping and schedule."""
+    """Plain torch.optim with the program's parameter groups, clipping and schedule.
 
-    def __init__(self, name: str, module: nn.Module) -> None:
+    `stale`: gradients are those at the weights of a step ago (PipeDream-2BW).
+    """
+
+    def __init__(self, name: str, module: nn.Module, stale: bool = False) -> None:
         trained = [p for p in module.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in trained if p.dim() > 1], "weight_decay": WEIGHT_DECAY[name]},
@@ -123,6 +126,23 @@ class Optimizer:
         self.parameters = trained
         self.inner = _OPTIMIZERS[name](groups)
         self.rates = torch.optim.lr_scheduler.LambdaLR(self.inner, schedule)
+        self.older = self._values() if stale else []
+
+    def _values(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.parameters]
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """The module has the weights with which this step computes, forward and backward."""
+        newest = self._values() if self.older else []
+        with torch.no_grad():
+            for p, value in zip(self.parameters, self.older, strict=bool(self.older)):
+                p.copy_(value)
+        yield
+        with torch.no_grad():
+            for p, value in zip(self.parameters, newest, strict=bool(newest)):
+                p.copy_(value)
+        self.older = newest
 
     def zero_grad(self) -> None:
         self.inner.zero_grad(set_to_none=True)
@@ -148,29 +168,31 @@ def train(
     optimizer: str,
     seed: int,
     normalized: Sequence[Pieces] = (),
+    stale: bool = False,
 ) -> tuple[Outcome, bool]:
     """Train `module` (from `materialize`) on whole batches; also whether the module left float64 by itself.
 
-    `normalized`: what its batch norms normalize apart.
+    `normalized`: what its batch norms normalize apart; `stale`: see `Optimizer`.
     Raises PartitaError where the module fails, or draws fewer dropout masks than the graph says.
     """
     sites = 1 + max((graph.nodes[i]["site"] for i in graph.of("dropout")), default=-1)
-    update = Optimizer(optimizer, module)
+    update = Optimizer(optimizer, module, stale)
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
     narrow = False
     for step, batch in enumerate(batches):
         tensors = [batch[name] for name in example.names]
-        try:
-            with CountedDropout(seed, step) as counted, default_dtype(torch.float64), InPieces(normalized):
-                loss = loss_of(example.call(module, tensors), seed)
-        except Exception as error:  # whatever the user's forward raises
-            raise PartitaError(f"the module fails on random inputs: {type(error).__name__}: {error}") from error
-        if counted.sites < sites:
-            raise PartitaError(f"the module draws {counted.sites} dropout masks, its graph {sites}")
-        narrow |= counted.narrow
-        update.zero_grad()
-        loss.backward()
+        with update.computing():
+            try:
+                with CountedDropout(seed, step) as counted, default_dtype(torch.float64), InPieces(normalized):
+                    loss = loss_of(example.call(module, tensors), seed)
+            except Exception as error:  # whatever the user's forward raises
+                raise PartitaError(f"the module fails on random inputs: {type(error).__name__}: {error}") from error
+            if counted.sites < sites:
+                raise PartitaError(f"the module draws {counted.sites} dropout masks, its graph {sites}")
+            narrow |= counted.narrow
+            update.zero_grad()
+            loss.backward()
         for parameter in module.parameters():
             if parameter.grad is not None and parameter.grad.is_sparse:  # which clipping does not take
                 parameter.grad = parameter.grad.to_dense()

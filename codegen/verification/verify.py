@@ -116,7 +116,8 @@ def _trial(
         path = folder / "program.py"
         target.emit(path)
     normalized = [found for part in stages_of(plan) for found in pieces(part)]
-    made = trial(path, graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps, normalized)
+    stale = is_stale(plan)
+    made = trial(path, graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps, normalized, stale)
     return replace(made, emitted=not isinstance(target, Path | str))
 
 
@@ -125,6 +126,11 @@ def stages_of(plan: AnyPlan | Kept) -> tuple[Plan, ...]:
     if isinstance(plan, Kept | SpaceTimePlan):
         return ()
     return plan.stages if isinstance(plan, PipelinePlan) else (plan,)
+
+
+def is_stale(plan: AnyPlan | Kept) -> bool:
+    """Whether gradients are those at the weights of a step ago."""
+    return isinstance(plan, PipelinePlan) and plan.stale
 
 
 def _program_beside(saved: Path, command: str) -> Path:
@@ -145,10 +151,12 @@ def trial(
     optimizer: str,
     steps: int = 3,
     normalized: Sequence[Pieces] = (),
+    stale: bool = False,
 ) -> Trial:
     """Train `module`, called as with its example `inputs`, for what the program at `path` has to compute.
 
-    `samples`: the batch of one step, over all ranks and micro-batches; `normalized`: what batch norms normalize apart.
+    `samples`: the batch of one step, over all ranks and micro-batches; `normalized`: what batch norms normalize apart;
+    `stale`: gradients are those at the weights of a step ago.
     """
     if steps < 1:
         raise PartitaError(f"{steps} steps: at least one is needed")
@@ -159,7 +167,7 @@ def trial(
     example = Inputs.of(whole, inputs)
     state = reference.state_of(whole)
     batches = [synthetic(graph, samples, step) for step in range(steps)]
-    truth, narrow = reference.train(whole, example, graph, batches, optimizer, program.SEED, normalized)
+    truth, narrow = reference.train(whole, example, graph, batches, optimizer, program.SEED, normalized, stale)
     return Trial(path, graph, ranks, state, batches, truth, TOLERANCE_NARROW if narrow else TOLERANCE)
 
 

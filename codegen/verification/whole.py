@@ -20,7 +20,7 @@ from ..templates.counters import dropout_mask, projection_weights
 from .reference import Optimizer, random_weight, state_of
 from .statistics import InPieces, Pieces, pieces
 from .synthetic import synthetic
-from .verify import TOLERANCE, Trial, stages_of
+from .verify import TOLERANCE, Trial, is_stale, stages_of
 from .worker import Outcome
 
 
@@ -63,19 +63,19 @@ def _numbers(shape: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _truth(
-    graph: PCG, optimizer: str, steps: int, normalized: tuple[Pieces, ...] = ()
+    graph: PCG, optimizer: str, steps: int, normalized: tuple[Pieces, ...] = (), stale: bool = False
 ) -> tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...], Outcome]:
     """Initial weights, batches, and what training on whole tensors gives."""
     module = Whole(graph)
     state = {name: value.detach().clone() for name, value in module.state_dict().items()}
     batches = tuple(synthetic(graph, graph.batch, step) for step in range(steps))
-    update = Optimizer(optimizer, module)
+    update = Optimizer(optimizer, module, stale)
     losses, gradients = [], dict[str, Tensor]()
     for step, batch in enumerate(batches):
-        with InPieces(normalized):
+        with update.computing(), InPieces(normalized):
             loss = module(batch, step)
-        update.zero_grad()
-        loss.backward()
+            update.zero_grad()
+            loss.backward()
         losses.append(loss.item())
         if step == 0:
             gradients = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
@@ -90,6 +90,6 @@ def trial_of(plan: Plan | PipelinePlan, path: Path, steps: int = 2, graph: PCG |
     """
     whole = graph or with_batch(plan.graph, plan.batch)
     normalized = tuple(found for part in stages_of(plan) for found in pieces(part))
-    state, batches, outcome = _truth(whole, plan.optimizer, steps, normalized)
+    state, batches, outcome = _truth(whole, plan.optimizer, steps, normalized, is_stale(plan))
     plan.emit(path)
     return Trial(path, plan.graph, plan.ranks, state, batches, outcome, TOLERANCE)

@@ -57,8 +57,12 @@ def train(
     optimizer = program.make_optimizer(model, mesh)
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
-    for step, inputs in enumerate(batches):
-        losses.append(float(program.train_step(model, optimizer, inputs, mesh, step)))
+    if hasattr(program, "train_steps"):  # none waits for the one before
+        steps = program.train_steps(model, optimizer, batches.__getitem__, mesh, len(batches))
+    else:
+        steps = (program.train_step(model, optimizer, inputs, mesh, step) for step, inputs in enumerate(batches))
+    for step, loss in enumerate(steps):
+        losses.append(float(loss))
         if step == 0:
             gradients = _copied(program.whole_gradients(model, optimizer, mesh))
     weights = _copied(program.whole_weights(model, mesh))

@@ -1,0 +1,77 @@
+"""The orders in emitted programs are those that are priced, and their messages meet, however little is buffered."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from partita.codegen.pipeline.schedules import SCHEDULES, orders
+from partita.codegen.verification.worker import load_program
+
+from .pipelines import captured, piped
+
+KINDS = {"F": "forward", "B": "backward", "W": "weights"}
+
+
+@pytest.fixture(scope="module", params=SCHEDULES)
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ModuleType]:
+    schedule = str(request.param)
+    chunks = 2 if schedule == "interleaved" else 1
+    path = tmp_path_factory.mktemp("program") / "program.py"
+    piped(captured("mlp", 24), (2,), (2,), 4, schedule=schedule, chunks=chunks).emit(path)
+    return schedule, load_program(path)
+
+
+def sizes(schedule: str) -> list[tuple[int, int, int]]:
+    """Devices, stages of each, micro-batches."""
+    counts = [(p, v, k) for p in (2, 3, 4, 7) for v in (1, 2, 3) for k in (1, 2, 3, 4, 8, 14)]
+    if schedule == "interleaved":
+        return [(p, v, k) for p, v, k in counts if v > 1 and k % p == 0]
+    return [(p, v, k) for p, v, k in counts if v == 1 and (schedule != "2bw" or k >= p)]
+
+
+def of_size(program: ModuleType, devices: int, chunks: int, micros: int) -> list[list[tuple[str, Any]]]:
+    """What the devices do, where there are so many of all."""
+    program.PIPELINE, program.MICRO_BATCHES = devices, micros
+    program.STAGES, program.LAST = [None] * (devices * chunks), devices * chunks - 1
+    steps = (3,) if hasattr(program, "train_steps") else ()
+    return [list(program.timetable(device, *steps)) for device in range(devices)]
+
+
+def test_the_orders_are_those_that_are_priced(program: tuple[str, ModuleType]) -> None:
+    schedule, module = program
+    for devices, chunks, micros in sizes(schedule):
+        found = of_size(module, devices, chunks, micros)
+        for own, order in zip(found, orders(schedule, devices, chunks, micros), strict=True):
+            ran = [slot for action, slot in own if action == "run" and slot[0] != "update"]
+            priced = [(KINDS[kind], stage, micro) for kind, stage, micro in order]
+            if schedule == "2bw":  # of three steps, whose slots mix
+                steps = [(kind, stage, micro + t * micros) for t in range(3) for kind, stage, micro in priced]
+                assert sorted(ran) == sorted(steps)
+            else:
+                assert ran == priced
+
+
+def test_messages_meet(program: tuple[str, ModuleType]) -> None:
+    """Even if each send waited for its receive and each receive for its send, all would come to an end."""
+    schedule, module = program
+    for devices, chunks, micros in sizes(schedule):
+        left = of_size(module, devices, chunks, micros)
+        here: list[set[Any]] = [set() for _ in left]
+        while any(left):
+            before = sum(map(len, left))
+            if all(own and own[0][1][0] == "update" for own in left):  # which all do together
+                assert len({own.pop(0)[1][2] for own in left}) == 1
+            for device, own in enumerate(left):
+                action, slot = own[0] if own else ("end", ())
+                if action == "run" and slot[0] != "update":
+                    assert module.needed(*slot) in here[device] | {None}
+                    del own[0]
+                elif action == "send":
+                    to = (slot[1] + (1 if slot[0] == "forward" else -1)) % devices
+                    if left[to][:1] == [("receive", slot)]:
+                        here[to].add(slot)
+                        del own[0], left[to][0]
+            assert sum(map(len, left)) < before, (devices, chunks, micros, [own[:1] for own in left])
