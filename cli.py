@@ -109,6 +109,9 @@ def plan(
     schedule: Annotated[str, typer.Option(help=f"Of a pipeline: auto, {', '.join(SCHEDULES)}.")] = "auto",
     chunks: Annotated[int, typer.Option(help="Stages that every device has, one after another.")] = 1,
     workers: Annotated[int | None, typer.Option(help="Processes that search; by default one a core.")] = None,
+    recompute: Annotated[
+        str, typer.Option(help="What layers compute again in backward to save memory: auto, none, full, selective.")
+    ] = "auto",
     statistics: Annotated[
         str, typer.Option(help=f"Over what a batch norm normalizes: {', '.join(STATISTICS)} (a rank's part).")
     ] = "batch",
@@ -163,6 +166,7 @@ def plan(
         chunks=chunks,
         workers=workers,
         statistics=statistics,
+        recompute=recompute,
         rewrite=rewrite or rules is not None,
         rules=None if rules is None else str(rules),
         rewrite_limits=(rounds, enodes),

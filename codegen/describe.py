@@ -10,7 +10,7 @@ from ..model.layout import is_split
 from .plan import Plan
 from .program.axes import steps_text
 from .program.text import WIDTH
-from .report.words import equal_layers
+from .report.words import equal_layers, recompute_text
 from .spread import places, spread_axis
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def docstring(plan: Plan) -> str:
         rows.append(("programs", programs))
     if plan.report.get("bundles"):
         rows.append(("branches", _branches(plan)))
+    if plan.recompute:
+        rows.append(("recompute", _recompute(plan)))
     return headed(plan, [*rows, ("batch", batch_sentence(plan)), ("weights", weights_sentence((plan,)))])
 
 
@@ -102,6 +104,12 @@ def _branches(plan: Plan) -> str:
         return text
     least = "" if without.get("status") == "optimal" else " found"
     return f"{text}; the best plan{least} without takes {_time(without['objective_ns'])}"
+
+
+def _recompute(plan: Plan) -> str:
+    """What is computed again in backward, and how much of the step that takes."""
+    again, step = plan.report.get("recompute_ns"), plan.report.get("objective_ns")
+    return recompute_text(plan.recompute) + (f"; {100 * again / step:.1f}% of the step" if again and step else "")
 
 
 def programs_sentence(plan: Plan | PipelinePlan) -> str:

@@ -83,6 +83,11 @@ class Priced:
         return result
 
     @property
+    def again_ns(self) -> int:
+        """ns of a step in which segments compute again."""
+        return sum(item.total_ns for item in self.items if item.phase == "recompute")
+
+    @property
     def objective_ns(self) -> int:
         return sum(item.total_ns for item in self.items)
 

@@ -29,6 +29,7 @@ def searched_space(question: Question, found: Found, rewritten: Rewritten | None
         "left_out": found.left_out,
         "axis_order": "outermost level first",
         "micro_batches": list(question.micro_batches),
+        "recompute": list(question.recompute),
         "options": found.options,
         "networks_solved": found.solved,
         "networks_kept": kept,
@@ -65,11 +66,12 @@ def without_plan(question: Question, found: Found, model: dict[str, Any], search
     machine, gib = question.machine, 2**30
     capacity = machine.device.capacity_bytes
     if found.status is Status.INFEASIBLE:
-        missing = found.missing_bytes or 0
+        missing, needs = found.missing_bytes or 0, f"more than {capacity / gib:.2f} GiB a device"
+        if missing:  # else that something is missing is proved, but not how much
+            needs = f"at least {(capacity + missing) / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
+            needs += f"{missing / gib:.2f} GiB are missing"
         return PartitaError(
-            f"the model fits no placement on {machine.devices} x {machine.device.name}: "
-            f"it needs at least {(capacity + missing) / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
-            f"{missing / gib:.2f} GiB are missing"
+            f"the model fits no placement on {machine.devices} x {machine.device.name}: it needs {needs}"
             + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")
         )
     summary = {
@@ -86,6 +88,7 @@ def without_plan(question: Question, found: Found, model: dict[str, Any], search
         "capacity_bytes": capacity,
         "mesh": None,
         "placement": None,
+        "recompute": {},
         "strategies": [],
         "unsplit_flops": None,
         "space": searched["space"],

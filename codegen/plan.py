@@ -243,6 +243,7 @@ def summary(plan: Plan | PipelinePlan, strategies: list[dict[str, Any]]) -> dict
         "capacity_bytes": report.get("capacity_bytes", plan.machine.device.capacity_bytes),
         "mesh": dict(zip(plan.axes, plan.placement.sizes, strict=True)),
         "placement": [list(row) for row in plan.placement.matrix],
+        "recompute": dict(plan.recompute),
         "strategies": strategies,
         "unsplit_flops": report.get("unsplit_flops"),
         "space": report.get("space"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..model.errors import PartitaError
+from ..model.segments import MODES
 from ..model.updates import STATISTICS
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 DTYPES = ("float64", "float32", "float16", "bfloat16", "mixed-float16", "mixed-bfloat16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
+
+RECOMPUTE = {"auto": MODES, **{mode: (mode,) for mode in MODES}}
+"""The modes among which each segment's is chosen."""
 
 MAX_DEVICES = 1 << 20
 MAX_LEVELS = 8
@@ -62,6 +66,7 @@ class PlanRequest:
     rewrite: bool = False
     rules: str | None = None
     rewrite_limits: tuple[int, int] = (4, 20_000)
+    recompute: str = "auto"
     cache: str | None = None
     stages: str | int = "auto"
     schedule: str = "auto"
@@ -94,6 +99,7 @@ class PlanRequest:
             ("--dtype", self.dtype, DTYPES),
             ("--optimizer", self.optimizer, OPTIMIZERS),
             ("--statistics", self.statistics, STATISTICS),
+            ("--recompute", self.recompute, tuple(RECOMPUTE)),
         ):
             if choice is not None and choice not in choices:
                 raise PartitaError(f"{option} {choice!r}: choose from {', '.join(choices)}")
@@ -206,6 +212,13 @@ def check_schedule(schedule: str, chunks: int) -> str:
     if (found == "interleaved") != (chunks > 1):
         raise PartitaError(f"--schedule {found} with --chunks {chunks}: interleaved has 2 or more, the others have 1")
     return found
+
+
+def check_recompute(recompute: str) -> tuple[str, ...]:
+    """The modes among which each segment's is chosen."""
+    if recompute not in RECOMPUTE:
+        raise PartitaError(f"recompute {recompute!r}: choose from {', '.join(RECOMPUTE)}")
+    return RECOMPUTE[recompute]
 
 
 def check_gap(gap: float) -> float:

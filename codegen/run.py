@@ -38,7 +38,15 @@ from .pipelined import alone, pipelined, search_all, space
 from .plan import Plan
 from .price import priced
 from .program.micro import divided
-from .request import PlanRequest, check_gap, check_schedule, check_seconds, check_stages, machine_for
+from .request import (
+    PlanRequest,
+    check_gap,
+    check_recompute,
+    check_schedule,
+    check_seconds,
+    check_stages,
+    machine_for,
+)
 from .rewritten import decided
 from .stand_ins import with_stand_ins
 
@@ -78,6 +86,7 @@ class Settings:
     chunks: int = 1
     workers: int | None = None  # None: a process for every core
     executor: Executor | None = None
+    recompute: str = "auto"
 
 
 def plan(request: PlanRequest, progress: Tell | None = None) -> Plan | PipelinePlan:
@@ -116,6 +125,7 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan | PipelineP
         check_schedule(request.schedule, request.chunks),
         request.chunks,
         request.workers,
+        recompute=request.recompute,
     )
     check_batch(batch, request.micro_batches)
     if request.mapping is not None:
@@ -165,6 +175,7 @@ def optimize(
     chunks: int = 1,
     executor: Executor | None = None,
     workers: int | None = None,
+    recompute: str = "auto",
     progress: Tell | bool | None = None,
 ) -> Plan | PipelinePlan:
     """Plan the training of a module.
@@ -177,7 +188,8 @@ def optimize(
     `saturation` says when looking for them ends. `cache`: the folder where networks that were solved are kept, "none",
     or None for the usual one (`PARTITA_CACHE`). `stages`: of a pipeline, "auto" for whatever is best, 1 for none; each
     device has `chunks` of them, run in the order of `schedule`. Parts of the search go to `executor`, or to as many
-    processes as `workers` (None: one for every core).
+    processes as `workers` (None: one for every core). `recompute`: what layers compute again in backward: `none`,
+    `full`, `selective`, or `auto`, the best of these for each.
     `progress`: True prints to standard error, or a function that takes words and `Progress`.
     Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt
     ended the search before any plan was found.
@@ -208,6 +220,7 @@ def optimize(
         chunks=chunks,
         workers=workers,
         executor=executor,
+        recompute=recompute,
     )
     model = {"reference": None, "batch": settings.batch}
     return plan_graph(graph, machine, settings, model, tell, start, (module, inputs))
@@ -237,7 +250,7 @@ def plan_graph(
     question = Question(
         graph, machine, settings.batch, places, counts,
         settings.dtype, settings.optimizer, _fixed(settings.fix, places), math.inf if asked else MOST_WORK,
-        plain=plain if graph.alternatives else None,
+        plain=plain if graph.alternatives else None, recompute=check_recompute(settings.recompute),
     )  # fmt: skip
     if settings.save_network:
         _save_network(question, settings.save_network)
@@ -284,6 +297,7 @@ def plan_graph(
     made = Plan(
         taken, machine, best.placement, best.micro_batches, chosen, settings.dtype,
         settings.optimizer, model, report(best, solution.assignment) | told, module,
+        recompute=best.recomputed(solution.assignment),
     )  # fmt: skip
     _confirm(made, rewritten)
     if "bundles" in made.report and not found.interrupted:
@@ -320,6 +334,8 @@ def _confirm(made: Plan, rewritten: Rewritten | None) -> None:
     may hold what nothing reads. The plan's own price and memory are the lower ones.
     """
     confirmed, report = priced(made), made.report
+    if made.recompute:
+        report["recompute_ns"] = confirmed.again_ns
     if rewritten is None or not rewritten.ways:
         assert confirmed.objective_ns == report["objective_ns"], (confirmed.ns, report["objective_ns"])
         assert confirmed.memory_bytes == report["memory_bytes"], (confirmed.memory, report["memory_bytes"])
@@ -401,7 +417,7 @@ def _fixed(fix: tuple[tuple[str, str], ...], places: tuple[Placement, ...]) -> d
 
 def _save_network(question: Question, path: str) -> None:
     """Keep the network of the first placement, with the fewest micro-batches; gzipped if the name ends in `.gz`."""
-    first: Encoding = question.encoding(question.placements[0], min(question.micro_batches))
+    first: Encoding = question.encoding(question.placements[0], min(question.micro_batches), fast=True)
     raw = json.dumps(first.network.to_json()).encode()
     write_atomically(path, gzip.compress(raw, mtime=0) if path.endswith(".gz") else raw)
 

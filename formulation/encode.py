@@ -30,7 +30,7 @@ from .classes import classes
 from .domain import Domain, Domains
 from .encode_ways import Modal
 from .encoding import Encoding
-from .network import Edge, Network, Switch, Variable
+from .network import Edge, Network, Variable
 from .placement import Placement, placements
 from .reads import Reads
 from .recompute import Recompute
@@ -184,7 +184,7 @@ class _Encoder(Modal):
         )  # fmt: skip
         placed = bundles.add() if self.bundles else {}
         capacity = self.machine.device.capacity_bytes if self.capacity_bytes is None else self.capacity_bytes
-        switches = self._switches()
+        switches = self.again.finish(self.variables, self.edges, self.hubs, self._add)
         network = Network(
             tuple(self.variables), tuple(self.edges), (capacity - self._fixed_bytes(),), self.constant,
             switches=switches,
@@ -196,18 +196,6 @@ class _Encoder(Modal):
             self.operators, self.weights, self.hubs, self.reads.tables, placed, self.modes, optional,
             modes, self.recompute,
         )  # fmt: skip
-
-    def _switches(self) -> tuple[Switch, ...]:
-        """The modes of the segments; what is not in mode `none` at first has the tables of the first mode."""
-        switches = tuple(self.again.switches(self._add))
-        self.edges.extend(self.again.entries(switches, self.hubs))
-        for switch in switches if self.recompute[0] != "none" else ():
-            for v, (cost, use, _) in switch.variables.items():
-                here = np.zeros((*cost[0].shape, 1), np.int64) if use is None else use[0]
-                self.variables[v] = replace(self.variables[v], cost=cost[0], use=here)
-            for number, (cost, use, _) in switch.edges.items():
-                self.edges[number] = replace(self.edges[number], cost=cost[0], use=None if use is None else use[0])
-        return switches
 
     def _check_fixed(self) -> None:
         unknown = set(self.fixed) - {n.name for n in self.pcg.nodes}

@@ -16,7 +16,8 @@ segment that may run again reads it, the hub says itself whether it is kept: its
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
@@ -25,11 +26,11 @@ import numpy.typing as npt
 from ..model.errors import PartitaError
 from ..model.operator import operator
 from ..model.pcg import PCG
-from ..model.segments import MODES, Segment, is_product, segments
+from ..model.segments import MODES, Segment, gives_product, segments
 from .bundles import find_bundles
 from .classes import Classes, Use
 from .domain import LOSS_TRANSIENTS, Domain
-from .network import INFINITE, Edge, Switch, Tables3
+from .network import INFINITE, Edge, Switch, Tables3, Variable
 from .reads import Prices, Reads
 from .transition import Table
 from .ways import Ways
@@ -139,7 +140,7 @@ class Recompute:
         found = self.reads.domains.of(index)
         special = np.array([bool(row.special) for row in found.rows])[found.choice]
         whole: Mask = ~np.logical_and(special, np.array(self.reads.placement.sizes) > 1).any(axis=1)
-        return whole if mode == "selective" and is_product(self.pcg, index) else np.zeros_like(whole)
+        return whole if mode == "selective" and gives_product(self.pcg, index) else np.zeros_like(whole)
 
     def direct(self, edge: int, base: int, use: Use, key: object) -> None:
         """From where a tensor is computed to its one reader."""
@@ -216,20 +217,39 @@ class Recompute:
 
     # The switches
 
-    def switches(self, add: Callable[[str, Array, Array, float], int]) -> Iterator[Switch]:
-        """One a segment, whose variable is added by name, cost, use and place in the order."""
-        for number, segment in enumerate(self.segments):
-            key = ("switch", self.constants[number])
-            if key not in self.cache:
-                cost = np.array([0 if mode == "none" else self.constants[number] for mode in self.modes], np.int64)
-                self.cache[key] = cost, np.zeros((len(cost), 1), np.int64)
-            cost, use = self.cache[key]
-            assert use is not None
-            first = next(i for i in segment.nodes if self.classes.base[i] == i and not self.classes.constant[i])
-            variable = add(f"{segment.name} recompute", cost, use, first - 0.6)  # before its weights
-            yield Switch(variable, self.variables[number], self.edges[number])
+    def finish(
+        self,
+        variables: list[Variable],
+        edges: list[Edge],
+        hubs: Mapping[int, tuple[int, Table]],
+        add: Callable[[str, Array, Array, float], int],
+    ) -> tuple[Switch, ...]:
+        """The switches; their variables are added by name, cost, use and place in the order.
 
-    def entries(self, switches: Sequence[Switch], hubs: Mapping[int, tuple[int, Table]]) -> Iterator[Edge]:
+        What they decide on has the tables of the first mode.
+        """
+        switches = tuple(map(self._switch, range(len(self.segments)), repeat(add)))
+        edges.extend(self._entries(switches, hubs))
+        for switch in switches if self.modes[0] != "none" else ():
+            for v, (cost, use, _) in switch.variables.items():
+                none = np.zeros((*cost[0].shape, 1), np.int64)
+                variables[v] = replace(variables[v], cost=cost[0], use=none if use is None else use[0])
+            for number, (cost, use, _) in switch.edges.items():
+                edges[number] = replace(edges[number], cost=cost[0], use=None if use is None else use[0])
+        return switches
+
+    def _switch(self, number: int, add: Callable[[str, Array, Array, float], int]) -> Switch:
+        segment, key = self.segments[number], ("switch", self.constants[number])
+        if key not in self.cache:
+            cost = np.array([0 if mode == "none" else self.constants[number] for mode in self.modes], np.int64)
+            self.cache[key] = cost, np.zeros((len(cost), 1), np.int64)
+        cost, use = self.cache[key]
+        assert use is not None
+        first = next(i for i in segment.nodes if self.classes.base[i] == i and not self.classes.constant[i])
+        variable = add(f"{segment.name} recompute", cost, use, first - 0.6)  # before its weights
+        return Switch(variable, self.variables[number], self.edges[number])
+
+    def _entries(self, switches: Sequence[Switch], hubs: Mapping[int, tuple[int, Table]]) -> Iterator[Edge]:
         """A segment that runs again reads no hub that says that it is not kept; else a single reader none that is."""
         for base, (hub, table) in hubs.items():
             readers, count = self.readers(base), len(table.codes)

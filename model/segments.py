@@ -58,7 +58,13 @@ def _segments(pcg: PCG) -> tuple[Segment, ...]:
 
 def is_product(pcg: PCG, index: int) -> bool:
     """Whether a node is a product of matrices, a convolution or an attention."""
-    return pcg.nodes[index].op not in SOURCES and operator(pcg.nodes[index].op).matmul
+    node = pcg.nodes[index]
+    return node.op not in SOURCES and operator(node.op).matmul and len(node.inputs) > 1
+
+
+def gives_product(pcg: PCG, index: int) -> bool:
+    """Whether mode selective keeps what a node gives: a product itself, not what a larger operator makes of it."""
+    return is_product(pcg, index) and not operator(pcg.nodes[index].op).masked
 
 
 # Lists of layers

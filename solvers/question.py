@@ -8,6 +8,7 @@ from ..formulation.classes import classes
 from ..formulation.encode import encode
 from ..formulation.encoding import Encoding
 from ..formulation.placement import Placement
+from ..formulation.recompute import offered
 from ..formulation.ways import Ways
 from ..model.atoms import atoms
 from ..model.batch import with_batch
@@ -47,7 +48,8 @@ class Question:
         """The modes among which a plan chooses where memory is no matter: nothing is gained by computing it again."""
         return ("none",) if "none" in self.recompute else self.recompute
 
-    def encoding(self, placement: Placement, k: int, plain: bool = False) -> Encoding:
+    def encoding(self, placement: Placement, k: int, plain: bool = False, fast: bool = False) -> Encoding:
+        """The network of one placement and number of micro-batches; `fast`: in the modes that are fastest only."""
         return encode(
             with_batch(self.plain if plain and self.plain else self.pcg, self.batch // k),
             self.machine,
@@ -58,6 +60,7 @@ class Question:
             fixed=self.fixed,
             balance=balanced,
             bundles=self.bundles,
+            recompute=self.fastest if fast else self.recompute,
         )
 
     def floor_ns(self) -> int:
@@ -71,12 +74,14 @@ class Question:
         """The numbers of micro-batches without those that need too much memory at any split.
 
         Every tensor that is kept for backward is kept somewhere, as is every parameter: a device holds its share at
-        least.
+        least. Of segments that may be computed again only what enters them is sure to be kept.
         """
         whole, form = with_batch(self.pcg, self.batch), precision(self.dtype)
         grouped = classes(whole)
         kept: dict[int, int] = {}
         fixed = sum(whole.nodes[i].numel for i in whole.of("parameter") if i in whole.plain) * ITEMSIZE[form.master]
+        again = offered(whole, grouped, self.bundles) if self.recompute != ("none",) else ()
+        segment = {i: s.name for s in again for i in s.nodes}
         for index in (ways[0] for ways in _needed(whole) if len(ways) == 1):
             node = whole.nodes[index]
             if not node.gradient or node.op in SOURCES:
@@ -85,6 +90,8 @@ class Question:
             named = zip(entry.named(node), node.inputs, strict=True)
             for tensor in (*(i for name, i in named if name in entry.saved), *((index,) if "y" in entry.saved else ())):
                 base = grouped.base[tensor]
+                if index in segment and segment[index] == segment.get(base):
+                    continue
                 if whole.nodes[base].op not in ("parameter", "buffer") and not grouped.constant[base]:
                     kept[base] = whole.nodes[base].numel * form.itemsize(whole.nodes[base].dtype)
         known, devices = atoms(whole), self.machine.devices

@@ -3,7 +3,8 @@
 Best first over (placement, micro-batches). Every network is solved without its capacity first: that bound also holds
 for every multiple of the number of micro-batches, since no entry of a table falls when micro-batches are cut finer
 (k·⌈x/k⌉ ≥ ⌈x⌉ for sizes and for nanoseconds, latencies are paid k times, kernels too). What it cannot discard, and what
-does not fit the memory at that optimum, is solved with the capacity under the best objective so far as cutoff.
+does not fit the memory at that optimum, is solved with the capacity under the best objective so far as cutoff. Only
+then it may compute segments again, which never pays where memory is no matter.
 """
 
 import heapq
@@ -93,6 +94,7 @@ class _Search:
         self.solved = self.discarded = self.options = 0
         self.solving = 0.0
         self.missing: int | None = None
+        self.roomy: set[tuple[int, int]] = set()  # placements and numbers of micro-batches of which something may fit
         self.refusal: PartitaError | None = None
         self.interrupted = False
         self.axes = 0  # the most for which elimination is quick
@@ -199,7 +201,7 @@ class _Search:
         placement = self.question.placements[candidate.number]
         try:
             plain = len(placement.sizes) > self.rich
-            encoding = self.question.encoding(placement, candidate.k, plain)
+            encoding = self.question.encoding(placement, candidate.k, plain, fast=not candidate.relaxed)
         except PartitaError as refusal:  # a fixed strategy, or the batch itself, cannot be cut so finely
             self.refusal = refusal
             return
@@ -207,6 +209,8 @@ class _Search:
             self.unrewritten.add(candidate.number)
         self.options = max(self.options, encoding.options)
         if candidate.relaxed:
+            if not self._has_room(candidate, encoding.network):
+                return
             gap = self.limits.gap if candidate.fine else max(coarse, self.limits.gap)
             later = replace(candidate, fine=coarse == COARSE)
             answer = self._solve(encoding.network, candidate.bound, gap, quick=not candidate.fine)
@@ -224,18 +228,28 @@ class _Search:
             self.discarded += 1
             self.unproved.append(bound)
             return
-        began = time.monotonic()
-        missing = 0 if fits else least_use(encoding.network) - encoding.network.capacities[0]
-        self.solving += time.monotonic() - began
-        if missing > 0:
-            self.discarded += 1
-            self.missing = missing if self.missing is None else min(self.missing, missing)
-        elif not (fits and relaxed.status is Status.OPTIMAL):
+        if fits:
+            self.roomy.add((candidate.number, candidate.k))
+        if not (fits and relaxed.status is Status.OPTIMAL):
             self._push(_Candidate(candidate.fine, bound, True, candidate.k, candidate.number))
-        if not (fits and relaxed.status is Status.OPTIMAL):  # finer ones need less memory, and cost no less than this
+            # Finer ones need less memory, and cost no less than this.
             for k in self.question.micro_batches:
                 if k > candidate.k and k % candidate.k == 0 and not self._between(candidate.k, k):
                     self._push(_Candidate(candidate.fine, bound, False, k, candidate.number))
+
+    def _has_room(self, candidate: _Candidate, network: Network) -> bool:
+        """Whether anything of a candidate's network may fit the memory; what did with fewer micro-batches does."""
+        if any(number == candidate.number and candidate.k % k == 0 for number, k in self.roomy):
+            return True
+        began = time.monotonic()
+        missing = least_use(network) - network.capacities[0]
+        self.solving += time.monotonic() - began
+        if missing <= 0:
+            self.roomy.add((candidate.number, candidate.k))
+            return True
+        self.discarded += 1
+        self.missing = missing if self.missing is None else min(self.missing, missing)
+        return False
 
     def _between(self, low: int, high: int) -> bool:
         return any(low < k < high and k % low == 0 and high % k == 0 for k in self.question.micro_batches)
@@ -285,7 +299,7 @@ def quick_axes(question: Question, plain: bool) -> int:
     size, level = min((d, i) for i, n in enumerate(hierarchy) for d in divisors(n) if d > 1)
     narrow = Placement((size,), (tuple(size if i == level else 1 for i in range(len(hierarchy))),))
     try:
-        encoding = question.encoding(narrow, min(question.micro_batches), plain)
+        encoding = question.encoding(narrow, min(question.micro_batches), plain, fast=True)
         circuit = compile_network(encoding.network)
     except TooWideError:
         return 1

@@ -80,7 +80,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "n.json",
         "--cache",
         "kept",
-        *["--stages", "2", "--schedule", "interleaved", "--chunks", "3", "--workers", "5"],
+        *["--stages", "2", "--schedule", "interleaved", "--chunks", "3", "--workers", "5", "--recompute", "full"],
     )
     assert (code, out) == (0, "the plan\n")
     (request,) = seen
@@ -112,6 +112,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "schedule": "interleaved",
         "chunks": 3,
         "workers": 5,
+        "recompute": "full",
     }
 
 
@@ -172,12 +173,12 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Interrupt the search when it asks for another network than the first ones."""
     whole, asked = Question.encoding, 0
 
-    def encoding(self: Question, placement: Placement, k: int, plain: bool = False) -> Encoding:
+    def encoding(self: Question, placement: Placement, k: int, plain: bool = False, fast: bool = False) -> Encoding:
         nonlocal asked
         asked += 1
         if asked > after:
             raise KeyboardInterrupt
-        return whole(self, placement, k)
+        return whole(self, placement, k, plain, fast)
 
     monkeypatch.setattr(Question, "encoding", encoding)
 

@@ -80,6 +80,11 @@ class PipelinePlan:
         """Whether gradients are those at the weights of a step ago, so that no step waits for the one before."""
         return self.schedule == "2bw"
 
+    @property
+    def recompute(self) -> dict[str, str]:
+        """The segments of all stages that are computed again, with their modes."""
+        return {name: mode for part in self.stages for name, mode in part.recompute.items()}
+
     @cached_property
     def placement(self) -> Placement:
         """The mesh of all ranks: the pipeline's axis, outermost, and those that all stages share."""

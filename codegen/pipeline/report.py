@@ -20,6 +20,7 @@ from ..describe import (
 )
 from ..plan import Plan
 from ..plan import summary as summary_of
+from ..report.words import recompute_text
 from .price import priced
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def docstring(plan: PipelinePlan) -> str:
     rows += [(f"stage {number}", _stage(part)) for number, part in enumerate(plan.stages)]
     if programs := programs_sentence(plan):
         rows.append(("programs", programs))
+    if plan.recompute:
+        rows.append(("recompute", recompute_text(plan.recompute)))
     return headed(plan, [*rows, ("batch", batch_sentence(plan)), ("weights", weights_sentence(plan.parts))])
 
 

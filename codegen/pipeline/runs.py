@@ -60,8 +60,9 @@ def runs(plan: PipelinePlan, stages: tuple[Priced, ...]) -> tuple[Run, ...]:
 
 
 def phase_ns(cost: Priced, phase: Phase) -> int:
-    """How long a stage works in one phase of a step."""
-    return sum(item.total_ns for item in cost.items if item.phase == phase)
+    """How long a stage works in one phase of a step; in backward also at what it computes again."""
+    phases = ("recompute", "backward") if phase == "backward" else (phase,)
+    return sum(item.total_ns for item in cost.items if item.phase in phases)
 
 
 def weights_ns(plan: Plan, cost: Priced) -> int:

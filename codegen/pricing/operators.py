@@ -13,7 +13,7 @@ from ...formulation.strategy import rows_taken
 from ...model.cost import ITEMSIZE, backward_factor
 from ...model.layout import COLLECTIVES, Action, R, atom_of, is_split, largest_part
 from ...model.operator import operator
-from ...model.segments import is_product
+from ...model.segments import gives_product
 from ..beside import as_ordinary
 from ..choice import Choice
 from ..items import Item, Phase, Slot
@@ -92,7 +92,7 @@ class Operators(Moves):
 
     def keeps_output(self, index: int) -> bool:
         """Whether a segment that runs again keeps what a node gives: of products, if nothing is sent inside of them."""
-        if self.mode(index) != "selective" or not is_product(self.graph, index):
+        if self.mode(index) != "selective" or not gives_product(self.graph, index):
             return False
         rows = zip(self.rows(index), self.plan.placement.sizes, strict=True)
         return not any(row.special and size > 1 for row, size in rows)

@@ -18,7 +18,7 @@ from ..plan import Plan
 from ..price import priced
 from ..spread import spread_axis
 from .tables import Table, place, programs_table, spread_table
-from .words import bytes_text, equal_layers, label, module_of, pattern, percent, shape_text, split_word
+from .words import bytes_text, equal_layers, label, module_of, pattern, percent, recompute_text, shape_text, split_word
 
 if TYPE_CHECKING:
     from ..pipeline.plan import PipelinePlan
@@ -97,9 +97,13 @@ def summary(plan: Plan | PipelinePlan, cost: Priced | PipelinePriced) -> tuple[t
     memory = (
         f"{bytes_text(cost.memory_bytes)} of {bytes_text(capacity)} a device ({percent(cost.memory_bytes, capacity)})"
     )
+    again = recompute_text(plan.recompute)
+    if again and isinstance(cost, Priced):
+        again += f"; {percent(cost.again_ns, cost.objective_ns)} of the step"
     return (
         ("step", f"{step}; {samples}" if samples else step),
         ("memory", memory),
+        *((("recompute", again),) if again else ()),
         ("mesh", mesh_sentence(plan)),
         ("batch", f"{batch}, {plan.dtype}, {plan.optimizer}"),
     )
@@ -390,11 +394,13 @@ def optimum(plan: Plan | PipelinePlan, cost: Priced | PipelinePriced) -> tuple[s
         f"gap {100 * (cost.objective_ns - bound) / max(cost.objective_ns, 1):.3f} %."
     ]
     counts = {k: number(plan, "space", k) for k in ("placements", "meshes", "options", "networks_solved")}
-    micro = plan.report["space"].get("micro_batches") if any(v is not None for v in counts.values()) else None
+    told = any(v is not None for v in counts.values())
+    micro, modes = (plan.report["space"].get(key) if told else None for key in ("micro_batches", "recompute"))
     if all(v is not None for v in counts.values()):
         lines.append(
             f"Space: {counts['placements']:,} placements of {counts['meshes']:,} meshes"
             + (f", micro-batches {', '.join(map(str, micro))}" if isinstance(micro, list) else "")
+            + (f", recomputation {', '.join(map(str, modes))}" if isinstance(modes, list) else "")
             + f"; up to {counts['options']:,} options in one network (strategies from the operators' index notation, "
             f"one shared conversion a tensor, storage of weights); {counts['networks_solved']:,} networks solved."
         )
@@ -403,6 +409,6 @@ def optimum(plan: Plan | PipelinePlan, cost: Priced | PipelinePriced) -> tuple[s
         lines.append(f"Solver {plan.report.get('solver') or 'unknown'}, {seconds:,.1f} s from model to program.")
     lines.append(
         "Cost model: roofline and alpha-beta collectives (docs/cost-model.md). Outside the space: pipelines, "
-        "recomputation of activations, communication hidden behind computing, algebraic rewrites."
+        "communication hidden behind computing, algebraic rewrites."
     )
     return tuple(lines)

@@ -17,8 +17,9 @@ WIDTH = 120
 def text(facts: Facts | PipelineFacts) -> str:
     """All of a plan's facts, for a terminal or a file."""
     lines = [facts.title, ""]
+    width = max(len(name) for name, _ in facts.summary) + 2
     for name, words in facts.summary:
-        lines += _wrapped(words, f"  {name:<8}")
+        lines += _wrapped(words, f"  {name:<{width}}")
     for table in facts.tables:
         lines += ["", table.title.upper(), *_wrapped(table.text, "  "), *_table(table)]
     lines += ["", "OPTIMUM"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -150,6 +150,18 @@ def equal_layers(
             name, layer = pattern(plan.graph.nodes[index].name)
             groups.setdefault((name, *found), []).append(layer)
     return tuple((label(name, layers), *found) for (name, *found), layers in groups.items())
+
+
+def recompute_text(recompute: Mapping[str, str]) -> str:
+    """The segments that are computed again, by mode: `full: layers.0-15; selective: layers.16-31`."""
+    groups: dict[tuple[str, str], list[int | None]] = {}
+    for name, mode in recompute.items():
+        text, layer = pattern(name)
+        groups.setdefault((mode, text), []).append(layer)
+    by_mode: dict[str, list[str]] = {}
+    for (mode, text), layers in groups.items():
+        by_mode.setdefault(mode, []).append(label(text, layers))
+    return "; ".join(f"{mode}: {', '.join(names)}" for mode, names in sorted(by_mode.items()))
 
 
 def module_of(graph: PCG, index: int) -> tuple[str, int | None]:

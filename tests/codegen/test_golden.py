@@ -26,7 +26,7 @@ def planned(name: str) -> Plan:
     known, machine = entry(name), Machine.load(preset, nodes=nodes)
     module, inputs = load_module(name)
     batch = known.default_batch(False, machine.devices)
-    settings = Settings(batch, known.dtype, known.optimizer, mesh=mesh)
+    settings = Settings(batch, known.dtype, known.optimizer, mesh=mesh, recompute="none")
     return plan_graph(capture(module, inputs, batch=batch), machine, settings, {"reference": name, "batch": batch})
 
 

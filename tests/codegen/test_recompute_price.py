@@ -14,6 +14,8 @@ import pytest
 
 from partita.codegen.decode import choices, report
 from partita.codegen.items import Item
+from partita.codegen.pipeline.price import priced as priced_pipeline
+from partita.codegen.pipeline.runs import runs
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
 from partita.codegen.report.facts import facts
@@ -32,6 +34,8 @@ from partita.model.machine import Machine
 from partita.model.pcg import PCG
 from partita.model.segments import MODES, is_product, segments
 from partita.model.stages import boundaries, stage
+
+from .pipelines import at_random
 
 MACHINE = Machine.adhoc((2, 2))
 ONE, TWO = of_rows([(2, 2)]), of_rows([(2, 1), (1, 2)])
@@ -116,6 +120,17 @@ def test_a_stage_keeps_what_enters_of_every_micro_batch_in_flight(model: str) ->
         memory.append(priced(plan_of(found, assignment, in_flight=count, transfer=line)).memory)
     once, thrice = memory
     assert thrice["recomputed"] == once["recomputed"] > 0 and thrice["activations"] == 3 * once["activations"]
+
+
+def test_what_stages_compute_again_is_part_of_their_backward() -> None:
+    plan = at_random(twin_of("gpt2"), 2, (2,), 4, random.Random(3), recompute=True)
+    assert plan.recompute and plan.summary()["recompute"] == plan.recompute
+    cost = priced_pipeline(plan)
+    timeline = runs(plan, cost.stages)
+    for device, busy in enumerate(cost.busy_ns):
+        slots = sum(run.length_ns for run in timeline if run.device == device)
+        assert busy - 8 < slots <= busy  # a micro-batch's share is rounded down
+    assert all(name in str(plan).partition("Stage 0")[0] for name in ("recompute", *{*plan.recompute.values()}))
 
 
 def example() -> tuple[Encoding, tuple[int, ...]]:

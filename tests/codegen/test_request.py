@@ -45,6 +45,7 @@ def test_not_a_fix(text: str) -> None:
         {"hierarchy": (1,), "mesh": (1,)},
         {"machine": "cpu", "batch": 8, "micro_batches": 4, "sequence": 1, "time_limit": 0.5},
         {"machine": "cpu", "dtype": "bfloat16", "optimizer": "adamw"},
+        {"machine": "cpu", "recompute": "selective"},
         {"machine": "cpu", "fix": (("a", "b"), ("a", "b"))},
     ],
 )
@@ -74,6 +75,7 @@ def test_accepted(given: dict[str, Any]) -> None:
         ({"mesh": (2, 2), "hierarchy": (2, 4)}, "4 ranks.*8 devices"),
         ({"dtype": "float8"}, "float64, float32"),
         ({"optimizer": "lion"}, "sgd, adam, adamw"),
+        ({"recompute": "some"}, "auto, none, full, selective"),
         ({"statistics": "rank"}, "batch, micro-batch, local"),
         ({"time_limit": 0.0}, "--time-limit 0"),
         ({"gap": 1.0}, "--gap 1"),

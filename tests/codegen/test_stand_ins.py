@@ -18,7 +18,8 @@ from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import rewritings
 from partita.model.machine import Machine
 from partita.model.pcg import PCG, Builder
-from partita.solvers.search import _Search
+from partita.solvers import search
+from partita.solvers.question import Question
 
 Judge = Callable[..., dict[str, Any]]
 
@@ -74,9 +75,9 @@ def test_branches_side_by_side_are_computed_in_the_best_ways(mesh: tuple[int, ..
     judge(joint, graph)
 
 
-def narrow(search: _Search, plain: bool) -> int:
+def narrow(question: Question, plain: bool) -> int:
     """As if only meshes of one axis were narrow enough for all rewritings."""
-    return max(len(p.sizes) for p in search.question.placements) if plain else 1
+    return max(len(p.sizes) for p in question.placements) if plain else 1
 
 
 def test_wide_placements_have_graphs_that_are_rewritten_beforehand(
@@ -86,7 +87,7 @@ def test_wide_placements_have_graphs_that_are_rewritten_beforehand(
     graph, of = towers(), machine(2, 2)
     whole = planned(graph, of, rules=planner_rules())
     assert len(whole.placement.sizes) == 2 and not whole.report["space"]["limits_hit"]
-    monkeypatch.setattr(_Search, "_quick", narrow)
+    monkeypatch.setattr(search, "quick_axes", narrow)
     wide = planned(graph, of, rules=planner_rules())
     assert wide.report["space"]["rewritings"]["without"] > 0
     assert wide.report["space"]["limits_hit"] == ["rewriting: width"]
@@ -97,7 +98,7 @@ def test_wide_placements_have_graphs_that_are_rewritten_beforehand(
 
 
 def test_what_is_fixed_is_searched_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Search, "_quick", narrow)
+    monkeypatch.setattr(search, "quick_axes", narrow)
     plan = planned(towers(), machine(2, 2), rules=planner_rules(), fix=(("tanh", "i.0,i.0"),))
     assert plan.report["space"]["rewritings"]["without"] > 0 and plan.report["rewritten"] == []
 

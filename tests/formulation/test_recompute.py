@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import inf
@@ -15,6 +16,7 @@ from partita.formulation.encode import encode
 from partita.formulation.encoding import Encoding
 from partita.formulation.network import evaluate
 from partita.formulation.placement import Placement, of_rows
+from partita.model.batch import with_batch
 from partita.model.capture import capture
 from partita.model.errors import PartitaError
 from partita.model.load import load_module
@@ -22,6 +24,8 @@ from partita.model.machine import Machine
 from partita.model.pcg import PCG, Builder
 from partita.model.segments import MODES, segments
 from partita.solvers.protocol import Status, solver
+from partita.solvers.question import Question
+from partita.solvers.search import search
 
 ALONE, PAIR = of_rows([(1,)]), of_rows([(2,)])
 
@@ -122,6 +126,35 @@ def test_the_optimum_is_that_of_all_modes_enumerated() -> None:
         assert answer.status is (Status.INFEASIBLE if best == inf else Status.OPTIMAL)
         answers.add(best)
     assert len(answers) > 4
+
+
+def test_a_search_over_micro_batches_finds_the_best_of_all_modes() -> None:
+    """With few micro-batches what a segment computes fits again only; what enters it is all that must be kept."""
+    graph = blocks((64, 96), batch=16)
+    names, device = [segment.name for segment in segments(graph)], machine(ALONE).device
+    every = []
+    for k, modes in product((1, 2, 4), product(MODES, repeat=2)):
+        part = with_batch(graph, 16 // k)
+        found = encoded(part, ALONE, ("none",))
+        again = {name: mode for name, mode in zip(names, modes, strict=True) if mode != "none"}
+        plain = choices(found, [0] * len(found.network.variables))
+        cost = priced(Plan(part, found.machine, ALONE, k, plain, "float32", "adam", recompute=again))
+        every.append((cost.memory_bytes, cost.objective_ns, k, again))
+    recomputing = 0
+    for capacity in sorted({size for size, *_ in every})[::4]:
+        small = replace(machine(ALONE), device=replace(device, memory_bytes=capacity, reserved_bytes=0))
+        question = Question(graph, small, 16, (ALONE,), (1, 2, 4), "float32", "adam", recompute=MODES)
+        _, best, k, again = min((e for e in every if e[0] <= capacity), key=lambda e: e[1])
+        assert k in question.fits()
+        found = search(question, solver("auto"))
+        assert (found.status, found.objective) == (Status.OPTIMAL, best)
+        recomputing += bool(again)
+    assert recomputing > 1
+    tight = replace(machine(ALONE), device=replace(device, memory_bytes=min(every)[0] - 1, reserved_bytes=0))
+    nothing = search(
+        Question(graph, tight, 16, (ALONE,), (1, 2, 4), "float32", "adam", recompute=MODES), solver("auto")
+    )
+    assert (nothing.status, nothing.solution) == (Status.INFEASIBLE, None)
 
 
 def test_recomputation_makes_room_for_a_better_plan() -> None:
