@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...formulation.outer import step_ns
 from ...model.cost import ITEMSIZE, precision
 from ..items import Kept, Priced
 from ..price import priced as priced_stage
 from ..pricing.moves import Moves
 from .runs import runs
-from .schedules import step_ns
 
 if TYPE_CHECKING:
     from .plan import PipelinePlan

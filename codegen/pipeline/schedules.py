@@ -1,11 +1,11 @@
-"""The schedules by which pipelines run, by name."""
+"""The schedules by which pipelines run, by name: more than are searched (`formulation.outer`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 from typing import TypeAlias
 
+from ...formulation import outer
 from ...formulation.pipeline.orders import Orders, gpipe, interleaved, one_f_one_b, zero_bubble
 from ...model.errors import PartitaError
 
@@ -30,20 +30,8 @@ def orders(schedule: str, devices: int, chunks: int, micro_batches: int) -> Orde
     return SCHEDULES[schedule](devices, chunks, micro_batches)
 
 
-@cache
 def in_flight(schedule: str, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
     """Of how many micro-batches a stage keeps activations at once, at the most: until all its gradients are known."""
-    found, now, most = orders(schedule, devices, chunks, micro_batches), 0, 0
-    last = "W" if any(slot.kind == "W" for slot in found[0]) else "B"
-    for slot in found[stage % devices]:
-        if slot.stage == stage and slot.kind in ("F", last):
-            now += 1 if slot.kind == "F" else -1
-            most = max(most, now)
-    return most
-
-
-def step_ns(devices: int, chunks: int, micro_batches: int, busy_ns: Sequence[int]) -> int:
-    """The predicted step of stages that are busy so long, in the model's order: stage s lies on device s mod p."""
-    loads = [sum(busy_ns[device::devices]) for device in range(devices)]
-    longest = max(loads)
-    return longest + -(-(sum(loads) - longest) // (micro_batches * chunks))
+    if schedule == "zero-bubble":
+        return min(micro_batches, devices)
+    return outer.in_flight("1f1b" if schedule == "2bw" else schedule, devices, chunks, micro_batches, stage)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from partita.codegen.pipeline.schedules import SCHEDULES, orders
+from partita.codegen.pipeline.schedules import SCHEDULES, in_flight, orders
 from partita.codegen.verification.worker import load_program
 
 from .pipelines import captured, piped
@@ -52,6 +53,17 @@ def test_the_orders_are_those_that_are_priced(program: tuple[str, ModuleType]) -
                 assert sorted(ran) == sorted(steps)
             else:
                 assert ran == priced
+
+
+def test_what_is_in_flight_is_what_the_orders_keep() -> None:
+    """Activations are there from the forward to the end of what needs them."""
+    for schedule in SCHEDULES:
+        last = "W" if schedule == "zero-bubble" else "B"
+        for devices, chunks, micros in sizes(schedule):
+            for stage in range(devices * chunks):
+                order = orders(schedule, devices, chunks, micros)[stage % devices]
+                steps = [{"F": 1, last: -1}.get(kind, 0) for kind, s, _ in order if s == stage]
+                assert max(accumulate(steps)) == in_flight(schedule, devices, chunks, micros, stage)
 
 
 def test_messages_meet(program: tuple[str, ModuleType]) -> None:
