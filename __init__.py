@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .codegen.pipeline.file import load_plan
+    from .codegen.pipeline.plan import PipelinePlan
     from .codegen.plan import Plan
     from .codegen.run import optimize
     from .codegen.spacetime.plan import SpaceTimePlan, graph, space_time
@@ -47,6 +49,7 @@ _HOME = {
     "interleaved": ".formulation.pipeline.orders",
     "layers": ".formulation.spacetime.stages",
     "Limits": ".solvers.protocol",
+    "load_plan": ".codegen.pipeline.file",
     "Machine": ".model.machine",
     "NoPlanError": ".model.errors",
     "one_f_one_b": ".formulation.pipeline.orders",
@@ -57,6 +60,7 @@ _HOME = {
     "PartitaError": ".model.errors",
     "passes": ".formulation.spacetime.stages",
     "place": ".formulation.spacetime.primitives",
+    "PipelinePlan": ".codegen.pipeline.plan",
     "Plan": ".codegen.plan",
     "recompute": ".formulation.spacetime.primitives",
     "replicate": ".formulation.spacetime.transformation",
@@ -81,6 +85,7 @@ __all__ = [
     "Machine",
     "NoPlanError",
     "PartitaError",
+    "PipelinePlan",
     "Plan",
     "Slot",
     "SpaceTimePlan",
@@ -95,6 +100,7 @@ __all__ = [
     "interlaced",
     "interleaved",
     "layers",
+    "load_plan",
     "one_f_one_b",
     "op_assign",
     "op_order",

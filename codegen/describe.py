@@ -56,14 +56,14 @@ def headed(plan: Plan | PipelinePlan, rows: Iterable[Row]) -> str:
     return f'"""{text}\n"""'
 
 
-def predicted(plan: Plan | PipelinePlan) -> list[Row]:
-    """What a step takes of time and memory, as far as the report says."""
+def predicted(plan: Plan | PipelinePlan, where: str = "every rank") -> list[Row]:
+    """What a step takes of time and memory, as far as the report says; `where` is what holds so much."""
     report, rows = plan.report, list[Row]()
     if report.get("objective_ns") is not None:
         rows.append(("step", _step(plan)))
     if report.get("memory_bytes") is not None:
         capacity = report.get("capacity_bytes", plan.machine.device.capacity_bytes)
-        rows.append(("memory", f"{_bytes(report['memory_bytes'])} of {_bytes(capacity)} on every rank"))
+        rows.append(("memory", f"{_bytes(report['memory_bytes'])} of {_bytes(capacity)} on {where}"))
     return rows
 
 

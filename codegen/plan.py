@@ -179,6 +179,8 @@ class Plan:
 
         Raises PartitaError that says what is wrong and where.
         """
+        if isinstance(data, Mapping) and isinstance(kind := data.get("kind"), str):
+            raise PartitaError(f"a plan of kind {kind!r:.40}: `partita.load_plan` reads pipelined ones")
         if not isinstance(data, Mapping) or "choices" not in data or "graph" not in data:
             raise PartitaError("not a plan")
         if data.get("format") != FORMAT:

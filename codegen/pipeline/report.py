@@ -57,7 +57,7 @@ def _places(graph: PCG) -> Iterator[tuple[str, int]]:
 
 def docstring(plan: PipelinePlan) -> str:
     """What stands on top of the emitted program."""
-    rows = [("mesh", mesh_sentence(plan)), ("pipeline", pipeline_sentence(plan)), *predicted(plan)]
+    rows = [("mesh", mesh_sentence(plan)), ("pipeline", pipeline_sentence(plan)), *predicted(plan, "the fullest rank")]
     rows += [(f"stage {number}", _stage(part)) for number, part in enumerate(plan.stages)]
     if programs := programs_sentence(plan):
         rows.append(("programs", programs))
