@@ -93,7 +93,15 @@ def plan(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help=f"{', '.join(DTYPES)}. float16 and bfloat16 mean the mixed ones: products in them, weights in float32."
+            help=f"{', '.join(DTYPES)}; float16 and bfloat16: mixed, products in them, weights in float32. "
+            "Of several, joined by commas, the fastest is taken."
+        ),
+    ] = None,
+    offload: Annotated[
+        bool | None,
+        typer.Option(
+            "--offload/--no-offload",
+            help="Optimizer states in the host's memory, wherever it is faster, or never; else only if nothing fits.",
         ),
     ] = None,
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS) + ".")] = None,
@@ -154,6 +162,7 @@ def plan(
         batch=batch,
         sequence=sequence,
         dtype=dtype,
+        offload=offload,
         optimizer=optimizer,
         solver=solver,
         time_limit=time_limit,

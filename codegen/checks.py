@@ -11,7 +11,7 @@ from ..formulation.row import Row
 from ..formulation.special import lies_apart
 from ..formulation.strategy import rows
 from ..model.atoms import atoms
-from ..model.cost import precision
+from ..model.cost import optimizer_states, precision
 from ..model.errors import PartitaError
 from ..model.layout import B, Layout, R, S, atom_of, is_split, splittable
 from ..model.pcg import SOURCES
@@ -19,7 +19,7 @@ from ..model.segments import MODES, segments
 from ..model.sparse import check_optimizer, sparse_tables
 from ..model.updates import updated
 from .beside import bundles
-from .choice import letter_text
+from .choice import FLAGS, letter_text
 from .spread import check_spread
 
 if TYPE_CHECKING:
@@ -73,10 +73,11 @@ def check(plan: Plan) -> None:
             raise PartitaError(f"node {node.name!r}: a rank has a single value of a channel to normalize")
         if index in changed and plan.choices[changed[index][0]].inputs[changed[index][1]] != choice.given:
             raise PartitaError(f"node {node.name!r} is updated in another layout than the one it is stored in")
-        if node.op != "parameter" and (choice.regather or choice.sharded_states):
-            raise PartitaError(f"node {node.name!r} is no parameter: regather and sharded_states do not apply")
+        if node.op != "parameter" and any(getattr(choice, flag) for flag in FLAGS):
+            raise PartitaError(f"node {node.name!r} is no parameter: {', '.join(FLAGS)} do not apply")
         if node.op == "parameter":
             check_spread(plan, index)
+            _check_training(plan, index)
             if choice.sharded_states and node.get("stages", 1) > 1:
                 raise PartitaError(f"node {node.name!r}: other stages may have it too, so its states are not sharded")
         elif choice.at:
@@ -95,6 +96,22 @@ def _check_recompute(plan: Plan) -> None:
             raise PartitaError(f"segment {name!r}: recomputation {mode!r:.40} is none of {', '.join(MODES[1:])}")
         if any(plan.choices[i].beside or plan.choices[i].joins for i in known[name]):
             raise PartitaError(f"segment {name!r} has branches side by side, and cannot be computed again")
+
+
+def _check_training(plan: Plan, index: int) -> None:
+    """Gradients are sharded with their states, and offloaded is what the optimizer keeps of a dense gradient."""
+    node, choice, device = plan.graph.nodes[index], plan.choices[index], plan.machine.device
+    if not choice.sharded_gradients and not choice.offloaded:
+        return
+    if not node.gradient or index in sparse_tables(plan.graph):
+        raise PartitaError(f"node {node.name!r} has no dense gradient: nothing of it is sharded or offloaded")
+    if choice.sharded_gradients and not (choice.sharded_states and B in choice.output):
+        raise PartitaError(f"node {node.name!r}: gradients are sharded over the copies that share sharded states")
+    if choice.offloaded and device.host_bandwidth is None:
+        raise PartitaError(f"node {node.name!r} is offloaded, but {device.name} has no host_bandwidth")
+    copied = choice.sharded_states or precision(plan.dtype).copied
+    if choice.offloaded and not optimizer_states(plan.optimizer) + copied:
+        raise PartitaError(f"node {node.name!r} is offloaded, but {plan.optimizer} keeps nothing of it")
 
 
 def _check_bundles(plan: Plan) -> dict[int, Bundle]:
@@ -136,7 +153,7 @@ def _check_whole(plan: Plan, index: int, axis: int) -> None:
     if letters != [B if gradient else R for gradient in (node.gradient, node.gradient, *sources)]:
         raise PartitaError(f"node {node.name!r} is at one coordinate, but not whole there")
     first = {S(a) for a in known.of_dim(0)} if node.op in SOURCES and node.shape else set()
-    if choice.joins[:1] == (axis,) or choice.sharded_states or first & {*choice.output}:
+    if choice.joins[:1] == (axis,) or choice.sharded_states or choice.offloaded or first & {*choice.output}:
         raise PartitaError(f"node {node.name!r} is at one coordinate, and cannot be split there")
 
 

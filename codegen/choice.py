@@ -9,9 +9,14 @@ from ..model.atoms import Atoms, atoms
 from ..model.layout import B, Layout, P, R, S, atom_of, is_split
 from ..model.machine import whole
 from ..model.pcg import PCG
+from ..model.precision import precision
 
 if TYPE_CHECKING:
     from .plan import Plan
+
+
+FLAGS = ("regather", "sharded_states", "sharded_gradients", "offloaded")
+"""What a choice of a parameter may say; a file has those that hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +25,12 @@ class Choice:
 
     `inputs` are the layouts that the operator asks of its inputs, `output` the one that it offers. A tensor with
     `shared` is converted once from `output` to `shared`, and from there to what each consumer asks. `regather`: the
-    converted weight is not kept for backward but converted again there. `sharded_states`: gradient and optimizer
-    states of a weight are split over the axes on which it is stored at B (ZeRO-1). `beside`: the node or weight is only
-    at one coordinate of an axis, (axis, coordinate), beside the other branches of a bundle, and of one inside of that.
-    `joins`: of the `cat` that joins branches (axis, *coordinates of its inputs). `at`: of tables that are spread over
-    the axis at P, pieces: (name of the table, first column, the one after the last, coordinate).
+    converted weight is not kept for backward but converted again there. `sharded_states`: optimizer states of a
+    weight are split over the axes on which it is stored at B (ZeRO-1), with `sharded_gradients` its accumulated
+    gradient too (ZeRO-2). `offloaded`: the states are in the host's memory between updates. `beside`: the node or
+    weight is only at one coordinate of an axis, (axis, coordinate), beside the other branches of a bundle, and of one
+    inside of that. `joins`: of the `cat` that joins branches (axis, *coordinates of its inputs). `at`: of tables that
+    are spread over the axis at P, pieces: (name of the table, first column, the one after the last, coordinate).
     """
 
     inputs: tuple[Layout, ...]
@@ -32,6 +38,8 @@ class Choice:
     shared: Layout | None = None
     regather: bool = False
     sharded_states: bool = False
+    sharded_gradients: bool = False
+    offloaded: bool = False
     beside: tuple[tuple[int, int], ...] = ()
     joins: tuple[int, ...] = ()
     at: tuple[tuple[str, int, int, int], ...] = ()
@@ -45,6 +53,11 @@ class Choice:
     def given(self) -> Layout:
         """The layout from which consumers convert."""
         return self.output if self.shared is None else self.shared
+
+
+def apart(plan: Plan) -> bool:
+    """Whether accumulated gradients or optimizer states are elsewhere than the weights, or in another dtype."""
+    return precision(plan.dtype).copied or any(c.sharded_gradients or c.offloaded for c in plan.choices)
 
 
 def letter_text(known: Atoms, letter: int) -> str:
@@ -76,7 +89,7 @@ def choice_json(plan: Plan, index: int, known: tuple[Atoms, ...]) -> dict[str, A
     }
     if choice.shared is not None:
         result["shared"] = text(index, choice.shared)
-    for flag in ("regather", "sharded_states"):
+    for flag in FLAGS:
         if getattr(choice, flag):
             result[flag] = True
     if choice.beside:
@@ -91,7 +104,7 @@ def choice_json(plan: Plan, index: int, known: tuple[Atoms, ...]) -> dict[str, A
 def read_choice(graph: PCG, index: int, data: Any) -> Choice:
     known = atoms(graph)
     node = graph.nodes[index]
-    extra = sorted(data.keys() - {"inputs", "output", "shared", "regather", "sharded_states", "beside", "joins", "at"})
+    extra = sorted(data.keys() - {"inputs", "output", "shared", *FLAGS, "beside", "joins", "at"})
     if extra:
         raise ValueError(f"{extra[0]!r} is not a field of a choice")
     asked = as_list(data["inputs"])
@@ -105,7 +118,7 @@ def read_choice(graph: PCG, index: int, data: Any) -> Choice:
     )
     if "shared" in data:
         choice = replace(choice, shared=tuple(_letter(known[index], x) for x in as_list(data["shared"])))
-    flags = {flag: data.get(flag, False) for flag in ("regather", "sharded_states")}
+    flags = {flag: data.get(flag, False) for flag in FLAGS}
     if not all(isinstance(value, bool) for value in flags.values()):
         raise ValueError(f"{flags} are not all true or false")
     pairs = [as_list(pair) for pair in as_list(data.get("beside", []))]

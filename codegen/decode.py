@@ -41,7 +41,8 @@ def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
             layout = stored.space.layout(int(stored.codes[o]))
             shared = _shared(found, assignment, index)
             regather = bool(stored.regather[o]) and again.isdisjoint(found.pcg.consumers[index])
-            choice = Choice((), layout, shared, regather, bool(stored.sharded[o]))
+            shards = bool(stored.sharded[o]), bool(stored.scattered[o])
+            choice = Choice((), layout, shared, regather, *shards, bool(stored.offloaded[o]))
             for letter, spread in zip(layout, stored.spreads, strict=False):
                 if letter == P and spread is not None:
                     choice = replace(choice, at=at_of(node, spread))

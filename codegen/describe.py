@@ -150,11 +150,18 @@ def weights_sentence(plans: Sequence[Plan]) -> str:
             parts.append(f"{spread:.0f}% spread over {name}, table by table")
         if split:
             parts.append(f"{split:.0f}% split over {name}")
-    if states := share(*(choice.sharded_states for _, _, choice in trained)):
-        parts.append(f"optimizer states of {states:.0f}% split over the copies (ZeRO-1)")
-    if regathered := share(*(choice.regather for _, _, choice in trained)):
-        parts.append(f"{regathered:.0f}% gathered again in backward")
+    for flag, words in _FLAGS.items():
+        if counted := share(*(getattr(choice, flag) for _, _, choice in trained)):
+            parts.append(words.format(f"{counted:.0f}%"))
     return f"{whole:,} in all; " + ("; ".join(parts) or "whole on every rank")
+
+
+_FLAGS = {
+    "sharded_states": "optimizer states of {} split over the copies (ZeRO-1)",
+    "sharded_gradients": "accumulated gradients of {} as well (ZeRO-2)",
+    "offloaded": "states of {} in the host's memory",
+    "regather": "{} gathered again in backward",
+}
 
 
 def describe(plan: Plan) -> str:

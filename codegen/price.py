@@ -6,9 +6,7 @@ that shares none of its encoding. Every kernel and every collective is one item 
 
 from __future__ import annotations
 
-from ..model.cost import ITEMSIZE
 from ..model.operator import operator
-from ..model.pcg import FLOATS
 from ..model.sparse import sparse_tables
 from .beside import slowest
 from .items import Priced
@@ -29,7 +27,7 @@ class _Pricing(Weights):
                     self.weight(index)
             elif self.classes.constant[index]:
                 if node.op == "buffer":
-                    item = ITEMSIZE[self.precision.master if node.dtype in FLOATS else node.dtype]
+                    item = self.precision.buffer_itemsize(node.dtype)
                     self.hold("states", index, self.numel(index, self.plan.choices[index].output) * item)
                 elif operator(node.op).passes:
                     work = operator(node.op).work(node, tuple(self.graph.nodes[i] for i in node.inputs))

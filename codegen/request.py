@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..model.errors import PartitaError
+from ..model.precision import PRECISIONS
 from ..model.segments import MODES
 from ..model.updates import STATISTICS
 
 if TYPE_CHECKING:
     from ..model.machine import Machine
 
-DTYPES = ("float64", "float32", "float16", "bfloat16", "mixed-float16", "mixed-bfloat16")
+DTYPES = ("float64", "float32", "float16", "bfloat16", *(name for name in PRECISIONS if "-" in name))
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 
@@ -39,9 +40,10 @@ class PlanRequest:
     where the cost network goes, as soon as there is one. `rewrite`: by the planner's rules, or by those of a file,
     `rules`, which are proved first; `rewrite_limits` are rounds and e-nodes. `cache`: the folder of the store, "none",
     or None for the usual one. `stages` of a pipeline ("auto": whatever is best), `chunks` of them on every device, run
-    in the order of `schedule`; `workers` are processes that search (None: one for every core). Raises PartitaError on
-    what cannot be meant; that the names of model, machine, mapping, solver and nodes exist is checked where they are
-    known.
+    in the order of `schedule`; `workers` are processes that search (None: one for every core). `dtype` may name
+    several, joined by commas: the fastest is taken. `offload`: whether states may be on the host; None: where nothing
+    fits without. Raises PartitaError on what cannot be meant; that the names of model, machine, mapping, solver and
+    nodes exist is checked where they are known.
     """
 
     model: str
@@ -72,6 +74,7 @@ class PlanRequest:
     schedule: str = "auto"
     chunks: int = 1
     workers: int | None = None
+    offload: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.model.strip():
@@ -95,8 +98,9 @@ class PlanRequest:
                 f"--mesh {_times(self.mesh)} has {math.prod(self.mesh)} ranks, "
                 f"--hierarchy {_times(self.hierarchy)} has {math.prod(self.hierarchy)} devices"
             )
+        dtypes = [] if self.dtype is None else self.dtype.split(",")
         for option, choice, choices in (
-            ("--dtype", self.dtype, DTYPES),
+            *(("--dtype", dtype.strip(), DTYPES) for dtype in dtypes),
             ("--optimizer", self.optimizer, OPTIMIZERS),
             ("--statistics", self.statistics, STATISTICS),
             ("--recompute", self.recompute, tuple(RECOMPUTE)),

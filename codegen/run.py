@@ -32,9 +32,10 @@ from ..solvers.question import Question, atom_sizes, check_batch
 from ..solvers.search import search
 from ..solvers.store import Store, store_in
 from .decode import report
+from .dtypes import best_of, named
 from .outcome import searched_outside, searched_space, without_plan
 from .pipeline.plan import PipelinePlan
-from .pipelined import alone, pipelined, search_all, space
+from .pipelined import pipelined, space
 from .plan import Plan
 from .price import priced
 from .program.micro import divided
@@ -48,7 +49,7 @@ from .request import (
     machine_for,
 )
 from .rewritten import decided
-from .stand_ins import with_stand_ins
+from .searches import searched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,6 +88,7 @@ class Settings:
     workers: int | None = None  # None: a process for every core
     executor: Executor | None = None
     recompute: str = "auto"
+    offload: bool | None = None  # None: where nothing fits without
 
 
 def plan(request: PlanRequest, progress: Tell | None = None) -> Plan | PipelinePlan:
@@ -106,9 +108,10 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan | PipelineP
     if batch is None:
         batch = 16 if known is None else known.default_batch(request.small, machine.devices)
     rules = _rules(request)
+    dtypes = named(request.dtype or (known.dtype if known else "float32"))
     settings = Settings(
         batch,
-        _mixed(request.dtype) or (known.dtype if known else "float32"),
+        dtypes[0],
         request.optimizer or (known.optimizer if known else "adamw"),
         request.mesh,
         request.micro_batches,
@@ -126,6 +129,7 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan | PipelineP
         request.chunks,
         request.workers,
         recompute=request.recompute,
+        offload=request.offload,
     )
     check_batch(batch, request.micro_batches)
     if request.mapping is not None:
@@ -140,7 +144,7 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan | PipelineP
     if sequence is None and known is not None:
         sequence = known.small_sequence if request.small else known.sequence
     model = {"reference": request.model, "small": request.small, "sequence": sequence, "batch": batch}
-    return plan_graph(graph, machine, settings, model, progress, start)
+    return _best(dtypes, graph, machine, settings, model, progress, start)
 
 
 def _rules(request: PlanRequest) -> tuple[Rule, ...]:
@@ -156,7 +160,7 @@ def optimize(
     machine: Machine | str,
     *,
     batch: int | None = None,
-    dtype: str = "float32",
+    dtype: str | Sequence[str] = "float32",
     optimizer: str = "adamw",
     mesh: Sequence[int] | None = None,
     mapping: str | None = None,
@@ -176,20 +180,22 @@ def optimize(
     executor: Executor | None = None,
     workers: int | None = None,
     recompute: str = "auto",
+    offload: bool | None = None,
     progress: Tell | bool | None = None,
 ) -> Plan | PipelinePlan:
     """Plan the training of a module.
 
     `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch
-    of a step (default: the example's). `dtype`: float32, float64, mixed-float16 or mixed-bfloat16. `mesh` fixes the
-    axes' sizes, `mapping` names a placement (`formulation.mappings`). A plan proved within the share `gap` of the
-    optimum ends the search. `statistics`: over what batch norms in training normalize (see `capture`). `rewrite`:
-    choose among all rewritings of the graph too, by the planner's rules, or by those given if they are proved;
-    `saturation` says when looking for them ends. `cache`: the folder where networks that were solved are kept, "none",
-    or None for the usual one (`PARTITA_CACHE`). `stages`: of a pipeline, "auto" for whatever is best, 1 for none; each
-    device has `chunks` of them, run in the order of `schedule`. Parts of the search go to `executor`, or to as many
-    processes as `workers` (None: one for every core). `recompute`: what layers compute again in backward: `none`,
-    `full`, `selective`, or `auto`, the best of these for each.
+    of a step (default: the example's). `dtype`: one of `model.precision.PRECISIONS`, or several, of which the fastest
+    is taken. `mesh` fixes the axes' sizes, `mapping` names a placement (`formulation.mappings`). A plan proved within
+    the share `gap` of the optimum ends the search. `statistics`: over what batch norms in training normalize (see
+    `capture`). `rewrite`: choose among all rewritings of the graph too, by the planner's rules, or by those given if
+    they are proved; `saturation` says when looking for them ends. `cache`: the folder where networks that were solved
+    are kept, "none", or None for the usual one (`PARTITA_CACHE`). `stages`: of a pipeline, "auto" for whatever is best,
+    1 for none; each device has `chunks` of them, run in the order of `schedule`. Parts of the search go to `executor`,
+    or to as many processes as `workers` (None: one for every core). `recompute`: what layers compute again in backward:
+    `none`, `full`, `selective`, or `auto`, the best of these for each. `offload`: optimizer states may be in the host's
+    memory wherever that is faster; None: only where nothing fits without.
     `progress`: True prints to standard error, or a function that takes words and `Progress`.
     Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt
     ended the search before any plan was found.
@@ -201,9 +207,10 @@ def optimize(
     machine = machine if isinstance(machine, Machine) else Machine.load(machine)
     samples = None if batch is None else max(batch, 2)
     graph = capture(module, inputs, batch=samples, allow_unknown=allow_unknown, statistics=statistics)
+    dtypes = named(dtype)
     settings = Settings(
         batch or graph.batch,
-        _mixed(dtype) or dtype,
+        dtypes[0],
         optimizer,
         tuple(mesh) if mesh is not None else None,
         micro_batches,
@@ -221,9 +228,31 @@ def optimize(
         workers=workers,
         executor=executor,
         recompute=recompute,
+        offload=offload,
     )
     model = {"reference": None, "batch": settings.batch}
-    return plan_graph(graph, machine, settings, model, tell, start, (module, inputs))
+    return _best(dtypes, graph, machine, settings, model, tell, start, (module, inputs))
+
+
+def _best(
+    dtypes: Sequence[str],
+    graph: PCG,
+    machine: Machine,
+    settings: Settings,
+    model: dict[str, Any],
+    progress: Tell | None,
+    start: float,
+    module: tuple[nn.Module, Any] | None = None,
+) -> Plan | PipelinePlan:
+    """Plan a captured graph in the best of some dtypes."""
+
+    def planned(dtype: str, seconds: float | None, cutoff: int | None) -> Plan | PipelinePlan:
+        if len(dtypes) > 1:
+            _tell(progress, f"planning in {dtype}")
+        asked = replace(settings, dtype=dtype, time_limit=seconds)
+        return plan_graph(graph, machine, asked, model, progress, start, module, cutoff)
+
+    return best_of(dtypes, settings.time_limit, planned)
 
 
 def plan_graph(
@@ -234,8 +263,12 @@ def plan_graph(
     progress: Tell | None = None,
     start: float | None = None,
     module: tuple[nn.Module, Any] | None = None,
+    cutoff: int | None = None,
 ) -> Plan | PipelinePlan:
-    """Plan a captured graph; `model` and `module` are kept in the plan. An interrupt keeps the best plan so far."""
+    """Plan a captured graph; `model` and `module` are kept in the plan. An interrupt keeps the best plan so far.
+
+    `cutoff`: only a plan of fewer ns is of use.
+    """
     start = time.monotonic() if start is None else start
     captured = time.monotonic()
     rules = _proved(settings.rules, graph) if settings.rules else ()
@@ -251,19 +284,16 @@ def plan_graph(
         graph, machine, settings.batch, places, counts,
         settings.dtype, settings.optimizer, _fixed(settings.fix, places), math.inf if asked else MOST_WORK,
         plain=plain if graph.alternatives else None, recompute=check_recompute(settings.recompute),
+        offload=bool(settings.offload),
     )  # fmt: skip
     if settings.save_network:
         _save_network(question, settings.save_network)
     _tell(progress, f"searching {len(places)} placements of {len({p.sizes for p in places})} meshes")
-    limits = Limits(settings.time_limit or float("inf"), progress=progress, gap=settings.gap)
+    limits = Limits(settings.time_limit or float("inf"), cutoff, progress, settings.gap)
     began = time.monotonic()
     backend, among = _backend(settings), space(graph, machine, settings, places)
-    rewrites: list[dict[str, str]] = []
-    outside = None if among is None else search_all(question, among, backend, limits, settings)
-    if outside is not None:
-        found = alone(outside)
-    else:
-        found, rewrites = with_stand_ins(question, search(question, backend, limits), backend, limits)
+    over = searched(question, among, backend, limits, settings, lambda words: _tell(progress, words))
+    question, found, outside = over.question, over.found, over.outside
     ended = time.monotonic()
     seconds = {
         "capture": round(captured - start, 3),
@@ -271,7 +301,7 @@ def plan_graph(
         "formulate": round(began - rewrote + found.seconds - found.solving, 3),
         "solve": round(found.solving, 3),
     }
-    searched: dict[str, Any] = {
+    result: dict[str, Any] = {
         "status": found.status.value,
         "bound_ns": found.bound if found.bound < INFINITE else None,
         "space": searched_space(question, found, rewritten, getattr(backend, "kept", 0))
@@ -282,17 +312,17 @@ def plan_graph(
     if outside is not None and outside.configuration is not None and outside.configuration.devices > 1:
         assert outside.objective is not None
         gap = (outside.objective - found.bound) / outside.objective
-        searched |= {"objective_ns": outside.objective, "gap": gap, "solver": backend.name}
-        return _emitted(pipelined(question, outside, model, searched, module), seconds, start, ended)
+        result |= {"objective_ns": outside.objective, "gap": gap, "solver": backend.name}
+        return _emitted(pipelined(question, outside, model, result, module), seconds, start, ended)
     if found.encoding is None or found.solution is None:
         seconds["total"] = round(ended - start, 3)
-        raise without_plan(question, found, model, searched)
+        raise without_plan(question, found, model, result)
     best, solution = found.encoding, found.solution
     assert solution.assignment is not None and solution.objective is not None
     gap = (solution.objective - found.bound) / solution.objective
-    told: dict[str, Any] = {**searched, "objective_ns": solution.objective, "gap": gap, "solver": solution.source}
+    told: dict[str, Any] = {**result, "objective_ns": solution.objective, "gap": gap, "solver": solution.source}
     if rewritten:
-        told["rewritten"] = rewrites
+        told["rewritten"] = over.rewrites
     taken, chosen = decided(best, solution.assignment)
     made = Plan(
         taken, machine, best.placement, best.micro_batches, chosen, settings.dtype,
@@ -360,11 +390,6 @@ def _without_bundles(question: Question, settings: Settings, start: float) -> di
     found = search(replace(question, bundles=False), _backend(settings), Limits(left, gap=settings.gap))
     bound = found.bound if found.bound < INFINITE else None
     return {"status": found.status.value, "objective_ns": found.objective, "bound_ns": bound}
-
-
-def _mixed(dtype: str | None) -> str | None:
-    """`float16` and `bfloat16` mean computing in them with float32 parameters."""
-    return f"mixed-{dtype}" if dtype in ("float16", "bfloat16") else dtype
 
 
 def _placements(machine: Machine, settings: Settings) -> tuple[Placement, ...]:

@@ -7,11 +7,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..formulation.special.balance import Piece, Spread
-from ..model.cost import ITEMSIZE, precision
+from ..formulation.weights import stored_itemsize
+from ..model.cost import precision
 from ..model.errors import PartitaError
 from ..model.layout import B, P, R
 from ..model.merge import table_rows
 from ..model.pcg import Node
+from ..model.sparse import sparse_tables
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -102,7 +104,7 @@ def loads_text(plan: Plan, index: int, axis: str) -> str:
     """What the coordinates of an axis have, from least to most: columns to look up, and bytes."""
     spread = plan_spread(plan, index)
     assert spread is not None
-    item = ITEMSIZE[precision(plan.dtype).master]
+    item = stored_itemsize(precision(plan.dtype), sparse=index in sparse_tables(plan.graph))
     sizes = [load.elements * item for load in spread.loads]
     unit, scale = next((word, size) for word, size in _UNITS if sum(sizes) >= size)
     columns = _range([load.columns for load in spread.loads])

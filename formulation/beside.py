@@ -189,9 +189,8 @@ class Beside:
             alone = list(storage.space.layout(asked))
             for join, _ in path:
                 alone[offer.axes[join][1]] = R
-            plain = ~(storage.sharded | storage.regather)
-            edge = np.flatnonzero(plain & (storage.codes == asked))
-            paid = np.flatnonzero(plain & (storage.codes == storage.space.code(tuple(alone))))
+            edge = np.flatnonzero(storage.plain & (storage.codes == asked))
+            paid = np.flatnonzero(storage.plain & (storage.codes == storage.space.code(tuple(alone))))
             if not len(edge) or not len(paid) or base in self.hubs:
                 return False
             offer.options[weight], offer.stored[weight], offer.path[weight] = int(edge[0]), int(paid[0]), path

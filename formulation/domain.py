@@ -135,7 +135,8 @@ def domain(
     for i, (s, c, item) in enumerate(zip(input_spaces, inputs, items, strict=True)):
         if looked_up and i == looked_up[0]:  # what is looked up, not the table
             # The rows of a sparse table are cast after the look-up: they are read, written and read again before.
-            once = 3 * ITEMSIZE[precision.master] if this.get("sparse") and precision.mixed else item
+            apart = precision.compute != precision.master
+            once = 3 * ITEMSIZE[precision.master] if this.get("sparse") and apart else item
             traffic = traffic + looked_up[1] * share * once
         else:
             traffic = traffic + s.numel[c] * item
@@ -171,7 +172,7 @@ def domain(
             kept = kept + output_space.numel[output] * ITEMSIZE["int64"]
     transient = np.zeros(len(choice), dtype=np.int64)
     for _ in range(LOSS_TRANSIENTS.get(this.op, 0)):
-        item = ITEMSIZE["float32"] + (items[0] if precision.mixed else 0)
+        item = ITEMSIZE["float32"] + (items[0] if precision.narrow else 0)
         transient = transient + input_spaces[0].numel[inputs[0]] * item
     names = entry.named(this)
     # Losses compute in float32 at least, and keep that copy.

@@ -8,6 +8,7 @@ are read in the layout that is asked, so neither has a variable.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -40,15 +41,17 @@ from .tables import Tables
 from .transition import Table
 from .ways import Ways
 from .weights import (
+    LEAST,
     Storage,
     accumulate_ns,
     exchange_ns,
     looked_up_bytes,
     looked_up_ns,
     per_step_ns,
+    scatter_ns,
     storage,
     stored_bytes,
-    stored_itemsize,
+    worthwhile,
 )
 
 Array = npt.NDArray[np.int64]
@@ -72,13 +75,15 @@ def encode(
     stored: Mapping[str, Layout] | None = None,
     recompute: Sequence[str] = ("none",),
     shared: Tables | None = None,
+    offload: bool = False,
 ) -> Encoding:
     """The cost network of one mesh under one placement; `pcg` has the shapes of one micro-batch.
 
     `fixed` names strategies (one row a mesh axis, see `row_names`) for nodes. Costs are ns of a whole step; the one
     capacity is a device's memory. `flat`: every collective takes one step, to compare with. `balance` says how joined
     tables are spread over an axis; without `bundles` no branches run side by side. `recompute` are the modes that every
-    segment has (`recompute.MODES`), the first one being that of the plain tables.
+    segment has (`recompute.MODES`), the first one being that of the plain tables. `offload`: optimizer states may be in
+    the host's memory, if the machine says how fast that is.
     For a stage of a pipeline: `in_flight` micro-batches are kept for backward at once, `transfer` is what handing on a
     tensor costs (see `transfers`), `stored` fixes layouts of parameters, and `shared` keeps what other stages of the
     model can use again. PartitaError: unknown names in `fixed`, `stored` or `recompute`, a node without legal option.
@@ -86,6 +91,7 @@ def encode(
     return _Encoder(
         pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes, flat, balance,
         bundles, in_flight, transfer, stored or {}, tuple(recompute), shared or Tables(),
+        offload and machine.device.host_bandwidth is not None,
     ).run()  # fmt: skip
 
 
@@ -126,6 +132,7 @@ class _Encoder(Modal):
     stored: Mapping[str, Layout] = field(default_factory=dict)
     recompute: tuple[str, ...] = ("none",)
     shared: Tables = field(default_factory=Tables)
+    offload: bool = False
     variables: list[Variable] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -214,10 +221,15 @@ class _Encoder(Modal):
         """Whole buffers, and room for the largest weight that is gathered for a moment, and its gradient."""
         changed = {i for i, (reader, _) in updated(self.pcg).items() if not self.classes.constant[reader]}
         buffers = [self.pcg.nodes[i] for i in self.pcg.of("buffer") if i not in changed]
-        held = sum(n.numel * stored_itemsize(n.dtype, self.precision) for n in buffers)
+        held = sum(n.numel * self.precision.buffer_itemsize(n.dtype) for n in buffers)
+        largest = 0 if self.placement.devices == 1 else self._largest
+        return held + 2 * largest * self.precision.itemsize("float32")
+
+    @cached_property
+    def _largest(self) -> int:
+        """Elements of the largest weight without sparse gradient."""
         moving = set(self.pcg.of("parameter")) - self.sparse.keys()
-        largest = max((self.pcg.nodes[i].numel for i in moving), default=0)
-        return held + (0 if self.placement.devices == 1 else 2 * largest * self.precision.itemsize("float32"))
+        return max((self.pcg.nodes[i].numel for i in moving), default=0)
 
     def _add(self, name: str, cost: Array, use: Array, order: float, cut: bool = False, shared: bool = False) -> int:
         self.variables.append(Variable(name, cost, use))
@@ -321,11 +333,14 @@ class _Encoder(Modal):
         tensor = self.reads.space(base)
         dense = node.gradient and not sparse
         tables, stages, wish = table_rows(node), node.get("stages", 1) if dense else 1, self.stored.get(node.name)
-        key = ("storage", tensor, dense, saved, tables, stages > 1, wish)
+        large = dense and node.numel * LEAST >= self._largest
+        key = ("storage", tensor, dense, saved, tables, large, self.offload, stages > 1, wish)
         if key not in self.storages:
             sizes = self.placement.sizes if tables else ()
             spreads = tuple(self.balance(tables, node.shape[1], n) if n > 1 else None for n in sizes)
-            self.storages[key] = self._storable(node, storage(tensor, dense, saved, spreads), stages > 1)
+            scatter, offload = large and self.k > 1, large and self.offload
+            every = storage(tensor, dense, saved, spreads, scatter=scatter, offload=offload)
+            self.storages[key] = self._storable(node, every, stages)
         stored = self.storages[key]
         rows = tuple(atoms(self.pcg)[base].of_dim(0)) if sparse else ()
         unary_key = (*key, rows, self.sparse.get(base), stages)
@@ -347,28 +362,32 @@ class _Encoder(Modal):
                     self.cache[keys[-1]] = self.reads.from_storage(base, stored, table.codes, kept, again)
             self._connect_hub(base, {self.weights[base][0]: tuple(keys)}, table, order - 0.25, shared=apart)
 
-    def _storable(self, node: Node, stored: Storage, elsewhere: bool) -> Storage:
-        """The options of a parameter, of which `elsewhere` other stages may have a copy, and `stored` may fix some."""
-        keep = ~stored.sharded if elsewhere else np.ones(len(stored), dtype=np.bool_)
+    def _storable(self, node: Node, stored: Storage, stages: int) -> Storage:
+        """The options of a parameter, of which other stages may have copies, and of which `stored` may fix some."""
+        keep = ~stored.sharded if stages > 1 else np.ones(len(stored), dtype=np.bool_)
         wish = self.stored.get(node.name)
         if wish is not None:
             keep &= stored.codes == stored.space.code(wish)
         if not keep.any():
             raise PartitaError(f"parameter {node.name!r} cannot be stored in layout {wish}")
-        return stored if keep.all() else stored.only(keep)
+        found = stored if keep.all() else stored.only(keep)
+        if not (found.scattered | found.offloaded).any():
+            return found
+        return found.only(worthwhile(found, *self._training(found, True, (), 0, stages)))
 
     def _training(
         self, stored: Storage, dense: bool, rows: tuple[int, ...], ids: int, stages: int
     ) -> tuple[Array, Array]:
         """What a parameter's gradient and update cost in a step, and what is kept of both; see `looked_up_bytes`."""
-        use = stored_bytes(stored, dense, self.precision, self.states)
+        use = stored_bytes(stored, dense, self.precision, self.states, sparse=bool(rows))
         if dense:
             cost = per_step_ns(
                 stored, self.machine, self.placement, self.precision, self.roofline, self.states, self.flat
             )
             if stages > 1 and self.transfer is not None:
                 cost = cost + exchange_ns(stored, stages, self.precision, self.transfer)
-            return cost + self.k * accumulate_ns(stored, self.precision, self.roofline), use
+            scatter = scatter_ns(stored, self.machine, self.placement, self.precision, self.flat)
+            return cost + self.k * (accumulate_ns(stored, self.precision, self.roofline) + scatter), use
         looked_up = looked_up_bytes(stored, rows, ids, self.precision)  # nothing of a frozen parameter
         return looked_up_ns(looked_up, self.k, self.roofline), use + self.k * looked_up
 

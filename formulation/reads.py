@@ -21,7 +21,7 @@ from .domain import LOSS_TRANSIENTS, Domain, Domains
 from .network import INFINITE
 from .placement import Placement
 from .transition import Codes, Space, Table, Transitions, space
-from .weights import Storage, cast_ns, stored_itemsize
+from .weights import Storage, cast_ns
 
 Array = npt.NDArray[np.int64]
 Prices: TypeAlias = tuple[Array, Array | None]
@@ -124,7 +124,7 @@ class Reads:
         """Bytes of an operand that the operator keeps and no edge counts."""
         found = self.domains.of(node)
         if kind == "updated":
-            item = stored_itemsize(self.pcg.nodes[self.source(node, operand)].dtype, self.precision)
+            item = self.precision.buffer_itemsize(self.pcg.nodes[self.source(node, operand)].dtype)
             stored: Array = found.input_spaces[operand].numel[found.inputs[operand]] * item
             return stored
         kept = self.kept(found, operand)

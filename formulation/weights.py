@@ -1,16 +1,19 @@
-"""How a parameter is stored: its layout, whether its optimizer states are sharded, whether it is gathered twice.
+"""How a parameter is stored: its layout, where its gradient and optimizer states are, whether it is gathered twice.
 
 Fully sharded data parallelism is a layout: stored split, asked whole (S -> B is an all-gather forward and a
 reduce-scatter backward, per micro-batch). ZeRO-1 shards the states over the axes on which the layout is B: gradients
-are reduce-scattered and parameters all-gathered, once a step. `regather` converts the weight a second time for the
+are reduce-scattered and parameters all-gathered, once a step. ZeRO-2 reduce-scatters gradients in every micro-batch,
+and accumulates shards (Rajbhandari et al., 2020). Offloaded states live in the host's memory, and visit the device for
+the update (Ren et al., 2021, without the update on the host). `regather` converts the weight a second time for the
 backward instead of keeping the converted copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations, product
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +22,7 @@ from ..model.collectives import ROUNDING_NS, CollectivePrice
 from ..model.cost import ITEMSIZE, Precision, Roofline
 from ..model.layout import B, P, R
 from ..model.machine import Machine
-from ..model.pcg import FLOATS
+from .network import INFINITE
 from .placement import Placement
 from .reduction.schedule import schedule
 from .special.balance import Spread
@@ -27,6 +30,7 @@ from .transfers import exchanged_bytes
 from .transition import Codes, Space, space
 
 Array = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 BUCKET_BYTES = 25_000_000
 """Gradients are synchronized in flat buckets of this size; a weight pays its share of what a full bucket costs."""
@@ -34,15 +38,19 @@ BUCKET_BYTES = 25_000_000
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """Options of a parameter: `codes[o]` the stored layout, and the two flags.
+    """Options of a parameter: `codes[o]` the stored layout, and flags.
 
-    `spreads`: of joined tables how they are spread over each axis, where the code has P.
+    `sharded`: its optimizer states are split over the axes at B, `scattered`: its accumulated gradient too,
+    `offloaded`: the states are in the host's memory, `regather`: it is converted again for backward. `spreads`: of
+    joined tables how they are spread over each axis, where the code has P.
     """
 
     space: Space
     codes: Codes
-    sharded: npt.NDArray[np.bool_]
-    regather: npt.NDArray[np.bool_]
+    sharded: Flags
+    scattered: Flags
+    offloaded: Flags
+    regather: Flags
     spreads: tuple[Spread | None, ...] = ()
 
     def __len__(self) -> int:
@@ -53,9 +61,26 @@ class Storage:
         """Elements stored on a rank: the most that one has."""
         return self.with_spread(self.space.numel[self.codes], lambda spread: spread.largest.elements)
 
-    def only(self, keep: npt.NDArray[np.bool_]) -> Storage:
+    @cached_property
+    def updated(self) -> Array:
+        """Elements that a rank updates: of sharded states its share."""
+        copies = np.where(self.space.has(self.codes, B), np.array(self.space.axes), 1).prod(axis=1)
+        return -(-self.numel // np.where(self.sharded, copies, 1))
+
+    @property
+    def flags(self) -> tuple[Flags, Flags, Flags, Flags]:
+        return self.sharded, self.scattered, self.offloaded, self.regather
+
+    @property
+    def plain(self) -> Flags:
+        """Which options have no flag."""
+        flagged: Flags = np.logical_or.reduce(self.flags)
+        return ~flagged
+
+    def only(self, keep: Flags) -> Storage:
         """Some of the options."""
-        return replace(self, codes=self.codes[keep], sharded=self.sharded[keep], regather=self.regather[keep])
+        sharded, scattered, offloaded, regather = (flag[keep] for flag in self.flags)
+        return Storage(self.space, self.codes[keep], sharded, scattered, offloaded, regather, self.spreads)
 
     def with_spread(self, amounts: Array, amount: Callable[[Spread], int]) -> Array:
         """`amounts` of every option, but for spread tables another one."""
@@ -65,54 +90,83 @@ class Storage:
         return amounts
 
 
-def storage(tensor: Space, trainable: bool, kept: bool, spreads: tuple[Spread | None, ...] = ()) -> Storage:
+SHARDS = ((False, False), (True, False), (True, True))
+"""Whether states are sharded, and whether gradients are too: data parallelism, ZeRO-1, ZeRO-2."""
+
+
+LEAST = 64
+"""Weights below this part of the largest are neither scattered nor offloaded: so few bytes only blur the choice."""
+
+
+def storage(
+    tensor: Space,
+    trainable: bool,
+    kept: bool,
+    spreads: tuple[Spread | None, ...] = (),
+    *,
+    scatter: bool = False,
+    offload: bool = False,
+) -> Storage:
     """All ways to store a parameter; `kept`: some consumer keeps it for backward, so it may be gathered again there.
 
-    Joined tables may be spread over one axis, and are whole on the others.
+    Joined tables may be spread over one axis, and are whole on the others. `scatter`: gradients may be scattered in
+    every micro-batch, `offload`: states may be on the host; these options are the last.
     """
     legal = tensor.legal(addends=trainable)
     at = tensor.has(legal, P)
     spread = np.logical_and(at, [x is not None for x in spreads] or False).any(axis=1) & (at.sum(axis=1) == 1)
     spread &= np.isin(tensor.letters[legal], (R, B, P)).all(axis=1)
     legal = legal[~at.any(axis=1) | spread]
-    shardable = tensor.has(legal, B).any(axis=1)
-    parts = [(legal, False, False), (legal[shardable], True, False)]
-    if kept:
-        parts += [(codes, sharded, True) for codes, sharded, _ in tuple(parts)]
-    return Storage(
-        tensor,
-        np.concatenate([codes for codes, _, _ in parts]),
-        np.concatenate([np.full(len(codes), sharded) for codes, sharded, _ in parts]),
-        np.concatenate([np.full(len(codes), again) for codes, _, again in parts]),
-        spreads,
-    )
+    copies = legal[tensor.has(legal, B).any(axis=1)]
+    parts: list[tuple[Codes, tuple[bool, ...]]] = []
+    ways = product((False, True)[: 1 + kept], (False, True)[: 1 + offload], SHARDS[: 2 + scatter])
+    for again, offloaded, shards in sorted(ways, key=lambda way: way[1] or way[2][1]):
+        parts.append((copies if shards[0] else legal, (*shards, offloaded, again)))
+    codes = np.concatenate([part for part, _ in parts])
+    sharded, scattered, offloaded, regather = np.concatenate([np.tile(flags, (len(c), 1)) for c, flags in parts]).T
+    return Storage(tensor, codes, sharded, scattered, offloaded, regather, spreads)
 
 
-def stored_itemsize(dtype: str, precision: Precision) -> int:
-    """Bytes of an element of a parameter or buffer as it is stored."""
-    return ITEMSIZE[precision.master if dtype in FLOATS else dtype]
+def worthwhile(choice: Storage, cost: Array, use: Array) -> Flags:
+    """Which options to keep: of scattered gradients and offloaded states those that some memory is a reason for.
+
+    An option is no better than another that converts alike and takes no more time (ns of a step) and memory (bytes).
+    """
+    alike, group = np.unique(choice.codes * 2 + choice.regather, return_inverse=True)
+    kind = choice.sharded + choice.scattered + len(SHARDS) * choice.offloaded
+    both = np.full((2, 2 * len(SHARDS), len(alike)), INFINITE, dtype=np.int64)
+    both[:, kind, group] = cost, use
+    beaten = np.zeros(both.shape[1:], dtype=np.bool_)
+    for one, other in permutations(range(len(beaten)), 2):
+        no_worse = (both[:, one] <= both[:, other]).all(axis=0)
+        beaten[other] |= no_worse & ((both[:, one] < both[:, other]).any(axis=0) | (one < other))
+    kept: Flags = ~(choice.scattered | choice.offloaded) | ~beaten[kind, group]
+    return kept
 
 
-def _axes_at(tensor: Space, letter: int) -> list[tuple[int, ...]]:
-    """For every code the axes with this letter."""
-    return [tuple(a for a, x in enumerate(row) if x == letter) for row in tensor.letters.tolist()]
+# What a parameter keeps, and what training it costs
 
 
-def stored_bytes(choice: Storage, trainable: bool, precision: Precision, states: int) -> Array:
+def stored_itemsize(precision: Precision, sparse: bool = False) -> int:
+    """Bytes of an element of a parameter as it is stored; a table with a sparse gradient is updated as it is stored."""
+    return ITEMSIZE[precision.master if sparse else precision.parameters]
+
+
+def stored_bytes(choice: Storage, trainable: bool, precision: Precision, states: int, sparse: bool = False) -> Array:
     """Memory of the parameter, its gradient and its optimizer states on a rank."""
-    item = ITEMSIZE[precision.master]
+    stored: Array = choice.numel * stored_itemsize(precision, sparse)
     if not trainable:
-        return choice.numel * item
-    ranks = _shards(choice)
-    # Shards are updated in copies of their own.
-    updated: Array = -(-choice.numel // ranks) * (states + choice.sharded.astype(np.int64))
-    return (2 * choice.numel + updated) * item
+        return stored
+    gradients: Array = np.where(choice.scattered, choice.updated, choice.numel) * ITEMSIZE[precision.gradients]
+    kept: Array = np.where(choice.offloaded, 0, update_bytes(choice, precision, states))
+    return stored + gradients + kept
 
 
-def _shards(choice: Storage) -> Array:
-    """Over how many ranks the update is spread beyond the layout: the axes at B where states are sharded."""
-    whole = np.where(choice.space.has(choice.codes, B), np.array(choice.space.axes), 1).prod(axis=1)
-    return np.where(choice.sharded, whole, 1)
+def update_bytes(choice: Storage, precision: Precision, states: int) -> Array:
+    """What the optimizer keeps: states, and copies where it updates shards, or in another dtype."""
+    copies = choice.sharded | precision.copied
+    size: Array = choice.updated * (states + copies.astype(np.int64)) * ITEMSIZE[precision.master]
+    return size
 
 
 def per_step_ns(
@@ -125,31 +179,70 @@ def per_step_ns(
     flat: bool = False,
 ) -> Array:
     """Synchronizing the gradient over the axes at B, and updating: once a step; `flat`: by collectives of one step."""
-    item = ITEMSIZE[precision.master]
-    axes = _axes_at(choice.space, B)
+    gradient, parameter = ITEMSIZE[precision.gradients], ITEMSIZE[precision.parameters]
     total = np.zeros(len(choice), dtype=np.int64)
-    for group in {axes[c] for c in choice.codes.tolist()} - {()}:
+    for axes, here in _summed(choice):
         total_of, part_of, whole_of = (
-            schedule(machine, placement, group, kind, flat).at(BUCKET_BYTES)
+            schedule(machine, placement, axes, kind, flat).at(BUCKET_BYTES)
             for kind in ("all_reduce", "reduce_scatter", "all_gather")
         )
-        for sharded, line in ((False, total_of), (True, part_of + whole_of)):
-            here = (choice.sharded == sharded) & np.array([axes[c] == group for c in choice.codes.tolist()])
-            total[here] += _bucketed(line, choice.numel[here] * item)
-    updated = -(-choice.numel // _shards(choice))
-    # Parameter and states are read and written, the gradient is read.
-    return total + roofline.memory_ns(np.float64(item * (3 + 2 * states)) * updated)
+        for those, moved in (
+            (~choice.sharded, [(total_of, gradient)]),
+            (choice.sharded & ~choice.scattered, [(part_of, gradient), (whole_of, parameter)]),
+            (choice.scattered, [(whole_of, parameter)]),
+        ):
+            total[here & those] += _bucketed(moved, choice.numel[here & those])
+    total += roofline.memory_ns(np.float64(update_traffic(precision, states)) * choice.updated)
+    if choice.offloaded.any():
+        assert machine.device.host_bandwidth is not None
+        visits = 2 * update_bytes(choice, precision, states) / machine.device.host_bandwidth * 1e9
+        total += np.where(choice.offloaded, np.ceil(visits).astype(np.int64), 0)
+    return total
 
 
-def _bucketed(line: CollectivePrice, size_bytes: Array) -> Array:
-    shares = line.latency_ns * size_bytes / BUCKET_BYTES
-    times: Array = np.ceil(shares + line.ns_per_byte * size_bytes - ROUNDING_NS).astype(np.int64)
+def update_traffic(precision: Precision, states: int) -> int:
+    """Bytes that an update reads and writes for an element.
+
+    Value and states are read and written. The gradient is read, and first cast if it is of another dtype; so is in the
+    end the value, if the model stores it in another one.
+    """
+    stored, gradient, item = (ITEMSIZE[x] for x in (precision.parameters, precision.gradients, precision.master))
+    casts = (2 * item if precision.gradients != precision.master else 0) + (item + stored if precision.copied else 0)
+    return item * (2 + 2 * states) + gradient + casts
+
+
+def scatter_ns(
+    choice: Storage, machine: Machine, placement: Placement, precision: Precision, flat: bool = False
+) -> Array:
+    """Adding up and splitting scattered gradients over the axes at B: in every micro-batch."""
+    total, gradient = np.zeros(len(choice), dtype=np.int64), ITEMSIZE[precision.gradients]
+    for axes, here in _summed(choice):
+        line = schedule(machine, placement, axes, "reduce_scatter", flat).at(BUCKET_BYTES)
+        those = here & choice.scattered
+        total[those] += _bucketed([(line, gradient)], choice.numel[those])
+    return total
+
+
+def _summed(choice: Storage) -> Iterator[tuple[tuple[int, ...], Flags]]:
+    """Axes over which gradients are added up, with the options of which they are."""
+    axes = [tuple(a for a, x in enumerate(row) if x == B) for row in choice.space.letters.tolist()]
+    of_option = [axes[code] for code in choice.codes.tolist()]
+    for found in dict.fromkeys(of_option):
+        if found:
+            yield found, np.array([other == found for other in of_option])
+
+
+def _bucketed(moved: Sequence[tuple[CollectivePrice, int]], numel: Array) -> Array:
+    """Time of so many elements' share of full buckets; `moved`: collectives, and the bytes of an element in each."""
+    latency = sum(line.latency_ns * item for line, item in moved)
+    rate = sum(line.ns_per_byte * item for line, item in moved)
+    times: Array = np.ceil(latency * numel / BUCKET_BYTES + rate * numel - ROUNDING_NS).astype(np.int64)
     return times
 
 
 def exchange_ns(choice: Storage, stages: int, precision: Precision, transfer: CollectivePrice) -> Array:
     """Adding up the gradients of a weight that several stages of a pipeline have: once a step."""
-    whole = choice.numel * ITEMSIZE[precision.master]
+    whole = choice.numel * ITEMSIZE[precision.gradients]
     return transfer.ns_array(exchanged_bytes(whole, stages))
 
 
@@ -157,12 +250,15 @@ def cast_ns(choice: Storage, precision: Precision, roofline: Roofline) -> Array:
     """Casting the stored part to the compute dtype, once a use."""
     if not precision.mixed:
         return np.zeros(len(choice), dtype=np.int64)
-    return roofline.memory_ns(np.float64(ITEMSIZE[precision.master] + ITEMSIZE[precision.compute]) * choice.numel)
+    item = ITEMSIZE[precision.parameters] + ITEMSIZE[precision.compute]
+    return roofline.memory_ns(np.float64(item) * choice.numel)
 
 
 def accumulate_ns(choice: Storage, precision: Precision, roofline: Roofline) -> Array:
-    """Adding a micro-batch's gradient to the accumulated one."""
-    return roofline.memory_ns(np.float64(ITEMSIZE[precision.compute] + 2 * ITEMSIZE[precision.master]) * choice.numel)
+    """Adding a micro-batch's gradient to the accumulated one; of a scattered one then the share that it leaves."""
+    made, item = ITEMSIZE[precision.compute], ITEMSIZE[precision.gradients]
+    shares = np.where(choice.scattered, 3 * item * choice.updated, 0)
+    return roofline.memory_ns(np.float64(made + 2 * item) * choice.numel + shares)
 
 
 def looked_up_bytes(choice: Storage, rows: Collection[int], ids: int, precision: Precision) -> Array:

@@ -11,53 +11,14 @@ import numpy.typing as npt
 from .collectives import ROUNDING_NS
 from .errors import PartitaError
 from .machine import Machine
-from .pcg import FLOATS, Node
-
-ITEMSIZE = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
+from .pcg import Node
+from .precision import ITEMSIZE as ITEMSIZE
+from .precision import PRECISIONS as PRECISIONS
+from .precision import Precision as Precision
+from .precision import precision as precision
 
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}
 """Tensors that an optimizer keeps beside each parameter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """How numbers are kept: `compute` for activations and products, `master` for parameters, gradients and states.
-
-    "float32" computes as it stores; "mixed-float16" and "mixed-bfloat16" cast float32 parameters where they are used.
-    """
-
-    name: str
-    compute: str
-    master: str = "float32"
-
-    @property
-    def mixed(self) -> bool:
-        return self.compute != self.master
-
-    def itemsize(self, dtype: str) -> int:
-        """Bytes of an element of an activation that the module declares as `dtype`."""
-        return ITEMSIZE[self.compute if dtype in FLOATS else dtype]
-
-
-PRECISIONS = {
-    p.name: p
-    for p in (
-        Precision("float32", "float32"),
-        Precision("float64", "float64", "float64"),
-        Precision("mixed-float16", "float16"),
-        Precision("mixed-bfloat16", "bfloat16"),
-    )
-}
-
-
-def precision(name: str) -> Precision:
-    """A precision by name; PartitaError lists the known ones."""
-    if name not in PRECISIONS:
-        raise PartitaError(f"dtype {name!r} is not known; known are {', '.join(PRECISIONS)}")
-    return PRECISIONS[name]
 
 
 def optimizer_states(name: str) -> int:

@@ -27,7 +27,7 @@ class Question:
     Placements of so many axes that one elimination takes about `most_work` additions are left out. Without `bundles`
     no branches run side by side. Where `pcg` has several ways to compute nodes, `plain` is the graph without: it stands
     in for placements of so many axes that only the other one is too wide. `recompute` are the modes that a segment may
-    have.
+    have. `offload`: states may be on the host.
     """
 
     pcg: PCG
@@ -42,6 +42,7 @@ class Question:
     bundles: bool = True
     plain: PCG | None = None
     recompute: tuple[str, ...] = ("none",)
+    offload: bool = False
 
     @property
     def fastest(self) -> tuple[str, ...]:
@@ -61,6 +62,7 @@ class Question:
             balance=balanced,
             bundles=self.bundles,
             recompute=self.fastest if fast else self.recompute,
+            offload=self.offload,
         )
 
     def floor_ns(self) -> int:
@@ -79,7 +81,7 @@ class Question:
         whole, form = with_batch(self.pcg, self.batch), precision(self.dtype)
         grouped = classes(whole)
         kept: dict[int, int] = {}
-        fixed = sum(whole.nodes[i].numel for i in whole.of("parameter") if i in whole.plain) * ITEMSIZE[form.master]
+        fixed = sum(whole.nodes[i].numel for i in whole.of("parameter") if i in whole.plain) * ITEMSIZE[form.parameters]
         again = offered(whole, grouped, self.bundles) if self.recompute != ("none",) else ()
         segment = {i: s.name for s in again for i in s.nodes}
         for index in (ways[0] for ways in _needed(whole) if len(ways) == 1):

@@ -12,7 +12,7 @@ from ...model.machine import stage_machine
 from ...model.pcg import PCG
 from ...model.sparse import sparse_tables
 from ...model.stages import boundaries, stage
-from ..choice import letter_text
+from ..choice import apart, letter_text
 from ..plan import Plan
 from .schedules import in_flight, orders
 
@@ -61,6 +61,10 @@ def _check_stale(plan: PipelinePlan) -> None:
     if plan.dtype == "mixed-float16":
         raise PartitaError("2bw scales no losses: take mixed-bfloat16 instead of mixed-float16")
     for part in plan.stages:
+        if apart(part):
+            raise PartitaError(
+                "2bw keeps two versions of weights, beside their gradients and states: none are elsewhere"
+            )
         for table in sparse_tables(part.graph):
             raise PartitaError(
                 f"2bw keeps two versions of weights: {part.graph.nodes[table].name!r} is too sparse for it"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...model.cost import precision
 from ...model.layout import P
 from ..describe import mesh_sentence
 from ..program.axes import Group, mesh_lines
@@ -69,7 +70,7 @@ def emit(plan: PipelinePlan) -> str:
 def _modules(plan: PipelinePlan, used: Used, names: Mapping[str, str]) -> list[StageModules]:
     """What writes the classes of the stages, which have those of blocks in common, and how they describe weights."""
     found = divided_stages([part.graph for part in plan.parts], plan.micro_batches)
-    classes = Classes("Module" if plan.dtype.startswith("mixed") else "nn.Module")
+    classes = Classes("Module" if precision(plan.dtype).narrow else "nn.Module")
     modules: list[StageModules] = []
     for number, (part, halves) in enumerate(zip(plan.parts, found, strict=True)):
         own = {name: names[name] for name, stages in tied(plan).items() if name in names and number in stages}

@@ -35,7 +35,7 @@ class Operators(Moves):
             read: float = self.numel(i, x)
             if looked_up and place == looked_up[0]:
                 read = looked_up[1] * share
-                if node.get("sparse") and self.precision.mixed:  # cast where it is looked up
+                if node.get("sparse") and self.precision.compute != self.precision.master:  # cast where it is looked up
                     item = 3 * ITEMSIZE[self.precision.master]
             traffic += read * item
         work = entry.work(node, sources) * share
@@ -78,7 +78,7 @@ class Operators(Moves):
             elif name == "indices":
                 self.save("activations", index, self.numel(index, choice.output) * ITEMSIZE["int64"])
         if node.op in LOSS_TRANSIENTS:
-            extra = self.item(node.inputs[0]) if self.precision.mixed else 0
+            extra = self.item(node.inputs[0]) if self.precision.narrow else 0
             self.hold("activations", index, LOSS_TRANSIENTS[node.op] * first * (ITEMSIZE["float32"] + extra))
 
     def transfer(self, index: int, size_bytes: int) -> None:

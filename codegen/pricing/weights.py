@@ -10,14 +10,12 @@ from ...formulation.classes import Use, without_addends
 from ...formulation.reduction.schedule import schedule
 from ...formulation.reduction.statuses import Kind
 from ...formulation.weights import BUCKET_BYTES
-from ...model.collectives import FREE, ROUNDING_NS, CollectivePrice
+from ...model.collectives import ROUNDING_NS, CollectivePrice
 from ...model.cost import ITEMSIZE, optimizer_states
 from ...model.layout import Action, B, R, atom_of, is_split
 from ...model.sparse import sparse_tables
-from ..items import Slot
+from ..items import Item, Slot
 from .operators import Operators
-
-_SUMS: dict[bool, Kind] = {True: "reduce_scatter", False: "all_reduce"}  # of gradients, by whether states are sharded
 
 
 class Weights(Operators):
@@ -27,12 +25,12 @@ class Weights(Operators):
         """Storage, conversion a micro-batch, synchronization and update a step."""
         choice, reads = self.plan.choices[index], self.classes.reads[index]
         uses = [use for use in reads if use.node not in self.classes.twin]
-        item, stored = ITEMSIZE[self.precision.master], self.numel(index, choice.output)
+        item, stored = ITEMSIZE[self.precision.parameters], self.numel(index, choice.output)
         if index in sparse_tables(self.graph):  # nothing moves, and the rows looked up are cast where that is done
-            self.train_rows(index, stored, item)
+            self.train_rows(index, stored, ITEMSIZE[self.precision.master])
             return
         if self.graph.nodes[index].gradient:
-            self.train(index, stored, item)
+            self.train(index, stored)
         else:
             self.hold("states", index, stored * item)
         first, shared = uses[0], choice.shared
@@ -76,33 +74,68 @@ class Weights(Operators):
             asked = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
             self.convert("weights", index, shared or source, asked, use.node, back=False)
 
-    def train(self, index: int, stored: int, item: int) -> None:
-        """Gradient and optimizer states of a weight of which a rank stores `stored` elements of `item` bytes."""
+    def train(self, index: int, stored: int) -> None:
+        """Gradient and optimizer states of a weight of which a rank stores `stored` elements."""
         choice, at = self.plan.choices[index], self.classes.uses[index][0].node
-        states = optimizer_states(self.plan.optimizer)
+        gradient, master = ITEMSIZE[self.precision.gradients], ITEMSIZE[self.precision.master]
         axes = tuple(a for a, x in enumerate(choice.output) if x == B and a not in choice.alone)
         shards = prod(self.plan.placement.sizes[a] for a in axes) if choice.sharded_states else 1
         updated = -(-stored // shards)
-        self.hold("states", index, stored * 2 * item + updated * (states + choice.sharded_states) * item)
-        accumulated = self.stream(stored * float(self.item(index) + 2 * item))
-        self.work("gradients", "accumulate", "backward", index, accumulated, at, Slot.ACCUMULATE)
-        sum_ns = gather_ns = 0
-        if axes:
-            size, sums = stored * item, _SUMS[choice.sharded_states]
-            line = self.bucket(axes, sums)
-            gather = self.bucket(axes, "all_gather") if choice.sharded_states else FREE
-            sum_ns, total_ns = bucketed(line, size), bucketed(line + gather, size)
-            gather_ns = total_ns - sum_ns  # rounded up once, over both
-            kind = Action.SCATTER_SUM if choice.sharded_states else Action.SUM
-            self.step("gradients", kind.value, index, at, Slot.BEFORE, sum_ns, axes, size)
+        summed = updated if choice.sharded_gradients else stored
+        tensors = optimizer_states(self.plan.optimizer) + (choice.sharded_states or self.precision.copied)
+        self.hold("states", index, stored * ITEMSIZE[self.precision.parameters] + summed * gradient)
+        self.hold("states", index, 0 if choice.offloaded else updated * tensors * master)
+        accumulated = stored * float(self.item(index) + 2 * gradient)
+        accumulated += 3.0 * gradient * updated * choice.sharded_gradients
+        self.work("gradients", "accumulate", "backward", index, self.stream(accumulated), at, Slot.ACCUMULATE)
+        spread = self.sum_up(index, stored, axes) if axes else 0
         stages = self.graph.nodes[index].get("stages", 1)
         if stages > 1 and self.plan.transfer is not None:
-            size = -(-2 * (stages - 1) * stored * item // stages)  # a ring of the stages that have it
+            size = -(-2 * (stages - 1) * stored * gradient // stages)  # a ring of the stages that have it
             ns = self.plan.transfer.ns(size)
             self.step("gradients", Action.SEND.value, index, at, Slot.BEFORE, ns, (), size)
-        self.step("gradients", "update", index, at, Slot.KERNEL, self.stream(updated * float(item) * (3 + 2 * states)))
-        if gather_ns:
-            self.step("gradients", Action.GATHER.value, index, at, Slot.AFTER, gather_ns, axes, stored * item)
+        if choice.offloaded:
+            self.visit(index, at, updated * tensors * master)
+        self.step("gradients", "update", index, at, Slot.KERNEL, self.stream(updated * self.update_traffic()))
+        if spread:
+            size = stored * ITEMSIZE[self.precision.parameters]
+            self.step("gradients", Action.GATHER.value, index, at, Slot.AFTER, spread, axes, size)
+
+    def sum_up(self, index: int, stored: int, axes: tuple[int, ...]) -> int:
+        """Adding up the gradient over the axes with copies; the time that updated shards take to be whole again."""
+        choice, at = self.plan.choices[index], self.classes.uses[index][0].node
+        gradient, parameter = ITEMSIZE[self.precision.gradients], ITEMSIZE[self.precision.parameters]
+        size = stored * gradient
+        if not choice.sharded_states:
+            ns = bucketed(stored, (self.bucket(axes, "all_reduce"), gradient))
+            self.step("gradients", Action.SUM.value, index, at, Slot.BEFORE, ns, axes, size)
+            return 0
+        summed, whole = (self.bucket(axes, "reduce_scatter"), gradient), (self.bucket(axes, "all_gather"), parameter)
+        ns, kind = bucketed(stored, summed), Action.SCATTER_SUM.value
+        if choice.sharded_gradients:
+            slot = Slot.ACCUMULATE
+            self.result.items.append(Item("gradients", kind, "backward", index, at, slot, ns, self.k, axes, size))
+            return bucketed(stored, whole)
+        self.step("gradients", kind, index, at, Slot.BEFORE, ns, axes, size)
+        return bucketed(stored, summed, whole) - ns  # rounded up once, over both
+
+    def visit(self, index: int, at: int, size: int) -> None:
+        """What lives in the host's memory comes to the device for the update, and goes back."""
+        assert self.device.host_bandwidth is not None  # a plan is checked
+        once, both = (math.ceil(times * size / self.device.host_bandwidth * 1e9) for times in (1, 2))
+        self.step("gradients", "states from host", index, at, Slot.BEFORE, once, size=size)
+        self.step("gradients", "states to host", index, at, Slot.AFTER, both - once, size=size)
+
+    def update_traffic(self) -> float:
+        """Bytes that the update of an element reads and writes."""
+        p, states = self.precision, optimizer_states(self.plan.optimizer)
+        value = ITEMSIZE[p.master]
+        moved = 2 * value * (1 + states) + ITEMSIZE[p.gradients]
+        if p.gradients != p.master:
+            moved += 2 * value  # the gradient is cast first
+        if p.copied:
+            moved += value + ITEMSIZE[p.parameters]  # and the result at last
+        return float(moved)
 
     def bucket(self, axes: tuple[int, ...], kind: Kind) -> CollectivePrice:
         """The price of what moves a full bucket of gradients or weights."""
@@ -129,6 +162,8 @@ class Weights(Operators):
         self.step("gradients", "update", index, at, Slot.KERNEL, self.stream(5.0 * self.k * size))
 
 
-def bucketed(line: CollectivePrice, size_bytes: int) -> int:
-    """Time of a weight's share of flat buckets."""
-    return math.ceil(line.latency_ns * size_bytes / BUCKET_BYTES + line.ns_per_byte * size_bytes - ROUNDING_NS)
+def bucketed(numel: int, *moved: tuple[CollectivePrice, int]) -> int:
+    """Time of so many elements' share of flat buckets; `moved`: collectives, and the bytes of an element in each."""
+    latency = sum(line.latency_ns * item for line, item in moved)
+    rate = sum(line.ns_per_byte * item for line, item in moved)
+    return math.ceil(latency * numel / BUCKET_BYTES + rate * numel - ROUNDING_NS)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...formulation.special import Splits
 from ...formulation.strategy import rows_taken
 from ...model.atoms import atoms
+from ...model.cost import precision
 from ...model.layout import Action, Layout, P, atom_of, is_split
 from ...model.operator import operator
 from ...model.pcg import FLOATS
@@ -356,7 +357,7 @@ class Body(Writer):
             plan.placement.sizes,
             plan.axes,
             plan.micro_batches,
-            plan.dtype.startswith("mixed"),
+            precision(plan.dtype).narrow,
             self.used,
             self.sites.get(index, str(node.get("site", 0))),
             self._specials(index),

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...model.atoms import atoms
+from ...model.cost import precision
 from ...model.operator import operator
 from ...model.pcg import FLOATS, Node
 from ...model.sparse import sparse_tables
 from ...model.updates import updated
+from ..choice import apart
 from ..spread import spread_argument
 from .axes import joint_name, summed_over
 from .lines import axes_read
@@ -77,13 +79,16 @@ class Constructors:
         """What the program's `weight` must know besides name and shape."""
         plan = self.plan
         node, choice = plan.graph.nodes[index], plan.choices[index]
-        float_dtype = "precision" if plan.dtype.startswith("mixed") else "dtype"
-        options = {"dtype": float_dtype if node.dtype in FLOATS else f"torch.{node.dtype}"}
+        options = {"dtype": self._dtype(index) if node.dtype in FLOATS else f"torch.{node.dtype}"}
         summed = joint_name(plan, summed_over(plan, index))
         if summed and node.gradient:
             options["summed"] = summed
             if choice.sharded_states and not self.all_sharded:
                 options["sharded"] = "True"
+            if choice.sharded_gradients:
+                options["scattered"] = "True"
+        if choice.offloaded:
+            options["offloaded"] = "True"
         if not node.gradient:
             options["trainable"] = "False"
         if index in sparse_tables(plan.graph):
@@ -93,6 +98,14 @@ class Constructors:
             changing = plan.graph.nodes[reader]
             options["running"] = "1.0" if operator(changing.op).named(changing)[place] == "var" else "0.0"
         return options
+
+    def _dtype(self, index: int) -> str:
+        """The dtype in which numbers are stored: that of the model, or one of 32 bits at least."""
+        stored, node = precision(self.plan.dtype), self.plan.graph.nodes[index]
+        if node.op == "buffer":
+            return "precision" if stored.narrow else "dtype"
+        sparse = index in sparse_tables(self.plan.graph)
+        return "dtype" if (stored.master if sparse else stored.parameters) == stored.compute else "precision"
 
     def _cuts(self, index: int) -> tuple[str, str]:
         """Shape and cuts of a weight as `weight` takes them."""
@@ -128,7 +141,7 @@ def all_sharded(plan: Plan) -> bool:
     """Whether ranks update shares of every weight with a dense gradient: then no weight need say so."""
     sparse = sparse_tables(plan.graph)
     trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
-    return all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
+    return not apart(plan) and all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
 
 
 def axes_line(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:
@@ -143,6 +156,8 @@ _DEFAULTS = {
     "summed": "None",
     "tied": "None",
     "sharded": "False",
+    "scattered": "False",
+    "offloaded": "False",
     "trainable": "True",
     "running": "None",
     "sparse": "False",

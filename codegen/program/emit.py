@@ -10,10 +10,12 @@ from typing import Any
 from ...formulation.special import special_strategy
 from ...formulation.weights import BUCKET_BYTES
 from ...model.atoms import atoms
+from ...model.cost import precision
 from ...model.layout import P, is_split
 from ...model.sparse import sparse_tables
 from ...model.updates import updated
 from .. import defaults
+from ..choice import apart
 from ..describe import docstring, mesh_sentence
 from ..plan import Plan
 from ..spread import loads_text, spread_axis
@@ -24,7 +26,6 @@ from .modules import Modules, argument_name
 from .moves import Local, Used
 from .text import WIDTH, one_free, shape_text, wrap
 
-_DTYPES = {"mixed-float16": "float16", "mixed-bfloat16": "bfloat16"}
 _OPTIMIZERS = {
     "sgd": ("SGD", "torch.optim.SGD(groups, lr)"),
     "adam": ("Adam", f"torch.optim.Adam(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
@@ -71,6 +72,9 @@ def common(
     ]
     synchronized = {_synchronized(p, i) for p in plans for i in _trained(p)}
     sharded, alone, reduced = (kind in synchronized for kind in ("sharded", "alone", "reduced"))
+    dtypes, trained = precision(plan.dtype), [p.choices[i] for p in plans for i in _trained(p)]
+    scattered, offloaded = any(c.sharded_gradients for c in trained), any(c.offloaded for c in trained)
+    sharded |= any(map(apart, plans))
     joined = max(m.joins for m in modules)
     cut = bool(joined) or any(is_split(x) for _, c in weights for x in c.output)
     cut = cut or used.placed
@@ -105,7 +109,8 @@ def common(
         "specials": [special_strategy(name).source for name in sorted(used.specials)],
         "random_bits": _counters("mix", "mix_", "random_bits"),
         "dropped": _counters("dropped"),
-        "mixed": plan.dtype.startswith("mixed"),
+        "narrow": dtypes.narrow,
+        "mixed": dtypes.mixed,
         "cut": cut,
         "placed": used.placed,
         "joined": joined,
@@ -113,6 +118,11 @@ def common(
         "spread": any(map(_spread, plans)),
         "sharded": sharded,
         "all_sharded": all(m.all_sharded for m in modules) and sharded,
+        "apart": any(map(apart, plans)),
+        "scattered": scattered,
+        "offloaded": offloaded,
+        "copied": dtypes.copied,
+        "widened": dtypes.gradients != dtypes.parameters,
         "alone": alone,
         "reduced": reduced,
         "frozen": any(n.op in ("parameter", "buffer") and not n.gradient for n, _ in weights),
@@ -189,7 +199,7 @@ def constants(plan: Plan, axes: Sequence[str], sizes: Sequence[int]) -> list[str
         f"{mesh}  # the mesh",
         f"RANKS = {' * '.join(names)}",
         f"BATCH, MICRO_BATCHES = {plan.batch}, {plan.micro_batches}  # samples in a step, and its pieces",
-        f"DTYPE = torch.{_DTYPES.get(plan.dtype, plan.dtype)}",
+        f"DTYPE = torch.{precision(plan.dtype).compute}",
         f"SEED, STEPS = {defaults.SEED}, {10}",
         'OUTPUT = os.path.splitext(__file__)[0] + ".trained.pt"  # the weights, unless the command line says where',
         f"BUCKET = {BUCKET_BYTES:_}  # bytes of one gradient message",

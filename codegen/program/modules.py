@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ...model.atoms import atoms
+from ...model.cost import precision
 from ...model.layout import B, R
 from ...model.pcg import FLOATS, SOURCES
 from .beside import Side, SideBySide, side_by_side
@@ -51,7 +52,7 @@ class Modules(Constructors):
         self.roles = roles(plan.graph) | results(self.loops)
         for loop in self.loops:
             self.roles |= loop.roles(plan)
-        self.base = "Module" if plan.dtype.startswith("mixed") else "nn.Module"
+        self.base = "Module" if precision(plan.dtype).narrow else "nn.Module"
         self.beside = side_by_side(plan)
         self.classes = classes or Classes(self.base)
 

@@ -203,7 +203,8 @@ def weights_table(plan: Plan, cost: Priced) -> Table:
         notes = [
             text
             for text, holds in (
-                ("ZeRO-1", choice.sharded_states),
+                ("ZeRO-2" if choice.sharded_gradients else "ZeRO-1", choice.sharded_states),
+                ("states on the host", choice.offloaded),
                 ("gathered again in backward", choice.regather),
                 ("frozen", not graph.nodes[index].gradient),
                 (f"{len(graph.nodes[index].originals)} {joined} joined", len(graph.nodes[index].originals) > 1),
@@ -217,7 +218,8 @@ def weights_table(plan: Plan, cost: Priced) -> Table:
     return Table(
         "Weights",
         "How a matrix is stored: FSDP is stored split and gathered for use; ZeRO-1 splits the optimizer's states over "
-        f"the axes with copies. Bytes are those of weight, gradient and states on one device.{rest}",
+        "the axes with copies, ZeRO-2 gradients too. Bytes are those of weight, gradient and states on one device."
+        + rest,
         ("weight", "shape", *_axis_heads(plan), "update", "each"),
         equal_layers(plan, matrices, cells),
         words=3 + len(plan.axes),
@@ -296,6 +298,7 @@ _WHY = {
     ("gradients", "update", "all-reduce"): "adds gradients of copies",
     ("gradients", "update", "reduce-scatter"): "adds gradients of copies (ZeRO-1)",
     ("gradients", "update", "all-gather"): "spreads updated weights (ZeRO-1)",
+    ("gradients", "backward", "reduce-scatter"): "adds gradients of copies, keeps a share (ZeRO-2)",
     ("conversions", "forward", "send"): "to the next stage",
     ("conversions", "backward", "send"): "its gradient comes back",
     ("conversions", "forward", "receive"): "from the stage before",

@@ -48,7 +48,7 @@ def measure(
     with one thread of torch; ranks that share cores slow each other down, so time is that of a plan for one rank.
     Raises PartitaError: mixed precision, several ranks on one GPU.
     """
-    if precision(plan.dtype).mixed:
+    if precision(plan.dtype).narrow:
         raise PartitaError(f"programs of space-time plans run in float32 or float64, not in {plan.dtype}")
     if device != "cpu" and plan.ranks > 1:
         raise PartitaError(f"a plan for {plan.ranks} ranks is measured on the CPU, not on one {device}")

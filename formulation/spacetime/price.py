@@ -52,6 +52,8 @@ class Prices:
 
     def __init__(self, graph: Graph, machine: Machine, dtype: str = "float32", optimizer: str = "adamw") -> None:
         self.graph, self.machine, self.precision = graph, machine, precision(dtype)
+        if self.precision.copied:
+            raise PartitaError(f"dtype {dtype!r}: space-time plans keep parameters and what is updated in one dtype")
         self.states = optimizer_states(optimizer)
         self.links = prices_on(machine)
         self._roofline = Roofline(machine, self.precision.compute)
@@ -63,7 +65,9 @@ class Prices:
     def item(self, tensor: PTensor) -> int:
         """Bytes of an element: of parameters and their gradients the master dtype's."""
         node = self.graph.pcg.nodes[tensor.node]
-        if node.op in ("parameter", "buffer") and node.dtype in FLOATS:
+        if node.op == "buffer":
+            return self.precision.buffer_itemsize(node.dtype)
+        if node.op == "parameter" and node.dtype in FLOATS:
             return ITEMSIZE[self.precision.master]
         return self.precision.itemsize(node.dtype)
 
@@ -98,7 +102,7 @@ class Prices:
             own += op.mask(None).numel * ITEMSIZE["int64"] if name == "indices" else 0
         if node.op in LOSS_TRANSIENTS:
             wide = op.mask(0).numel * max(ITEMSIZE["float32"], self._item(sources[0]))
-            own += LOSS_TRANSIENTS[node.op] * (wide + (first if self.precision.mixed else 0))
+            own += LOSS_TRANSIENTS[node.op] * (wide + (first if self.precision.narrow else 0))
         if node.op == "attention" and len(node.shape) != FUSED_DIMS:
             scores = node.numel // node.shape[-1] * sources[1].shape[-2]
             own += scores * op.mask(None).numel // node.numel * self._item(node)

@@ -51,6 +51,7 @@ def encoding(whole: Whole, configuration: Configuration, i: int, j: int, in_flig
         fixed={name: rows for name, rows in q.fixed.items() if name in names},
         balance=balanced,
         bundles=q.bundles,
+        offload=q.offload,
         in_flight=in_flight or configuration.in_flight(0),
         recompute=q.recompute if in_flight else q.fastest,
         transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,

@@ -127,6 +127,9 @@ class Forcing:
             choice = replace(choice, regather=self.rng.random() < 0.3)
             sharded = node.gradient and B in output and self.rng.random() < 0.5
             choice = replace(choice, sharded_states=sharded and node.get("stages", 1) == 1)
+            if choice.sharded_states:
+                summed, away = self.rng.random() < 0.4, self.rng.random() < 0.3
+                choice = replace(choice, sharded_gradients=summed, offloaded=away)
         return choice
 
     def stored(self, table: Node, asked: Layout, choice: Choice) -> Choice:

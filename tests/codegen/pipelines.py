@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import prod
@@ -113,6 +114,8 @@ def at_random(
         }
         wishes = {i: [[row.output for row in rows(inner, i)].index(x) for x in layout] for i, layout in asked.items()}
         chosen = drawn(inner, sizes, rng, wishes)
+        if schedule == "2bw":  # keeps gradients and states beside the weights
+            chosen = tuple(replace(choice, sharded_gradients=False, offloaded=False) for choice in chosen)
         flying = in_flight(schedule, size, chunks, micros, number)
         again = {s.name: rng.choice(MODES) for s in segments(inner)} if recompute else {}
         plans.append(
