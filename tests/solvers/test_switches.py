@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from partita.formulation.chains import Piece, find_chains
 from partita.formulation.network import (
     INFINITE,
     Chain,
@@ -279,3 +280,20 @@ def test_long_lists_are_divided(make_network, truth, monkeypatch: pytest.MonkeyP
 
     agree()
     assert any(closed)
+
+
+def test_chains_hold_whole_switches(make_transformer) -> None:
+    """A cut in the reach of a switch is none; equal copies have equal switches."""
+    network = with_modes(make_transformer(4, axes=1))
+    (chain,) = network.chains
+    first = {s.variable: copy[0] - 0.5 for s, copy in zip(network.switches, chain.copies, strict=True)}
+    pieces = [
+        Piece(first.get(v, v), v in chain.boundaries or x.name == "hub2", False)
+        for v, x in enumerate(network.variables)
+    ]
+    (found,) = find_chains(replace(network, chains=()), pieces)
+    assert (found.boundaries, {*map(frozenset, found.copies)}) == (chain.boundaries, {*map(frozenset, chain.copies)})
+    replace(network, chains=(found,)).check()
+    alone = replace(network.switches[0], variables={}, edges={})
+    unlike = find_chains(replace(network, chains=(), switches=(alone, *network.switches[1:])), pieces)
+    assert [len(c) for c in unlike] == [3]
