@@ -14,8 +14,9 @@ import numpy as np
 from ..formulation.network import INFINITE, Chain, Edge, Network, Table, Variable
 from .circuit import Circuit
 from .factors import Factor
-from .kernels import Floats, Ints
+from .kernels import Ints
 from .labels import Listing, enumerate_labels
+from .means import Groups, share, with_factors
 
 _ROUNDED = 1e-12  # by which shares of a price are less, so that floats do not make them more
 
@@ -41,42 +42,23 @@ def blocks_of(network: Network) -> tuple[frozenset[int], ...]:
     return tuple(frozenset(b) for b in found)
 
 
-def with_mean(circuit: Circuit, count: int) -> Circuit:
-    """The circuit where a share of 1 in `count` of every extra is used of capacity 0, rounded down."""
-
-    def counted(f: Factor) -> Factor:
-        if f.extra is None:
-            return f
-        key = id(f.use), id(f.extra)
-        if key not in known:
-            known[key] = np.zeros((*f.time.shape, width)) if f.use is None else f.use.copy()
-            known[key][..., 0] += f.extra // count
-        return replace(f, use=known[key])
-
-    known: dict[tuple[int, int], Floats] = {}
-    width = len(circuit.network.capacities)
-    return _with_factors(circuit, circuit.network, tuple(counted(f) for f in circuit.factors))
-
-
-def _with_factors(circuit: Circuit, network: Network, factors: tuple[Factor, ...]) -> Circuit:
-    return replace(circuit, network=network, factors=factors, leaves=tuple(f.narrow() for f in factors))
-
-
 def list_segments(
-    circuit: Circuit, count: int, price: Sequence[float], most: float, high: int, limit: int, until: float
+    circuit: Circuit, groups: Groups, price: Sequence[float], most: float, high: int, limit: int, until: float
 ) -> "Columns":
-    """The labels of the segments of a circuit `with_mean(_, count)`, or without any where `count` is 0.
+    """The labels of the segments of a circuit `with_means(_, groups)`, or of a plain one where there are no groups.
 
     Those of solutions of a total of at most `most` that use at most `high` for a while. Raises TooManyError beyond
     `limit` labels in a slot.
     """
-    column, width = _numbers(circuit), len(price)
-    extras = 1 + max(column.values(), default=0)
-    wide = _widened(circuit, count, column, extras)
-    prices = [*price, *[price[0] / count * (1 - _ROUNDED) if count else 0.0] * extras]
+    column, prices = _columns(circuit, groups, price)
+    rows = max(1, len(groups))
+    known, extras = [sum(price[:rows]), *price[rows:]], len(prices)
+    wide = _widened(circuit, groups, column, extras)
+    prices = known + prices
     slots = wide.forward(wide.tables(1, prices), until)
     through = wide.backward(slots, until)
-    tops, most_use = (*wide.copies, *wide.blocks), np.array([np.inf] * width + [high] * extras)
+    width, tops = len(known), (*wide.copies, *wide.blocks)
+    most_use = np.array([np.inf] * width + [high] * extras)
     listing = enumerate_labels(wide, prices, slots, through, most + 1.0, limit, until, tops, most_use)
     segments = []
     for top in tops:
@@ -86,29 +68,41 @@ def list_segments(
     return Columns(listing, tuple(segments))
 
 
-def _numbers(circuit: Circuit) -> dict[int, int]:
-    """The number of every switch among those of its segment."""
+def _columns(circuit: Circuit, groups: Groups, price: Sequence[float]) -> tuple[dict[int, int], list[float]]:
+    """The column of each switch's extras, no two of a segment alike, and the price of a byte in every column."""
     network = circuit.network
-    parts = [frozenset(chain.copies[0]) for chain in network.chains] + list(blocks_of(network))
-    return {z: k for part in parts for k, z in enumerate(s.variable for s in network.switches if s.variable in part)}
+    column, prices = dict[int, int](), list[tuple[int, float]]()  # the group of each column, and its price
+    for part in (*(frozenset(chain.copies[0]) for chain in network.chains), *blocks_of(network)):
+        taken = set[int]()
+        for z in (s.variable for s in network.switches if s.variable in part):
+            group = next((g for g, group in enumerate(groups) if z in group), -1)
+            free = next((k for k, (g, _) in enumerate(prices) if g == group and k not in taken), len(prices))
+            if free == len(prices):
+                prices.append((group, price[group] / len(groups[group]) * (1 - _ROUNDED) if group >= 0 else 0.0))
+            taken.add(free)
+            column[z] = free
+    return column, [p for _, p in prices]
 
 
-def _widened(circuit: Circuit, count: int, column: Mapping[int, int], extras: int) -> Circuit:
-    """The circuit with what is used in truth, and a column for the extras of each switch of a segment."""
+def _widened(circuit: Circuit, groups: Groups, column: Mapping[int, int], extras: int) -> Circuit:
+    """The circuit with what is used in truth, then a column for the extras of each switch of a segment."""
+    rows = max(1, len(groups))
 
     def widened(f: Factor) -> Factor:
         if f.use is None and f.extra is None:
             return f
-        used = np.zeros((*f.time.shape, width)) if f.use is None else f.use
-        use = np.concatenate([used, np.zeros((*f.time.shape, extras))], axis=-1)
+        used = np.zeros((*f.time.shape, count)) if f.use is None else f.use
+        use = np.concatenate([used[..., :1], used[..., rows:], np.zeros((*f.time.shape, extras))], axis=-1)
         if f.extra is not None:
-            use[..., 0] -= f.extra // count if count else 0.0
-            use[..., width + column[f.scope[0]]] = f.extra
+            if groups and f.scope[0] in groups[0]:
+                use[..., 0] -= share(f, groups[0])
+            use[..., count - rows + 1 + column[f.scope[0]]] = f.extra
         return replace(f, use=use)
 
-    width = len(circuit.network.capacities)
-    network = replace(circuit.network, capacities=(*circuit.network.capacities, *[0] * extras))
-    return _with_factors(circuit, network, tuple(widened(f) for f in circuit.factors))
+    first, *others = circuit.network.capacities
+    count = len(circuit.network.capacities)
+    capacities = (first, *others[rows - 1 :], *[0] * extras)
+    return with_factors(circuit, capacities, [widened(f) for f in circuit.factors])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

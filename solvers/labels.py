@@ -9,6 +9,7 @@ Under one capacity the last join is never formed: its two lists meet, sorted by 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import pairwise
 from math import inf, prod
 
@@ -86,16 +87,30 @@ def enumerate_labels(
     one = len(price) == 1 and not top
     stem, capacity = (_stem(circuit), circuit.network.capacities[0]) if one else (-1, 0)
     wanted = circuit.below(top or (circuit.root,))
-    lists = dict[int, Labels]()
+    lists, known, kinds = dict[int, Labels](), dict[object, int](), dict[int, int]()  # equal segments have equal lists
     bounds = _Bounds(np.array(price, np.float64), most, limit, until, most_use)
     for slot in sorted(wanted):
-        if slot < len(circuit.factors):
+        key = _made_of(circuit, slot, slots, through, kinds), slot == stem
+        kinds[slot] = known.setdefault(key, slot)
+        if kinds[slot] != slot:
+            lists[slot] = lists[kinds[slot]]
+        elif slot < len(circuit.factors):
             lists[slot] = bounds.light(_leaf(circuit.leaves[slot], through[slot], most, len(price)))
-            continue
-        bucket, outside = circuit.buckets[slot - len(circuit.factors)], outside_of(through[slot], slots[slot])
-        fit = capacity if slot == stem else None
-        lists[slot] = _bucket(bucket, lists, slots, outside, bounds, fit)
+        else:
+            bucket, outside = circuit.buckets[slot - len(circuit.factors)], outside_of(through[slot], slots[slot])
+            lists[slot] = _bucket(bucket, lists, slots, outside, bounds, capacity if slot == stem else None)
     return Listing(circuit, lists)
+
+
+def _made_of(circuit: Circuit, slot: int, slots: Tables, through: Tables, kinds: Mapping[int, int]) -> object:
+    """What the labels of a slot are made of, given the kinds of its inputs."""
+    outside = through.kinds[slot], through.offsets[slot]
+    if slot < len(circuit.factors):
+        tables = circuit.leaves[slot].time, circuit.leaves[slot].use
+        return outside, *(None if t is None else (t.shape, blake2b(t.tobytes()).digest()) for t in tables)
+    bucket = circuit.buckets[slot - len(circuit.factors)]
+    inputs = tuple((kinds[s], axes, slots.kinds[s], slots.offsets[s]) for s, axes in bucket.inputs)
+    return outside, slots.kinds[slot], slots.offsets[slot], bucket.dims, inputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,8 +2,8 @@
 
     min cost(x)   s.t.  use_0(x) + τ ≤ M_0,   extra_s(x) ≤ τ  ∀ switches s
 
-1. *Price*: the mean of the extras is no more than the largest, so that the S-th part of every extra counted as used
-   gives a network without extras, and a bound.
+1. *Price*: the mean of the extras of some switches is no more than the largest, which gives a network without extras,
+   and a bound (`means.py`).
 2. *List*: within a slack, the labels (time, use, extra) of every segment (`columns.py`).
 3. *Divide*: solutions whose τ is in [lo, hi] are made of labels up to hi, under M_0 - lo. Where the best of these needs
    more than lo, [lo, hi] falls apart at what it needs; that, left free, gives incumbents.
@@ -19,19 +19,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import floor
 
-from ..formulation.network import Network, evaluate, extras
+from ..formulation.network import INFINITE, Network, evaluate, extras
 from .circuit import Circuit
-from .columns import Columns, blocks_of, list_segments, with_mean
+from .columns import Columns, blocks_of, list_segments
+from .means import Groups, groups_of, with_means
 from .order import TooWideError, compile_network, restrict
 from .price import Price, at_price, search_within, sweep
 from .protocol import INTERRUPTED, PRICED, STOPPED, Limits, Search, Solution, Status, TooManyError
 from .tables import Tables
 
 EXTRAS = "what switches use for a while has no place in its program"
-_LABELS = 1 << 18  # in one table
-_NARROW = 1e-3  # of capacity 0: an interval that is not divided
+_FEW, _LABELS = 1 << 14, 1 << 18  # in one table, where the answer is wanted quickly, and else
+_LONG = 12  # intervals that are divided for their lists, each of which took seconds
+_QUICK = 2.0, 5.0  # times what the price takes, and seconds, after which a quick search has no lists any more
 _TRIES = 8  # of τ
+_TRIAL = 1.0  # seconds for a solution of some τ, beside those that the price took
 _Solve = Callable[[Network, Limits], Solution]
+_Node = tuple[int, int, int]  # what solutions cost at least whose extras are between two levels
 
 
 def has_extras(network: Network) -> bool:
@@ -59,7 +63,8 @@ def solve_transient(search: Search, solve: _Solve) -> Solution:
         circuit = compile_network(search.network)
     except TooWideError:
         return _solve_wide(search, solve)
-    mean = with_mean(circuit, len(search.network.switches))
+    groups = groups_of(search.network)
+    mean = with_means(circuit, groups)
     if not mean.exact:
         return _solve_wide(search, solve)
     best = sweep(mean, search)
@@ -67,7 +72,7 @@ def solve_transient(search: Search, solve: _Solve) -> Solution:
         return search.finish("no solution, at any price of memory", infeasible=True)
     if search.done:
         return search.finish("proved by prices" if search.bound >= search.ceiling else STOPPED)
-    division = _Division(search, solve, circuit, mean, best)
+    division = _Division(search, solve, circuit, groups, mean, best, search.seconds)
     try:
         solution = search_within(mean, best, search, division.offer, ("lists of segments", "lists of segments"))
     except TooWideError as error:
@@ -113,7 +118,7 @@ def _asked(search: Search, solve: _Solve, network: Network, limits: Limits) -> S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Relaxed:
-    """A circuit without extras, or with the mean of `count`, its price, and what is best through every entry there.
+    """A circuit without extras, or with means of groups, its price, and what is best through every entry there.
 
     Capacity 0 is less by `tau`.
     """
@@ -121,7 +126,7 @@ class _Relaxed:
     circuit: Circuit
     price: Price
     through: Tables
-    count: int
+    groups: Groups = ()
     tau: int = 0
 
     def bound(self, low: int) -> int:
@@ -140,9 +145,12 @@ class _Division:
     search: Search
     solve: _Solve
     plain: Circuit
+    groups: Groups
     mean: Circuit
     best: Price  # of the mean
+    took: float  # seconds
     tried: set[int] = field(default_factory=set)
+    long: int = 0  # lists that grew too long
 
     def __post_init__(self) -> None:
         self.blocks = blocks_of(self.search.network)
@@ -156,17 +164,19 @@ class _Division:
         first, *others = self.plain.network.capacities
         circuit = replace(self.plain, network=replace(self.plain.network, capacities=(first - tau, *others)))
         price = sweep(circuit, inner) or at_price(circuit, [0.0] * len(network.capacities), search.until)
-        return _Relaxed(circuit, price, circuit.backward(price.slots, search.until), 0, tau)
+        return _Relaxed(circuit, price, circuit.backward(price.slots, search.until), tau=tau)
 
     def offer(self, through: Tables, reach: int) -> bool:
         """Offer the best solution within `reach`; whether the search for it was complete."""
-        if self.search.limits.quick and self.tried:  # the best that lists of little slack hold
+        quick = self.search.limits.quick
+        late = self.search.objective is not None and self.search.seconds > _QUICK[0] * self.took + _QUICK[1]
+        if quick and (self.tried or late):  # lists of little slack gave the best that they hold
             return False
-        mean = _Relaxed(self.mean, self.best, through, len(self.search.network.switches))
+        mean = _Relaxed(self.mean, self.best, through, self.groups)
         try:
             return self._among(mean, 0, self.search.network.capacities[0], reach)
         except TooManyError:
-            return self._between(0, self.search.network.capacities[0], reach)
+            return not quick and self._between(0, self.search.network.capacities[0], reach)
 
     def _between(self, low: int, high: int, reach: int) -> bool:
         """The same of those that use from `low` to `high` for a while at most."""
@@ -178,7 +188,8 @@ class _Division:
         try:
             return self._among(self.alone, low, high, reach)
         except TooManyError:
-            if high - low <= _NARROW * self.search.network.capacities[0]:
+            self.long += 1
+            if self.long > _LONG or low == high:
                 raise
         middle = (low + high) // 2  # what is used anyway is a bound, and what may not be used shortens lists
         return self._between(middle + 1, high, reach) and self._between(low, middle, reach)
@@ -189,8 +200,9 @@ class _Division:
         small = restrict(relaxed.circuit, relaxed.through, most, self.blocks)
         if small is None:
             return True
-        price, count = relaxed.price.price, relaxed.count
-        return self._divide(list_segments(small, count, price, most, high, _LABELS, search.until), low, reach)
+        price, limit = relaxed.price.price, _FEW if search.limits.quick else _LABELS
+        columns = list_segments(small, relaxed.groups, price, most, high, limit, search.until)
+        return self._divide(columns, low, reach)
 
     def _divide(self, columns: Columns, low: int, reach: int) -> bool:
         """The same by lists that hold them."""
@@ -199,36 +211,49 @@ class _Division:
         nodes = [(search.bound, 0, len(levels) - 1)] if levels else []  # what solutions of some levels cost at least
         while nodes and search.left > 0:
             bound, first, last = heapq.heappop(nodes)
-            if bound >= min(reach + 1, search.ceiling):
-                continue
-            answer, found = self._ask(columns, levels[first], levels[last], min(reach + 1, search.ceiling))
-            if answer is None or answer.bound >= min(reach + 1, search.ceiling):
-                continue
-            split = first + last + 1 >> 1
-            if answer.status is Status.OPTIMAL:
-                assert found is not None  # it needs more than what was left to it
-                needs = _largest(search.network, found)
-                spare = search.network.capacities[0] - evaluate(search.network, found).use[0] + needs
-                split = (bisect_right(levels, spare) + levels.index(needs) + 1) // 2  # neither part has it
-                if needs not in self.tried:
-                    self.tried.add(needs)
-                    self._ask(columns, needs, needs, search.ceiling)
-            if not first < split <= last:
+            parts = [] if bound >= min(reach + 1, search.ceiling) else self._parts(columns, levels, first, last, reach)
+            if parts is None:
                 return False
-            for part in ((first, split - 1), (split, last)):
-                heapq.heappush(nodes, (answer.bound, *part))
+            for part in parts:
+                heapq.heappush(nodes, part)
         return not nodes
 
+    def _parts(self, columns: Columns, levels: list[int], first: int, last: int, reach: int) -> list[_Node] | None:
+        """What is open of some levels once they are asked for; None where nothing more can be told."""
+        search, bound = self.search, -INFINITE
+        for quick in (True, False):  # a solution that needs too much tells where to divide, be it the best or not
+            limits = Limits(search.left, min(reach + 1, search.ceiling), quick=quick)
+            answer, found = self._ask(columns, levels[first], levels[last], limits)
+            if answer is None or answer.bound >= min(reach + 1, search.ceiling):
+                return []
+            bound = answer.bound
+            if found is None:
+                continue
+            needs, verdict = _largest(search.network, found), evaluate(search.network, found)
+            if not verdict.feasible:
+                spare = search.network.capacities[0] - verdict.use[0] + needs
+                split = (bisect_right(levels, spare) + levels.index(needs) + 1) // 2  # neither part has it
+                self._free(columns, needs)
+                return [(bound, first, split - 1), (bound, split, last)]
+        middle = (first + last + 1) // 2
+        return [(bound, first, middle - 1), (bound, middle, last)] if first < last else None
+
+    def _free(self, columns: Columns, tau: int) -> None:
+        """Offer a good solution of those that use at most `tau` for a while."""
+        search = self.search
+        if tau not in self.tried:
+            self.tried.add(tau)
+            self._ask(columns, tau, tau, Limits(min(search.left, self.took + _TRIAL), search.ceiling))
+
     def _ask(
-        self, columns: Columns, low: int, high: int, cutoff: int
+        self, columns: Columns, low: int, high: int, limits: Limits
     ) -> tuple[Solution | None, tuple[int, ...] | None]:
         """The best by labels up to `high`, where `low` is used anyway, and its assignment; None where there is none."""
         search, (capacity, *others) = self.search, self.search.network.capacities
         labels = columns.within(high)
         if labels is None or low > capacity:
             return None, None
-        network = columns.network(labels, (capacity - low, *others))
-        answer = _asked(search, self.solve, network, Limits(search.left, cutoff))
+        answer = _asked(search, self.solve, columns.network(labels, (capacity - low, *others)), limits)
         if answer.status is Status.INFEASIBLE:
             return None, None
         found = None if answer.assignment is None else columns.assemble(labels, answer.assignment)

@@ -23,6 +23,7 @@ from partita.formulation.network import (
 )
 from partita.formulation.pairwise import pairwise
 from partita.solvers import transient
+from partita.solvers.crossover import crossed
 from partita.solvers.order import compile_network
 from partita.solvers.protocol import Limits, Status, solver
 from partita.solvers.transient import has_extras, without_extras
@@ -297,3 +298,19 @@ def test_chains_hold_whole_switches(make_transformer) -> None:
     alone = replace(network.switches[0], variables={}, edges={})
     unlike = find_chains(replace(network, chains=(), switches=(alone, *network.switches[1:])), pieces)
     assert [len(c) for c in unlike] == [3]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_solutions_are_crossed_with_their_switches(make_network, seed: int) -> None:
+    """A switch goes with the first variable that it decides on; what is used for a while counts at each place."""
+    network, rng = switched(make_network(seed), seed, extras=True), np.random.default_rng(seed)
+    first = {s.variable: min(s.variables, default=s.variable) - 0.5 for s in network.switches}
+    order = sorted(range(len(network.variables)), key=lambda v: first.get(v, v))
+    before, after = ([int(rng.integers(len(v.cost))) for v in network.variables] for _ in range(2))
+    costs = []
+    for n in range(len(order) + 1):
+        verdict = evaluate(network, [before[v] if v in order[:n] else after[v] for v in range(len(order))])
+        costs += [verdict.cost] if verdict.feasible else []
+    answer = crossed(network, before, after)
+    assert (answer and answer[0]) == min(costs, default=None)
+    assert answer is None or evaluate(network, answer[1]).cost == answer[0]
