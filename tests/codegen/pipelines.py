@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -56,9 +56,14 @@ def piped(
     dtype: str = "float32",
     optimizer: str = "adamw",
     fixed: dict[str, tuple[str, ...]] | None = None,
+    stored: dict[str, Layout] | None = None,
+    recompute: str = "none",
     model: dict[str, Any] | None = None,
 ) -> PipelinePlan:
-    """A plan of `graph` (the whole batch) whose stages are the cheapest, one after the other."""
+    """A plan of `graph` (the whole batch) whose stages are the cheapest, one after the other.
+
+    `fixed` rows of nodes, `stored` layouts of weights, and what `recompute` says of all segments.
+    """
     machine = Machine.adhoc(levels)
     part, line = stage_machine(machine, row), transfer_price(machine, row)
     place = placements(part.hierarchy, mesh=mesh)[0]
@@ -72,15 +77,19 @@ def piped(
         flying = in_flight(schedule, size, chunks, micros, number)
         given = encode(
             inner, part, place, micro_batches=micros, dtype=dtype, optimizer=optimizer, in_flight=flying, transfer=line,
-            fixed=asked | _received(plans[-1:], inner), stored=_stored(plans, inner),
+            fixed=asked | _received(plans[-1:], inner), stored=_stored(plans, inner, stored or {}),
         )  # fmt: skip
         answer = solver("auto").solve(given.network)
         assert answer.assignment is not None
         chosen, told = choices(given, answer.assignment), report(given, answer.assignment)
         told |= {"objective_ns": answer.objective, "bound_ns": answer.bound, "status": answer.status.value}
+        again = {s.name: recompute for s in segments(inner)} if recompute != "none" else {}
         plans.append(
-            Plan(inner, part, place, micros, chosen, dtype, optimizer, {}, told, in_flight=flying, transfer=line)
-        )
+            Plan(
+                inner, part, place, micros, chosen, dtype, optimizer, {}, told, recompute=again, in_flight=flying,
+                transfer=line,
+            )
+        )  # fmt: skip
     return PipelinePlan(small, machine, row, cuts, tuple(plans), schedule, chunks, model or {})
 
 
@@ -110,7 +119,7 @@ def at_random(
     for number, (first, last) in enumerate(pairwise(cuts)):
         inner = stage(small, first, last).graph
         asked = _handed(plans[-1:], inner) | {
-            i: layout for i in inner.of("parameter") if (layout := _stored(plans, inner).get(inner.nodes[i].name))
+            i: layout for i in inner.of("parameter") if (layout := _stored(plans, inner, {}).get(inner.nodes[i].name))
         }
         wishes = {i: [[row.output for row in rows(inner, i)].index(x) for x in layout] for i, layout in asked.items()}
         chosen = drawn(inner, sizes, rng, wishes)
@@ -142,7 +151,7 @@ def _handed(before: Sequence[Plan], graph: PCG) -> dict[int, Layout]:
     return {to: plan.choices[of].output for plan, found in zip(before, pairs, strict=True) for to, of in found}
 
 
-def _stored(before: Sequence[Plan], graph: PCG) -> dict[str, Layout]:
-    """How weights are stored that earlier stages have too."""
-    known = {p.graph.nodes[i].name: p.choices[i].output for p in before for i in p.graph.of("parameter")}
+def _stored(before: Sequence[Plan], graph: PCG, fixed: Mapping[str, Layout]) -> dict[str, Layout]:
+    """How weights are stored that earlier stages have too, or that are fixed."""
+    known = {**fixed} | {p.graph.nodes[i].name: p.choices[i].output for p in before for i in p.graph.of("parameter")}
     return {name: known[name] for i in graph.of("parameter") if (name := graph.nodes[i].name) in known}

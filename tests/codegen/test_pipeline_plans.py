@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from partita.codegen.pipeline.file import load_plan
 from partita.codegen.pipeline.plan import PipelinePlan
+from partita.codegen.plan import Plan
+from partita.codegen.run import Settings, plan_graph
+from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
+from partita.codegen.verification.whole import trial_of
+from partita.codegen.verification.worker import load_program, train
 from partita.model.errors import PartitaError
+from partita.model.layout import B, S
+from partita.model.machine import Machine
 
+from .conftest import Judge
 from .pipelines import captured, piped
 
 GPT2: dict[str, Any] = {"reference": "gpt2", "small": True}
@@ -56,3 +65,64 @@ def test_what_does_not_fit_is_refused(gpt2: PipelinePlan) -> None:
     ):
         with pytest.raises(PartitaError, match=why):
             replace(gpt2, **changed)
+
+
+@pytest.mark.parametrize(("recompute", "schedule"), [("full", "1f1b"), ("none", "zero-bubble")])
+def test_all_kinds_of_parallelism_at_once(judge: Judge, recompute: str, schedule: str) -> None:
+    """16 ranks: pipeline x data x tensor x fully sharded, in micro-batches, with or without recomputation."""
+    graph = captured("llama-7b", 32)
+    columns = [f"layers.{i}.{name}" for i in range(2) for name in ("gate", "up")]
+    heads = [f"layers.{i}.attention.{name}" for i in range(2) for name in ("query", "key", "value")]
+    rows = [f"layers.{i}.down" for i in range(2)]
+    split = {f"layers.{i}.attention": "b.0" for i in range(2)} | {
+        f"layers.{i}.attention.output": "i:0" for i in range(2)
+    }
+    split |= dict.fromkeys(columns, "o") | dict.fromkeys(heads, "o:0") | dict.fromkeys(rows, "i") | {"scores": "o"}
+    plan = piped(
+        graph, (2, 8), (2, 1), 4, (2, 2, 2), bounds=(0, 2, 4), schedule=schedule, dtype="float64", recompute=recompute,
+        fixed={name: ("b.1", row, "b.1") for name, row in split.items()},
+        stored={f"{name}.weight": (B, S(int(name in rows)), S(int(name not in rows))) for name in columns + rows},
+    )  # fmt: skip
+    assert plan.ranks == 16 and plan.axes[:3] == ("pipeline", "data", "tensor")
+    text = plan.emit()
+    assert "gathered(" in text and ("recomputed(" in text) == (recompute != "none")
+    judge(plan, graph)
+
+
+def test_weights_begin_as_without_a_pipeline(gpt2: PipelinePlan, tmp_path: Path) -> None:
+    """Initial values are functions of names: any plan of a model begins with the same, and saves them alike."""
+
+    def initial(path: Path, ranks: int) -> dict[str, torch.Tensor]:
+        program = load_program(path)
+
+        def begin(_: int) -> dict[str, torch.Tensor]:
+            mesh = program.Mesh()
+            model = program.Model(mesh, dtype=torch.float32)
+            program.initialize(model)
+            found: dict[str, torch.Tensor] = program.whole_weights(model, mesh)
+            return found
+
+        return run_threads(begin, ranks)[0]
+
+    graph = captured("gpt2", 8)
+    alone = plan_graph(graph, Machine.adhoc((2,)), Settings(8, "float32", "adamw", micro_batches=1), dict(GPT2))
+    assert isinstance(alone, Plan)
+    alone.emit(tmp_path / "alone.py")
+    gpt2.emit(tmp_path / "pipeline.py")
+    wanted, found = initial(tmp_path / "alone.py", alone.ranks), initial(tmp_path / "pipeline.py", 4)
+    assert found.keys() == wanted.keys() and len(found) > 30
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+@pytest.mark.parametrize("dtype", ["mixed-float16", "mixed-bfloat16"])
+def test_mixed_precision_trains(dtype: str, tmp_path: Path) -> None:
+    """Scaled losses give the same gradients through all stages, up to what the narrow type rounds."""
+    plan = piped(captured("mlp", 24), (2, 2), (2, 1), 3, (2,), dtype=dtype)
+    made = trial_of(plan, tmp_path / "program.py")
+    program = load_program(tmp_path / "program.py")
+    state = {name: value.float() for name, value in made.state.items()}
+    found = run_threads(lambda _: train(program, state, made.batches, program.DTYPE), plan.ranks)[0]
+    assert found is not None and found.losses == pytest.approx(made.truth.losses, rel=0.02)
+    for name, value in made.truth.gradients.items():
+        assert (found.gradients[name].double() - value).norm() <= 0.15 * value.norm(), name
+    assert {value.dtype for value in found.weights.values()} == {torch.float32}

@@ -21,7 +21,7 @@ from .pipelines import at_random, captured, piped
 
 @pytest.mark.parametrize(
     ("name", "size", "mesh", "micros"),
-    [("mlp", 4, (1,), 4), ("gpt2", 3, (2,), 3), ("mbart-32b", 2, (2, 2), 2)],
+    [("mlp", 4, (1,), 4), ("gpt2", 3, (2,), 3), ("mbart-32b", 2, (2,), 2)],
 )
 def test_any_choices(judge: Judge, name: str, size: int, mesh: tuple[int, ...], micros: int) -> None:
     graph = captured(name, 12)
