@@ -74,6 +74,7 @@ def without_plan(question: Question, found: Found, model: dict[str, Any], search
             needs += f"{missing / gib:.2f} GiB are missing"
         return PartitaError(
             f"the model fits no placement on {machine.devices} x {machine.device.name}: it needs {needs}"
+            + (", with optimizer states in the host's memory" if question.offload else "")
             + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")
         )
     summary = {

@@ -20,6 +20,8 @@ import partita
 from partita.codegen.choice import Choice
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
+from partita.codegen.report.facts import facts
+from partita.codegen.report.trace import timeline
 from partita.codegen.run import Settings, plan_graph
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic
@@ -235,6 +237,17 @@ def test_gradients_in_shards_are_never_kept_whole(tmp_path: Path) -> None:
 
 
 # Plans
+
+
+def test_what_is_said_of_it() -> None:
+    plan = stored(planned("gpt2", "mixed-bfloat16", (2, 2), 2), "mixed")
+    assert "(ZeRO-2)" in str(plan) and "in the host's memory" in str(plan)
+    told = facts(plan)
+    assert any("states on the host" in row[-2] for table in told.tables for row in table.rows)
+    names = {event["name"] for event in timeline(told)["traceEvents"]}  # whose durations add up to the step
+    assert any(name.endswith("states from host") for name in names) and any("reduce-scatter" in x for x in names)
+    graph = plan.parallel_graph()
+    assert sum(work.ns * work.count for node in graph.nodes for work in node.work) == priced(plan).objective_ns
 
 
 @pytest.mark.parametrize(
