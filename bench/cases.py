@@ -1,11 +1,15 @@
-"""Which cases of a benchmark are run."""
+"""Which cases of a benchmark are run, and their plans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ..codegen.plan import Plan
+from ..codegen.run import Settings, plan_graph
 from ..model.errors import PartitaError
+from ..model.machine import Machine
+from ..model.pcg import PCG
 
 T = TypeVar("T")
 
@@ -16,3 +20,10 @@ def chosen(cases: Iterable[T], only: Sequence[str], name: Callable[[T], str], wh
     if not kept:
         raise PartitaError(f"no {what} has {' or '.join(only)} in its name")
     return kept
+
+
+def plan_of_one_stage(graph: PCG, machine: Machine, settings: Settings, model: dict[str, Any] | None = None) -> Plan:
+    """The plan of settings that ask for no pipeline."""
+    made = plan_graph(graph, machine, settings, model or {})
+    assert isinstance(made, Plan)
+    return made

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..codegen.items import PARTS
 from ..codegen.plan import Plan
 from ..codegen.price import priced
-from ..codegen.run import Settings, plan_graph
+from ..codegen.run import Settings
 from ..codegen.stand_ins import alone
 from ..formulation.rewriting.rules import planner_rules
 from ..model.batch import with_batch
@@ -30,7 +30,7 @@ from ..model.machine import Machine
 from ..model.pcg import PCG
 from ..model.zoo import build
 from ..model.zoo.registry import entry
-from .cases import chosen
+from .cases import chosen, plan_of_one_stage
 
 MODELS = ("mlp", "xdl", "dlrm", "candle-uno", "bert-large", "resnext-50", "inception-v3")
 SECONDS = 300.0
@@ -117,12 +117,13 @@ def planned(case: Case) -> Mapping[str, Plan]:
     joined = replace(settings, rules=planner_rules())
     model = {"reference": case.model, "batch": batch}
     share = max(1, batch // machine.devices)
-    one = plan_graph(graph, alone(machine), replace(joined, batch=share, micro_batches=1), model | {"batch": share})
+    small = replace(joined, batch=share, micro_batches=1)
+    one = plan_of_one_stage(graph, alone(machine), small, model | {"batch": share})
     rewritten = with_batch(one.graph, graph.batch)
     plans = {
-        PLAIN: plan_graph(graph, machine, settings, model),
-        SEQUENTIAL: plan_graph(rewritten, machine, settings, model),
-        JOINT: plan_graph(graph, machine, joined, model),
+        PLAIN: plan_of_one_stage(graph, machine, settings, model),
+        SEQUENTIAL: plan_of_one_stage(rewritten, machine, settings, model),
+        JOINT: plan_of_one_stage(graph, machine, joined, model),
     }
     plans[SEQUENTIAL].report["rewritten"] = one.report["rewritten"]
     return plans

@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..codegen.price import priced
-from ..codegen.run import Settings, plan_graph
+from ..codegen.run import Settings
 from ..formulation.rvd.path import Path
 from ..formulation.rvd.search import forget, search, send_receive
 from ..formulation.rvd.state import RVD, State
@@ -33,7 +33,7 @@ from ..model.machine import Machine
 from ..model.zoo import build
 from ..solvers.protocol import Status
 from ..solvers.rvd import optimum
-from .cases import chosen
+from .cases import chosen, plan_of_one_stage
 
 Row = dict[str, Any]
 MODEL, SEQUENCE, SAMPLES = "gpt3-1.3b", 16384, 512
@@ -179,7 +179,7 @@ def compute_ns(small: bool) -> int:
     device = replace(machine.device, memory_bytes=2**44)
     machine = replace(machine, levels=(node, replace(gpu, size=1)), device=device)
     settings = Settings(1, "mixed-float16", "adamw", micro_batches=1)
-    plan = plan_graph(capture(module, inputs, batch=1), machine, settings, {})
+    plan = plan_of_one_stage(capture(module, inputs, batch=1), machine, settings)
     return sum(item.total_ns for item in priced(plan).items if item.part == "compute")
 
 

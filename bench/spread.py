@@ -15,7 +15,7 @@ from typing import Any
 
 from ..codegen.plan import Plan
 from ..codegen.price import priced
-from ..codegen.run import Settings, plan_graph
+from ..codegen.run import Settings
 from ..codegen.spread import at_of
 from ..formulation.special.balance import Spread
 from ..formulation.special.levelling import greedy_by_size, round_robin
@@ -27,7 +27,7 @@ from ..model.merge import table_rows
 from ..model.pcg import PCG
 from ..model.zoo import entry
 from ..solvers.spread import solve
-from .cases import chosen
+from .cases import chosen, plan_of_one_stage
 
 MODELS = ("dlrm", "xdl")
 DEVICES = (6, 8, 24)
@@ -66,9 +66,9 @@ def _row(name: str, small: bool, machine: Machine) -> dict[str, Any]:
     simple = {"round-robin": round_robin(rows, width, ranks), "greedy": greedy_by_size(rows, width, ranks)}
     spreads = {"spread": solved.spread, **simple}
     settings = Settings(batch, known.dtype, known.optimizer)
-    free = plan_graph(graph, machine, settings, {})
+    free = plan_of_one_stage(graph, machine, settings)
     forced = {
-        row: plan_graph(graph, machine, replace(settings, mesh=(ranks,), fix=(("tables", row),)), {})
+        row: plan_of_one_stage(graph, machine, replace(settings, mesh=(ranks,), fix=(("tables", row),)))
         for row in ("spread", "ids", "owners")
     }
     steps = {row: plan.report["objective_ns"] for row, plan in forced.items()}
