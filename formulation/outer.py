@@ -11,6 +11,8 @@ waited for; their W is summed by device). For unequal ones it is what holds what
 are: with K t_s = W_s, a micro-batch passes all stages in Σ t_s, and the slowest adds (K - 1) max t_s. 1F1B never takes
 longer; GPipe does where one stage is slowest forward and another backward.
 
+A device has v stages where they are interleaved: each is planned for an equal share of its memory.
+
 What bounds rest on:
 
 - the step grows with every W_s: bounds of stages give a bound of the step;

@@ -4,8 +4,11 @@
 
 For a given M that is a shortest path through p layers. The sum of a shortest path never grows with M, so an interval of
 values of M is done where its ends have the same sum, or where its least M with the sum of its largest one is no better
-than what is known: few of the values are looked at. (As one CP-SAT program over y[s, i, j], `program` below, it takes
-seconds to minutes for 25 to 50 places to cut, where this takes milliseconds; tests hold them against each other.)
+than what is known: few of the values are looked at. (As one CP-SAT program over y[s, i, j] it takes seconds to minutes
+for 25 to 50 places to cut, where this takes milliseconds.)
+
+Where each of d devices has several stages, M is the longest of their sums. Of these only M ≥ ⌈Σ_s W_s / d⌉ is used: the
+optimum is a bound of what the stages take then.
 """
 
 from __future__ import annotations
@@ -30,10 +33,11 @@ class Path:
     objective: int
 
 
-def best_path(times: Sequence[Times], rounds: int) -> Path | None:
+def best_path(times: Sequence[Times], rounds: int, devices: int) -> Path | None:
     """The cheapest path from node 0 to the last; `times[s]` [n, n] holds W_s, INFINITE where there is none.
 
-    `rounds` is K. Ties go to the smaller M, then to the earlier nodes. None: there is no path.
+    `rounds` is K, times the stages of each of the `devices`. Ties go to the smaller M, then to the earlier nodes. None:
+    there is no path.
     """
     values = np.unique(np.concatenate([t[t < INFINITE] for t in {id(t): t for t in times}.values()]))
     if not len(values):
@@ -53,7 +57,8 @@ def best_path(times: Sequence[Times], rounds: int) -> Path | None:
         low, high = (low, middle) if shortest(middle) is not None else (middle + 1, high)
 
     def cost(at: int, total: int) -> int:
-        return int(values[at]) + -(-(total - int(values[at])) // rounds)
+        longest = max(int(values[at]), -(-total // devices))
+        return longest + -(-(total - longest) // rounds)
 
     def total(at: int) -> int:
         found = shortest(at)

@@ -118,7 +118,7 @@ class Networks:
             free = replace(within, capacities=(unbounded(within),))
             bound = self._solved(free, effort).bound
             return Answer(bound, inside=bound)
-        network = variables.restricted(query)
+        network = self._in_share(variables.restricted(query))
         solution = self._solved(network, effort)
         if solution.status is Status.INFEASIBLE:
             return Answer(INFINITE, missing=least_use(network) - network.capacities[0])
@@ -152,10 +152,16 @@ class Networks:
             return Need(0, INFINITE)
         variables = _Variables(found, tuple(self.whole.weights))
         shared = self.whole.repeated(i, j) | self.whole.held_elsewhere(i, j)
-        within = _without(found.network, use=_of_nodes(found, shared))
+        within = self._in_share(_without(found.network, use=_of_nodes(found, shared)))
         stored = [None if own is None else found.network.variables[own[0]].use for own in variables.stored]
         least = tuple(0 if use is None else int(use.min()) for use in stored)
         return Need(least_use(within), within.capacities[0], least)
+
+    def _in_share(self, network: Network) -> Network:
+        """The network with a stage's part of the memory, where a device has several stages."""
+        capacity = self.whole.question.machine.device.capacity_bytes
+        others = capacity - capacity // self.configuration.chunks
+        return replace(network, capacities=(network.capacities[0] - others,)) if others else network
 
     def _solved(self, network: Network, effort: Effort) -> Solution:
         cutoff = None if effort.cutoff is None or effort.cutoff >= INFINITE else effort.cutoff

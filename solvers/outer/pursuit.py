@@ -187,7 +187,7 @@ class _Pursuit:
         for shared in product(*(self.state.shared.get(w, (ANY,)) for w in weights)):
             flights = [self._in_flight(s) for s in range(p)]
             times = {f: self._times(places, f, shared) for f in set(flights)}
-            path = best_path([times[f] for f in flights], self.rounds)
+            path = best_path([times[f] for f in flights], self.rounds, self.configuration.devices)
             if path is None or (best is not None and path.objective >= best[0]):
                 continue
             taken = [places[node] for node in path.nodes]

@@ -1,0 +1,274 @@
+"""The whole problem on small instances, against looking at every plan that there is, priced as any plan is.
+
+Every pipeline, inner mesh, cut, number of micro-batches, recomputation and layout: nothing of the search is used, nor
+of the tables that it searches in. Prices are sums over nodes and over what they hand each other, so that prices of
+plans that differ in two decisions at most tell those of all; drawn plans show that they do.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, product
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+
+from partita.codegen.decode import choices
+from partita.codegen.pipeline.price import priced as priced_pipeline
+from partita.codegen.pipelined import pipelined
+from partita.codegen.plan import Plan
+from partita.codegen.price import priced
+from partita.formulation.encode import encode
+from partita.formulation.encoding import Encoding
+from partita.formulation.network import INFINITE
+from partita.formulation.outer import Configuration, rows
+from partita.formulation.placement import Placement, Row, distinct, placements
+from partita.formulation.transfers import transfer_price
+from partita.model.batch import with_batch
+from partita.model.capture import capture
+from partita.model.layout import Layout
+from partita.model.machine import Machine, stage_machine
+from partita.model.pcg import PCG
+from partita.model.segments import MODES
+from partita.model.stages import boundaries, stage
+from partita.solvers.outer.search import Space, search
+from partita.solvers.protocol import Status, solver
+from partita.solvers.question import Question
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Front: TypeAlias = dict[tuple[Layout | None, Layout | None], list[tuple[int, int]]]
+"""For the layouts at the ends of a stage, (ns, bytes): the least time for so many bytes, which grow."""
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.down(torch.relu(self.up(x)))
+        return found
+
+
+class Tower(nn.Module):
+    """Linear layers, of unlike widths in turn, or pairs of them."""
+
+    def __init__(self, width: int, count: int, pairs: bool) -> None:
+        super().__init__()
+        widths = [width * (1 + i % 2) for i in range(count + 1)]
+        single = [nn.Linear(a, b, bias=False) for a, b in pairwise(widths)]
+        self.layers = nn.ModuleList([Layer(width) for _ in range(count)] if pairs else single)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean()
+
+
+PAIRS = (("up", "o"), ("relu", "i.2"), ("down", "i"))
+"""Rows of a layer's nodes: columns, then rows."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A tower on a machine; `fixed` rows for nodes whose name ends so. Pipelines of so many stages a device."""
+
+    layers: int
+    levels: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    stages: tuple[int, ...]  # parts of the devices; 1: no pipeline
+    modes: tuple[str, ...] = ("none",)
+    fixed: tuple[tuple[str, str], ...] = (("mean", "d0"),)
+    schedule: str = "1f1b"
+    chunks: int = 1
+
+    def question(self) -> Question:
+        with torch.device("meta"):
+            module = Tower(64, self.layers, len(self.modes) > 1).train()
+        batch = max(self.micro_batches) * 4
+        graph = capture(module, (torch.zeros(4, 256, 64),), batch=batch)
+        machine = Machine.adhoc(self.levels)
+        slow = tuple(replace(level, bandwidth=level.bandwidth / 50, latency_ns=200.0) for level in machine.levels)
+        machine = replace(machine, levels=slow, device=replace(machine.device, launch_ns=20.0))
+        fixed = {n.name: (row,) for n in graph.nodes for end, row in self.fixed if n.name.endswith(end)}
+        every, modes = distinct(placements(self.levels)), self.modes
+        return Question(graph, machine, batch, every, self.micro_batches, "float32", "adam", fixed, recompute=modes)
+
+    def space(self, machine: Machine) -> Space:
+        """Meshes of one axis, so that all that they allow can be looked at."""
+        none = (1,) * len(self.levels)
+        every = [row for row in (none, *rows(self.levels)) if prod(row) in self.stages]
+        inner = {row: distinct(placements(stage_machine(machine, row).hierarchy)) for row in every}
+        flat = {row: tuple(p for p in places if len(p.sizes) == 1) for row, places in inner.items()}
+        return Space(flat, self.schedule, self.chunks)
+
+
+Make: TypeAlias = Callable[[dict[int, int]], Plan]
+
+
+def all_of(found: Encoding, decided: dict[int, int], make: Make, rng: random.Random) -> tuple[Ints, Ints]:
+    """Time and memory of every assignment of a stage that has the decided options, by prices of plans."""
+    network, known = found.network, dict[tuple[tuple[int, int], ...], Ints]()
+    sizes = [1 if v in decided else len(x.cost) for v, x in enumerate(network.variables)]
+    tables = [v.cost for v in network.variables] + [e.cost for e in network.edges]
+    assert all(int(table.max()) < INFINITE for table in tables), "all can be combined"
+
+    def price(changed: dict[int, int]) -> Ints:
+        key = tuple(sorted((v, o) for v, o in changed.items() if o))
+        if key not in known:
+            cost = priced(make(decided | dict(key)))
+            known[key] = np.array([cost.objective_ns, cost.memory_bytes])
+        return known[key]
+
+    def placed(table: Any, *variables: int) -> Ints:
+        return np.array(table).reshape(*(size if v in variables else 1 for v, size in enumerate(sizes)), 2)
+
+    none = price({})
+    alone = [[price({v: o}) - none for o in range(size)] for v, size in enumerate(sizes)]
+    total = np.zeros((*sizes, 2), dtype=np.int64) + none
+    for v, table in enumerate(alone):
+        total += placed(table, v)
+    for u, v in {(min(e.u, e.v), max(e.u, e.v)) for e in network.edges}:
+        if sizes[u] > 1 < sizes[v]:
+            options = product(range(sizes[u]), range(sizes[v]))
+            total += placed([price({u: a, v: b}) - none - alone[u][a] - alone[v][b] for a, b in options], u, v)
+    for _ in range(20):
+        drawn = tuple(rng.randrange(size) for size in sizes)
+        assert (total[drawn] == price(dict(enumerate(drawn)))).all(), drawn
+    return total[..., 0], total[..., 1]
+
+
+def front(q: Question, graph: PCG, row: Row, place: Placement, k: int, flight: int) -> Front:
+    """What a stage takes by what it needs, for every layout of its ends, whatever it computes again."""
+    machine, names = stage_machine(q.machine, row), {n.name for n in graph.nodes}
+    transfer = transfer_price(q.machine, row) if prod(row) > 1 else None
+    found = encode(
+        graph, machine, place, micro_batches=k, dtype=q.dtype, optimizer=q.optimizer, in_flight=flight,
+        fixed={name: own for name, own in q.fixed.items() if name in names}, transfer=transfer, recompute=q.recompute,
+    )  # fmt: skip
+    assert len(found.recompute) < 2, "where several segments run again, memory is no sum"
+    ends = [(n, found.operators[n][0]) for n, node in enumerate(found.pcg.nodes) if node.op in ("receive", "send")]
+
+    def make(changed: dict[int, int]) -> Plan:
+        taken = tuple(changed.get(v, 0) for v in range(len(found.network.variables)))
+        again = found.recomputed(taken)
+        return Plan(
+            graph, machine, place, k, choices(found, taken), q.dtype, q.optimizer,
+            recompute=again, in_flight=flight, transfer=transfer,
+        )  # fmt: skip
+
+    layouts = {
+        v: [make({v: o}).choices[n].output for o in range(len(found.network.variables[v].cost))] for n, v in ends
+    }
+    every: Front = {}
+    for mode in range(len(q.recompute) if found.recompute else 1):
+        decided = dict.fromkeys(found.recompute.values(), mode)
+        times, needs = all_of(found, decided, make, random.Random(mode))
+        for options in product(*(range(len(layouts[v])) for _, v in ends)):
+            at: list[Any] = [slice(None)] * times.ndim
+            for (_, v), o in zip(ends, options, strict=True):
+                at[v] = o
+            taken = {found.pcg.nodes[n].op: layouts[v][o] for (n, v), o in zip(ends, options, strict=True)}
+            letters = taken.get("receive"), taken.get("send")
+            every.setdefault(letters, []).extend(stairs(times[tuple(at)].ravel(), needs[tuple(at)].ravel()))
+    return {letters: stairs(*np.array(steps).T) for letters, steps in every.items()}
+
+
+def stairs(times: Ints, needs: Ints) -> list[tuple[int, int]]:
+    """The (time, need) that no other one is below in both, by growing need."""
+    order = np.lexsort((times, needs))
+    times, needs = times[order], needs[order]
+    best = np.minimum.accumulate(times)
+    first = np.concatenate([[True], best[1:] < best[:-1]])
+    return list(zip(times[first].tolist(), needs[first].tolist(), strict=True))
+
+
+def fronts(instance: Instance, q: Question) -> Iterator[tuple[Configuration, list[Front]]]:
+    """The stages of every configuration and every cut."""
+    space, last = instance.space(q.machine), len(boundaries(q.pcg)) - 1
+    known: dict[Hashable, Front] = {}
+    for row, places in space.placements.items():
+        for place, k in product(places, q.micro_batches):
+            chunks = instance.chunks if prod(row) > 1 else 1
+            made = Configuration(row, place.matrix, k, space.schedule, chunks)
+            graph = with_batch(q.pcg, q.batch // k)
+            for inner in combinations(range(1, last), made.stages - 1):
+                stages = []
+                for s, (a, b) in enumerate(pairwise((0, *inner, last))):
+                    flight = made.in_flight(s)
+                    key = row, place.matrix, k, a, b, flight
+                    if key not in known:
+                        known[key] = front(q, stage(graph, a, b).graph, row, place, k, flight)
+                    stages.append(known[key])
+                yield made, stages
+
+
+def least(configuration: Configuration, stages: list[Front], capacity: int) -> int | None:
+    """The least step with so many bytes a device, of which its stages have equal shares."""
+    chains: list[tuple[Layout | None, list[int]]] = [(None, [])]
+    for own in stages:
+        times = {
+            ends: min((ns for ns, need in steps if need <= capacity // configuration.chunks), default=None)
+            for ends, steps in own.items()
+        }
+        chains = [
+            (right, [*before, ns])
+            for letters, before in chains
+            for (left, right), ns in times.items()
+            if left == letters and ns is not None
+        ]
+    return min((configuration.step_ns(busy) for _, busy in chains), default=None)
+
+
+INSTANCES = {
+    "two devices": Instance(2, (2,), (1, 2), (1, 2)),
+    "two levels": Instance(2, (2, 2), (1, 2), (1, 2)),
+    "four devices": Instance(3, (4,), (2, 4), (2,)),
+    "eight devices": Instance(4, (2, 4), (4, 8), (4,)),
+    "computed again": Instance(2, (2, 2), (2, 4), (2,), MODES, (("mean", "d0"), *PAIRS)),
+    "gpipe": Instance(2, (4,), (2, 4), (2,), schedule="gpipe"),
+    "interleaved": Instance(4, (4,), (2, 4), (2,), schedule="interleaved", chunks=2),
+}
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_the_best_of_all_plans(name: str) -> None:
+    """Whatever memory a device has: too little for any plan, so much that no plan needs more, and all between."""
+    instance = INSTANCES[name]
+    question = instance.question()
+    every = list(fronts(instance, question))
+    needs = {
+        made.chunks * need for made, stages in every for own in stages for steps in own.values() for _, need in steps
+    }
+    bests: dict[int | None, int] = {}  # with so many bytes at the least
+    for capacity in sorted({min(needs) - 1, *needs}):
+        steps = [ns for made, stages in every if (ns := least(made, stages, capacity)) is not None]
+        bests.setdefault(min(steps, default=None), capacity)
+    assert None in bests and len(bests) > 2
+    again: set[str] = set()
+    for best, capacity in bests.items():
+        machine, reserved = question.machine, question.machine.device.reserved_bytes
+        limited = replace(machine, device=replace(machine.device, memory_bytes=capacity + reserved))
+        asked = replace(question, machine=limited)
+        found = search(asked, instance.space(limited), solver("auto"))
+        assert found.objective == best
+        if best is None:
+            assert found.status is Status.INFEASIBLE
+            continue
+        if name == "interleaved":  # which device has which stages is not known to the bound
+            assert 0.98 * best <= found.bound <= best
+        else:
+            assert (found.status, found.bound) == (Status.OPTIMAL, best)
+        assert found.configuration is not None
+        if found.configuration.devices > 1:
+            plan = pipelined(asked, found, {}, {}, None)
+            cost, again = priced_pipeline(plan), again | {*plan.recompute.values()}
+            assert cost.objective_ns == best and cost.memory_bytes <= capacity
+    assert again == ({"full"} if len(instance.modes) > 1 else set())
