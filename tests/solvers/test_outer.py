@@ -1,0 +1,242 @@
+"""The outer search against looking at every pipeline, placement and cut, all ends of stages solved by themselves.
+
+The same with every plan looked at: `tests/codegen/test_pipeline_exhaustive.py`, where layers are single products.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from partita.formulation.encode import encode
+from partita.formulation.network import INFINITE
+from partita.formulation.outer import in_flight, rows, step_ns
+from partita.formulation.placement import distinct, placements
+from partita.formulation.transfers import transfer_price
+from partita.model.batch import with_batch
+from partita.model.capture import capture
+from partita.model.machine import Machine, stage_machine
+from partita.model.pcg import PCG
+from partita.model.segments import MODES
+from partita.model.stages import boundaries, stage
+from partita.solvers.outer.search import OuterFound, Space, search
+from partita.solvers.parallel import Processes
+from partita.solvers.protocol import Limits, Progress, Status, solver
+from partita.solvers.question import Question
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.down(torch.relu(self.up(x)))
+        return x + y
+
+
+class Tower(nn.Module):
+    """Layers, of which a pipeline may be cut."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(width) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+class Tied(nn.Module):
+    """A table that is looked up in first and multiplied by last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2048, 256)
+        self.layers = nn.ModuleList([Layer(256)])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](self.table(ids))
+        scores: torch.Tensor = x @ self.table.weight.t()
+        return scores.logsumexp(-1).mean()
+
+
+MODELS: dict[str, tuple[Any, torch.Tensor]] = {
+    "short": (lambda: Tower(512, 2), torch.zeros(4, 256, 512)),
+    "tied": (Tied, torch.zeros(4, 64, dtype=torch.int64)),
+}
+
+
+def asked(name: str, levels: tuple[int, ...], memory: float, batch: int, modes: tuple[str, ...]) -> Question:
+    """A question on a machine whose devices have so many bytes for a plan."""
+    made, x = MODELS[name]
+    with torch.device("meta"):
+        module = made().train()
+    machine = Machine.adhoc(levels)
+    device = replace(machine.device, memory_bytes=int(memory) + machine.device.reserved_bytes, launch_ns=100.0)
+    slow = tuple(replace(level, bandwidth=level.bandwidth / 100, latency_ns=2000.0) for level in machine.levels)
+    graph = capture(module, (x,), batch=batch)
+    counts = tuple(k for k in range(1, batch + 1) if batch % k == 0)
+    places = distinct(placements(levels))
+    return Question(
+        graph, replace(machine, device=device, levels=slow), batch, places, counts, "float32", "adam", recompute=modes
+    )
+
+
+def everything(question: Question) -> Space:
+    none = (1,) * len(question.machine.levels)
+    found = {row: distinct(placements(stage_machine(question.machine, row).hierarchy)) for row in rows_of(question)}
+    return Space({none: question.placements} | found)
+
+
+def rows_of(question: Question) -> list[tuple[int, ...]]:
+    return list(rows(question.machine.hierarchy))
+
+
+def best_of_all(question: Question, space: Space) -> int | None:
+    """The least step, stage by stage, for all layouts of what crosses and of weights that stages have in common."""
+    q, least = question, None
+    last = len(boundaries(q.pcg)) - 1
+    for row, places in space.placements.items():
+        p = prod(row)
+        for place, k, inner in product(places, q.micro_batches, combinations(range(1, last), p - 1)):
+            bounds, graph = (0, *inner, last), with_batch(q.pcg, q.batch // k)
+            fronts = [
+                front(q, stage(graph, a, b).graph, row, place, k, in_flight("1f1b", p, 1, k, s) if p > 1 else 1)
+                for s, (a, b) in enumerate(pairwise(bounds))
+            ]
+            for taken in product(*fronts):
+                agree = all(a[1] == b[0] for a, b in pairwise(taken)) and len({t[2] for t in taken if t[2]}) < 2
+                if agree:
+                    step = step_ns(p, 1, k, [times[ends] for times, ends in zip(fronts, taken, strict=True)])
+                    least = step if least is None else min(least, step)
+    return least
+
+
+def front(q: Question, graph: PCG, row: Any, place: Any, k: int, flight: int) -> dict[Any, int]:
+    """The least time of a stage for every layout of its ends and of the weight that other stages have."""
+    found = encode(
+        graph, stage_machine(q.machine, row), place, micro_batches=k, dtype=q.dtype, optimizer=q.optimizer,
+        in_flight=flight, transfer=transfer_price(q.machine, row) if prod(row) > 1 else None, recompute=q.recompute,
+    )  # fmt: skip
+    sides: list[list[tuple[int, list[Any]]]] = [[], [], []]
+    for n, node in enumerate(graph.nodes):
+        if node.op in ("receive", "send"):
+            variable, domain = found.operators[n]
+            layouts = [domain.output_space.layout(int(code)) for code in domain.output]
+            sides[node.op == "send"].append((variable, layouts))
+        elif node.op == "parameter" and node.get("stages", 1) > 1:
+            variable, storage = found.weights[n]
+            sides[2].append((variable, [storage.space.layout(int(code)) for code in storage.codes]))
+    choices = [pair for side in sides for pair in side]
+    times: dict[Any, int] = {}
+    for letters in product(*(sorted(set(layouts)) for _, layouts in choices)):
+        variables = list(found.network.variables)
+        for (variable, layouts), letter in zip(choices, letters, strict=True):
+            cost = np.where([x == letter for x in layouts], variables[variable].cost, INFINITE)
+            variables[variable] = replace(variables[variable], cost=cost)
+        network = replace(found.network, variables=tuple(variables))
+        answer = solver("cpsat-plain" if choices else "auto").solve(network)
+        if answer.status is Status.OPTIMAL and answer.objective is not None:
+            cut = [len(side) for side in sides]
+            ends = letters[: cut[0]], letters[cut[0] : cut[0] + cut[1]], letters[cut[0] + cut[1] :]
+            times[ends] = answer.objective
+        else:
+            assert answer.status is Status.INFEASIBLE
+    return times
+
+
+MIB = 2**20
+PLAIN = ("none",)
+
+
+@pytest.mark.parametrize(
+    ("name", "levels", "memory", "counts", "modes", "pipelines_only", "expected"),
+    [
+        ("short", (2, 2), 24 * MIB, (4, 8), MODES, False, (0, 1, 2)),
+        ("short", (4,), 14 * MIB, (4, 8), MODES, True, (0, 1, 2)),
+        ("short", (2,), 16 * MIB, (8,), MODES, False, ()),
+        ("tied", (4,), 14 * MIB, (8,), MODES, True, (0, 2, 3)),
+    ],
+)
+def test_the_best_of_everything(
+    name: str,
+    levels: tuple[int, ...],
+    memory: float,
+    counts: tuple[int, ...],
+    modes: tuple[str, ...],
+    pipelines_only: bool,
+    expected: tuple[int, ...],
+) -> None:
+    question = replace(asked(name, levels, memory, counts[-1], modes), micro_batches=counts)
+    space = everything(question)
+    if pipelines_only:
+        space = Space({row: places for row, places in space.placements.items() if prod(row) > 1})
+    found = search(question, space, solver("auto"))
+    best = best_of_all(question, space)
+    assert (found.objective, found.bounds) == (best, expected)
+    assert found.status is (Status.INFEASIBLE if best is None else Status.OPTIMAL)
+
+
+class Backwards(Executor):
+    """Begins what it is given last first, when a result is asked for."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Any]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = Late(self)
+        self.waiting.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+
+class Late(Future[Any]):
+    def __init__(self, executor: Backwards) -> None:
+        super().__init__()
+        self.executor = executor
+
+    def result(self, timeout: float | None = None) -> Any:
+        while not self.done():
+            future, call = self.executor.waiting.pop()
+            future.set_result(call())
+        return super().result()
+
+
+def told(found: OuterFound) -> tuple[Any, ...]:
+    assignments = [assignment for _, assignment in found.stages]
+    return found.status, found.objective, found.bound, found.configuration, found.bounds, assignments, found.solved
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.05])
+def test_any_executor_gives_the_same(gap: float) -> None:
+    question = replace(asked("short", (4,), 14 * MIB, 8, MODES), micro_batches=(4, 8))
+    space, limits = everything(question), Limits(gap=gap)
+    alone = told(search(question, space, solver("auto"), limits))
+    with ThreadPoolExecutor(3) as threads, Processes(2) as processes:
+        for executor in (Backwards(), threads, processes):
+            assert told(search(question, space, solver("auto"), limits, executor)) == alone
+
+
+def test_an_interrupt_keeps_the_best() -> None:
+    question = replace(asked("short", (2, 2), 24 * MIB, 8, PLAIN), micro_batches=(4, 8))
+    space = everything(question)
+
+    def interrupt(news: Progress) -> None:
+        if news.incumbent is not None:
+            raise KeyboardInterrupt
+
+    found = search(question, space, solver("auto"), Limits(progress=interrupt))
+    best = search(question, space, solver("auto"))
+    assert found.interrupted and found.status is Status.FEASIBLE
+    assert found.objective is not None and best.objective is not None
+    assert found.bound <= best.objective <= found.objective
+    assert (best.status, best.bound) == (Status.OPTIMAL, best.objective)
