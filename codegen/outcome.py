@@ -42,6 +42,7 @@ def searched_space(question: Question, found: Found, rewritten: Rewritten | None
 def searched_outside(question: Question, among: Space, found: OuterFound) -> dict[str, Any]:
     """What was searched, pipelines too: the rows of the pipeline's axis, and what each leaves to a stage's mesh."""
     done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    ended = "interrupt" if found.interrupted else "gap" if found.near else "bound" if found.exhausted else "time"
     every = [p for places in among.placements.values() for p in places]
     pipelines = sorted({math.prod(row) * among.chunks for row in among.placements if math.prod(row) > 1})
     return {
@@ -59,7 +60,7 @@ def searched_outside(question: Question, among: Space, found: OuterFound) -> dic
         "options": found.options,
         "networks_solved": found.solved,
         "networks_kept": found.kept,
-        "limits_hit": [] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"],
+        "limits_hit": [] if done else [ended],
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..formulation.outer import rows
+from ..formulation.outer import admitted, rows
 from ..formulation.placement import Placement, Row, distinct, placements, reordered
 from ..formulation.transfers import transfer_price
 from ..model.batch import with_batch
@@ -16,7 +16,7 @@ from ..model.stages import boundaries, stage
 from ..solvers.outer.search import OuterFound, Space, search
 from ..solvers.parallel import Later, usable_cores
 from ..solvers.protocol import Limits, Solution, Solver, Status
-from ..solvers.question import Question, atom_sizes
+from ..solvers.question import Question, atom_sizes, check_batch
 from ..solvers.search import Found
 from .decode import choices, flops, report
 from .pipeline.plan import PipelinePlan
@@ -32,23 +32,53 @@ if TYPE_CHECKING:
 def space(graph: PCG, machine: Machine, settings: Settings, places: tuple[Placement, ...]) -> Space | None:
     """The pipelines to look at besides `places`, which have none; None where there are only these.
 
-    PartitaError: more stages than the model can be cut into, or than the machine can be divided into evenly.
+    PartitaError: more stages than the model can be cut into, or for no number of micro-batches; strategies that are
+    fixed for what the model has not.
     """
     cuts, chunks = len(boundaries(graph)) - 1, settings.chunks
     asked = settings.mesh is not None or settings.mapping is not None or settings.fix or settings.rules
-    if settings.stages == 1 or (settings.stages is None and (asked or cuts < 2)):
+    if settings.stages == 1 or (settings.stages is None and (asked or (cuts < 2 and chunks == 1))):
+        if chunks > 1:
+            raise PartitaError(f"{chunks} chunks are stages of a pipeline, but none is looked at: give stages too")
         return None
-    found = [row for row in rows(machine.hierarchy, settings.stages) if math.prod(row) * chunks <= cuts]
-    if settings.stages is not None and not found:
-        count, levels = settings.stages * chunks, "x".join(map(str, machine.hierarchy))
-        if count > cuts:
-            raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
-        raise PartitaError(f"{settings.stages} stages: {levels} devices cannot be divided so; no level has that factor")
+    every = divisions(machine, settings.stages)
+    found = [row for row in every if math.prod(row) * chunks <= cuts]
+    if not found and (settings.stages is not None or chunks > 1):
+        count = (settings.stages or 2) * chunks
+        raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
+    counts = check_batch(settings.batch, settings.micro_batches)
+    found = [row for row in found if admitted(settings.schedule, math.prod(row), counts)]
+    if not found and chunks > 1:
+        raise PartitaError(
+            f"interleaved stages need a multiple of {settings.stages or 2} micro-batches, a batch of {settings.batch} "
+            f"has {', '.join(map(str, counts))}"
+        )
+    unknown = [name for name, _ in settings.fix if name not in {node.name for node in graph.nodes}]
+    if unknown:
+        raise PartitaError(f"no node is named {unknown[0]!r}")
     sizes = atom_sizes(graph, settings.batch, (1,))
-    inner = {row: distinct(placements(stage_machine(machine, row).hierarchy, mesh=settings.mesh)) for row in found}
-    every = {row: reordered(own, sizes) for row, own in inner.items()}
+    inner = {row: reordered(_inner(machine, row, settings.mesh), sizes) for row in found}
     none: dict[Row, tuple[Placement, ...]] = {(1,) * len(machine.hierarchy): places} if settings.stages is None else {}
-    return Space(none | every, settings.schedule, chunks)
+    return Space(none | inner, settings.schedule, chunks)
+
+
+def divisions(machine: Machine, stages: int | None) -> list[Row]:
+    """The ways to divide a machine for a pipeline of so many parts, or of any; PartitaError: there are none for it."""
+    found = list(rows(machine.hierarchy, stages))
+    if stages is not None and not found:
+        known = sorted({math.prod(row) for row in rows(machine.hierarchy)})
+        levels, others = "x".join(map(str, machine.hierarchy)), ", ".join(map(str, known))
+        raise PartitaError(f"{stages} stages: {levels} devices can be divided for {others or 1} stages only")
+    return found
+
+
+def inside(machine: Machine, stages: int, mesh: tuple[int, ...] | None) -> tuple[Placement, ...]:
+    """The meshes that a stage may have, wherever the pipeline lies."""
+    return tuple(dict.fromkeys(p for row in divisions(machine, stages) for p in _inner(machine, row, mesh)))
+
+
+def _inner(machine: Machine, row: Row, mesh: tuple[int, ...] | None) -> tuple[Placement, ...]:
+    return distinct(placements(stage_machine(machine, row).hierarchy, mesh=mesh))
 
 
 def search_all(question: Question, among: Space, backend: Solver, limits: Limits, settings: Settings) -> OuterFound:

@@ -93,11 +93,19 @@ class PlanRequest:
             _check_sizes("--mesh", self.mesh, MAX_AXES)
         if self.mesh is not None and len(self.mesh) > 1 and 1 in self.mesh:
             raise PartitaError(f"--mesh {_times(self.mesh)}: an axis of size 1 splits nothing; leave it out")
-        if self.mesh is not None and self.hierarchy is not None and math.prod(self.mesh) != math.prod(self.hierarchy):
+        stages = check_stages(self.stages) or 1
+        if (
+            self.mesh is not None
+            and self.hierarchy is not None
+            and math.prod(self.mesh) * stages != math.prod(self.hierarchy)
+        ):
             raise PartitaError(
-                f"--mesh {_times(self.mesh)} has {math.prod(self.mesh)} ranks, "
-                f"--hierarchy {_times(self.hierarchy)} has {math.prod(self.hierarchy)} devices"
+                f"--mesh {_times(self.mesh)} has {math.prod(self.mesh)} ranks"
+                + (f" in each of {stages} stages" if stages > 1 else "")
+                + f", --hierarchy {_times(self.hierarchy)} has {math.prod(self.hierarchy)} devices"
             )
+        if self.chunks > 1 and self.stages in (1, "1"):
+            raise PartitaError(f"--chunks {self.chunks} are stages of a pipeline, which --stages 1 excludes")
         dtypes = [] if self.dtype is None else self.dtype.split(",")
         for option, choice, choices in (
             *(("--dtype", dtype.strip(), DTYPES) for dtype in dtypes),
@@ -111,7 +119,6 @@ class PlanRequest:
             raise PartitaError(f"--batch {self.batch} does not divide into --micro-batches {self.micro_batches}")
         check_seconds(self.time_limit)
         check_gap(self.gap)
-        check_stages(self.stages)
         check_schedule(self.schedule, self.chunks)
         if self.workers is not None:
             _check_count("--workers", self.workers, MAX_WORKERS)

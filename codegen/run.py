@@ -35,7 +35,7 @@ from .decode import report
 from .dtypes import best_of, named
 from .outcome import searched_outside, searched_space, without_plan
 from .pipeline.plan import PipelinePlan
-from .pipelined import pipelined, space
+from .pipelined import inside, pipelined, space
 from .plan import Plan
 from .price import priced
 from .program.micro import divided
@@ -287,6 +287,7 @@ def plan_graph(
         offload=bool(settings.offload),
     )  # fmt: skip
     if settings.save_network:
+        _without_stages("--save-network", settings)
         _save_network(question, settings.save_network)
     _tell(progress, f"searching {len(places)} placements of {len({p.sizes for p in places})} meshes")
     limits = Limits(settings.time_limit or float("inf"), cutoff, progress, settings.gap)
@@ -396,7 +397,10 @@ def _placements(machine: Machine, settings: Settings) -> tuple[Placement, ...]:
     if settings.mapping is not None:
         if settings.mesh is not None:
             raise PartitaError("a mesh and a machine mapping both fix the axes; give one of them")
+        _without_stages("--mapping", settings)
         places: tuple[Placement, ...] = (without_ones(mapped(settings.mapping, machine.hierarchy)),)
+    elif settings.stages is not None and settings.stages > 1:
+        places = inside(machine, settings.stages, settings.mesh)
     else:
         places = distinct(placements(machine.hierarchy, mesh=settings.mesh))
     counts = {s.count(",") + 1 for _, s in settings.fix if "," in s}
@@ -438,6 +442,12 @@ def _fixed(fix: tuple[tuple[str, str], ...], places: tuple[Placement, ...]) -> d
             f"--fix gives {len(next(iter(wishes.values())))} strategies, one an axis of the mesh: fix that too (--mesh)"
         )
     return wishes
+
+
+def _without_stages(option: str, settings: Settings) -> None:
+    """PartitaError: the option has no meaning for the stages that are asked for."""
+    if settings.stages is not None and settings.stages > 1:
+        raise PartitaError(f"{option} is of plans without a pipeline; leave out --stages {settings.stages}")
 
 
 def _save_network(question: Question, path: str) -> None:

@@ -87,6 +87,11 @@ def in_flight(schedule: str, devices: int, chunks: int, micro_batches: int, stag
     return _peaks(devices, chunks, min(micro_batches, 3 * devices))[stage]  # the same groups again and again from there
 
 
+def admitted(schedule: str, devices: int, micro_batches: Sequence[int]) -> tuple[int, ...]:
+    """The numbers of micro-batches that a schedule can run: interleaved, groups of as many as there are devices."""
+    return tuple(k for k in micro_batches if schedule != "interleaved" or k % devices == 0)
+
+
 def step_ns(devices: int, chunks: int, micro_batches: int, busy_ns: Sequence[int]) -> int:
     """The predicted step of stages that are busy so long, given in the model's order: stage s lies on device s mod p.
 

@@ -67,7 +67,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         return Planned()
 
     play("partita.codegen.run", plan=plan)
-    options = "--small --machine cpu --hierarchy 2x4 --mesh 4x2 --batch 8 --sequence 16 --dtype float64 --optimizer sgd"
+    options = "--small --machine cpu --hierarchy 2x8 --mesh 4x2 --batch 8 --sequence 16 --dtype float64 --optimizer sgd"
     more = "--solver cpsat --time-limit 2.5 --gap 0.05 --fix a=b --fix c=d=e --allow-unknown --micro-batches 4"
     code, out, _ = partita(
         "plan",
@@ -81,6 +81,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "--cache",
         "kept",
         *["--stages", "2", "--schedule", "interleaved", "--chunks", "3", "--workers", "5", "--recompute", "full"],
+        "--offload",
     )
     assert (code, out) == (0, "the plan\n")
     (request,) = seen
@@ -89,7 +90,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "small": True,
         "machine": "cpu",
         "nodes": None,
-        "hierarchy": (2, 4),
+        "hierarchy": (2, 8),
         "mesh": (4, 2),
         "batch": 8,
         "sequence": 16,
@@ -113,6 +114,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "chunks": 3,
         "workers": 5,
         "recompute": "full",
+        "offload": True,
     }
 
 

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from ...formulation.encoding import Encoding
 from ...formulation.network import INFINITE
-from ...formulation.outer import Configuration
+from ...formulation.outer import Configuration, admitted
 from ...formulation.placement import Placement, Row
 from ...model.errors import PartitaError
 from ..parallel import Serial, in_order
@@ -55,7 +55,7 @@ class OuterFound:
 
     `stages` are the networks of the plan's stages with their assignments, `asked` the configurations of which any part
     was solved, `solved` and `kept` the networks, those kept from before among them; `solving` the part of the seconds
-    in which networks were solved.
+    in which networks were solved. `exhausted`: there was nothing left to ask, whatever is proved.
     """
 
     status: Status
@@ -75,6 +75,7 @@ class OuterFound:
     near: bool = False
     interrupted: bool = False
     left_out: int = 0
+    exhausted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -151,13 +152,16 @@ class _Search:
         """Every configuration, with the bound that its arithmetic gives."""
         space, axes = self.space, quick_axes(self.whole.question, plain=False)
         for row, places in space.placements.items():
-            for placement in places if prod(row) * space.chunks < self.whole.count else ():
+            p = prod(row)
+            order = (space.schedule, space.chunks) if p > 1 else ("1f1b", 1)
+            counts = admitted(order[0], p, self.whole.question.micro_batches)
+            for placement in places if p * order[1] < self.whole.count and counts else ():
                 if len(placement.sizes) > axes:
                     self.left_out += 1
                     continue
                 family = self.families.setdefault((row, placement.matrix), {})
-                for k in self.whole.question.micro_batches:
-                    made = Configuration(row, placement.matrix, k, space.schedule, space.chunks)
+                for k in counts:
+                    made = Configuration(row, placement.matrix, k, *order)
                     family[k] = _Candidate(made, State(bound=_even(self.whole, made)))
 
     # What is asked next
@@ -260,7 +264,8 @@ class _Search:
         states = [c.state for c in everything]
         worked, seconds = sum(s.seconds for s in states), time.monotonic() - self.start
         refusals = [s.refusal for s in states if s.refusal]
-        if refusals and objective is None and not any(s.options for s in states):
+        missing = min((s.missing for s in states if s.missing is not None), default=None)
+        if refusals and status is Status.INFEASIBLE and missing is None:
             raise PartitaError(refusals[0])
         return OuterFound(
             status,
@@ -276,10 +281,11 @@ class _Search:
             sum(s.kept for s in states),
             max((s.options for s in states), default=0),
             seconds * sum(s.solving for s in states) / worked if worked else 0.0,
-            min((s.missing for s in states if s.missing is not None), default=None),
+            missing,
             objective is not None and bound >= self.reach,
             self.interrupted,
             self.left_out,
+            not self.interrupted and self.left() > 0,
         )
 
     def _decoded(self, configuration: Configuration, stages: Stages) -> Iterator[tuple[Encoding, tuple[int, ...]]]:

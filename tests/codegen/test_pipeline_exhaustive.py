@@ -195,9 +195,10 @@ def fronts(instance: Instance, q: Question) -> Iterator[tuple[Configuration, lis
     space, last = instance.space(q.machine), len(boundaries(q.pcg)) - 1
     known: dict[Hashable, Front] = {}
     for row, places in space.placements.items():
-        for place, k in product(places, q.micro_batches):
-            chunks = instance.chunks if prod(row) > 1 else 1
-            made = Configuration(row, place.matrix, k, space.schedule, chunks)
+        pipe = prod(row) > 1
+        counts = [k for k in q.micro_batches if instance.chunks == 1 or not pipe or k % prod(row) == 0]
+        for place, k in product(places, counts):
+            made = Configuration(row, place.matrix, k, *((space.schedule, space.chunks) if pipe else ()))
             graph = with_batch(q.pcg, q.batch // k)
             for inner in combinations(range(1, last), made.stages - 1):
                 stages = []
@@ -233,8 +234,8 @@ INSTANCES = {
     "four devices": Instance(3, (4,), (2, 4), (2,)),
     "eight devices": Instance(4, (2, 4), (4, 8), (4,)),
     "computed again": Instance(2, (2, 2), (2, 4), (2,), MODES, (("mean", "d0"), *PAIRS)),
-    "gpipe": Instance(2, (4,), (2, 4), (2,), schedule="gpipe"),
-    "interleaved": Instance(4, (4,), (2, 4), (2,), schedule="interleaved", chunks=2),
+    "gpipe": Instance(2, (4,), (4,), (1, 2), schedule="gpipe"),
+    "interleaved": Instance(4, (4,), (1, 2, 4), (2,), schedule="interleaved", chunks=2),
 }
 
 
