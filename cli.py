@@ -108,7 +108,7 @@ def plan(
     solver: Solver = "auto",
     time_limit: TimeLimit = None,
     gap: Gap = 0.0,
-    fix: Annotated[list[str] | None, typer.Option(metavar="NAME=STRATEGY", help="Fix a node; repeatable.")] = None,
+    fix: Annotated[list[str] | None, typer.Option(metavar="NAME=ROW", help="Fix a node's strategy; repeatable.")] = None,
     allow_unknown: Annotated[
         bool, typer.Option("--allow-unknown", help="Run operators without rules unsplit instead of refusing them.")
     ] = False,
@@ -130,8 +130,12 @@ def plan(
         Path | None,
         typer.Option(parser=_path, metavar="FILE", help="Rewrite by these rules instead of the planner's; all proved."),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rewrite-rounds", min=1, help="Rounds of rewriting at the most.")] = 4,
-    enodes: Annotated[int, typer.Option("--rewrite-nodes", min=1, help="E-nodes at which rewriting ends.")] = 20_000,
+    rounds: Annotated[
+        int, typer.Option("--rewrite-rounds", min=1, metavar="N", help="Rounds of rewriting at the most.")
+    ] = 4,
+    enodes: Annotated[
+        int, typer.Option("--rewrite-nodes", min=1, metavar="N", help="E-nodes at which rewriting ends.")
+    ] = 20_000,
     save_network: Annotated[
         Path | None,
         typer.Option(parser=_path, metavar="FILE", help="Keep the first placement's cost network: .json, .json.gz."),
