@@ -108,7 +108,7 @@ def plan(
     solver: Solver = "auto",
     time_limit: TimeLimit = None,
     gap: Gap = 0.0,
-    fix: Annotated[list[str] | None, typer.Option(metavar="NAME=ROW", help="Fix a node's strategy; repeatable.")] = None,
+    fix: Annotated[list[str] | None, typer.Option(metavar="NAME=ROW", help="Fix a node; repeatable.")] = None,
     allow_unknown: Annotated[
         bool, typer.Option("--allow-unknown", help="Run operators without rules unsplit instead of refusing them.")
     ] = False,
