@@ -229,9 +229,9 @@ def least(configuration: Configuration, stages: list[Front], capacity: int) -> i
 
 
 INSTANCES = {
-    "two devices": Instance(2, (2,), (1, 2), (1, 2)),
+    "two devices": Instance(2, (2,), (2,), (1, 2)),
     "two levels": Instance(2, (2, 2), (1, 2), (1, 2)),
-    "four devices": Instance(3, (4,), (2, 4), (2,)),
+    "four devices": Instance(3, (4,), (4,), (2,)),
     "eight devices": Instance(4, (2, 4), (4, 8), (4,)),
     "computed again": Instance(2, (2, 2), (2, 4), (2,), MODES, (("mean", "d0"), *PAIRS)),
     "gpipe": Instance(2, (4,), (4,), (1, 2), schedule="gpipe"),
