@@ -6,6 +6,7 @@ that shares none of its encoding. Every kernel and every collective is one item 
 
 from __future__ import annotations
 
+from ..formulation.weights import passing
 from ..model.operator import operator
 from ..model.sparse import sparse_tables
 from .beside import slowest
@@ -47,7 +48,6 @@ class _Pricing(Weights):
                         self.stay("activations", use.node, self.kept_bytes(use))
         moving = (i for i in self.graph.of("parameter") if i not in sparse_tables(self.graph))
         largest = max((self.graph.nodes[i].numel for i in moving), default=0)
-        if self.plan.ranks > 1:
-            self.hold("reserve", -1, 2 * largest * self.precision.itemsize("float32"))
+        self.hold("reserve", -1, passing(self.plan.ranks, self.k) * largest * self.precision.itemsize("float32"))
         self.recomputed()
         return slowest(self.plan, self.classes, self.result)

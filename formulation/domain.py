@@ -22,6 +22,7 @@ from .special import Situation, lies_apart, part_of, special_strategy
 from .special.balance import Balance, Spread
 from .special.levelling import levelled
 from .strategy import row_names, rows
+from .transfers import messages
 from .transition import Codes, Space, Transitions, space
 
 Array = npt.NDArray[np.int64]
@@ -162,18 +163,21 @@ def domain(
     forward, time, kept = forward + sent[0], time + sent[0] + sent[1] * this.gradient, sent[2] * this.gradient
     if this.gradient and made.any():
         kept = kept + made * items[0]
-    saved = entry.saved if this.gradient else ()
+    saved = entry.kept(this, sources)
     for name in saved:
         if name == "y":
             kept = kept + output_space.numel[output] * precision.itemsize(this.dtype)
         elif name in ("mask", "noise"):
-            kept = kept + input_spaces[0].numel[inputs[0]] * items[0]
+            item = items[0] if name == "noise" else ITEMSIZE["bool"]
+            kept = kept + input_spaces[0].numel[inputs[0]] * item
         elif name == "indices":
             kept = kept + output_space.numel[output] * ITEMSIZE["int64"]
     transient = np.zeros(len(choice), dtype=np.int64)
     for _ in range(LOSS_TRANSIENTS.get(this.op, 0)):
         item = ITEMSIZE["float32"] + (items[0] if precision.narrow else 0)
         transient = transient + input_spaces[0].numel[inputs[0]] * item
+    if entry.transfer:
+        transient = messages(this.gradient) * output_space.numel[output] * precision.itemsize(this.dtype)
     names = entry.named(this)
     # Losses compute in float32 at least, and keep that copy.
     kept_items = tuple(ITEMSIZE["float32"] if this.op in LOSS_TRANSIENTS and i < 4 else i for i in items)
@@ -191,7 +195,7 @@ def domain(
         tuple(n in saved for n in names),
         tuple(copied),
         kept_items,
-        np.full(len(choice), bool({"y", "mask", "noise"} & {*saved}) or (this.gradient and this.op in LOSS_TRANSIENTS)),
+        np.full(len(choice), bool({"y", "noise"} & {*saved}) or (this.gradient and this.op in LOSS_TRANSIENTS)),
     )
 
 

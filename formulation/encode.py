@@ -47,6 +47,7 @@ from .weights import (
     exchange_ns,
     looked_up_bytes,
     looked_up_ns,
+    passing,
     per_step_ns,
     scatter_ns,
     storage,
@@ -218,12 +219,11 @@ class _Encoder(Modal):
         return [n.name for n in self.pcg.nodes if n.op not in ("input", "parameter", "buffer")]
 
     def _fixed_bytes(self) -> int:
-        """Whole buffers, and room for the largest weight that is gathered for a moment, and its gradient."""
+        """Whole buffers, and room for the largest weight and its gradient, for a moment."""
         changed = {i for i, (reader, _) in updated(self.pcg).items() if not self.classes.constant[reader]}
         buffers = [self.pcg.nodes[i] for i in self.pcg.of("buffer") if i not in changed]
         held = sum(n.numel * self.precision.buffer_itemsize(n.dtype) for n in buffers)
-        largest = 0 if self.placement.devices == 1 else self._largest
-        return held + 2 * largest * self.precision.itemsize("float32")
+        return held + passing(self.placement.devices, self.k) * self._largest * self.precision.itemsize("float32")
 
     @cached_property
     def _largest(self) -> int:

@@ -26,6 +26,15 @@ def transfer_price(machine: Machine, row: tuple[int, ...]) -> CollectivePrice:
     return exchange_price(machine, Reduction(of_rows((row, inner)), (0,)), "send")
 
 
+def messages(gradient: bool) -> int:
+    """How often a stage holds a tensor that it is handed or hands on, besides what backward needs.
+
+    Messages on their way, the last but two of which is waited for, and the gradient's. A stage between two others has
+    them on both sides, half of the former on each.
+    """
+    return 2 + gradient
+
+
 def exchanged_bytes(size_bytes: NDArray[np.int64], stages: int) -> NDArray[np.int64]:
     """Bytes that a device sends of a gradient so that each of the stages that have the weight has its sum: a ring."""
     sent: NDArray[np.int64] = -(-2 * (stages - 1) * size_bytes // stages)

@@ -94,6 +94,15 @@ SHARDS = ((False, False), (True, False), (True, True))
 """Whether states are sharded, and whether gradients are too: data parallelism, ZeRO-1, ZeRO-2."""
 
 
+def passing(ranks: int, micro_batches: int) -> int:
+    """Tensors as large as the largest weight for which there must be room, for a moment.
+
+    Of several ranks, the weight as it is gathered and its gradient; of one, its gradient in a micro-batch, which is
+    added to that of those before.
+    """
+    return 2 if ranks > 1 else int(micro_batches > 1)
+
+
 LEAST = 64
 """Weights below this part of the largest are neither scattered nor offloaded: so few bytes only blur the choice."""
 

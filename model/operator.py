@@ -24,7 +24,8 @@ class Operator:
     `operands` names the inputs in order as the notation does; those in `optional` may be missing at the end (or are
     selected by the attribute `operands`). `view`: the output is the input's elements in row-major order under another
     shape, so layouts pass through and nothing is computed. `saved` lists what autograd keeps: operand names, `y`,
-    `mask`, `noise`, and `indices`, an int64 for every element of the output.
+    `mask`, a byte for every element of the first operand, `noise`, and `indices`, an int64 for every element of the
+    output; `saved_for` pairs such an operand with the one without whose gradient it is not kept after all.
     `emit` is PyTorch source with operand names and attributes in braces, or a function that returns it. `creates`: a
     constant made from the attributes alone, whole on every rank. `passes`: bytes moved relative to reading the inputs
     and writing the output once (0: a view of memory). `scratch`: elements that the backward writes and reads
@@ -41,6 +42,7 @@ class Operator:
     notation: NodeNotation = ""
     emit: str | Callable[[Node, Sequence[str]], str] = ""
     saved: tuple[str, ...] = ()
+    saved_for: tuple[tuple[str, str], ...] = ()
     flops: Callable[[Node, tuple[Node, ...]], int] | None = None
     scratch: Callable[[Node, tuple[Node, ...]], int] | None = None
     split: Callable[[Node, tuple[Node, ...], str, float], tuple[float, int]] | None = None
@@ -63,6 +65,14 @@ class Operator:
         if len(names) != len(node.inputs):
             raise ValueError(f"{self.name} takes {len(self.operands)} inputs, not {len(node.inputs)}")
         return names
+
+    def kept(self, node: Node, inputs: tuple[Node, ...]) -> tuple[str, ...]:
+        """What of `saved` autograd keeps of a node, whose inputs have gradients or not."""
+        if not node.gradient:
+            return ()
+        given = {name for name, source in zip(self.named(node), inputs, strict=True) if source.gradient}
+        needless = {name for name, other in self.saved_for if other not in given}
+        return tuple(name for name in self.saved if name not in needless)
 
     def semantics(self, node: Node, inputs: tuple[Node, ...]) -> Notation:
         """The notation of this node, instantiated to its shapes. Raises ValueError where shapes do not fit."""

@@ -171,12 +171,11 @@ def _keeps(pcg: PCG, inside: Collection[int]) -> bool:
     results = {_shown(pcg, i) for i in inside if not set(pcg.consumers[i]) <= set(inside)}
     for index in inside:
         node = pcg.nodes[index]
-        if not node.gradient:
-            continue
         entry = operator(node.op)
+        saved = entry.kept(node, tuple(pcg.nodes[i] for i in node.inputs))
         named = zip(entry.named(node), node.inputs, strict=True)
-        kept = {_shown(pcg, i) for name, i in named if name in entry.saved} | ({index} if "y" in entry.saved else set())
-        if (kept & set(inside)) - results or {"mask", "noise", "indices"} & set(entry.saved):
+        kept = {_shown(pcg, i) for name, i in named if name in saved} | ({index} if "y" in saved else set())
+        if (kept & set(inside)) - results or {"mask", "noise", "indices"} & {*saved}:
             return True
     return False
 

@@ -10,6 +10,7 @@ from ...formulation.domain import LOSS_TRANSIENTS
 from ...formulation.row import Row
 from ...formulation.special import Part, Situation, part_of, special_strategy
 from ...formulation.strategy import rows_taken
+from ...formulation.transfers import messages
 from ...model.cost import ITEMSIZE, backward_factor
 from ...model.layout import COLLECTIVES, Action, R, atom_of, is_split, largest_part
 from ...model.operator import operator
@@ -70,11 +71,12 @@ class Operators(Moves):
                 made = entry.split(node, sources, name, part)[1]
                 self.save("activations", index, made * self.item(node.inputs[0]))
         first = self.numel(node.inputs[0], choice.inputs[0]) if node.inputs else 0
-        for name in entry.saved:
+        for name in entry.kept(node, sources):
             if name == "y" and not given:
                 self.save("activations", index, own)
             elif name in ("mask", "noise"):
-                self.save("activations", index, first * self.item(node.inputs[0]))
+                item = self.item(node.inputs[0]) if name == "noise" else ITEMSIZE["bool"]
+                self.save("activations", index, first * item)
             elif name == "indices":
                 self.save("activations", index, self.numel(index, choice.output) * ITEMSIZE["int64"])
         if node.op in LOSS_TRANSIENTS:
@@ -85,6 +87,7 @@ class Operators(Moves):
         """A tensor from one stage of a pipeline to the next, and its gradient back."""
         node = self.graph.nodes[index]
         ns = self.moves.transfer.ns(size_bytes)
+        self.hold("reserve", index, messages(node.gradient) * size_bytes)
         phases: tuple[Phase, ...] = ("forward", "backward") if node.gradient else ("forward",)
         for phase in phases:
             new = Item("conversions", node.op, phase, index, index, Slot.KERNEL, ns, self.k, (), size_bytes)
@@ -161,7 +164,7 @@ class Operators(Moves):
     def saves_output(self, index: int) -> bool:
         """Whether what an operator keeps for its backward is, or stands for, what it gives."""
         node = self.graph.nodes[index]
-        saved = {"y", "mask", "noise"} & {*operator(node.op).saved} or node.op in LOSS_TRANSIENTS
+        saved = {"y", "noise"} & {*operator(node.op).saved} or node.op in LOSS_TRANSIENTS
         return node.gradient and bool(saved)
 
     def stays(self, index: int) -> bool:
@@ -211,8 +214,8 @@ class Operators(Moves):
 
     def saves(self, use: Use) -> bool:
         node = self.graph.nodes[use.node]
-        entry = operator(node.op)
-        return node.gradient and entry.named(node)[use.operand] in entry.saved
+        entry, sources = operator(node.op), tuple(self.graph.nodes[i] for i in node.inputs)
+        return entry.named(node)[use.operand] in entry.kept(node, sources)
 
     def kept_bytes(self, use: Use) -> int:
         """Bytes of an input as its consumer keeps it; a loss keeps a float32 copy."""

@@ -18,7 +18,7 @@ from ...model.operator import operator
 from ...model.operators.attention import attend
 from ...model.operators.loss import LOSSES
 from ...model.pcg import Node
-from . import groups, lookups, losses, norms
+from . import groups, lookups, losses, norms, regathering
 from .moves import Local
 from .regathering import kept_whole
 from .sites import Rule, Site, dtype_text, full_precision, literal, numbers_text, whole_text
@@ -258,6 +258,7 @@ RULES: dict[str, Rule] = {
     **lookups.RULES,
     **losses.RULES,
     **norms.RULES,
+    **regathering.RULES,
     "view": _view,
     "permute": _permute,
     "expand": _expand,

@@ -29,7 +29,7 @@ RESERVED = frozenset(
     "whole whole_of own_part sys zlib weakref refuse make_axis learning_rate buckets make_optimizer initialize "
     "whole_weights whole_gradients train_step synthetic samples micro shard "
     "side_by_side reordered traded tied Tied Pieces Gathered Place linear_relu LinearReLU "
-    "reshaped contracted Contraction toward recomputed Recomputed checkpoint keeps mode modes".split()
+    "reshaped contracted Contraction toward taken Taken recomputed Recomputed checkpoint keeps mode modes".split()
 )
 _CHAIN = ("convert", "view", "unary")
 _ARITHMETIC = ("add", "sub", "mul", "div", "cat", "where")

@@ -26,10 +26,13 @@ def _lookup(site: Site, names: Sequence[str]) -> str:
         more[1] = f"{enclosed(more[1])}.to({table}.dtype)"
     if not any(site.source(0).splits(a) for a in known.of_dim(dim)):
         assert callable(entry.emit)
+        if node.op == "gather" and node.gradient:
+            site.used.helpers.add("taken")
+            return f"taken({table}, {dim}, {more[0]})"
         method = "dim" in dict(node.attributes)  # of the tensor, which may be an expression
         return entry.emit(node, [enclosed(table) if method else table, *more]) + cast
     helper = _HELPERS[node.op]
-    site.used.helpers |= {helper, "among", "positions"}
+    site.used.helpers |= {helper, "among", "positions"} | ({"taken"} if node.op == "gather" else set())
     shape, cuts = whole_text(known, site.inputs[0], [dim], site)
     rows = f"positions({shape}, {cuts}, {more[0]}.device)"
     arguments = [table, str(dim), *more, rows] if "dim" in dict(node.attributes) else [more[0], table, rows, *more[1:]]

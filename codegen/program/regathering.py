@@ -1,9 +1,10 @@
-"""Operators on weights that backward gathers again, where autograd might keep a copy of the weight instead.
+"""Operators of which autograd might keep a copy of an operand: of a weight that backward gathers again, of any other.
 
 Whether a product copies its operands, and a reshape its input, follows from sizes and strides. Where parts are of
 unequal size ranks would differ: those that keep a copy do not gather again, and the others would wait for them for
 ever. And a copy would stay in memory until backward, where the plan counts nothing. So a product keeps its operands as
-they are, and what is made of a weight alone, view or copy, is forgotten with it and made again from it.
+they are, and what is made of a weight alone, view or copy, is forgotten with it and made again from it. Nor does a
+product copy other operands to keep them: those that read them too keep them as they are.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from ...model.operator import operator
 from .moves import Used
-from .sites import Site
+from .sites import Rule, Site
+from .text import enclosed
 
 VIEWS = ("view", "permute", "expand", "contiguous", "slice", "part", "detach", "to")
 """Operators that may show the memory of their input."""
@@ -62,6 +65,39 @@ def _matmul(site: Site, names: Sequence[str], line: Line) -> str:
 
 _BATCH = "abcdefgh"
 PRODUCTS = {"einsum": _einsum, "matmul": _matmul}
+
+
+def copied(equation: str) -> bool:
+    """Whether a product of two operands copies one: a product of matrices joins letters that lie apart in it."""
+    sources, _, output = equation.partition("->")
+    terms = sources.split(",")
+    if len(terms) != 2:
+        return False
+    order = {letter: place for place, letter in enumerate([*output, *sorted({*sources} - {*output, ","})])}
+    for term, other in (terms, terms[::-1]):
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for place, letter in sorted(enumerate(term), key=lambda pair: order[pair[1]]):
+            groups.setdefault((letter in other, letter in output), []).append(place)
+        if any(places != list(range(places[0], places[0] + len(places))) for places in groups.values()):
+            return True
+    return False
+
+
+def _product(site: Site, names: Sequence[str]) -> str:
+    """A product that keeps its operands as they are, for others keep them too."""
+    equation = site.node["equation"]
+    if site.node.gradient and copied(equation):
+        return _einsum(site, names, lambda operands: _plain(site, operands))
+    return _plain(site, names)
+
+
+def _plain(site: Site, names: Sequence[str]) -> str:
+    emit = operator(site.node.op).emit
+    assert callable(emit)
+    return emit(site.node, [enclosed(name) for name in names])
+
+
+RULES: dict[str, Rule] = {"einsum": _product}
 
 
 def _contracted(site: Site, sources: str, output: str, operands: Sequence[str]) -> str:

@@ -364,7 +364,7 @@ _KEPT = {
     "activations": "kept for backward, {} micro-batch{}",
     "weights": "gathered or cast copies kept for backward",
     "recomputed": "brought back by the segment that runs again",
-    "reserve": "the largest weight and its gradient, gathered",
+    "reserve": "the largest weight and its gradient for a moment, messages",
 }
 
 

@@ -81,13 +81,14 @@ class Prices:
         `stored`: in mixed precision the device keeps the parameters, and so the operator its casts of them.
         """
         node, sources, entry = op.of, self._sources(op), operator(op.of.op)
+        saved = entry.kept(node, sources)
         kept: list[int] = []
         output, own, first = False, 0, 0
         if sources:
             first = op.mask(0).numel * self._item(sources[0])
         for place, (name, source) in enumerate(zip(entry.named(node), sources, strict=True)):
             size = op.mask(place).numel
-            if name not in entry.saved:
+            if name not in saved:
                 continue
             if source.op == "parameter":
                 own += size * self._item(source) if self.precision.mixed and stored else 0
@@ -95,7 +96,7 @@ class Prices:
                 own += size * ITEMSIZE["float32"]  # losses compute in float32 at least, and keep that copy
             else:
                 kept.append(place)
-        for name in entry.saved:
+        for name in saved:
             output |= name == "y"
             own += first if name == "noise" else 0
             own += op.mask(0).numel * ITEMSIZE["bool"] if name == "mask" else 0

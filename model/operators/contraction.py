@@ -13,6 +13,7 @@ register(
         "y[b.., o] = sum(i) x[b.., i] * w[o, i] + bias[o]",
         lambda node, names: f"F.linear({', '.join(names)})",
         saved=("x", "w"),
+        saved_for=(("x", "w"), ("w", "x")),
         matmul=True,
     )
 )
@@ -71,5 +72,15 @@ def _equation(node: Node, names: Sequence[str]) -> str:
     return f'torch.einsum("{node["equation"]}", {", ".join(names)})'
 
 
-register(Operator("einsum", ("a", "b"), _einsum, _equation, saved=("a", "b"), matmul=True))
-register(Operator("matmul", ("a", "b"), _matmul, "{a} @ {b}", saved=("a", "b"), matmul=True))
+for _name, _notation, _emit in (("einsum", _einsum, _equation), ("matmul", _matmul, "{a} @ {b}")):
+    register(
+        Operator(
+            _name,
+            ("a", "b"),
+            _notation,
+            _emit,
+            saved=("a", "b"),
+            saved_for=(("a", "b"), ("b", "a")),
+            matmul=True,
+        )
+    )

@@ -55,8 +55,26 @@ register(Operator("prelu", ("x", "w"), _prelu, "F.prelu({x}, {w})", saved=("x", 
 
 register(Operator("add", ("a", "b"), "y[i..] = a[i..] + b[i..]", "{a} + {b}"))
 register(Operator("sub", ("a", "b"), "y[i..] = a[i..] + b[i..]", "{a} - {b}"))
-register(Operator("mul", ("a", "b"), "y[i..] = a[i..] * b[i..]", "{a} * {b}", saved=("a", "b")))
-register(Operator("div", ("a", "b"), "y[i..] = a[i..] * f(b[i..])", "{a} / {b}", saved=("a", "b")))
+register(
+    Operator(
+        "mul",
+        ("a", "b"),
+        "y[i..] = a[i..] * b[i..]",
+        "{a} * {b}",
+        saved=("a", "b"),
+        saved_for=(("a", "b"), ("b", "a")),
+    )
+)
+register(
+    Operator(
+        "div",
+        ("a", "b"),
+        "y[i..] = a[i..] * f(b[i..])",
+        "{a} / {b}",
+        saved=("a", "b"),
+        saved_for=(("a", "b"),),
+    )
+)
 register(Operator("maximum", ("a", "b"), _BINARY, "torch.maximum({a}, {b})", saved=("a", "b")))
 register(Operator("minimum", ("a", "b"), _BINARY, "torch.minimum({a}, {b})", saved=("a", "b")))
 register(Operator("power", ("a", "b"), _BINARY, "torch.pow({a}, {b})", saved=("a", "b", "y")))

@@ -152,7 +152,8 @@ class Networks:
             return Need(0, INFINITE)
         variables = _Variables(found, tuple(self.whole.weights))
         shared = self.whole.repeated(i, j) | self.whole.held_elsewhere(i, j)
-        within = self._in_share(_without(found.network, use=_of_nodes(found, shared)))
+        ends = {variable for variable, _ in (*variables.left, *variables.right)}  # inside there are no messages
+        within = self._in_share(_without(found.network, use=_of_nodes(found, shared), lone=ends))
         stored = [None if own is None else found.network.variables[own[0]].use for own in variables.stored]
         least = tuple(0 if use is None else int(use.min()) for use in stored)
         return Need(least_use(within), within.capacities[0], least)
@@ -249,17 +250,18 @@ def _without(
     cost: AbstractSet[int] = frozenset(),
     own: AbstractSet[int] = frozenset(),
     use: AbstractSet[int] = frozenset(),
+    lone: AbstractSet[int] = frozenset(),
 ) -> Network:
     """The network without what variables cost or use, by themselves and with others, and without what is used for a
-    while; of those in `own` only what they cost by themselves."""
+    while; of those in `own` only what they cost by themselves, of those in `lone` what they use."""
     none: dict[tuple[int, ...], Table] = {}
 
     def nothing(table: Table) -> Table:
         return none.setdefault(table.shape, np.zeros_like(table))
 
     def tables(c: Table, u: Table | None, scope: AbstractSet[int], alone: bool = False) -> tuple[Table, Table | None]:
-        free = scope & (cost | own if alone else cost)
-        return nothing(c) if free else c, nothing(u) if u is not None and scope & use else u
+        free, empty = scope & (cost | own if alone else cost), scope & (use | lone if alone else use)
+        return nothing(c) if free else c, nothing(u) if u is not None and empty else u
 
     def decided(each: Mapping[int, Tables3], scope: Callable[[int], set[int]], alone: bool) -> dict[int, Tables3]:
         return {k: (*tables(c, u, scope(k), alone), None) for k, (c, u, _) in each.items()}

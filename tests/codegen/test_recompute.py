@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.codegen.choice import Choice
 from partita.codegen.plan import Plan
@@ -83,6 +85,7 @@ def copies(graph: PCG, modes: Sequence[str], micro_batches: int = 2) -> Plan:
     graph = with_batch(graph, graph.batch // micro_batches)
     machine = Machine.adhoc((2,))
     plan = plan_graph(graph, machine, Settings(graph.batch, "float64", "adamw", mesh=(2,), micro_batches=1), {})
+    assert isinstance(plan, Plan)
     choices = tuple(Choice(((R,),) * len(node.inputs), (R,)) for node in plan.graph.nodes)
     return recomputed(replace(plan, micro_batches=micro_batches, choices=choices, report={}), modes)
 
@@ -220,6 +223,55 @@ def test_ranks_recompute_at_the_same_place(tmp_path: Path) -> None:
         assert log == ["first", "last", "first", "last", "back last", "back first"]
 
 
+class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """How often each operator runs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Experts(nn.Module):
+    """A product that joins letters which lie apart, and so would copy its operand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.weight = nn.LayerNorm(WIDTH), nn.Parameter(torch.ones(2, WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.norm(x).unflatten(1, (2, -1))
+        return x + torch.relu(torch.einsum("becd,edf->becf", parts, self.weight)).flatten(1, 2)
+
+
+@pytest.mark.parametrize("kind", [Layer, Experts])
+def test_selective_computes_no_product_again(kind: type[nn.Module], tmp_path: Path) -> None:
+    """Products forward; those of backward come once in any mode."""
+    found = dict[str, int]()
+    graph = capture(nn.Sequential(kind(), kind()), (torch.zeros(BATCH, PLACES, WIDTH),))
+    for mode in ("none", "selective", "full"):
+        path = tmp_path / f"{mode}.py"
+        copies(graph, [mode] * 2, 1).emit(path)
+        program = load_program(path)
+
+        def products(_: int, program: ModuleType = program) -> int:
+            mesh = program.Mesh()
+            mesh.step = 0
+            model = program.Model(mesh, dtype=torch.float64)
+            program.initialize(model)
+            x = {name: part.double() for name, part in synthetic(graph, BATCH, 0).items()}
+            with Count() as count:
+                model(**program.share(x, mesh)).backward()
+            return sum(count.counts[name] for name in ("mm", "addmm", "bmm"))
+
+        found[mode] = run_threads(products, 2)[0]
+    forward = 2 * (2 if kind is Layer else 1)
+    assert found["selective"] == found["none"] == found["full"] - forward
+
+
 MODELS = [("gpt2", (2, 2), 2), ("mbart-4.7b", (2, 2), 1), ("swin-1.8b", (4,), 1), ("mixtral-8x7b", (2,), 2)]
 
 
@@ -232,6 +284,7 @@ def test_models_of_the_zoo(name: str, mesh: tuple[int, ...], micro_batches: int)
     machine = Machine("slow", tuple(Level(f"level{k}", n, 8e10, 0.0) for k, n in enumerate(mesh)), slow)
     wanted = Settings(4, "float64", "adamw", mesh=mesh, micro_batches=micro_batches)
     plan = plan_graph(capture(module, inputs, batch=4), machine, wanted, {})
+    assert isinstance(plan, Plan)
     modes = [("full", "selective", "none")[k % 3] for k in range(len(segments(plan.graph)))]
     verdict = verify(recomputed(plan, modes), module=module, inputs=inputs, steps=2)
     assert verdict["ok"], verdict["failure"]

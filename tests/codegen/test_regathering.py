@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from partita import capture, evenly, op_assign, op_trans, place, split
 from partita.codegen.choice import Choice
 from partita.codegen.plan import Plan
-from partita.codegen.program.regathering import VIEWS
+from partita.codegen.program.regathering import VIEWS, copied
 from partita.codegen.spacetime.plan import space_time
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
@@ -159,6 +159,12 @@ def test_no_weight_is_kept(name: str, tmp_path: Path) -> None:
         return marked, len(again)
 
     assert run_threads(step, 2) == [(0, 1)] * 2
+
+
+def test_products_that_copy_an_operand() -> None:
+    """A product of matrices joins letters: where they lie apart in memory, it needs a copy."""
+    assert copied("becd,edf->becf") and copied("xaby,ab->xy")
+    assert not any(map(copied, ("bhd,hde->bhe", "bi,ij->bj", "bcd,df->bcf", "bij->bi")))
 
 
 def test_formatted_and_without_lint(tmp_path: Path) -> None:
