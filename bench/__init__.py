@@ -14,7 +14,7 @@ BENCHES = {
     "coverage": "How many rules of given files the generated ones lead to.",
     "generation": "Rules generated and proved, step by step, timed.",
     "joint": "Rewriting, parallelization and placement decided together, beside one after the other.",
-    "memory": "Plans that save memory on one device: recompute, swap and co-shard, predicted beside measured.",
+    "memory": "Memory that plans take, and save: recompute, swap, co-shard, stages, shards; predicted beside measured.",
     "network": "Reduction programs on real ranks in an emulated network, predicted beside measured (root only).",
     "plan": "From model to proven plan: capture, formulate and solve, timed apart.",
     "reductions": "The search for the cheapest reduction program as devices and levels grow, beside enumeration.",

@@ -4,6 +4,7 @@ Plain training; layers recomputed (Chen et al., 2016), kept on the host meanwhil
 other, each recomputed (co-shard, SuperScaler, Figure 3): heads and hidden units. A GPT on long sequences and a Swin
 Transformer on large maps, so small that a core trains them, with sizes for which activations dominate. And as in the
 paper's Figure 14: the longest sequence that is predicted to fit into the memory that plain training of a GPT takes.
+And plans of networks, on several ranks (`peaks`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..codegen.spacetime.measure import Measured, measure
+from ..codegen.measure import Measured, measure
 from ..codegen.spacetime.plan import SpaceTimePlan, space_time
 from ..formulation.spacetime.graph import Graph
 from ..formulation.spacetime.op import Op, Phase
@@ -31,6 +32,7 @@ from ..model.machine import Machine
 from ..model.pcg import PCG
 from ..model.zoo.gpt import GPT
 from ..model.zoo.swin import Swin
+from . import peaks
 from .cases import chosen
 
 MIB = 2**20
@@ -194,8 +196,19 @@ SMALL = (replace(_gpt(128, 2, 64, 2), longer=None),)
 
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row for every model and plan; `of_plain` are shares of the plain plan's."""
-    cases = [(model, name) for model in (SMALL if small else MODELS) for name in PLANS]
-    kept = chosen(cases, only, lambda case: f"{case[0].name}: {case[1]}")
+    cases: list[tuple[Model, str] | peaks.Case] = [(m, name) for m in (SMALL if small else MODELS) for name in PLANS]
+    kept = chosen([*cases, *peaks.cases(small)], only, _name)
+    rows = _timed([case for case in kept if len(case) == 2], tell)
+    rows += peaks.rows([case for case in kept if len(case) == 3], tell)
+    return [{key: row.get(key) for key in dict.fromkeys(key for row in rows for key in row)} for row in rows]
+
+
+def _name(case: tuple[Model, str] | peaks.Case) -> str:
+    return f"{case[0].name}: {case[1]}" if len(case) == 2 else peaks.name_of(case)
+
+
+def _timed(kept: Sequence[tuple[Model, str]], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Rows of space-time plans."""
     wanted = {model: [name for other, name in kept if other is model] for model, _ in kept}
     rows = []
     for model, names in wanted.items():

@@ -1,6 +1,7 @@
 """The zoo: for each name the module at its full size, a small twin, and what it is trained with by default."""
 
 import inspect
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -45,19 +46,27 @@ def entry(name: str) -> Entry:
 
 
 def build(
-    name: str, *, small: bool = False, sequence: int | None = None, device: str = "meta"
+    name: str,
+    *,
+    small: bool = False,
+    sequence: int | None = None,
+    device: str = "meta",
+    sizes: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A model in training mode and example inputs for it, by argument name. Raises PartitaError on a bad sequence."""
+    """A model in training mode and example inputs for it, by argument name; `sizes` replaces some of its own.
+
+    Raises PartitaError on a bad sequence.
+    """
     found = entry(name)
     if sequence is not None and found.sequence is None:
         raise PartitaError(f"{name} has no sequence; leave --sequence out")
     if sequence is not None and sequence < 1:
         raise PartitaError(f"sequence {sequence} is not positive")
-    sizes = found.sizes(small, sequence)
-    taken = {name: sizes[name] for name in inspect.signature(found.make).parameters}
+    known = found.sizes(small, sequence) | dict(sizes or {})
+    taken = {name: known[name] for name in inspect.signature(found.make).parameters}
     with torch.device(device):
         module = found.make(**taken)
-        inputs = {name: _example(given, sizes) for name, given in found.inputs.items()}
+        inputs = {name: _example(given, known) for name, given in found.inputs.items()}
     return module.train(), inputs
 
 

@@ -32,3 +32,20 @@ def test_longer_sequences_fit_where_less_is_kept() -> None:
     room = planned(gpt(256, 2, 64, 2), "plain").prediction.peak_bytes[0]
     assert longest(longer, "plain", room, step=256) == 256
     assert longest(longer, "co-shard", room, step=256) > 256
+
+
+def test_planned_programs_take_what_is_predicted() -> None:
+    """By samples, by weights where memory is short, in stages; without recomputation, in full, and keeping products.
+
+    Selective: of a segment that runs again, outputs of products are let go that are predicted to be there still.
+    """
+    rows = bench("memory", small=True, only=("micro-batches",))["rows"]
+    assert len(rows) == 9
+    for row in rows:
+        most = 1.13 if row["plan"].partition(";")[0].endswith("selective") else 1.07
+        assert 0.93 * row["measured_mib"] < row["predicted_mib"] < most * row["measured_mib"]
+        if row["measured_kept_mib"] is not None:
+            assert row["predicted_kept_mib"] == pytest.approx(row["measured_kept_mib"], rel=0.1)
+    for split in range(0, 9, 3):
+        none, full, selective = rows[split : split + 3]
+        assert full["measured_mib"] < selective["measured_mib"] < none["measured_mib"]

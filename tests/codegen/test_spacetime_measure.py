@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from partita.codegen.spacetime.allocations import Allocations
-from partita.codegen.spacetime.measure import Measured, measure
+from partita.codegen.allocations import Allocations
+from partita.codegen.measure import Measured, measure
 from partita.codegen.spacetime.plan import SpaceTimePlan, space_time
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.primitives import op_assign, op_trans, recompute

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,11 +26,21 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}
+        self._counts = True
         self.now_bytes = self.peak_bytes = 0
 
     def reset(self) -> None:
         """The most, from now on."""
         self.peak_bytes = self.now_bytes
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """What is made meanwhile is in another memory, and does not count."""
+        self._counts = False
+        try:
+            yield
+        finally:
+            self._counts = True
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
         """These were there before, and do not count; nor do views of them."""
@@ -40,7 +51,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(made):
             if isinstance(leaf, Tensor):
-                self._see(leaf, func not in _ON_HOST)
+                self._see(leaf, self._counts and func not in _ON_HOST)
         return made
 
     def _see(self, tensor: Tensor, counts: bool) -> None:

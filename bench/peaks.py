@@ -1,0 +1,201 @@
+"""Memory of planned programs on ranks that are threads: predicted beside measured.
+
+Small twins that are large enough for tensors to outweigh what is not counted, on devices so slow, and with so little
+memory, that they are split: by samples, by weights, fully sharded, into stages; each as planned, and with every segment
+computed again. What a program takes at a time, whatever the model, is made as small as the twins are (`CONSTANTS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..codegen.measure import Measured, measure
+from ..codegen.pipeline.plan import PipelinePlan
+from ..codegen.plan import Plan
+from ..codegen.price import priced
+from ..codegen.run import Settings, plan_graph
+from ..model.capture import capture
+from ..model.errors import PartitaError
+from ..model.layout import is_split
+from ..model.machine import Level, Machine
+from ..model.pcg import PCG
+from ..model.segments import MODES, segments
+from ..model.zoo.registry import build
+
+MIB = 2**20
+CONSTANTS = {"BUCKET": 2**18, "PIECE": 2**14}
+"""Bytes of a gradient message, and elements of a dropout's mask that are drawn at a time."""
+
+AnyPlan = Plan | PipelinePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A model of the zoo in another size, and the samples of a step."""
+
+    name: str
+    sizes: tuple[tuple[str, int], ...]
+    batch: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What is asked of the planner; `tight`: with little memory, in tenths of what the fastest plan takes."""
+
+    mesh: tuple[int, ...]
+    micro_batches: int
+    tight: bool = False
+    stages: int = 1
+
+
+def _twin(name: str, batch: int = 8, **sizes: int) -> Twin:
+    return Twin(name, tuple(sizes.items()), batch)
+
+
+TWINS = (
+    _twin("gpt3-1.3b", sequence=256, layers=4, width=256, heads=8),
+    _twin("bert-large", sequence=256, layers=4, width=256, heads=8, inner=1024),
+    _twin("llama-7b", sequence=256, layers=4, width=256, heads=8, key_heads=8, inner=688),
+    _twin("mbart-4.7b", 16, sequence=128, layers=4, width=192, heads=6),
+    _twin("mixtral-8x7b", sequence=256, layers=3, width=192, heads=6, key_heads=3, inner=256, experts=4),
+)
+SPLITS = (
+    Split((1,), 1),
+    Split((1,), 4),
+    Split((2,), 2),
+    Split((2,), 2, tight=True),
+    Split((2, 2), 2, tight=True),
+    Split((2,), 4, stages=2),
+)
+SMALL = (_twin("gpt3-1.3b", sequence=128, layers=3, width=192, heads=6),)
+SMALL_SPLITS = (Split((2,), 2), Split((2,), 2, tight=True), Split((2,), 4, stages=2))
+
+
+Case = tuple[Twin, Split, str]
+
+
+def cases(small: bool) -> list[Case]:
+    """Every twin, split in every way, in every mode of recomputation."""
+    twins, splits = (SMALL, SMALL_SPLITS) if small else (TWINS, SPLITS)
+    return [(twin, split, mode) for twin in twins for split in splits for mode in MODES]
+
+
+def name_of(case: Case) -> str:
+    """`llama-7b: 2x2, 2 micro-batches, tight, full`."""
+    twin, split, mode = case
+    mesh = "x".join(map(str, split.mesh))
+    words = [f"{mesh} in {split.stages} stages" if split.stages > 1 else mesh, f"{split.micro_batches} micro-batches"]
+    words += ["tight"] if split.tight else []
+    return f"{twin.name}: {', '.join([*words, mode])}"
+
+
+def rows(asked: Sequence[Case], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row for each case; `of_plain` are shares of the same plan without recomputation."""
+    took: dict[Case, list[Measured]] = {}
+
+    def taken(case: Case) -> list[Measured]:
+        if case not in took:
+            tell(name_of(case))
+            took[case] = measure(plan_of(case), module_of(case[0]), steps=0, constants=CONSTANTS)
+        return took[case]
+
+    result = []
+    for case in asked:
+        plain = (*case[:2], "none")
+        result.append(_row(case, taken(case), plain, taken(plain)))
+    return result
+
+
+@cache
+def module_of(twin: Twin) -> tuple[nn.Module, Mapping[str, Tensor]]:
+    return build(twin.name, small=True, device="cpu", sizes=dict(twin.sizes))
+
+
+@cache
+def _graph(twin: Twin) -> PCG:
+    return capture(*module_of(twin), batch=twin.batch)
+
+
+@cache
+def planned(twin: Twin, split: Split) -> AnyPlan:
+    """The plan without recomputation."""
+    wanted = Settings(
+        twin.batch,
+        "float32",
+        "adamw",
+        mesh=split.mesh if split.stages == 1 else None,
+        micro_batches=split.micro_batches,
+        gap=0.02,
+        time_limit=60.0,
+        stages=split.stages,
+    )
+    if not split.tight:
+        return plan_graph(_graph(twin), slow(split.mesh), wanted, {})
+    fastest = planned(twin, replace(split, tight=False))
+    for tenths in range(5, 10):
+        try:
+            return plan_graph(_graph(twin), slow(split.mesh, tenths * memory_bytes(fastest) / 10), wanted, {})
+        except PartitaError:
+            continue
+    return fastest
+
+
+def slow(mesh: tuple[int, ...], memory: float | None = None) -> Machine:
+    """Devices so slow that splitting pays."""
+    device = Machine.adhoc((1,)).device
+    device = replace(device, peak=dict.fromkeys(device.peak, 1e11), memory_bandwidth=1e11, launch_ns=0.0)
+    if memory is not None:
+        device = replace(device, memory_bytes=device.reserved_bytes + int(memory))
+    return Machine("slow", tuple(Level(f"level{k}", n, 1e10, 0.0) for k, n in enumerate(mesh)), device)
+
+
+def plan_of(case: Case) -> AnyPlan:
+    """The plan with every segment in the mode."""
+    twin, split, mode = case
+    plan = planned(twin, split)
+    if isinstance(plan, PipelinePlan):
+        return replace(plan, stages=tuple(_in_mode(stage, mode) for stage in plan.stages))
+    return _in_mode(plan, mode)
+
+
+def _in_mode(plan: Plan, mode: str) -> Plan:
+    return replace(plan, recompute={} if mode == "none" else {s.name: mode for s in segments(plan.graph)})
+
+
+def memory_bytes(plan: AnyPlan) -> int:
+    """What the fullest rank is predicted to take."""
+    return max(priced(part).memory_bytes for part in _parts(plan))
+
+
+def _parts(plan: AnyPlan) -> tuple[Plan, ...]:
+    return plan.parts if isinstance(plan, PipelinePlan) else (plan,)
+
+
+def _row(case: Case, took: Sequence[Measured], plain: Case, plain_took: Sequence[Measured]) -> dict[str, Any]:
+    plan, most = plan_of(case), max(rank.peak_bytes for rank in took)
+    memory = max((priced(part).memory for part in _parts(plan)), key=lambda found: sum(found.values()))
+    kept = max(rank.kept_bytes for rank in took)
+    return {
+        "model": case[0].name,
+        "plan": f"{name_of(case).partition(': ')[2]}; {_layout(plan)}",
+        "predicted_mib": memory_bytes(plan) / MIB,
+        "measured_mib": most / MIB,
+        "predicted_kept_mib": (memory["activations"] + memory["weights"]) / MIB,
+        "measured_kept_mib": kept / MIB if kept else None,
+        "predicted_of_plain": memory_bytes(plan) / memory_bytes(plan_of(plain)),
+        "measured_of_plain": most / max(rank.peak_bytes for rank in plain_took),
+    }
+
+
+def _layout(plan: AnyPlan) -> str:
+    """How weights are stored: `data=2, 100% of weights in parts`."""
+    parts = _parts(plan)
+    weights = [(p.graph.nodes[i].numel, p.choices[i]) for p in parts for i in p.graph.of("parameter")]
+    split = sum(n for n, choice in weights if any(map(is_split, choice.output)))
+    axes = [f"{a}={n}" for a, n in zip(parts[0].axes, parts[0].placement.sizes, strict=True) if n > 1]
+    return ", ".join([*axes, f"{split / sum(n for n, _ in weights):.0%} of weights in parts"])
