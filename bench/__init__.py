@@ -25,6 +25,7 @@ BENCHES = {
     "solvers": "All backends on contest instances, networks of the planner and random families, with limits.",
     "spread": "Tables of DLRM and XDL spread over GPUs of Summit: loads, proofs and steps, beside simple ways.",
     "truth": "Predicted beside measured: the tables of P² (MLSys 2022), with --p2 another file of its format.",
+    "whole": "The whole decision, pipelines included: Unity's and SuperScaler's models, with a gap and a time limit.",
     "zoo": "Every model of the zoo on the machine of its paper, within two minutes.",
 }
 """Every benchmark is a module of this package with `run(small, only, tell) -> rows`.
