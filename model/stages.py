@@ -241,7 +241,7 @@ def _signatures(pcg: PCG) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:
             for index in plan.order
         )
         number = numbers.setdefault((signature, tuple(place[i] for i in plan.sent)), len(numbers))
-        found.append((number, (*(i for i in plan.order if len(held[i]) > 1), *entries)))
+        found.append((number, (*(i for i in plan.order if len(held.get(i, ())) > 1), *entries)))
     return tuple(found)
 
 

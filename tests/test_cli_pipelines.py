@@ -88,6 +88,18 @@ def test_what_can_be_asked_together(options: str, pipeline: bool, partita: Run) 
     assert ("pipeline" in found["mesh"]) == pipeline
 
 
+@pytest.mark.parametrize(("model", "operators"), [("mlp", {"linear_relu"}), ("llama-7b", {"part"})])
+def test_stages_are_rewritten_each_for_itself(model: str, operators: set[str], partita: Run, tmp_path: Path) -> None:
+    options = (model, "--small", "--hierarchy", "2", "--stages", "2", "--micro-batches", "1", "--workers", "1")
+    asked = ("--dtype", "float32", "-o", tmp_path, "--json")
+    plain, rewritten = (partita("plan", *options, *more, *asked) for more in ((), ("--rewrite",)))
+    assert plain[0] == rewritten[0] == 0, rewritten[2]
+    slow, fast = json.loads(plain[1]), json.loads(rewritten[1])
+    assert fast["objective_ns"] < slow["objective_ns"] and not slow["rewritten"]
+    assert operators <= {told["operator"] for told in fast["rewritten"]}
+    assert load_plan(tmp_path).verify()["ok"]
+
+
 def test_a_strategy_that_no_stage_can_have_is_told(partita: Run) -> None:
     code, out, err = partita(*SMALL, "--stages", "2", "--fix", "scores=d7")
     assert (code, out) == (2, "") and err.startswith("partita: 'scores' cannot be fixed to d7: give 1 of ")
