@@ -65,14 +65,24 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
     Ends at the dual optimum, or as soon as the search is done; OutOfTimeError where that is in the middle of one.
     """
     network, capacities = circuit.network, np.array(circuit.network.capacities, np.float64)
-    best = at_price(circuit, (0.0,) * len(capacities), search.until)
-    if best.total == np.inf:
-        return None
-    search.raise_bound(best.bound)
-    cost, use = _offer(circuit, best, search)
-    cuts = [(cost, *use)]
-    sides = {_fits(use, network): best}  # the last solutions that fit, and that do not
-    box = _FIRST * max(1.0, abs(best.total)) / np.maximum(1.0, use)
+    known = [search.limits.prices] if len(search.limits.prices) == len(capacities) and any(search.limits.prices) else []
+    cuts: list[tuple[int, ...]] = []
+    sides: dict[bool, Price] = {}  # the last solutions that fit, and that do not
+    best = None
+    for start in (*known, (0.0,) * len(capacities)):
+        now = at_price(circuit, start, search.until)
+        if now.total == np.inf:
+            return None
+        search.raise_bound(now.bound)
+        cost, use = _offer(circuit, now, search)
+        cuts.append((cost, *use))
+        sides[_fits(use, network)] = now
+        best = now if best is None or now.value > best.value else best
+        search.prices = best.price
+        if search.done:
+            return best
+    assert best is not None
+    box = np.maximum(_FIRST * max(1.0, abs(now.total)) / np.maximum(1.0, use), 2 * np.array(best.price))
     # One elimination of the use alone tells the infeasible from the tight before prices are raised in vain.
     if any(least_use_of(circuit, r, search.until) > c for r, c in enumerate(network.capacities) if use[r] > c):
         return None
@@ -85,6 +95,7 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
         sides[_fits(use, network)] = now
         search.raise_bound(now.bound)
         best = now if now.value > best.value else best
+        search.prices = best.price
         if now.bound > circuit.most_cost:
             return None
         cut = (cost, *use)
@@ -128,7 +139,7 @@ def search_within(
             return search.finish(f"too many ways of one copy within {slack} ns of the bound: {error}")
         if reach == most_cost and search.objective is None:
             return search.finish(f"no solution, by {end[1]}", infeasible=True)
-        search.raise_bound(reach + 1)
+        search.raise_bound(min(reach + 1, search.ceiling))  # what is above the ceiling was not looked at
         slack *= 3
     return search.finish(f"proved by {end[0]}" if search.bound >= search.ceiling else STOPPED)
 

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from partita.formulation.chains import Piece, find_chains
@@ -113,6 +113,27 @@ def test_solvers_agree_with_brute_force(make_network, truth, name: str, examples
             assert solution.status is (Status.INFEASIBLE if best is None else Status.OPTIMAL), (seed, solution)
 
     agree()
+
+
+@pytest.mark.parametrize("extras", [False, True])
+@pytest.mark.parametrize(("name", "examples"), [("auto", 60), ("elimination", 40), ("cpsat", 10)])
+def test_bounds_hold_where_a_gap_is_allowed(make_network, truth, name: str, examples: int, extras: bool) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(st.integers(0, 10**6), st.sampled_from([0.02, 0.1, 0.4]))
+    @example(882, 0.1)  # an incumbent that is found within a slack lowers what is looked at
+    @example(380, 0.1)
+    def hold(seed: int, gap: float) -> None:
+        network = found(make_network, seed, extras)
+        best = truth(network)
+        solution = solver(name).solve(network, Limits(gap=gap))
+        if best is None:
+            assert solution.status is Status.INFEASIBLE
+            return
+        assert solution.objective is not None
+        assert solution.bound <= best <= solution.objective, (seed, gap, solution)
+        assert solution.bound >= solution.objective - abs(solution.objective) * gap - 1, (seed, gap, solution)
+
+    hold()
 
 
 def test_files_keep_switches(make_network) -> None:
