@@ -160,4 +160,6 @@ def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool) -> None:
         assert agree(own.memory_bytes, part.report["memory_bytes"]), (own.memory, part.report["memory_bytes"])
         part.report["memory_bytes"] = own.memory_bytes
     said |= {"objective_ns": confirmed.objective_ns, "memory_bytes": confirmed.memory_bytes}
-    said["gap"] = (confirmed.objective_ns - said["bound_ns"]) / confirmed.objective_ns
+    if confirmed.objective_ns < objective_ns:
+        assert said["status"] != Status.OPTIMAL.value, (confirmed.busy_ns, objective_ns)
+        said["gap"] = (confirmed.objective_ns - said["bound_ns"]) / confirmed.objective_ns

@@ -11,37 +11,41 @@ from ..model.operator import operator
 from ..model.pcg import PCG, SOURCES
 from .bundles import find_bundles
 from .classes import classes
+from .ways import Ways
 
 
 def floors_ns(pcg: PCG, machine: Machine, count: int, precision: Precision) -> npt.NDArray[np.int64]:
     """Of every node the least time on `count` of the devices, forward and backward, of one micro-batch (see `domain`).
 
     A device has at least its even share of the arithmetic and of every tensor, and launches every kernel; but of
-    branches that may run side by side it may launch none.
+    branches that may run side by side it may launch none. Of several ways to compute a node the quickest counts, and
+    what some choice of ways does not need takes no time.
     """
-    device = machine.device
-    flops, bandwidth = device.flops(precision.compute), device.memory_bandwidth
-    known, beside = classes(pcg), {i for bundle in find_bundles(pcg) for i in bundle.nodes}
+    known = classes(pcg)
+    ways, beside = Ways(pcg, known), {i for bundle in find_bundles(pcg) for i in bundle.nodes}
     result = np.zeros(len(pcg.nodes), dtype=np.int64)
-    for index in pcg.plain:
-        node = pcg.nodes[index]
-        if node.op in SOURCES or known.base[index] != index or known.constant[index]:
+    for index in range(len(pcg.nodes)):
+        if index in known.ways or known.base[index] != index or known.constant[index] or index in ways.conditional:
             continue
-        entry = operator(node.op)
-        if not entry.passes:
-            continue
-        sources = tuple(pcg.nodes[i] for i in node.inputs)
-        looked_up = entry.looked_up(node, sources)
-        read = [n.numel for n in sources]
-        if looked_up:  # not the table, but what is looked up
-            read[looked_up[0]] = looked_up[1]
-        traffic = sum(
-            n * precision.itemsize(x.dtype) for n, x in zip((node.numel, *read), (node, *sources), strict=True)
-        )
-        work, moved = entry.work(node, sources) / count / flops, traffic * entry.passes / count / bandwidth
-        launch = 0.0 if index in beside else device.launch_ns
-        time = max(work, moved) * 1e9 + launch
-        if node.gradient:
-            time += max(work * backward_factor(node, sources, entry.matmul), 2 * moved) * 1e9 + launch
-        result[index] = int(time * (1 - 1e-9))
+        result[index] = min(_floor_ns(pcg, way, machine, count, precision, way in beside) for way in ways.of(index))
     return result
+
+
+def _floor_ns(pcg: PCG, index: int, machine: Machine, count: int, precision: Precision, beside: bool) -> int:
+    """The least time of one node; `beside` others it may launch nothing."""
+    node, device = pcg.nodes[index], machine.device
+    if node.op in SOURCES or not operator(node.op).passes:
+        return 0
+    entry, sources = operator(node.op), tuple(pcg.nodes[i] for i in node.inputs)
+    flops, bandwidth = device.flops(precision.compute), device.memory_bandwidth
+    looked_up = entry.looked_up(node, sources)
+    read = [n.numel for n in sources]
+    if looked_up:  # not the table, but what is looked up
+        read[looked_up[0]] = looked_up[1]
+    traffic = sum(n * precision.itemsize(x.dtype) for n, x in zip((node.numel, *read), (node, *sources), strict=True))
+    work, moved = entry.work(node, sources) / count / flops, traffic * entry.passes / count / bandwidth
+    launch = 0.0 if beside else device.launch_ns
+    time = max(work, moved) * 1e9 + launch
+    if node.gradient:
+        time += max(work * backward_factor(node, sources, entry.matmul), 2 * moved) * 1e9 + launch
+    return int(time * (1 - 1e-9))
