@@ -83,9 +83,13 @@ def digest_of(*parts: object) -> bytes:
     return text.digest()
 
 
+LIBRARIES = ("numpy", "ortools", "scipy", "z3-solver")
+"""On whose answers those of solvers rest."""
+
+
 @cache
 def _versions(module: str) -> tuple[str, ...]:
-    """What may change a solver's answers: its package's version, and the solvers of this one as they stand."""
+    """What may change a solver's answers: its package's version, the libraries', and the solvers as they stand."""
     package = module.partition(".")[0]
     try:
         released = version(package)
@@ -94,4 +98,4 @@ def _versions(module: str) -> tuple[str, ...]:
     sources = blake2b(digest_size=16)
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         sources.update(path.read_bytes())
-    return released, sources.hexdigest()
+    return released, *map(version, LIBRARIES), sources.hexdigest()

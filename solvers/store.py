@@ -87,14 +87,6 @@ class Store:
         if self._disk is not None:
             self._disk.forget(key)
 
-    def checkpoint(self, question: bytes, data: Record) -> None:
-        """Keep how far the search for an answer to a question (`digest_of` what is asked) has come."""
-        self.write(question, "checkpoint", data)
-
-    def resume(self, question: bytes) -> Record | None:
-        """The last checkpoint; None where there is none."""
-        return self.read(question).get("checkpoint")
-
     def close(self) -> None:
         """Let the database go; the next use opens it again."""
         if self._disk is not None:
