@@ -8,7 +8,6 @@ are read in the layout that is asked, so neither has a variable.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,6 @@ from ..model.merge import table_rows
 from ..model.operator import operator
 from ..model.pcg import PCG, Node
 from ..model.sparse import check_optimizer, sparse_tables
-from ..model.updates import updated
 from .beside import Beside
 from .chains import Piece, find_chains, find_cuts
 from .classes import classes
@@ -35,6 +33,7 @@ from .network import Edge, Network, Variable
 from .placement import Placement, placements
 from .reads import Reads
 from .recompute import Recompute
+from .reserve import fixed_bytes, largest
 from .special.balance import Balance
 from .special.levelling import levelled
 from .tables import Tables
@@ -47,7 +46,6 @@ from .weights import (
     exchange_ns,
     looked_up_bytes,
     looked_up_ns,
-    passing,
     per_step_ns,
     scatter_ns,
     storage,
@@ -192,9 +190,10 @@ class _Encoder(Modal):
         )  # fmt: skip
         placed = bundles.add() if self.bundles else {}
         capacity = self.machine.device.capacity_bytes if self.capacity_bytes is None else self.capacity_bytes
+        held = fixed_bytes(self.pcg, self.precision, self.placement.devices, self.k)
         switches = self.again.finish(self.variables, self.edges, self.hubs, self._add)
         network = Network(
-            tuple(self.variables), tuple(self.edges), (capacity - self._fixed_bytes(),), self.constant,
+            tuple(self.variables), tuple(self.edges), (capacity - held,), self.constant,
             switches=switches,
         )  # fmt: skip
         network = replace(network, chains=find_chains(network, self.pieces))
@@ -217,19 +216,6 @@ class _Encoder(Modal):
 
     def _nameable(self) -> list[str]:
         return [n.name for n in self.pcg.nodes if n.op not in ("input", "parameter", "buffer")]
-
-    def _fixed_bytes(self) -> int:
-        """Whole buffers, and room for the largest weight and its gradient, for a moment."""
-        changed = {i for i, (reader, _) in updated(self.pcg).items() if not self.classes.constant[reader]}
-        buffers = [self.pcg.nodes[i] for i in self.pcg.of("buffer") if i not in changed]
-        held = sum(n.numel * self.precision.buffer_itemsize(n.dtype) for n in buffers)
-        return held + passing(self.placement.devices, self.k) * self._largest * self.precision.itemsize("float32")
-
-    @cached_property
-    def _largest(self) -> int:
-        """Elements of the largest weight without sparse gradient."""
-        moving = set(self.pcg.of("parameter")) - self.sparse.keys()
-        return max((self.pcg.nodes[i].numel for i in moving), default=0)
 
     def _add(self, name: str, cost: Array, use: Array, order: float, cut: bool = False, shared: bool = False) -> int:
         self.variables.append(Variable(name, cost, use))
@@ -333,7 +319,7 @@ class _Encoder(Modal):
         tensor = self.reads.space(base)
         dense = node.gradient and not sparse
         tables, stages, wish = table_rows(node), node.get("stages", 1) if dense else 1, self.stored.get(node.name)
-        large = dense and node.numel * LEAST >= self._largest
+        large = dense and node.numel * LEAST >= largest(self.pcg)
         key = ("storage", tensor, dense, saved, tables, large, self.offload, stages > 1, wish)
         if key not in self.storages:
             sizes = self.placement.sizes if tables else ()

@@ -8,8 +8,8 @@ micro-batch, and what it does once a step. All stages wait for the slowest, and 
 
 For equal stages that is exactly how long 1F1B, GPipe and interleaved 1F1B take (v chunks a device shorten what is
 waited for; their W is summed by device). For unequal ones it is what holds whatever the shares of forward and backward
-are: with K t_s = W_s, a micro-batch passes all stages in Σ t_s, and the slowest adds (K - 1) max t_s. 1F1B never takes
-longer; GPipe does where one stage is slowest forward and another backward.
+are: with K t_s = W_s, a micro-batch passes all stages in Σ t_s, and the slowest adds (K - 1) max t_s. An order may
+take longer where one stage is slowest forward and another backward: 1F1B by some hundredths, GPipe by up to a half.
 
 A device has v stages where they are interleaved: each is planned for an equal share of its memory.
 
@@ -24,7 +24,7 @@ What bounds rest on:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import prod
@@ -61,6 +61,10 @@ class Configuration:
     def placement(self) -> Placement:
         """The inner mesh on the stage machine."""
         return Placement(tuple(map(prod, self.matrix)), self.matrix)
+
+    def along(self, row: Row) -> Configuration:
+        """The same with the pipeline elsewhere."""
+        return replace(self, row=row)
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches of which `stage` keeps activations at once."""

@@ -220,6 +220,27 @@ def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:
     return replace(machine, name=f"{machine.name}, a stage of {stages}", levels=tuple(levels))
 
 
+def merged(machine: Machine, devices: int, launches: bool = True) -> Machine:
+    """One device that computes, and moves data, as fast as `devices` of the machine's together, and has their memory.
+
+    It launches kernels as fast as one of them, or without `launches` in no time.
+    """
+    one = machine.device
+    host = None if one.host_bandwidth is None else one.host_bandwidth * devices
+    device = replace(
+        one,
+        memory_bytes=one.reserved_bytes + devices * one.capacity_bytes,
+        memory_bandwidth=one.memory_bandwidth * devices,
+        peak={dtype: rate * devices for dtype, rate in one.peak.items()},
+        host_bandwidth=host,
+        launch_ns=one.launch_ns if launches else 0.0,
+    )
+    return replace(machine, name=f"{devices} devices of {machine.name} as one", levels=(ALONE,), device=device)
+
+
+ALONE = Level("device", 1, 1.0, 0.0)
+"""The level of a machine of one device, on which nothing is sent."""
+
 ADHOC_NAMES = {1: ("gpu",), 2: ("node", "gpu"), 3: ("rack", "node", "gpu")}
 
 

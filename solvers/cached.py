@@ -139,7 +139,8 @@ def _proved(answer: Solution, limits: Limits) -> int:
 
 def _part(limits: Limits) -> str:
     """What was asked, but for the time."""
-    return f"gap {limits.gap} cutoff {limits.cutoff} quick {limits.quick}"
+    effort = "rough" if limits.rough else "quick" if limits.quick else "close"
+    return f"gap {limits.gap} cutoff {limits.cutoff} {effort}"
 
 
 def _record(answer: Solution, proved: int, limits: Limits) -> Record:

@@ -110,6 +110,20 @@ def _merge_rows(table: Floats, of: Ints, count: int) -> Floats:
     return merged
 
 
+@compiled
+def fingerprint(table: Floats) -> np.uint64:
+    """A number that tables of different entries hardly ever share; zeros are those of 0.0."""
+    lanes, bits = np.full(4, 1469598103934665603, np.uint64), table.view(np.uint64)
+    count = bits.shape[0]
+    for i in range(count):
+        x = bits[i]
+        lanes[i & 3] = (lanes[i & 3] ^ x ^ (x >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
+    h = np.uint64(count)
+    for lane in lanes:
+        h = (h ^ lane ^ (lane >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
+    return h
+
+
 def _plain(a: Floats, b: Floats) -> Floats:
     c = np.empty((a.shape[0], b.shape[1]))
     work, rows = a.size * b.shape[1], a.shape[0]

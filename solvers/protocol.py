@@ -54,7 +54,8 @@ class Limits:
     """When to stop. Only solutions of a cost below `cutoff` are wanted: a bound that reaches it ends the search.
 
     So does one within the share `gap` of the cutoff or of the best solution. `quick`: a bound and a solution are wanted
-    that cost little, rather than a proof.
+    that cost little, rather than a proof; `rough`: a bound that costs less still. `prices`: those of a byte of each
+    capacity, ns, that proved a bound of a problem much like this one.
     """
 
     seconds: float = math.inf
@@ -62,6 +63,8 @@ class Limits:
     progress: Callable[[Progress], None] | None = None
     gap: float = 0.0
     quick: bool = False
+    rough: bool = False
+    prices: tuple[float, ...] = ()
 
     def within(self, gap: float) -> "Limits":
         """The same with this gap, or its own where that is larger."""
@@ -77,7 +80,8 @@ class Limits:
 class Solution:
     """What a solver found: an option per variable with its cost, and a bound (ns) that no assignment goes below.
 
-    `bound` is INFINITE when infeasible. `source` names the solver, `words` says how it went.
+    `bound` is INFINITE when infeasible. `source` names the solver, `words` says how it went. `prices` of a byte of each
+    capacity prove the bound, or one close to it, where the solver has any.
     """
 
     status: Status
@@ -87,6 +91,7 @@ class Solution:
     seconds: float
     source: str
     words: str = ""
+    prices: tuple[float, ...] = ()
 
     @property
     def gap(self) -> float | None:
@@ -159,6 +164,7 @@ class Search:
     assignment: tuple[int, ...] | None = None
     objective: int | None = None
     bound: int = -INFINITE
+    prices: tuple[float, ...] = ()
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -235,4 +241,6 @@ class Search:
             if self.objective == self.bound
             else Status.FEASIBLE
         )
-        return Solution(status, self.assignment, self.objective, self.bound, self.seconds, self.source, words)
+        return Solution(
+            status, self.assignment, self.objective, self.bound, self.seconds, self.source, words, self.prices
+        )

@@ -291,10 +291,19 @@ class _Search:
 
 
 def quick_axes(question: Question, plain: bool) -> int:
-    """For how many axes formulating and eliminating is quick, judged by the shortest axis, which splits most."""
+    """For how many axes formulating and eliminating is quick."""
+    work = works(question, plain)
+    return max((n for n in work if work[n] <= question.most_work), default=1)
+
+
+def works(question: Question, plain: bool) -> dict[int, float]:
+    """The additions of formulating and of one elimination for meshes of so many axes.
+
+    Judged by the shortest axis, which splits most; 0 where the question limits no work.
+    """
     most = max(len(p.sizes) for p in question.placements)
     if most == 1 or question.most_work == inf:
-        return most
+        return dict.fromkeys(range(1, most + 1), 0.0)
     hierarchy = question.machine.hierarchy
     size, level = min((d, i) for i, n in enumerate(hierarchy) for d in divisors(n) if d > 1)
     narrow = Placement((size,), (tuple(size if i == level else 1 for i in range(len(hierarchy))),))
@@ -302,13 +311,10 @@ def quick_axes(question: Question, plain: bool) -> int:
         encoding = question.encoding(narrow, min(question.micro_batches), plain, fast=True)
         circuit = compile_network(encoding.network)
     except TooWideError:
-        return 1
+        return {1: 0.0} | dict.fromkeys(range(2, most + 1), inf)
     layouts = [len(table.codes) for table in {id(t): t for t in encoding.tables.values()}.values()]
-
-    def work(axes: int) -> float:
-        return circuit.work(axes) + sum(float(n) ** (3 * axes) for n in layouts)  # a table's closure is cubic
-
-    return max((n for n in range(1, most + 1) if work(n) <= question.most_work), default=1)
+    # A table's closure is cubic.
+    return {n: circuit.work(n) + sum(float(x) ** (3 * n) for x in layouts) for n in range(1, most + 1)}
 
 
 def unbounded(network: Network) -> int:

@@ -72,6 +72,8 @@ def solve_transient(search: Search, solve: _Solve) -> Solution:
         return search.finish("no solution, at any price of memory", infeasible=True)
     if search.done:
         return search.finish("proved by prices" if search.bound >= search.ceiling else STOPPED)
+    if search.limits.rough:
+        return search.finish(PRICED)
     division = _Division(search, solve, circuit, groups, mean, best, search.seconds)
     try:
         solution = search_within(mean, best, search, division.offer, ("lists of segments", "lists of segments"))
@@ -90,7 +92,7 @@ def _solve_wide(search: Search, solve: _Solve) -> Solution:
     if answer.status is Status.INFEASIBLE:
         return search.finish(answer.words, infeasible=True)
     search.raise_bound(answer.bound)
-    if answer.assignment is not None and not search.offer(answer.assignment):
+    if answer.assignment is not None and not search.offer(answer.assignment) and not search.limits.rough:
         _grow(search, solve, _largest(search.network, answer.assignment))
     return search.finish("" if search.done else "too wide to price what switches use for a while")
 

@@ -36,8 +36,8 @@ _KINDS = {"F": "forward", "B": "backward", "W": "weights"}
 def runs(plan: PipelinePlan, stages: tuple[Priced, ...]) -> tuple[Run, ...]:
     """All slots: each begins as soon as its devices are free and what it waits for is there.
 
-    Transfers are part of the slots at both ends. Schedules whose backwards are whole end no later than the step that
-    is predicted of whole stages (`step_ns`).
+    Transfers are part of the slots at both ends. Equal stages whose backwards are whole end with the step
+    that is predicted (`step_ns`); unequal ones may end later.
     """
     split = any(slot.kind == "W" for order in plan.orders for slot in order)
     chain = []

@@ -80,7 +80,8 @@ class Answer:
     `objective` ns with `assignment` (of the part's network) is one; None where none was found. It fits with `in_flight`
     micro-batches. `inside` is a bound for every part that has this one within, with as many in flight or more: where
     there is no limit of memory, such bounds of disjoint parts add up. Of a part that does not fit, `missing` bytes are
-    missing at the least; `refusal` says why there is no network.
+    missing at the least (0: nobody knows how many); `refusal` says why there is no network. `prices` of a byte prove
+    the bound, where memory is scarce.
     """
 
     bound: int
@@ -91,6 +92,7 @@ class Answer:
     inside: int = 0
     missing: int | None = None
     refusal: str = ""
+    prices: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
+from math import ceil
 from time import monotonic
 
 import numpy as np
@@ -79,6 +81,11 @@ class Networks:
     solving: float = 0.0
 
     @property
+    def merged(self) -> int:
+        """Of how many devices the memory that a network speaks of is."""
+        return 1
+
+    @property
     def floors(self) -> Times:
         return self.whole.floors(self.configuration)
 
@@ -109,7 +116,7 @@ class Networks:
     def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
         """The least time of a part. Without a limit of memory only a bound is sought, one for what is inside."""
         try:
-            found = encoding(self.whole, self.configuration, i, j, query.in_flight)
+            found = self.encoding(i, j, query.in_flight)
         except PartitaError as refusal:  # something cannot be cut so finely
             return Answer(INFINITE, refusal=str(refusal))
         variables, whole = _Variables(found, tuple(self.whole.weights)), (i, j) == (0, self.whole.count - 1)
@@ -118,18 +125,22 @@ class Networks:
             free = replace(within, capacities=(unbounded(within),))
             bound = self._solved(free, effort).bound
             return Answer(bound, inside=bound)
-        network = self._in_share(variables.restricted(query))
+        bounded = effort.level is Level.BOUNDED
+        network = self._in_share(within if bounded else variables.restricted(query))
         solution = self._solved(network, effort)
+        prices = tuple(p * self.merged for p in solution.prices if any(solution.prices))
         if solution.status is Status.INFEASIBLE:
-            return Answer(INFINITE, missing=least_use(network) - network.capacities[0])
-        if solution.assignment is None:
-            return Answer(solution.bound)
-        ends = variables.ends(solution.assignment)
-        return Answer(solution.bound, solution.objective, query.in_flight, ends, solution.assignment)
+            missing = (least_use(network) - network.capacities[0]) // self.merged  # but for what is used for a while
+            return Answer(INFINITE, inside=INFINITE if bounded else 0, missing=max(0, missing))
+        inside = solution.bound if bounded else 0
+        if solution.assignment is None or (bounded and not whole):
+            return Answer(solution.bound, inside=inside, prices=prices)
+        ends, flights = variables.ends(solution.assignment), query.in_flight
+        return Answer(solution.bound, solution.objective, flights, ends, solution.assignment, inside, prices=prices)
 
     def decoded(self, i: int, j: int, in_flight: int, answer: Answer) -> tuple[Encoding, tuple[int, ...]]:
         """The network of a stage, and its assignment for an answer that a part of its kind gave."""
-        found = encoding(self.whole, self.configuration, i, j, in_flight)
+        found = self.encoding(i, j, in_flight)
         assert answer.assignment is not None and answer.objective is not None
         verdict = evaluate(found.network, answer.assignment)
         assert verdict.feasible and verdict.cost == answer.objective, (verdict, answer.objective)
@@ -147,7 +158,7 @@ class Networks:
     def need(self, i: int, j: int, in_flight: int) -> Need:
         """The least memory of a part inside of any other, whatever time it takes; nothing where it cannot be cut."""
         try:
-            found = encoding(self.whole, self.configuration, i, j, in_flight)
+            found = self.encoding(i, j, in_flight)
         except PartitaError:
             return Need(0, INFINITE)
         variables = _Variables(found, tuple(self.whole.weights))
@@ -161,12 +172,16 @@ class Networks:
     def _in_share(self, network: Network) -> Network:
         """The network with a stage's part of the memory, where a device has several stages."""
         capacity = self.whole.question.machine.device.capacity_bytes
-        others = capacity - capacity // self.configuration.chunks
+        others = self.merged * (capacity - capacity // self.configuration.chunks)
         return replace(network, capacities=(network.capacities[0] - others,)) if others else network
 
     def _solved(self, network: Network, effort: Effort) -> Solution:
-        cutoff = None if effort.cutoff is None or effort.cutoff >= INFINITE else effort.cutoff
-        limits = Limits(max(effort.seconds, 0.01), cutoff, None, effort.gap, effort.level is Level.PRICED)
+        cutoff, level = None, effort.level
+        if effort.cutoff is not None and effort.cutoff < INFINITE:  # a bound must reach it, not only nearly
+            cutoff = ceil(effort.cutoff / (1 - Fraction(effort.gap)))
+        prices = tuple(p / self.merged for p in effort.prices)
+        quick, rough = level in (Level.BOUNDED, Level.PRICED), level is Level.BOUNDED
+        limits = Limits(max(effort.seconds, 0.01), cutoff, None, effort.gap, quick, rough, prices)
         self.options = max(self.options, sum(len(v.cost) for v in network.variables))
         began = monotonic()
         solution = self.solver.solve(network, limits)

@@ -8,10 +8,11 @@ So few of the parts, and few of the layouts, are ever solved for. Weights that s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from fractions import Fraction
+from functools import reduce
 from itertools import product
 from math import ceil, inf
 from time import monotonic
@@ -25,8 +26,12 @@ from ...formulation.outer import Configuration
 from ...model.layout import Layout
 from .known import ANY, Answer, Known, Letters, Need, Query, Side
 from .master import Times, best_path
+from .spans import added, around, positions
 
 _Key = TypeVar("_Key", bound=Hashable)
+
+_LITTLE = 0.25
+"""The part of the gap that a bound may be lower for stages that are not asked."""
 
 Place: TypeAlias = tuple[int, Side]
 """A boundary, and the layouts that are meant there."""
@@ -36,18 +41,23 @@ class Level(IntEnum):
     """How closely parts are solved."""
 
     RELAXED = 0  # bounds, without a limit of memory
-    PRICED = 1  # by prices of memory alone
-    CLOSED = 2  # within the gap that is asked for
+    BOUNDED = 1  # bounds by prices of memory
+    PRICED = 2  # bounds and solutions by prices of memory
+    CLOSED = 3  # within the gap that is asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How far a part is solved: a time of `cutoff` or more is not wanted, nor one closer to the optimum than `gap`."""
+    """How far a part is solved: a time of `cutoff` or more is not wanted, nor one closer to the optimum than `gap`.
+
+    `prices`: those of a byte that were found before, for parts much like these.
+    """
 
     level: Level
     gap: float = 0.0
     cutoff: int | None = None
     seconds: float = inf
+    prices: tuple[float, ...] = ()
 
 
 class Parts(Protocol):
@@ -104,7 +114,13 @@ class State:
     seconds: float = 0.0  # in all
     solving: float = 0.0  # of these, in solvers
     missing: int | None = None  # bytes that some part misses at the least
+    prices: tuple[float, ...] = ()  # of a byte, ns, where memory was scarce last
     refusal: str = ""  # why a part has no network
+
+    def copy(self) -> State:
+        """Another state with what is known here."""
+        known = Known({k: [*v] for k, v in self.known.answers.items()}, {k: {**v} for k, v in self.known.needs.items()})
+        return replace(self, known=known, sides={**self.sides}, shared={**self.shared}, tried={**self.tried})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +153,10 @@ class _Pursuit:
         self.floors, self.handed, self.stages = parts.floors, parts.handed, parts.stages
         self.count = len(self.floors)
         self.rounds = configuration.micro_batches * configuration.chunks
-        self.kinds: dict[Hashable, list[tuple[int, int]]] = {}
-        for i, j in np.argwhere(self.stages).tolist():
-            self.kinds.setdefault(parts.kind(i, j), []).append((i, j))
+        self.kinds = positions(parts.stages, parts.kind, parts.shared)
         self.bounds: dict[tuple[Hashable, Query], int] = {}
         self.least: dict[int, Times] = {}
+        self.within: dict[int, Times] = {}
         self.has_shared = np.array([[parts.shared(i, j) for j in range(self.count)] for i in range(self.count)])
 
     def run(self) -> Stages | None:
@@ -204,35 +219,51 @@ class _Pursuit:
 
     def _times(self, places: Sequence[Place], in_flight: int, shared: Sequence[Side]) -> Times:
         """What is proved of every part between two places."""
-        at: dict[int, list[int]] = {}
-        for node, (b, _) in enumerate(places):
-            at.setdefault(b, []).append(node)
+        first = np.searchsorted([b for b, _ in places], np.arange(self.count))
+        sides = [[side for b, side in places if b == own] for own in range(self.count)]
         index = [b for b, _ in places]
         times = self._least(in_flight)[np.ix_(index, index)].copy()
         for kind in self.state.known.answers:
-            for i, j in self.kinds.get(kind, ()):
-                for u, v in product(at[i], at[j]):
-                    query = self._query(places[u], places[v], in_flight, shared)
-                    times[u, v] = max(times[u, v], self._bound(kind, query))
+            for starts, ends in self.kinds.get(kind, ()):
+                i, j = int(starts[0]), int(ends[0])
+                for (u, left), (v, right) in product(enumerate(sides[i]), enumerate(sides[j])):
+                    bound = self._bound(kind, self._query((i, left), (j, right), in_flight, shared))
+                    at = first[starts] + u, first[ends] + v
+                    times[at] = np.maximum(times[at], bound)
         return times
 
     def _least(self, in_flight: int) -> Times:
         """What every part takes at the least, as far as that follows from what is known of parts inside of it."""
         if in_flight not in self.least:
-            known, handed = self.state.known, self.handed
-            inside = self.floors.copy()
-            for i, j, kind in self._asked():
-                inside[i, j] = max(inside[i, j], known.inside(kind, 0))
-            inside = _added(inside)
-            most = inside.copy()
-            for i, j, kind in self._asked():
-                for flight in {q.in_flight for q, _ in known.answers[kind] if 0 < q.in_flight <= in_flight}:
-                    value = known.inside(kind, flight)
-                    rest = inside[: i + 1, i, None] + inside[None, j, j:] + value
-                    most[: i + 1, j:] = np.maximum(most[: i + 1, j:], rest)
+            handed, answers = self.handed, self.state.known.answers.values()
+            flights = sorted({q.in_flight for own in answers for q, _ in own if 0 < q.in_flight <= in_flight})
+            most = reduce(np.maximum, map(self._within, flights), self._within(0))
             most = np.minimum(most + handed[:, None] + handed[None, :], INFINITE)
             self.least[in_flight] = np.where(self.stages & self._fits(in_flight), most, INFINITE)
         return self.least[in_flight]
+
+    def _within(self, in_flight: int) -> Times:
+        """[n, n]: what follows for every part from one within of which that is known, and from the rest of it."""
+        if in_flight not in self.within:
+            known = self._inside(in_flight)
+            if in_flight == 0:
+                found = added(np.maximum(self.floors, known))
+            elif known.any():
+                rest = self._within(0)
+                found = around(around(rest, np.where(known > 0, known, -INFINITE)), rest)
+            else:
+                found = known
+            self.within[in_flight] = found
+        return self.within[in_flight]
+
+    def _inside(self, in_flight: int) -> Times:
+        """[n, n]: what is proved of parts that have a part (i, j) within; 0 where nothing is."""
+        found = np.zeros_like(self.floors)
+        for kind in self.state.known.answers:
+            value = self.state.known.inside(kind, in_flight)
+            for starts, ends in self.kinds.get(kind, ()) if value else ():
+                found[starts, ends] = np.maximum(found[starts, ends], value)
+        return found
 
     def _fits(self, in_flight: int) -> npt.NDArray[np.bool_]:
         """[n, n]: which parts are not known to need more memory than they have, by what is known of parts inside."""
@@ -241,16 +272,11 @@ class _Pursuit:
         for kind, needs in self.state.known.needs.items() if in_flight else ():
             for need in (need for flight, need in needs.items() if flight <= in_flight):
                 shared = np.maximum(shared, need.shared or 0)
-                for i, j in self.kinds.get(kind, ()):
-                    own[i, j] = max(own[i, j], need.bytes)
-                    room[: i + 1, j:] = np.minimum(room[: i + 1, j:], need.room)
-        return _added(own) + self.has_shared @ shared <= room
-
-    def _asked(self) -> Iterator[tuple[int, int, Hashable]]:
-        """The parts of which something is known."""
-        for kind in self.state.known.answers:
-            for i, j in self.kinds.get(kind, ()):
-                yield i, j, kind
+                for starts, ends in self.kinds.get(kind, ()):
+                    own[starts, ends] = np.maximum(own[starts, ends], need.bytes)
+                    for i, j in zip(starts, ends, strict=True):
+                        room[: i + 1, j:] = np.minimum(room[: i + 1, j:], need.room)
+        return added(own) + self.has_shared @ shared <= room
 
     def _bound(self, kind: Hashable, query: Query) -> int:
         if (kind, query) not in self.bounds:
@@ -264,11 +290,19 @@ class _Pursuit:
             max(int(self._least(q.in_flight)[i, j]), self._bound(self.parts.kind(i, j), q))
             for (i, j), q in zip(spans, queries, strict=True)
         ]
-        for s in sorted(range(len(busy)), key=lambda s: -busy[s]):
+        for s in self._worth(busy):
             kind, cutoff = self.parts.kind(*spans[s]), self._cutoff(busy, s)
             if not self._settled(kind, queries[s], busy[s], cutoff):
                 return (*spans[s], queries[s], cutoff)
         return None
+
+    def _worth(self, busy: Sequence[int]) -> list[int]:
+        """Which stages to ask, the longest first; where a bound is sought, not those that can add little to it."""
+        order = sorted(range(len(busy)), key=lambda s: -busy[s])
+        slack = _LITTLE * self.effort.gap * max(busy) * self.rounds
+        while self.effort.level < Level.PRICED and len(order) > 1 and slack >= max(busy) - busy[order[-1]] > 0:
+            slack -= max(busy) - busy[order.pop()]
+        return order
 
     def _settled(self, kind: Hashable, query: Query, bound: int, cutoff: int) -> bool:
         """Whether no more is asked of a part with this effort."""
@@ -296,18 +330,22 @@ class _Pursuit:
         return low
 
     def _ask(self, i: int, j: int, query: Query, cutoff: int) -> None:
-        effort = Effort(self.effort.level, self.effort.gap, cutoff, self.until - monotonic())
+        prices = self.state.prices or self.effort.prices
+        effort = Effort(self.effort.level, self.effort.gap, cutoff, self.until - monotonic(), prices)
         answer = self.parts.solve(i, j, query, effort)
+        self.state.prices = answer.prices or self.state.prices
         kind = self.parts.kind(i, j)
         self.state.known.add(kind, query, answer)
         self.state.tried[kind, query, self.effort.level] = cutoff
         self.state.solved += 1
         self.state.refusal = self.state.refusal or answer.refusal
         if answer.missing is not None:
-            self.state.missing = min(answer.missing, self.state.missing or answer.missing)
+            before = self.state.missing
+            self.state.missing = answer.missing if before is None else min(answer.missing, before)
         self.bounds = {key: bound for key, bound in self.bounds.items() if key[0] != kind}
         if answer.inside:
             self.least = {}
+            self.within = {f: v for f, v in self.within.items() if 0 < query.in_flight != f}
         if answer.bound >= INFINITE and query.in_flight:
             self._weigh(i, j, query.in_flight)
 
@@ -340,17 +378,6 @@ class _Pursuit:
             w: _taken(a.ends[2][w] for a, own in zip(answers, has, strict=True) if own[w]) for w in range(len(has[0]))
         }
         return {w: letters for w, letters in stored.items() if len(set(letters)) > 1}
-
-
-def _added(inside: Times) -> Times:
-    """[n, n]: the most that is proved of any disjoint parts of each part together; 0 where i = j."""
-    n = len(inside)
-    added = np.where(np.triu(np.ones((n, n)), 1) > 0, inside, 0)
-    for length in range(2, n):
-        for i in range(n - length):
-            j = i + length
-            added[i, j] = max(added[i, j], int((added[i, i + 1 : j] + added[i + 1 : j, j]).max()))
-    return np.minimum(added, INFINITE)
 
 
 def _split(sides: dict[_Key, tuple[Side, ...]], apart: Mapping[_Key, list[Letters]]) -> None:

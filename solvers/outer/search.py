@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
@@ -27,17 +27,24 @@ from ...model.errors import PartitaError
 from ..parallel import Serial, in_order
 from ..protocol import NO_LIMITS, Limits, Progress, Solver, Status
 from ..question import Question
-from ..search import quick_axes
+from ..search import works
+from .even import Even
 from .parts import Networks
 from .pursuit import Effort, Level, Stages, State, pursue, raise_bound
 from .question import Whole
 
 AHEAD = 3
 """Configurations that are under way at once."""
+MOST = 16
+"""Times the work that one network may take: what one elimination of each of them may take in all."""
 FIRST = 0.1
-"""The gap of the first plans, of which only a cost to compare with is wanted."""
-DIVES = 3
-"""Pipelines among the first plans."""
+"""The gap of the first plan, of which only a cost to compare with is wanted."""
+CLOSER = 0.25
+"""The part of the gap to which the best plan is improved at once: the better it is, the less is asked of all others."""
+FAR = 1.5
+"""Times itself a bound is raised at a time."""
+DEEP = 3.0
+"""Times the least bound, beyond which no solution is sought before its turn."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,8 @@ class _Candidate:
     level: Level | None = None
     charted: bool = False  # whether its bound says what is known of its parts
     under_way: bool = False
+    dived: bool = False  # whether it was taken up for a first plan
+    even: bool = False  # whether it stands for all that have as many stages and micro-batches
 
     @property
     def bound(self) -> int:
@@ -111,7 +120,7 @@ def search(
     return _Search(Whole(question), space, solver, limits, executor or Serial()).run()
 
 
-_Task: TypeAlias = tuple[Whole, Configuration, State, int, Effort, Solver]
+_Task: TypeAlias = tuple[Whole, Configuration, bool, State, int, tuple[Effort, ...], Solver]
 
 
 class _Search:
@@ -122,7 +131,11 @@ class _Search:
         self.start = time.monotonic()
         self.best: tuple[Configuration, Stages] | None = None
         self.families: dict[tuple[Row, tuple[Row, ...]], dict[int, _Candidate]] = {}
-        self.under_way: deque[tuple[_Candidate, Level]] = deque()
+        self.evens: dict[tuple[int, int], _Candidate] = {}  # by stages and micro-batches
+        self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # of a byte, likewise
+        self.plainest: dict[int, _Candidate] = {}
+        self.leader: _Candidate | None = None  # that of the best
+        self.under_way: deque[tuple[_Candidate, Level, int]] = deque()
         self.left_out = 0
         self.interrupted = False
 
@@ -141,16 +154,28 @@ class _Search:
     def run(self) -> OuterFound:
         try:
             self._enumerate()
-            self.dives = self._dives()
-            for state, stages in in_order(self.executor, _pursued, self, AHEAD):
-                self._hear(state, stages)
+            if self.families:
+                self.plainest = self.families[min(self.families, key=lambda key: _plainness(*key))]
+            self._pursue()
         except KeyboardInterrupt:
             self.interrupted = True
         return self._found()
 
+    def _pursue(self) -> None:
+        """Ask and hear until nothing worthwhile is left; in this thread where the executor breaks down."""
+        try:
+            for state, stages in in_order(self.executor, _pursued, self, AHEAD):
+                self._hear(state, stages)
+        except BrokenExecutor:  # a process was killed, perhaps for its memory
+            for candidate, _, _ in self.under_way:
+                candidate.under_way = False
+            self.under_way.clear()
+            self.executor = Serial()
+            self._pursue()
+
     def _enumerate(self) -> None:
         """Every configuration, with the bound that its arithmetic gives."""
-        space, axes = self.space, quick_axes(self.whole.question, plain=False)
+        space, axes = self.space, self._axes()
         for row, places in space.placements.items():
             p = prod(row)
             order = (space.schedule, space.chunks) if p > 1 else ("1f1b", 1)
@@ -162,7 +187,19 @@ class _Search:
                 family = self.families.setdefault((row, placement.matrix), {})
                 for k in counts:
                     made = Configuration(row, placement.matrix, k, *order)
-                    family[k] = _Candidate(made, State(bound=_even(self.whole, made)))
+                    bound = _even(self.whole, made)
+                    family[k] = _Candidate(made, State(bound=bound))
+                    self.evens.setdefault(
+                        (made.devices, k), _Candidate(made, State(bound=bound), charted=True, even=True)
+                    )
+
+    def _axes(self) -> int:
+        """The most axes of a mesh for which all configurations together are not too much work."""
+        work, counts = works(self.whole.question, plain=False), len(self.whole.question.micro_batches)
+        meshes = [len(p.sizes) for places in self.space.placements.values() for p in places]
+        in_all = {n: counts * sum(work[axes] for axes in meshes if axes <= n) for n in work}
+        most = self.whole.question.most_work
+        return max((n for n in work if work[n] <= most and in_all[n] <= MOST * most), default=1)
 
     # What is asked next
 
@@ -173,54 +210,76 @@ class _Search:
         chosen = self._next() if self.left() > 0 else None
         if chosen is None:
             raise StopIteration
-        candidate, effort = chosen
+        candidate, levels, gap = chosen
         candidate.under_way = True
-        self.under_way.append((candidate, effort.level))
-        return self.whole, candidate.configuration, candidate.state, self.reach, effort, self.solver
+        final = levels[-1] >= Level.PRICED or (candidate.dived and not candidate.even and candidate.level is None)
+        reach = self.reach if final else self._far(candidate)
+        self.under_way.append((candidate, levels[-1], reach))
+        own, prices = candidate.configuration, self.prices.get(_size(candidate), ())
+        efforts = tuple(Effort(level, gap, seconds=self.left(), prices=prices) for level in levels)
+        return self.whole, own, candidate.even, candidate.state, reach, efforts, self.solver
 
-    def _next(self) -> tuple[_Candidate, Effort] | None:
-        for candidate in self.dives:
-            return candidate, Effort(Level.PRICED, max(FIRST, self.limits.gap), seconds=self.left())
+    def _next(self) -> tuple[_Candidate, tuple[Level, ...], float] | None:
+        dive = self._dive()
+        if dive is not None:
+            return dive
+        leader = self.leader
+        if leader is not None and leader.level is Level.PRICED and leader.bound < self.reach and not leader.under_way:
+            return leader, (Level.CLOSED,), self.limits.gap * CLOSER
         while (chosen := self._most_promising()) is not None:
+            if chosen.even:
+                return chosen, (Level.RELAXED, Level.BOUNDED), self.limits.gap
             if chosen.charted:
-                return chosen, Effort(chosen.next_level, self.limits.gap, seconds=self.left())
+                return chosen, (chosen.next_level,), self.limits.gap
             self._chart(chosen)
         return None
 
-    def _dives(self) -> Iterator[_Candidate]:
-        """A few configurations that are likely to be good: no pipeline, then some with meshes of one axis a level."""
-        found: dict[int, _Candidate] = {}
-        for (row, _), family in sorted(self.families.items(), key=lambda item: _plainness(*item[0])):
-            p = prod(row)
-            if p == 1 and p not in found:
-                found[p] = next(iter(family.values()))
-                yield from (family[k] for k in sorted(family) if self.best is None)
-            elif p not in found:
-                found[p] = min(family.values(), key=lambda c: (c.configuration.micro_batches < 4 * p, c.bound))
-        pipelines = (c for p, c in found.items() if p > 1)
-        yield from sorted(pipelines, key=lambda c: (c.bound, c.configuration))[:DIVES]
+    def _dive(self) -> tuple[_Candidate, tuple[Level, ...], float] | None:
+        """Towards a first plan: the plainest mesh, with the fewest micro-batches with which it may fit."""
+        for _, candidate in sorted(self.plainest.items()) if self.best is None else ():
+            even = self.evens[_size(candidate)]
+            if candidate.under_way or even.under_way or candidate.bound >= INFINITE or candidate.dived:
+                continue
+            if even.level is None and not even.dived:
+                even.dived = True
+                return even, (Level.RELAXED, Level.BOUNDED), self.limits.gap
+            candidate.dived = True
+            last = Level.BOUNDED if candidate.configuration.devices == 1 else Level.PRICED
+            return candidate, (Level.RELAXED, last), max(FIRST, self.limits.gap)
+        return None
+
+    def _far(self, candidate: _Candidate) -> int:
+        """How far a bound is raised at a time: others may be least then, and never was this one worth more."""
+        return min(self.reach, int(FAR * candidate.bound)) if candidate.bound > 0 else self.reach
 
     def _most_promising(self) -> _Candidate | None:
-        """The one of least bound; that of least bound without a limit of memory first, for it may be the best."""
+        """The one of least bound; but one of those begun is always taken further, for it may lead to a better plan."""
         reach = self.reach
         idle = [c for c in self._candidates() if c.bound < reach and c.level is not Level.CLOSED and not c.under_way]
-        relaxed = [c for c in idle if c.level is Level.RELAXED]
-        if relaxed and all(level is not Level.PRICED for _, level in self.under_way):
-            return min(relaxed, key=_order)
+        near = DEEP * min((c.bound for c in idle), default=0)
+        begun = [c for c in idle if c.level in (Level.RELAXED, Level.BOUNDED) and c.bound <= near]
+        if begun and all(c.even or level < Level.BOUNDED for c, level, _ in self.under_way):
+            return min(begun, key=lambda c: (c.bound, _order(c)))
         while idle:
             chosen = min(idle, key=_order)
-            first = self._coarsest(chosen) if chosen.level is None else chosen
+            first = chosen if chosen.level is not None else self._before(chosen)
             if not first.under_way:
                 return first
             family = self._family(chosen)
             idle = [c for c in idle if c.level is not None or self._family(c) is not family]
         return None
 
+    def _before(self, candidate: _Candidate) -> _Candidate:
+        """What is asked before a candidate that was not taken up yet."""
+        even = self.evens[_size(candidate)]
+        return even if even.level is None else self._coarsest(candidate)
+
     def _coarsest(self, candidate: _Candidate) -> _Candidate:
         """The coarsest cut that is still possible, and whose bound without a limit of memory holds for this one too."""
         k, family = candidate.configuration.micro_batches, self._family(candidate)
         coarser = (other for count, other in sorted(family.items()) if k % count == 0 and other.level is None)
-        return next(other for other in coarser if other.bound < self.reach)
+        open_ones = (c for c in coarser if c.bound < self.reach and self.evens[_size(c)].level is not None)
+        return next(open_ones)
 
     def _chart(self, candidate: _Candidate) -> None:
         """Raise a bound by what follows from arithmetic and from coarser cuts."""
@@ -234,15 +293,28 @@ class _Search:
     # What is heard
 
     def _hear(self, state: State, stages: Stages | None) -> None:
-        candidate, level = self.under_way.popleft()
-        candidate.state, candidate.level, candidate.under_way = state, level, False
+        candidate, level, reach = self.under_way.popleft()
+        candidate.state, candidate.under_way = state, False
+        if not reach <= state.bound < self.reach:
+            candidate.level = level
+        self.prices[_size(candidate)] = state.prices
+        if candidate.even:
+            self._spread(candidate)
         if stages is not None and (self.best is None or stages.objective < self.best[1].objective):
-            self.best = candidate.configuration, stages
+            self.best, self.leader = (candidate.configuration, stages), candidate
         if level is Level.RELAXED:
             for other in self._family(candidate).values():
                 other.charted &= other is candidate
         if self.limits.progress is not None:
             self.limits.progress(Progress(self.objective, self._bound(), time.monotonic() - self.start))
+
+    def _spread(self, even: _Candidate) -> None:
+        """What holds wherever stages are placed; where memory is scarce then, bounds without it are left out."""
+        for candidate in self._candidates():
+            if _size(candidate) == _size(even):
+                candidate.state.bound = max(candidate.bound, even.bound)
+                if even.state.prices and candidate.level is None:
+                    candidate.level = Level.RELAXED
 
     def _candidates(self) -> Iterator[_Candidate]:
         return (c for family in self.families.values() for c in family.values())
@@ -255,7 +327,7 @@ class _Search:
         return min(known) if self.families else self.whole.question.floor_ns()
 
     def _found(self) -> OuterFound:
-        everything, bound, objective = list(self._candidates()), self._bound(), self.objective
+        everything, bound, objective = [*self._candidates(), *self.evens.values()], self._bound(), self.objective
         if objective is None:
             status = Status.INFEASIBLE if bound >= INFINITE and not self.interrupted else Status.UNKNOWN
         else:
@@ -275,8 +347,8 @@ class _Search:
             tuple(self._decoded(configuration, stages)) if configuration and stages else (),
             bound,
             seconds,
-            len(everything),
-            sum(s.solved > 0 for s in states),
+            len(everything) - len(self.evens),
+            sum(c.state.solved > 0 for c in self._candidates()),
             sum(s.solved for s in states),
             sum(s.kept for s in states),
             max((s.options for s in states), default=0),
@@ -296,10 +368,13 @@ class _Search:
 
 def _pursued(task: _Task) -> tuple[State, Stages | None]:
     """Pursue a configuration, in whatever process."""
-    whole, configuration, state, reach, effort, solver = task
+    whole, configuration, even, before, reach, efforts, solver = task
+    state = before.copy()  # what is found is known when it is heard, whoever computes
     kept, began = getattr(solver, "kept", 0), time.monotonic()
-    parts = Networks(whole, configuration, solver)
-    stages = pursue(parts, configuration, state, reach, effort)
+    parts = (Even if even else Networks)(whole, configuration, solver)
+    stages = None
+    for effort in efforts:
+        stages = pursue(parts, configuration, state, reach, effort)
     state.kept += getattr(solver, "kept", 0) - kept
     state.seconds += time.monotonic() - began
     state.solving += parts.solving
@@ -314,12 +389,17 @@ def _even(whole: Whole, configuration: Configuration) -> int:
     return total // p + (total - total // p) // rounds
 
 
+def _size(candidate: _Candidate) -> tuple[int, int]:
+    """Stages (of a device one each) and micro-batches."""
+    return candidate.configuration.devices, candidate.configuration.micro_batches
+
+
 def _order(candidate: _Candidate) -> tuple[object, ...]:
     c = candidate.configuration
-    return candidate.level is Level.PRICED, candidate.bound, len(c.matrix), c
+    return candidate.level in (Level.BOUNDED, Level.PRICED), candidate.bound, len(c.matrix), c
 
 
 def _plainness(row: Row, matrix: tuple[Row, ...]) -> tuple[object, ...]:
-    """Small for pipelines over the outermost level, and meshes with one axis for every level."""
+    """Small for few stages, over the outermost level, and for meshes with one axis for every level."""
     apart = all(sum(factor > 1 for factor in level) <= 1 for level in zip(*matrix, strict=True))
-    return tuple(-f for f in row), not apart or len(matrix) > 2, -len(matrix), matrix
+    return prod(row), tuple(-f for f in row), not apart or len(matrix) > 2, -len(matrix), matrix

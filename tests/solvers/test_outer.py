@@ -5,7 +5,8 @@ The same with every plan looked at: `tests/codegen/test_pipeline_exhaustive.py`,
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+import pickle
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import prod
@@ -16,9 +17,10 @@ import pytest
 import torch
 from torch import nn
 
+import partita
 from partita.formulation.encode import encode
 from partita.formulation.network import INFINITE
-from partita.formulation.outer import in_flight, rows, step_ns
+from partita.formulation.outer import Configuration, in_flight, rows, step_ns
 from partita.formulation.placement import distinct, placements
 from partita.formulation.transfers import transfer_price
 from partita.model.batch import with_batch
@@ -27,8 +29,12 @@ from partita.model.machine import Machine, stage_machine
 from partita.model.pcg import PCG
 from partita.model.segments import MODES
 from partita.model.stages import boundaries, stage
+from partita.solvers.outer.even import Even
+from partita.solvers.outer.parts import Networks
+from partita.solvers.outer.pursuit import Effort, Level, State, pursue
+from partita.solvers.outer.question import Whole
 from partita.solvers.outer.search import OuterFound, Space, search
-from partita.solvers.parallel import Processes
+from partita.solvers.parallel import Processes, Serial
 from partita.solvers.protocol import Limits, Progress, Status, solver
 from partita.solvers.question import Question
 
@@ -223,6 +229,84 @@ def test_any_executor_gives_the_same() -> None:
     with ThreadPoolExecutor(3) as threads, Processes(2) as processes:
         for executor in (Backwards(), threads, processes):
             assert told(search(question, space, solver("auto"), limits, executor)) == alone
+
+
+class Copies(Executor):
+    """Computes at once, with copies, as processes do."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(pickle.loads(pickle.dumps(fn(*pickle.loads(pickle.dumps(args)), **kwargs))))
+        return future
+
+
+@pytest.mark.parametrize(("levels", "memory", "batch"), [((4,), 40, 16), ((2, 2), 24, 8)])
+def test_nothing_is_known_before_it_is_heard(levels: tuple[int, ...], memory: int, batch: int) -> None:
+    question = asked("short", levels, memory * MIB, batch, MODES)
+    space, limits = everything(question), Limits(gap=0.05)
+    alone, copies = (search(question, space, solver("auto"), limits, e) for e in (Serial(), Copies()))
+    assert told(alone) == told(copies)
+
+
+def test_another_goes_on_where_processes_break_down() -> None:
+    question = replace(asked("short", (4,), 14 * MIB, 8, MODES), micro_batches=(4, 8))
+    space, asked_of = everything(question), list[int]()
+
+    class Breaks(Serial):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            asked_of.append(len(asked_of))
+            if len(asked_of) < 6:
+                return super().submit(fn, *args, **kwargs)
+            future: Future[Any] = Future()
+            future.set_exception(BrokenExecutor("a process was killed"))
+            return future
+
+    found, best = (search(question, space, solver("auto"), executor=e) for e in (Breaks(), Serial()))
+    assert len(asked_of) > 5
+    assert (found.status, found.objective, found.bound) == (best.status, best.objective, best.bound)
+
+
+@pytest.mark.parametrize(("name", "memory"), [("short", 14), ("tied", 24), ("short", 400)])
+def test_no_placement_goes_below_merged_devices(name: str, memory: int) -> None:
+    question = asked(name, (2, 2), memory * MIB, 8, MODES)
+    whole, backend = Whole(question), solver("auto")
+    for row, places in everything(question).placements.items():
+        for place, k in product(places, question.micro_batches):
+            own = Configuration(row, place.matrix, k)
+            bounds, plans = State(), State()
+            for level in (Level.RELAXED, Level.BOUNDED):
+                pursue(Even(whole, own, backend), own, bounds, INFINITE, Effort(level))
+            found = pursue(Networks(whole, own, backend), own, plans, INFINITE, Effort(Level.CLOSED))
+            assert 0 < bounds.bound <= (INFINITE if found is None else found.objective), (own, bounds.bound)
+
+
+class Gated(nn.Module):
+    """Three products of one tensor, which may be joined."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({name: nn.Linear(width, width, bias=False) for name in ("a", "b", "c", "out")})
+            for _ in range(count)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            assert isinstance(layer, nn.ModuleDict)
+            x = x + layer["out"](torch.relu(layer["a"](x)) * torch.tanh(layer["b"](x)) * torch.sigmoid(layer["c"](x)))
+        return x.square().mean()
+
+
+def test_floors_are_those_of_the_quickest_ways() -> None:
+    """A graph whose products may be joined takes less than each of them by itself."""
+    model, x = Gated(64, 4), torch.zeros(4, 64)
+    settings = {"batch": 4, "stages": 2, "micro_batches": 2, "cache": "none", "workers": 1}
+    plain, joined = (
+        partita.optimize(model, (x,), Machine.adhoc((2,)), rewrite=rewrite, **settings).report
+        for rewrite in (False, True)
+    )
+    assert joined["objective_ns"] < plain["objective_ns"]
+    assert joined["bound_ns"] <= joined["objective_ns"]
 
 
 def test_an_interrupt_keeps_the_best() -> None:
