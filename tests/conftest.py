@@ -30,6 +30,7 @@ FIRST = (
     *("test_spacetime_plans", "test_spacetime_emit", "test_spacetime_conflict", "test_spacetime_materialize"),
     *("test_flat_portfolio", "test_random", "test_emit", "test_rewritten", "test_launch", "test_explicit"),
     *("test_flat_linear", "test_reduction", "test_zoo", "test_beside", "test_spread", "test_ring", "test_loops"),
+    *("test_cli_pipelines", "test_outer", "test_pipeline_exhaustive", "test_pipeline_random", "test_whole"),
     *("test_rewriting", "test_plan_files", "test_backend_limits", "test_network", "test_repeat", "test_batch_norm"),
 )
 """Modules that take long: with one of them at the end the other processes would wait for it."""
