@@ -99,8 +99,9 @@ def _evened(rows: Sequence[int], counts: list[list[int]], most: float) -> list[l
     held = [sum(count * each for count, each in zip(rows, own, strict=True)) for own in counts]
     while held and max(held) > most:
         c = held.index(max(held))
+        others = {tuple(counts[d]): d for d in reversed(range(len(counts))) if d != c}
         for several in (1, 2):
-            best = min(_trade(rows, counts, held, c, d, several, most) for d in range(len(counts)) if d != c)
+            best = min(_trade(rows, counts, held, c, d, several, most) for d in others.values())
             if best[0] < held[c]:
                 break
         else:
