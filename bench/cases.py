@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from ..codegen.plan import Plan
 from ..codegen.run import Settings, plan_graph
@@ -14,12 +14,29 @@ from ..model.pcg import PCG
 T = TypeVar("T")
 
 
+class Named(Protocol):
+    """A case."""
+
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
 def chosen(cases: Iterable[T], only: Sequence[str], name: Callable[[T], str], what: str = "case") -> list[T]:
     """The cases with one of the texts `only` in their name, all without any. PartitaError: none is left."""
     kept = [case for case in cases if not only or any(text in name(case) for text in only)]
     if not kept:
         raise PartitaError(f"no {what} has {' or '.join(only)} in its name")
     return kept
+
+
+def each(cases: Sequence[N], tell: Callable[[str], None]) -> Iterator[N]:
+    """The cases one by one, told when their turn comes."""
+    for number, case in enumerate(cases, 1):
+        tell(f"{number} of {len(cases)}: {case.name}")
+        yield case
 
 
 def plan_of_one_stage(graph: PCG, machine: Machine, settings: Settings, model: dict[str, Any] | None = None) -> Plan:

@@ -30,7 +30,7 @@ from ..model.machine import Machine
 from ..model.pcg import PCG
 from ..model.zoo import build
 from ..model.zoo.registry import entry
-from .cases import chosen, plan_of_one_stage
+from .cases import chosen, each, plan_of_one_stage
 
 MODELS = ("mlp", "xdl", "dlrm", "candle-uno", "bert-large", "resnext-50", "inception-v3")
 SECONDS = 300.0
@@ -80,8 +80,7 @@ def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[d
     """Plan every case three times; seconds are those of the joint plan, gaps fractions."""
     cases = chosen(SMALL if small else CASES, only, lambda case: case.name)
     rows = []
-    for number, case in enumerate(cases, 1):
-        tell(f"{number} of {len(cases)}: {case.name}")
+    for case in each(cases, tell):
         rows.append(measure(case))
         gc.collect()
     return rows

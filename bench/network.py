@@ -35,7 +35,7 @@ from ..model.errors import PartitaError
 from ..model.machine import Level, Machine
 from ..model.patterns import PATTERNS
 from ..model.wiring import Wiring
-from .cases import chosen
+from .cases import chosen, each
 from .emulated import WIRE_BYTES, Network, emulated, refusal, run_ranks
 
 NAMES = ("rack", "node", "rank")
@@ -91,11 +91,7 @@ def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[d
     why = refusal()
     if why is not None:
         raise PartitaError(f"no network can be emulated: {why}")
-    rows = []
-    for number, case in enumerate(cases, 1):
-        tell(f"{number} of {len(cases)}: {case.name}")
-        rows += measure(case)
-    return rows
+    return [row for case in each(cases, tell) for row in measure(case)]
 
 
 def measure(case: Case) -> list[dict[str, Any]]:

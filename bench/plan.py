@@ -19,7 +19,7 @@ from ..model.machine import Machine
 from ..model.pcg import PCG
 from ..model.zoo import build
 from ..model.zoo.registry import entry
-from .cases import chosen
+from .cases import chosen, each
 
 GIB = 2**30
 AMPLE = 2**40
@@ -67,11 +67,7 @@ SMALL = (
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """Plan every case; seconds are wall time, `gap` a fraction."""
     cases = chosen(SMALL if small else CASES, only, lambda case: case.name)
-    rows = []
-    for number, case in enumerate(cases, 1):
-        tell(f"{number} of {len(cases)}: {case.name}")
-        rows.append(measure(case))
-    return rows
+    return [measure(case) for case in each(cases, tell)]
 
 
 def measure(case: Case) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from ..formulation.pipeline.steady import repetitions
 from ..solvers.protocol import Status
 from ..solvers.schedule.cpsat import OBJECTIVES, fitting, refuted, solve
 from ..solvers.schedule.steady import steady
-from .cases import chosen
+from .cases import chosen, each
 
 SECONDS = 20.0
 """For each case."""
@@ -188,11 +188,7 @@ def cases(small: bool) -> list[Case]:
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None], time_limit: float = SECONDS) -> list[Row]:
     """A row for every case, in ns; `time_limit` is that of each."""
     kept = chosen(cases(small), only, lambda case: case.name)
-    rows = []
-    for number, case in enumerate(kept, 1):
-        tell(f"{number} of {len(kept)}: {case.name}")
-        rows.append(measure(case, time_limit))
-    return rows
+    return [measure(case, time_limit) for case in each(kept, tell)]
 
 
 def totals(rows: Sequence[Row]) -> Row:

@@ -24,6 +24,7 @@ from ..model.files import make_folder, write_directory
 from ..solvers.instance import read_instance
 from ..solvers.protocol import solvers
 from . import profiles
+from .cases import chosen, each
 from .contained import Request, contained
 from .instances import Case, cases
 
@@ -48,17 +49,14 @@ def run(
     `instances`: a folder of contest instances. `time_limit` in seconds, instead of each case's own. `solver`: names of
     those to be compared. PartitaError: no case or solver left, or no folder of instances.
     """
-    chosen = [c for c in cases(small, instances) if not only or any(text in c.name for text in only)]
-    if not chosen:
-        raise PartitaError(f"no case has {' or '.join(only)} in its name")
+    asked = chosen(cases(small, instances), only, lambda case: case.name)
     known = [backend.name for backend in solvers()]
     for name in solver:
         if name not in known:
             raise PartitaError(f"no solver is called {name!r}; there are {', '.join(known)}")
     names = [name for name in known if not solver or name in solver]
     rows: list[Row] = []
-    for number, case in enumerate(chosen, 1):
-        tell(f"{number} of {len(chosen)}: {case.name}")
+    for case in each(asked, tell):
         rows += measure(case, names, case.seconds if time_limit is None else time_limit, tell)
         if rows[-1]["status"] == INTERRUPTED:
             break

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..model.zoo.registry import entry
-from .cases import chosen
+from .cases import chosen, each
 
 GIB = 2**30
 GAP = 0.01
@@ -89,11 +89,7 @@ SPACE = {
 def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """Plan every case; seconds are wall time, `gap` a fraction."""
     cases = chosen(SMALL if small else CASES, only, lambda case: case.name)
-    rows = []
-    for number, case in enumerate(cases, 1):
-        tell(f"{number} of {len(cases)}: {case.name}")
-        rows.append(measure(case))
-    return rows
+    return [measure(case) for case in each(cases, tell)]
 
 
 def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -402,8 +402,7 @@ def _placements(machine: Machine, settings: Settings) -> tuple[Placement, ...]:
     elif settings.stages is not None and settings.stages > 1:
         places = inside(machine, settings.stages, settings.mesh)
     else:
-        mesh = settings.mesh if settings.stages in (None, 1) else None  # else it is the mesh of a stage
-        places = distinct(placements(machine.hierarchy, mesh=mesh))
+        places = distinct(placements(machine.hierarchy, mesh=settings.mesh))
     counts = {s.count(",") + 1 for _, s in settings.fix if "," in s}
     if len(counts) > 1:
         raise PartitaError("--fix names strategies for different numbers of axes")

@@ -22,12 +22,12 @@ def floors_ns(pcg: PCG, machine: Machine, count: int, precision: Precision) -> n
     what some choice of ways does not need takes no time.
     """
     known = classes(pcg)
-    ways, beside = Ways(pcg, known), {i for bundle in find_bundles(pcg) for i in bundle.nodes}
+    beside = {i for bundle in find_bundles(pcg) for i in bundle.nodes}
     result = np.zeros(len(pcg.nodes), dtype=np.int64)
-    for index in range(len(pcg.nodes)):
-        if index in known.ways or known.base[index] != index or known.constant[index] or index in ways.conditional:
-            continue
-        result[index] = min(_floor_ns(pcg, way, machine, count, precision, way in beside) for way in ways.of(index))
+    for index, *others in Ways(pcg, known).needed():
+        if known.base[index] == index and not known.constant[index]:
+            ways = (index, *others)
+            result[index] = min(_floor_ns(pcg, way, machine, count, precision, way in beside) for way in ways)
     return result
 
 

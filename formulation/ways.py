@@ -28,6 +28,11 @@ class Ways:
         """The nodes of which one computes a tensor class: the base, then its alternatives."""
         return self.pcg.members.get(node, (node,))
 
+    def needed(self) -> Iterator[tuple[int, ...]]:
+        """The nodes that every choice computes, each with the ways to compute it."""
+        ways, base = self.classes.ways, self.classes.base
+        return (self.of(i) for i in range(len(self.pcg.nodes)) if i not in ways and base[i] not in self.conditional)
+
     @cached_property
     def conditional(self) -> frozenset[int]:
         """Bases that some choice does not need."""

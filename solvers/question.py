@@ -1,6 +1,6 @@
 """What is planned: a graph and a batch on a machine, and what alone bounds the answer, before any network is made."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -69,7 +69,7 @@ class Question:
         """No plan is faster: all arithmetic at the devices' full rate, evenly spread, and nothing else."""
         rate = self.machine.device.flops(precision(self.dtype).compute) * self.machine.devices
         whole = with_batch(self.pcg, self.batch)
-        work = sum(min(_work(whole, way) for way in ways) for ways in _needed(whole))
+        work = sum(min(_work(whole, way) for way in ways) for ways in Ways(whole, classes(whole)).needed())
         return int(work / rate * 1e9 * (1 - 1e-9))
 
     def fits(self) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ class Question:
         fixed = sum(whole.nodes[i].numel for i in whole.of("parameter") if i in whole.plain) * ITEMSIZE[form.parameters]
         again = offered(whole, grouped, self.bundles) if self.recompute != ("none",) else ()
         segment = {i: s.name for s in again for i in s.nodes}
-        for index in (ways[0] for ways in _needed(whole) if len(ways) == 1):
+        for index in (ways[0] for ways in Ways(whole, grouped).needed() if len(ways) == 1):
             node = whole.nodes[index]
             if not node.gradient or node.op in SOURCES:
                 continue
@@ -101,17 +101,6 @@ class Question:
         fixed += sum(size for base, size in kept.items() if not known[base].batch)
         capacity = self.machine.device.capacity_bytes * devices
         return tuple(k for k in self.micro_batches if fixed + cut / k <= capacity)
-
-
-def _needed(pcg: PCG) -> Iterator[tuple[int, ...]]:
-    """The nodes that every choice of ways computes, each with the ways to compute it."""
-    grouped = classes(pcg)
-    ways = Ways(pcg, grouped)
-    return (
-        ways.of(index)
-        for index in range(len(pcg.nodes))
-        if index not in grouped.ways and grouped.base[index] not in ways.conditional
-    )
 
 
 def _work(pcg: PCG, index: int) -> float:

@@ -44,8 +44,6 @@ class Even(Networks):
     def handed(self) -> Times:
         """[n]: the least over all places of the pipeline."""
         own, hierarchy = self.configuration, self.whole.question.machine.hierarchy
-        if own.devices == 1:
-            return self.whole.handed(own)
         places = rows(hierarchy, own.devices)
         return reduce(np.minimum, (self.whole.handed(own.along(row)) for row in places))
 

@@ -1,9 +1,10 @@
 """The outer search: which pipeline, inner placement and number of micro-batches, best first by what is proved of each.
 
-Every configuration begins with what its arithmetic takes at an even share. In the order of these bounds each is taken
-a step further: its parts without a limit of memory, then by prices of memory, then to the gap that is asked for. What
-is proved without a limit of memory also holds where micro-batches are cut finer by a whole factor, so the coarsest cut
-that is still possible goes first. A configuration whose bound reaches what is known is left: most are never solved.
+Every configuration begins with what its arithmetic takes at an even share, and with what is proved of one that has as
+many stages and micro-batches, where each stage's devices are merged into one. In the order of these bounds each is
+taken a step further: its parts without a limit of memory, then by prices of memory, then to the gap that is asked for.
+What is proved without a limit of memory also holds where micro-batches are cut finer by a whole factor, so the coarsest
+cut that is still possible goes first. A configuration whose bound reaches what is known is left: most are never solved.
 
 Several configurations are under way at once. What is found is heard in the order in which they were begun, and what is
 begun depends on what was heard, so the answer does not depend on who computes, and how fast.
@@ -17,7 +18,8 @@ from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from operator import attrgetter
+from typing import NamedTuple, TypeAlias
 
 from ...formulation.encoding import Encoding
 from ...formulation.network import INFINITE
@@ -28,6 +30,7 @@ from ..parallel import Serial, in_order
 from ..protocol import NO_LIMITS, Limits, Progress, Solver, Status
 from ..question import Question
 from ..search import works
+from .candidate import Candidate, evenly_spread, plainness
 from .even import Even
 from .parts import Networks
 from .pursuit import Effort, Level, Stages, State, pursue, raise_bound
@@ -47,6 +50,7 @@ FAR = 1.5
 """Times itself a bound is raised at a time."""
 DEEP = 3.0
 """Times the least bound, beyond which no solution is sought before its turn."""
+BOUNDS = (Level.RELAXED, Level.BOUNDED)
 
 
 @dataclass(frozen=True)
@@ -87,27 +91,6 @@ class OuterFound:
     exhausted: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Candidate:
-    """A configuration, what is known of it, and how far it was taken (None: not at all)."""
-
-    configuration: Configuration
-    state: State
-    level: Level | None = None
-    charted: bool = False  # whether its bound says what is known of its parts
-    under_way: bool = False
-    dived: bool = False  # whether it was taken up for a first plan
-    even: bool = False  # whether it stands for all that have as many stages and micro-batches
-
-    @property
-    def bound(self) -> int:
-        return self.state.bound
-
-    @property
-    def next_level(self) -> Level:
-        return Level.RELAXED if self.level is None else Level(self.level + 1)
-
-
 def search(
     question: Question,
     space: Space,
@@ -122,6 +105,15 @@ def search(
     return _Search(Whole(question), space, solver, limits, executor or Serial()).run()
 
 
+class _Asked(NamedTuple):
+    """How far a configuration is taken, and the bound with which it is left."""
+
+    candidate: Candidate
+    levels: tuple[Level, ...]
+    gap: float
+    reach: int
+
+
 _Task: TypeAlias = tuple[Whole, Configuration, bool, State, int, tuple[Effort, ...], Solver]
 
 
@@ -132,12 +124,12 @@ class _Search:
         self.whole, self.space, self.solver, self.limits, self.executor = whole, space, solver, limits, executor
         self.start = time.monotonic()
         self.best: tuple[Configuration, Stages] | None = None
-        self.families: dict[tuple[Row, tuple[Row, ...]], dict[int, _Candidate]] = {}
-        self.evens: dict[tuple[int, int], _Candidate] = {}  # by stages and micro-batches
+        self.families: dict[tuple[Row, tuple[Row, ...]], dict[int, Candidate]] = {}
+        self.evens: dict[tuple[int, int], Candidate] = {}  # by stages and micro-batches
         self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # of a byte, likewise
-        self.plainest: dict[int, _Candidate] = {}
-        self.leader: _Candidate | None = None  # that of the best
-        self.under_way: deque[tuple[_Candidate, Level, int]] = deque()
+        self.plainest: dict[int, Candidate] = {}
+        self.leader: Candidate | None = None  # that of the best
+        self.under_way: deque[tuple[Candidate, Level, int]] = deque()
         self.left_out = 0
         self.interrupted = False
 
@@ -157,7 +149,7 @@ class _Search:
         try:
             self._enumerate()
             if self.families:
-                self.plainest = self.families[min(self.families, key=lambda key: _plainness(*key))]
+                self.plainest = self.families[min(self.families, key=lambda key: plainness(*key))]
             self._pursue()
         except KeyboardInterrupt:
             self.interrupted = True
@@ -189,10 +181,10 @@ class _Search:
                 family = self.families.setdefault((row, placement.matrix), {})
                 for k in counts:
                     made = Configuration(row, placement.matrix, k, *order)
-                    bound = _even(self.whole, made)
-                    family[k] = _Candidate(made, State(bound=bound))
+                    bound = evenly_spread(self.whole, made)
+                    family[k] = Candidate(made, State(bound=bound))
                     self.evens.setdefault(
-                        (made.devices, k), _Candidate(made, State(bound=bound), charted=True, even=True)
+                        (made.devices, k), Candidate(made, State(bound=bound), charted=True, even=True)
                     )
 
     def _axes(self) -> int:
@@ -212,58 +204,55 @@ class _Search:
         chosen = self._next() if self.left() > 0 else None
         if chosen is None:
             raise StopIteration
-        candidate, levels, gap = chosen
+        candidate, levels, gap, reach = chosen
         candidate.under_way = True
-        final = levels[-1] >= Level.PRICED or (candidate.dived and not candidate.even and candidate.level is None)
-        reach = self.reach if final else self._far(candidate)
         self.under_way.append((candidate, levels[-1], reach))
-        own, prices = candidate.configuration, self.prices.get(_size(candidate), ())
+        own, prices = candidate.configuration, self.prices.get(candidate.size, ())
         efforts = tuple(Effort(level, gap, seconds=self.left(), prices=prices) for level in levels)
         return self.whole, own, candidate.even, candidate.state, reach, efforts, self.solver
 
-    def _next(self) -> tuple[_Candidate, tuple[Level, ...], float] | None:
-        dive = self._dive()
+    def _next(self) -> _Asked | None:
+        dive, leader = self._dive(), self.leader
         if dive is not None:
             return dive
-        leader = self.leader
         if leader is not None and leader.level is Level.PRICED and leader.bound < self.reach and not leader.under_way:
-            return leader, (Level.CLOSED,), self.limits.gap * CLOSER
+            return _Asked(leader, (Level.CLOSED,), self.limits.gap * CLOSER, self.reach)
         while (chosen := self._most_promising()) is not None:
-            if chosen.even:
-                return chosen, (Level.RELAXED, Level.BOUNDED), self.limits.gap
-            if chosen.charted:
-                return chosen, (chosen.next_level,), self.limits.gap
+            if chosen.even or chosen.charted:
+                levels = BOUNDS if chosen.even else (chosen.next_level,)
+                reach = self._far(chosen) if levels[-1] in BOUNDS else self.reach
+                return _Asked(chosen, levels, self.limits.gap, reach)
             self._chart(chosen)
         return None
 
-    def _dive(self) -> tuple[_Candidate, tuple[Level, ...], float] | None:
+    def _dive(self) -> _Asked | None:
         """Towards a first plan: the plainest mesh, with the fewest micro-batches with which it may fit."""
         for _, candidate in sorted(self.plainest.items()) if self.best is None else ():
-            even = self.evens[_size(candidate)]
+            even = self.evens[candidate.size]
             if candidate.under_way or even.under_way or candidate.bound >= INFINITE or candidate.dived:
                 continue
             if even.level is None and not even.dived:
                 even.dived = True
-                return even, (Level.RELAXED, Level.BOUNDED), self.limits.gap
+                return _Asked(even, BOUNDS, self.limits.gap, self._far(even))
             candidate.dived = True
             last = Level.BOUNDED if candidate.configuration.devices == 1 else Level.PRICED
-            return candidate, (Level.RELAXED, last), max(FIRST, self.limits.gap)
+            return _Asked(candidate, (Level.RELAXED, last), max(FIRST, self.limits.gap), self.reach)
         return None
 
-    def _far(self, candidate: _Candidate) -> int:
+    def _far(self, candidate: Candidate) -> int:
         """How far a bound is raised at a time: others may be least then, and never was this one worth more."""
         return min(self.reach, int(FAR * candidate.bound)) if candidate.bound > 0 else self.reach
 
-    def _most_promising(self) -> _Candidate | None:
+    def _most_promising(self) -> Candidate | None:
         """The one of least bound; but one of those begun is always taken further, for it may lead to a better plan."""
         reach = self.reach
         idle = [c for c in self._candidates() if c.bound < reach and c.level is not Level.CLOSED and not c.under_way]
         near = DEEP * min((c.bound for c in idle), default=0)
-        begun = [c for c in idle if c.level in (Level.RELAXED, Level.BOUNDED) and c.bound <= near]
+        begun = [c for c in idle if c.level in BOUNDS and c.bound <= near]
         if begun and all(c.even or level < Level.BOUNDED for c, level, _ in self.under_way):
-            return min(begun, key=lambda c: (c.bound, _order(c)))
+            return min(begun, key=lambda c: (c.bound, c.order))
         while idle:
-            chosen = min(idle, key=_order)
+            chosen = min(idle, key=attrgetter("order"))
             first = chosen if chosen.level is not None else self._before(chosen)
             if not first.under_way:
                 return first
@@ -271,19 +260,19 @@ class _Search:
             idle = [c for c in idle if c.level is not None or self._family(c) is not family]
         return None
 
-    def _before(self, candidate: _Candidate) -> _Candidate:
+    def _before(self, candidate: Candidate) -> Candidate:
         """What is asked before a candidate that was not taken up yet."""
-        even = self.evens[_size(candidate)]
+        even = self.evens[candidate.size]
         return even if even.level is None else self._coarsest(candidate)
 
-    def _coarsest(self, candidate: _Candidate) -> _Candidate:
+    def _coarsest(self, candidate: Candidate) -> Candidate:
         """The coarsest cut that is still possible, and whose bound without a limit of memory holds for this one too."""
         k, family = candidate.configuration.micro_batches, self._family(candidate)
         coarser = (other for count, other in sorted(family.items()) if k % count == 0 and other.level is None)
-        open_ones = (c for c in coarser if c.bound < self.reach and self.evens[_size(c)].level is not None)
+        open_ones = (c for c in coarser if c.bound < self.reach and self.evens[c.size].level is not None)
         return next(open_ones)
 
-    def _chart(self, candidate: _Candidate) -> None:
+    def _chart(self, candidate: Candidate) -> None:
         """Raise a bound by what follows from arithmetic and from coarser cuts."""
         candidate.charted, k = True, candidate.configuration.micro_batches
         for count, other in self._family(candidate).items():
@@ -296,10 +285,11 @@ class _Search:
 
     def _hear(self, state: State, stages: Stages | None) -> None:
         candidate, level, reach = self.under_way.popleft()
-        candidate.state, candidate.under_way = state, False
         if not reach <= state.bound < self.reach:
             candidate.level = level
-        self.prices[_size(candidate)] = state.prices
+        state.bound = max(state.bound, candidate.bound)  # which others may have raised meanwhile
+        candidate.state, candidate.under_way = state, False
+        self.prices[candidate.size] = state.prices
         if candidate.even:
             self._spread(candidate)
         if stages is not None and (self.best is None or stages.objective < self.best[1].objective):
@@ -310,18 +300,18 @@ class _Search:
         if self.limits.progress is not None:
             self.limits.progress(Progress(self.objective, self._bound(), time.monotonic() - self.start))
 
-    def _spread(self, even: _Candidate) -> None:
+    def _spread(self, even: Candidate) -> None:
         """What holds wherever stages are placed; where memory is scarce then, bounds without it are left out."""
         for candidate in self._candidates():
-            if _size(candidate) == _size(even):
+            if candidate.size == even.size:
                 candidate.state.bound = max(candidate.bound, even.bound)
                 if even.state.prices and candidate.level is None:
                     candidate.level = Level.RELAXED
 
-    def _candidates(self) -> Iterator[_Candidate]:
+    def _candidates(self) -> Iterator[Candidate]:
         return (c for family in self.families.values() for c in family.values())
 
-    def _family(self, candidate: _Candidate) -> dict[int, _Candidate]:
+    def _family(self, candidate: Candidate) -> dict[int, Candidate]:
         return self.families[candidate.configuration.row, candidate.configuration.matrix]
 
     def _bound(self) -> int:
@@ -382,26 +372,3 @@ def _pursued(task: _Task) -> tuple[State, Stages | None]:
     state.solving += parts.solving
     state.options = max(state.options, parts.options)
     return state, stages
-
-
-def _even(whole: Whole, configuration: Configuration) -> int:
-    """The step if all arithmetic is spread evenly over the devices."""
-    total = int(whole.floors(configuration)[0, -1])
-    p, rounds = configuration.devices, configuration.micro_batches * configuration.chunks
-    return total // p + (total - total // p) // rounds
-
-
-def _size(candidate: _Candidate) -> tuple[int, int]:
-    """Stages (of a device one each) and micro-batches."""
-    return candidate.configuration.devices, candidate.configuration.micro_batches
-
-
-def _order(candidate: _Candidate) -> tuple[object, ...]:
-    c = candidate.configuration
-    return candidate.level in (Level.BOUNDED, Level.PRICED), candidate.bound, len(c.matrix), c
-
-
-def _plainness(row: Row, matrix: tuple[Row, ...]) -> tuple[object, ...]:
-    """Small for few stages, over the outermost level, and for meshes with one axis for every level."""
-    apart = all(sum(factor > 1 for factor in level) <= 1 for level in zip(*matrix, strict=True))
-    return prod(row), tuple(-f for f in row), not apart or len(matrix) > 2, -len(matrix), matrix
