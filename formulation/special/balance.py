@@ -13,6 +13,8 @@ from functools import cached_property
 from math import gcd
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from ...model.errors import PartitaError
 
 NEAR = 1.01
@@ -136,10 +138,11 @@ def _together(tables: Sequence[frozenset[int]]) -> list[int]:
     """An order of the coordinates, by the tables that they have, in which neighbours share tables: swaps that help."""
     order = list(range(len(tables)))
     several = [t for t in frozenset().union(*tables) if sum(t in own for own in tables) > 1]
+    has = np.array([[t in own for t in several] for own in tables])
 
     def length() -> int:
-        places = [[place for place, c in enumerate(order) if t in tables[c]] for t in several]
-        return sum(found[-1] - found[0] for found in places)
+        here = has[order]
+        return int((len(order) - 1 - here[::-1].argmax(axis=0) - here.argmax(axis=0)).sum())
 
     least = length()
     for _ in range(len(order)):

@@ -7,11 +7,16 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, chain, combinations_with_replacement
+from itertools import accumulate, chain, pairwise
 from math import inf
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from .balance import NEAR, Piece, Spread, fewest_elements, of_counts, unit_widths
+
+_Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @lru_cache(maxsize=256)
@@ -91,55 +96,66 @@ def _fill(rows: Sequence[int], left: Sequence[int], room: int, target: float, ne
     return [best[1].get(t, 0) for t in range(len(rows))]
 
 
-def _evened(rows: Sequence[int], counts: list[list[int]], most: float) -> list[list[int]]:
+def _evened(rows: Sequence[int], filled: list[list[int]], most: float) -> list[list[int]]:
     """Units change places between the fullest coordinate and others until none has more than `most` rows, if it helps.
 
     One for one, or two for two where that does not help.
     """
-    held = [sum(count * each for count, each in zip(rows, own, strict=True)) for own in counts]
-    while held and max(held) > most:
-        c = held.index(max(held))
-        others = {tuple(counts[d]): d for d in reversed(range(len(counts))) if d != c}
-        for several in (1, 2):
-            best = min(_trade(rows, counts, held, c, d, several, most) for d in others.values())
-            if best[0] < held[c]:
-                break
-        else:
+    if not filled:
+        return []
+    each, counts = np.array(rows, dtype=np.int64), np.array(filled, dtype=np.int64)
+    held = counts @ each
+    while held.max() > most:
+        c = int(held.argmax())
+        others = [*{counts[d].tobytes(): d for d in reversed(range(len(counts))) if d != c}.values()]
+        trade = _trade(each, counts, held, c, others, 1, most) or _trade(each, counts, held, c, others, 2, most)
+        if trade is None:
             break
-        _, _, d, traded = best
+        d, traded = trade
         for t, u in traded:
-            for here, gone, come in ((c, t, u), (d, u, t)):
-                counts[here][gone] -= 1
-                counts[here][come] += 1
-                held[here] += rows[come] - rows[gone]
-    return counts
-
-
-_Trade: TypeAlias = tuple[float, int, int, tuple[tuple[int, int], ...]]
+            counts[c, [t, u]] += -1, 1
+            counts[d, [t, u]] += 1, -1
+            held[[c, d]] += (each[u] - each[t]) * np.array([1, -1])
+    evened: list[list[int]] = counts.tolist()
+    return evened
 
 
 def _trade(
-    rows: Sequence[int], counts: Sequence[Sequence[int]], held: Sequence[int], c: int, d: int, several: int, most: float
-) -> _Trade:
-    """The best trade of so many units of c against as many of d: what the fuller then has, and how many pieces more."""
-    mine, theirs = ([t for t, count in enumerate(counts[x]) if count] for x in (c, d))
-    pairs = [(t, u) for t in mine for u in theirs if t != u]
-    best: _Trade = (held[c], 0, d, ())
-    for traded in combinations_with_replacement(pairs, several):
-        more = sum(rows[t] - rows[u] for t, u in traded)
-        after = max(held[c] - more, held[d] + more, most)
-        if after > best[0] or more <= 0:
-            continue
+    rows: _Numbers, counts: _Numbers, held: _Numbers, c: int, others: list[int], several: int, most: float
+) -> tuple[int, list[tuple[int, int]]] | None:
+    """The best trade of so many units of c against as many of another, after which the fuller has less; None: no such.
+
+    The less, the better; then the fewer pieces.
+    """
+    here = counts[others] > 0
+    different = ~np.eye(len(rows), dtype=np.bool_)
+    with_, give, take = np.nonzero((counts[c] > 0)[:, None] & here[:, None, :] & different)
+    trades = np.arange(len(give))[None]
+    if several == 2:
+        ends = np.searchsorted(with_, np.arange(len(others) + 1))
+        trades = np.concatenate([np.add(np.triu_indices(b - a), a) for a, b in pairwise(ends)], axis=1)
+    d = np.array(others)[with_[trades[0]]]
+    more = (rows[give] - rows[take])[trades].sum(axis=0)
+    after = np.maximum(np.maximum(held[c] - more, held[d] + more), most)
+    possible = more > 0
+    if several == 2:  # as many units as there are
+        (t, other_t), (u, other_u) = give[trades], take[trades]
+        possible &= ((t != other_t) | (counts[c, t] > 1)) & ((u != other_u) | (counts[d, u] > 1))
+    after[~possible] = inf
+    least = after.min(initial=inf)
+    if least >= held[c]:
+        return None
+
+    def preference(n: int) -> tuple[int, int, list[tuple[int, int]]]:
+        traded = [(int(give[n]), int(take[n])) for n in trades[:, n]]
         change = Counter(u for _, u in traded)
         change.subtract(t for t, _ in traded)
-        if all(counts[c][t] + n >= 0 and counts[d][t] - n >= 0 for t, n in change.items()):
-            pieces = sum(
-                (own + n > 0) - (own > 0)
-                for t, by in change.items()
-                for own, n in ((counts[c][t], by), (counts[d][t], -by))
-            )
-            best = min(best, (after, pieces, d, traded))
-    return best
+        both = ((counts[c], 1), (counts[d[n]], -1))
+        pieces = sum(int(own[t] + sign * by > 0) - int(own[t] > 0) for t, by in change.items() for own, sign in both)
+        return pieces, int(d[n]), traded
+
+    _, with_whom, traded = min(map(preference, np.flatnonzero(after == least).tolist()))
+    return with_whom, traded
 
 
 def _dealt(rows: Sequence[int], units: int, ranks: int) -> list[list[int]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -39,64 +40,47 @@ def best_path(times: Sequence[Times], rounds: int, devices: int) -> Path | None:
     `rounds` is K, times the stages of each of the `devices`. Ties go to the smaller M, then to the earlier nodes. None:
     there is no path.
     """
-    values = np.unique(np.concatenate([t[t < INFINITE] for t in {id(t): t for t in times}.values()]))
-    if not len(values):
+    loosest = _shortest(times, INFINITE - 1)
+    if loosest is None:
         return None
-    known: dict[int, tuple[int, tuple[int, ...]] | None] = {}
+    least, taken = loosest[0], [int(t[u, v]) for t, (u, v) in zip(times, pairwise(loosest[1]), strict=True)]
+    each = [t[(t >= least // len(times)) & (t <= max(taken))] for t in {id(t): t for t in times}.values()]
+    values = np.unique(np.concatenate(each))  # no sum is less than the loosest path's, and for no larger M any less
+    known = {len(values) - 1: loosest}
 
-    def shortest(at: int) -> tuple[int, tuple[int, ...]] | None:
+    def shortest(at: int) -> tuple[int, tuple[int, ...]]:
         if at not in known:
-            known[at] = _shortest(times, int(values[at]))
+            known[at] = _shortest(times, int(values[at])) or (INFINITE, ())
         return known[at]
 
-    low, high = 0, len(values) - 1
-    if shortest(high) is None:
-        return None
-    while low < high:  # the least M for which there is a path
-        middle = (low + high) // 2
-        low, high = (low, middle) if shortest(middle) is not None else (middle + 1, high)
-
-    def cost(at: int, total: int) -> int:
+    def cost(at: int, total: int) -> tuple[int, int]:
         longest = max(int(values[at]), -(-total // devices))
-        return longest + -(-(total - longest) // rounds)
+        return min(longest + -(-(total - longest) // rounds), INFINITE), at
 
-    def total(at: int) -> int:
-        found = shortest(at)
-        assert found is not None
-        return found[0]
-
-    best = low
-    stack = [(low, len(values) - 1)]
+    best = cost(len(values) - 1, least)
+    stack = [(0, len(values) - 1)]
     while stack:
         first, last = stack.pop()
-        for end in (first, last):
-            if cost(end, total(end)) < cost(best, total(best)):
-                best = end
-        if last - first < 2 or total(first) == total(last):
-            continue
-        if cost(first + 1, total(last)) < cost(best, total(best)):
+        totals = shortest(first)[0], shortest(last)[0]
+        best = min(best, cost(first, totals[0]), cost(last, totals[1]))
+        if last - first > 1 and totals[0] != totals[1] and cost(first + 1, totals[1]) < best:
             middle = (first + last) // 2
             stack += [(middle, last), (first, middle)]
-    found = shortest(best)
-    assert found is not None
-    return Path(found[1], cost(best, found[0]))
+    return Path(shortest(best[1])[1], best[0])
 
 
 def _shortest(times: Sequence[Times], most: int) -> tuple[int, tuple[int, ...]] | None:
     """The least sum of a path whose stages take at most `most`, and that path."""
-    reach = np.full(len(times[0]), INFINITE)
-    reach[0] = 0
-    came = []
-    allowed: dict[int, Times] = {}
-    for t in times:
-        if id(t) not in allowed:
-            allowed[id(t)] = np.where(t <= most, t, INFINITE)
-        through = reach[:, None] + allowed[id(t)]
+    last = len(times[0]) - 1
+    reach, came = np.zeros(1, dtype=np.int64), []
+    for s, t in enumerate(times):  # from node 0, and to the last one only
+        part = t[slice(None) if s else slice(1), last:] if s == len(times) - 1 else t[slice(None) if s else slice(1)]
+        through = reach[:, None] + np.where(part <= most, part, INFINITE)
         came.append(through.argmin(axis=0))
-        reach = np.minimum(through.min(axis=0), INFINITE)
-    if reach[-1] >= INFINITE:
+        reach = np.minimum(through[came[-1], np.arange(through.shape[1])], INFINITE)
+    if reach[0] >= INFINITE:
         return None
-    nodes = [len(reach) - 1]
+    nodes = [0]
     for back in reversed(came):
         nodes.append(int(back[nodes[-1]]))
-    return int(reach[-1]), tuple(reversed(nodes))
+    return int(reach[0]), (*reversed(nodes[1:]), last)

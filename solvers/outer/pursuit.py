@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from fractions import Fraction
 from functools import reduce
-from itertools import product
+from itertools import chain, product
 from math import ceil, inf
 from time import monotonic
 from typing import Protocol, TypeAlias, TypeVar
@@ -27,6 +27,7 @@ from ...model.layout import Layout
 from .known import ANY, Answer, Known, Letters, Need, Query, Side
 from .master import Times, best_path
 from .spans import added, around, positions
+from .table import Bounds
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -154,7 +155,7 @@ class _Pursuit:
         self.count = len(self.floors)
         self.rounds = configuration.micro_batches * configuration.chunks
         self.kinds = positions(parts.stages, parts.kind, parts.shared)
-        self.bounds: dict[tuple[Hashable, Query], int] = {}
+        self.proved = Bounds(state.known, self._groups, self._sides)
         self.least: dict[int, Times] = {}
         self.within: dict[int, Times] = {}
         self.has_shared = np.array([[parts.shared(i, j) for j in range(self.count)] for i in range(self.count)])
@@ -181,8 +182,9 @@ class _Pursuit:
             if not apart and not parted:
                 step = self.configuration.step_ns([a.objective or 0 for a in found])
                 return Stages(step, tuple(b for b, _ in places), found)
-            _split(state.sides, apart)
-            _split(state.shared, parted)
+            self.proved.split(_split(state.sides, apart))
+            if _split(state.shared, parted):
+                self.proved = Bounds(state.known, self._groups, self._sides)
 
     def raise_bound(self) -> tuple[list[Place], list[Query]] | None:
         """What the master chooses; None where there is no path."""
@@ -193,10 +195,7 @@ class _Pursuit:
     def _choose(self) -> tuple[int, list[Place], list[Query]] | None:
         """The least step that is not excluded: its cuts with the sides taken there, and what it asks of every stage."""
         parts, p = self.parts, self.configuration.stages
-        places = [(0, ANY)]
-        for b in range(1, self.count - 1):
-            places += [(b, side) for side in self.state.sides.get(parts.group(b), (ANY,))]
-        places.append((self.count - 1, ANY))
+        places = [(b, side) for b in range(self.count) for side in self._sides(self._group(b))]
         best: tuple[int, list[Place], list[Query]] | None = None
         weights = range(len(parts.shared(0, self.count - 1)))
         for shared in product(*(self.state.shared.get(w, (ANY,)) for w in weights)):
@@ -210,26 +209,38 @@ class _Pursuit:
             best = path.objective, taken, queries
         return best
 
+    def _group(self, boundary: int) -> Hashable:
+        """Those whose sides are told apart alike; the ends of the model have none."""
+        return (self.parts.group(boundary),) if 0 < boundary < self.count - 1 else None
+
+    def _groups(self, kind: Hashable) -> tuple[Hashable, Hashable]:
+        starts, ends = self.kinds[kind][0]
+        return self._group(int(starts[0])), self._group(int(ends[0]))
+
+    def _sides(self, group: Hashable) -> tuple[Side, ...]:
+        return (ANY,) if group is None else self.state.sides.get(group, (ANY,))
+
     def _in_flight(self, stage: int) -> int:
         return 0 if self.effort.level is Level.RELAXED else self.configuration.in_flight(stage)
 
     def _query(self, left: Place, right: Place, in_flight: int, shared: Sequence[Side]) -> Query:
-        has = self.parts.shared(left[0], right[0])
-        return Query(in_flight, left[1], right[1], tuple(x if h else ANY for h, x in zip(has, shared, strict=True)))
+        return Query(in_flight, left[1], right[1], self._had(left[0], right[0], shared))
+
+    def _had(self, i: int, j: int, shared: Sequence[Side]) -> tuple[Side, ...]:
+        """How a part stores the weights that it shares with others."""
+        return tuple(x if has else ANY for has, x in zip(self.parts.shared(i, j), shared, strict=True))
 
     def _times(self, places: Sequence[Place], in_flight: int, shared: Sequence[Side]) -> Times:
         """What is proved of every part between two places."""
-        first = np.searchsorted([b for b, _ in places], np.arange(self.count))
-        sides = [[side for b, side in places if b == own] for own in range(self.count)]
         index = [b for b, _ in places]
+        first = np.searchsorted(index, np.arange(self.count))
         times = self._least(in_flight)[np.ix_(index, index)].copy()
         for kind in self.state.known.answers:
             for starts, ends in self.kinds.get(kind, ()):
-                i, j = int(starts[0]), int(ends[0])
-                for (u, left), (v, right) in product(enumerate(sides[i]), enumerate(sides[j])):
-                    bound = self._bound(kind, self._query((i, left), (j, right), in_flight, shared))
-                    at = first[starts] + u, first[ends] + v
-                    times[at] = np.maximum(times[at], bound)
+                values = self.proved.of(kind, in_flight, self._had(int(starts[0]), int(ends[0]), shared))
+                left, right = map(np.arange, values.shape)
+                at = (first[starts, None] + left)[:, :, None], (first[ends, None] + right)[:, None, :]
+                times[at] = np.maximum(times[at], values)
         return times
 
     def _least(self, in_flight: int) -> Times:
@@ -278,16 +289,11 @@ class _Pursuit:
                         room[: i + 1, j:] = np.minimum(room[: i + 1, j:], need.room)
         return added(own) + self.has_shared @ shared <= room
 
-    def _bound(self, kind: Hashable, query: Query) -> int:
-        if (kind, query) not in self.bounds:
-            self.bounds[kind, query] = self.state.known.bound(kind, query)
-        return self.bounds[kind, query]
-
     def _wanted(self, places: list[Place], queries: list[Query]) -> tuple[int, int, Query, int] | None:
         """The stage of the chosen that takes longest and is not known yet: its part, what is asked, and the cutoff."""
         spans = [(places[s][0], places[s + 1][0]) for s in range(len(queries))]
         busy = [
-            max(int(self._least(q.in_flight)[i, j]), self._bound(self.parts.kind(i, j), q))
+            max(int(self._least(q.in_flight)[i, j]), self.state.known.bound(self.parts.kind(i, j), q))
             for (i, j), q in zip(spans, queries, strict=True)
         ]
         for s in self._worth(busy):
@@ -336,13 +342,13 @@ class _Pursuit:
         self.state.prices = answer.prices or self.state.prices
         kind = self.parts.kind(i, j)
         self.state.known.add(kind, query, answer)
+        self.proved.learn(kind, query, answer.bound)
         self.state.tried[kind, query, self.effort.level] = cutoff
         self.state.solved += 1
         self.state.refusal = self.state.refusal or answer.refusal
         if answer.missing is not None:
             before = self.state.missing
             self.state.missing = answer.missing if before is None else min(answer.missing, before)
-        self.bounds = {key: bound for key, bound in self.bounds.items() if key[0] != kind}
         if answer.inside:
             self.least = {}
             self.within = {f: v for f, v in self.within.items() if 0 < query.in_flight != f}
@@ -368,7 +374,7 @@ class _Pursuit:
         for s in range(1, len(answers)):
             before, after = answers[s - 1].ends[1], answers[s].ends[0]
             if before != after:
-                apart.setdefault(self.parts.group(places[s][0]), []).extend((before, after))
+                apart.setdefault(self._group(places[s][0]), []).extend((before, after))
         return apart
 
     def _parted(self, places: list[Place], answers: Sequence[Answer]) -> dict[int, list[Letters]]:
@@ -380,10 +386,11 @@ class _Pursuit:
         return {w: letters for w, letters in stored.items() if len(set(letters)) > 1}
 
 
-def _split(sides: dict[_Key, tuple[Side, ...]], apart: Mapping[_Key, list[Letters]]) -> None:
-    """Look at each of these layouts by itself."""
-    for key, letters in apart.items():
-        sides[key] = tuple(part for side in sides.get(key, (ANY,)) for part in side.split(letters))
+def _split(sides: dict[_Key, tuple[Side, ...]], apart: Mapping[_Key, list[Letters]]) -> dict[_Key, list[int]]:
+    """Look at each of these layouts by itself; into how many each side was split."""
+    parts = {key: [side.split(letters) for side in sides.get(key, (ANY,))] for key, letters in apart.items()}
+    sides.update({key: tuple(chain.from_iterable(own)) for key, own in parts.items()})
+    return {key: list(map(len, own)) for key, own in parts.items()}
 
 
 def _taken(layouts: Iterable[Layout | None]) -> list[Letters]:
