@@ -23,6 +23,7 @@ from ..formulation.substitution.rule_file import load_rules
 from ..model.batch import with_batch
 from ..model.errors import PartitaError
 from ..model.files import write_atomically
+from ..model.garbage import seldom_collected
 from ..model.machine import Machine
 from ..model.pcg import PCG
 from ..solvers.cached import Cached
@@ -91,6 +92,7 @@ class Settings:
     offload: bool | None = None  # None: where nothing fits without
 
 
+@seldom_collected()
 def plan(request: PlanRequest, progress: Tell | None = None) -> Plan | PipelinePlan:
     """Plan what the command line asked for.
 
@@ -255,6 +257,7 @@ def _best(
     return best_of(dtypes, settings.time_limit, planned)
 
 
+@seldom_collected()
 def plan_graph(
     graph: PCG,
     machine: Machine,

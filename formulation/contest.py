@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..model.errors import PartitaError
-from ..model.files import read_json, without_collection, write_atomically
+from ..model.files import read_json, write_atomically
+from ..model.garbage import without_collection
 from .network import INFINITE, Edge, Network, Table, Variable
 
 FORBIDDEN = 10**18  # what published instances write for infinity

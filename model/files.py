@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import json
 import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import PartitaError
+from .garbage import without_collection
 
 
 def write_atomically(path: Path | str, data: str | bytes) -> None:
@@ -94,18 +93,6 @@ def check_file_writable(path: Path | str) -> None:
     place = target if target.exists() and not target.is_file() else target.parent
     if not os.access(place, os.W_OK) or (place == target.parent and not place.is_dir()):
         raise PartitaError(f"cannot write {path}: {place} is not a folder that you may write to")
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Not look for garbage meanwhile: among the many small lists of a large file that takes as long as reading it."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def read_json(path: Path | str) -> Any:

@@ -95,25 +95,23 @@ class Circuit:
     def debt(self) -> float:
         """A bound on how much negative costs may take off a total."""
         many = sum(len(chain) for chain in self.network.chains) + 1
-        least = [f.time[f.time < np.inf].min(initial=0.0) for f in self.factors]
-        return -float(sum(least)) * many
+        return -float(sum(_each(self._times, lambda t: t[t < np.inf].min(initial=0.0)))) * many
 
     @cached_property
     def most_cost(self) -> int:
         """The sum of the largest permitted costs: no feasible assignment of the network costs more."""
-        return self.network.constant + self._sum(lambda f: f.time[f.time < np.inf].max(initial=-INFINITE))
+        return self.network.constant + self._sum(self._times, lambda t: t[t < np.inf].max(initial=-INFINITE))
 
     @cached_property
     def exact(self) -> bool:
         """`exact_in_floats`, found from one copy of a chain."""
-        cost = self._sum(lambda f: np.abs(f.time[f.time < np.inf]).max(initial=0))
-        use = self._sum(lambda f: 0.0 if f.use is None else f.use.max(initial=0))
-        return max(cost, use, abs(self.network.constant), *self.network.capacities) < 1 << 52
+        cost = self._sum(self._times, lambda t: np.abs(t[t < np.inf]).max(initial=0))
+        return max(cost, self.most_use, abs(self.network.constant), *self.network.capacities) < 1 << 52
 
     @cached_property
     def most_use(self) -> float:
         """The sum of the largest uses, of whatever capacity."""
-        return self._sum(lambda f: 0.0 if f.use is None else f.use.max(initial=0))
+        return self._sum([f.use for f in self.factors], lambda use: use.max(initial=0))
 
     def exact_price(self, price: Sequence[float]) -> tuple[float, ...]:
         """The price rounded so that totals of cost and priced use are exact in floats: then equal tables are equal."""
@@ -121,9 +119,13 @@ class Circuit:
         grain = 2.0 ** min(1000, floor(51 - log2(most)))
         return tuple(ceil(p * grain) / grain for p in price)
 
-    def _sum(self, measure: Callable[[Factor], float]) -> int:
-        """The sum of a measure over the factors, those of a chain's copy as often as there are copies."""
-        of = [int(measure(f)) for f in self.factors]
+    @property
+    def _times(self) -> list[Floats]:
+        return [f.time for f in self.factors]
+
+    def _sum(self, tables: Sequence[Floats | None], measure: Callable[[Floats], float]) -> int:
+        """The sum of a measure over the factors' tables, those of a chain's copy as often as there are copies."""
+        of = list(map(int, _each(tables, measure)))
         again = (
             (len(chain) - 1) * sum(of[slot] for slot in self.below([one]) if slot < len(of))
             for chain, one in zip(self.network.chains, self.copies, strict=True)
@@ -234,3 +236,9 @@ class Circuit:
             picks[v] = x
         kept = {d: options.tolist() for d, options in self.kept.items()}
         return tuple([kept[d][x] for d, x in zip(self.domain, picks, strict=True)])
+
+
+def _each(tables: Sequence[Floats | None], measure: Callable[[Floats], float]) -> list[float]:
+    """A measure of every table, taken once of those that are the same; 0 where there is none."""
+    known = {id(t): 0.0 if t is None else measure(t) for t in {id(t): t for t in tables}.values()}
+    return [known[id(t)] for t in tables]

@@ -8,7 +8,8 @@ from typing import Any
 from ..formulation.contest import Contest
 from ..formulation.network import INFINITE, Network
 from ..model.errors import PartitaError
-from ..model.files import check_file_writable, read_json, without_collection, write_atomically
+from ..model.files import check_file_writable, read_json, write_atomically
+from ..model.garbage import without_collection
 from .protocol import Limits, Progress, Solution, solver
 
 _REST = 0.02, 3.0  # of the time limit, at most seconds: for starting, checking the answer and writing it

@@ -52,7 +52,7 @@ def with_means(circuit: Circuit, groups: Groups) -> Circuit:
     def counted(f: Factor) -> Factor:
         if f.use is None and f.extra is None:
             return f
-        row = next((g for g, group in enumerate(groups) if f.extra is not None and f.scope[0] in group), -1)
+        row = -1 if f.extra is None else next((g for g, group in enumerate(groups) if f.scope[0] in group), -1)
         key = id(f.use), id(f.extra), row
         if key not in known:
             use = np.zeros((*f.time.shape, width)) if f.use is None else f.use

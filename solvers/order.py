@@ -187,17 +187,18 @@ class _Buckets:
     def eliminate(self, scopes: dict[int, tuple[int, ...]], variables: set[int]) -> dict[int, tuple[int, ...]]:
         """A bucket per variable, the one of least work first; returns the slots that remain."""
         near: dict[int, set[int]] = {v: set() for v in variables}  # the slots of each variable
+        around: dict[int, set[int]] = {v: {v} for v in variables}  # what has a slot with it
         for slot, scope in scopes.items():
             for v in scope:
                 if v in near:
                     near[v].add(slot)
-        scopes = dict(scopes)
+                    around[v].update(scope)
+        scopes, size = dict(scopes), self.size.__getitem__
 
         def work(v: int) -> tuple[bool, int, int]:
-            around = {v}.union(*(scopes[s] for s in near[v]))
-            waits = v in self.switches and not self.switches[v].isdisjoint(around & near.keys())
+            waits = v in self.switches and not self.switches[v].isdisjoint(around[v] & near.keys())
             # options may be few: then leaves go first
-            return waits, prod(self.size[u] for u in around), len(around)
+            return waits, prod(map(size, around[v])), len(around[v])
 
         cost = {v: work(v) for v in variables}
         queue = [(cost[v], v) for v in variables]
@@ -208,7 +209,7 @@ class _Buckets:
                 continue
             del cost[v]
             inputs = sorted(near.pop(v))
-            kept = tuple(sorted({u for s in inputs for u in scopes[s]} - {v}))
+            kept = tuple(sorted(around.pop(v) - {v}))
             slot = self.bucket(inputs, scopes, v, kept)
             for s in inputs:
                 for u in scopes.pop(s):
@@ -218,8 +219,8 @@ class _Buckets:
             for u in kept:
                 if u in near:
                     near[u].add(slot)
-            for u in kept:
-                if u in near:
+                    around[u].update(kept)
+                    around[u].discard(v)
                     cost[u] = work(u)
                     heappush(queue, (cost[u], u))
         return scopes

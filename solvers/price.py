@@ -74,11 +74,13 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
         if now.total == np.inf:
             return None
         search.raise_bound(now.bound)
+        best = now if best is None or now.value > best.value else best
+        search.prices = best.price
+        if search.limits.cutoff is not None and now.bound >= search.limits.cutoff:  # no solution is wanted
+            return best
         cost, use = _offer(circuit, now, search)
         cuts.append((cost, *use))
         sides[_fits(use, network)] = now
-        best = now if best is None or now.value > best.value else best
-        search.prices = best.price
         if search.done:
             return best
     assert best is not None

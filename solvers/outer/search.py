@@ -26,6 +26,7 @@ from ...formulation.network import INFINITE
 from ...formulation.outer import Configuration, admitted
 from ...formulation.placement import Placement, Row
 from ...model.errors import PartitaError
+from ...model.garbage import seldom_collected
 from ..parallel import Serial, in_order
 from ..protocol import NO_LIMITS, Limits, Progress, Solver, Status
 from ..question import Question
@@ -358,6 +359,7 @@ class _Search:
             yield parts.decoded(stages.bounds[s], stages.bounds[s + 1], configuration.in_flight(s), answer)
 
 
+@seldom_collected()
 def _pursued(task: _Task) -> tuple[State, Stages | None]:
     """Pursue a configuration, in whatever process."""
     whole, configuration, even, before, reach, efforts, solver = task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import re
 from pathlib import Path
@@ -14,7 +13,6 @@ from partita.model.files import (
     check_file_writable,
     check_writable,
     read_json,
-    without_collection,
     write_atomically,
     write_directory,
 )
@@ -87,19 +85,6 @@ def test_check_file_writable(tmp_path: Path) -> None:
         with pytest.raises(PartitaError, match="cannot write"):
             check_file_writable(wrong)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize("running", [True, False])
-def test_collection_goes_on_as_before(running: bool) -> None:
-    before = gc.isenabled()
-    try:
-        (gc.enable if running else gc.disable)()
-        with pytest.raises(KeyError), without_collection():
-            assert not gc.isenabled()
-            raise KeyError
-        assert gc.isenabled() is running
-    finally:
-        (gc.enable if before else gc.disable)()
 
 
 def test_read_json(tmp_path: Path) -> None:
