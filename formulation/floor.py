@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 import numpy.typing as npt
 
 from ..model.cost import Precision, backward_factor
 from ..model.machine import Machine
 from ..model.operator import operator
-from ..model.pcg import PCG, SOURCES
+from ..model.pcg import PCG, SOURCES, form_of
 from .bundles import find_bundles
 from .classes import classes
 from .ways import Ways
@@ -24,10 +26,16 @@ def floors_ns(pcg: PCG, machine: Machine, count: int, precision: Precision) -> n
     known = classes(pcg)
     beside = {i for bundle in find_bundles(pcg) for i in bundle.nodes}
     result = np.zeros(len(pcg.nodes), dtype=np.int64)
+    found: dict[Hashable, int] = {}
     for index, *others in Ways(pcg, known).needed():
         if known.base[index] == index and not known.constant[index]:
-            ways = (index, *others)
-            result[index] = min(_floor_ns(pcg, way, machine, count, precision, way in beside) for way in ways)
+            each = []
+            for way in (index, *others):
+                form = way in beside, form_of(pcg.nodes[way], [pcg.nodes[i] for i in pcg.nodes[way].inputs])
+                if form not in found:
+                    found[form] = _floor_ns(pcg, way, machine, count, precision, way in beside)
+                each.append(found[form])
+            result[index] = min(each)
     return result
 
 
