@@ -7,8 +7,8 @@ from math import prod
 
 from ...formulation.outer import Configuration
 from ...formulation.placement import Row
-from .pursuit import Level, State
 from .question import Whole
+from .state import Level, State
 
 
 @dataclass(slots=True, eq=False)

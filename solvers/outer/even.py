@@ -26,8 +26,8 @@ from ...model.machine import merged
 from .known import Answer, Query
 from .master import Times
 from .parts import Networks
-from .pursuit import Effort
 from .question import Whole
+from .state import Effort
 
 _ONE = Placement((1,), ((1,),))
 

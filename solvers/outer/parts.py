@@ -30,8 +30,8 @@ from ..search import least_use, unbounded
 from ..spread import balanced
 from .known import ANY, Answer, Ends, Letters, Need, Query, Side
 from .master import Times
-from .pursuit import Effort, Level
 from .question import Whole
+from .state import Effort, Level
 
 Choices = tuple[int, tuple[Layout, ...]]
 """A variable, and the layout that each of its options stands for."""

@@ -9,12 +9,10 @@ So few of the parts, and few of the layouts, are ever solved for. Weights that s
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from fractions import Fraction
 from functools import reduce
 from itertools import chain, product
-from math import ceil, inf
+from math import ceil
 from time import monotonic
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -24,9 +22,10 @@ import numpy.typing as npt
 from ...formulation.network import INFINITE
 from ...formulation.outer import Configuration
 from ...model.layout import Layout
-from .known import ANY, Answer, Known, Letters, Need, Query, Side
+from .known import ANY, Answer, Letters, Need, Query, Side
 from .master import Times, best_path
 from .spans import added, around, positions
+from .state import Effort, Level, Stages, State
 from .table import Bounds
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -36,29 +35,6 @@ _LITTLE = 0.25
 
 Place: TypeAlias = tuple[int, Side]
 """A boundary, and the layouts that are meant there."""
-
-
-class Level(IntEnum):
-    """How closely parts are solved."""
-
-    RELAXED = 0  # bounds, without a limit of memory
-    BOUNDED = 1  # bounds by prices of memory
-    PRICED = 2  # bounds and solutions by prices of memory
-    CLOSED = 3  # within the gap that is asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How far a part is solved: a time of `cutoff` or more is not wanted, nor one closer to the optimum than `gap`.
-
-    `prices`: those of a byte that were found before, for parts much like these.
-    """
-
-    level: Level
-    gap: float = 0.0
-    cutoff: int | None = None
-    seconds: float = inf
-    prices: tuple[float, ...] = ()
 
 
 class Parts(Protocol):
@@ -100,39 +76,6 @@ class Parts(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class State:
-    """What is known of a configuration; it can be put aside, and taken up again elsewhere."""
-
-    bound: int = 0
-    known: Known = field(default_factory=Known)
-    sides: dict[Hashable, tuple[Side, ...]] = field(default_factory=dict)  # of groups of boundaries
-    shared: dict[int, tuple[Side, ...]] = field(default_factory=dict)  # of weights that several stages have
-    tried: dict[tuple[Hashable, Query, Level], int] = field(default_factory=dict)  # under which cutoff
-    solved: int = 0
-    kept: int = 0  # of the solved, those that were solved before
-    options: int = 0  # of the largest network
-    seconds: float = 0.0  # in all
-    solving: float = 0.0  # of these, in solvers
-    missing: int | None = None  # bytes that some part misses at the least
-    prices: tuple[float, ...] = ()  # of a byte, ns, where memory was scarce last
-    refusal: str = ""  # why a part has no network
-
-    def copy(self) -> State:
-        """Another state with what is known here."""
-        known = Known({k: [*v] for k, v in self.known.answers.items()}, {k: {**v} for k, v in self.known.needs.items()})
-        return replace(self, known=known, sides={**self.sides}, shared={**self.shared}, tried={**self.tried})
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """A plan of a pipeline: the boundaries where it is cut, and the solution of every stage."""
-
-    objective: int
-    bounds: tuple[int, ...]
-    answers: tuple[Answer, ...]
-
-
 def pursue(parts: Parts, configuration: Configuration, state: State, reach: int, effort: Effort) -> Stages | None:
     """Raise the bound of a configuration until it is `reach` or proved best within the effort; the best plan found.
 
@@ -156,6 +99,8 @@ class _Pursuit:
         self.rounds = configuration.micro_batches * configuration.chunks
         self.kinds = positions(parts.stages, parts.kind, parts.shared)
         self.proved = Bounds(state.known, self._groups, self._sides)
+        self.places, self.first = self._laid_out()
+        self.times: dict[tuple[int, tuple[Side, ...]], Times] = {}
         self.least: dict[int, Times] = {}
         self.within: dict[int, Times] = {}
         self.has_shared = np.array([[parts.shared(i, j) for j in range(self.count)] for i in range(self.count)])
@@ -185,6 +130,8 @@ class _Pursuit:
             self.proved.split(_split(state.sides, apart))
             if _split(state.shared, parted):
                 self.proved = Bounds(state.known, self._groups, self._sides)
+            self.places, self.first = self._laid_out()
+            self.times = {}
 
     def raise_bound(self) -> tuple[list[Place], list[Query]] | None:
         """What the master chooses; None where there is no path."""
@@ -195,12 +142,12 @@ class _Pursuit:
     def _choose(self) -> tuple[int, list[Place], list[Query]] | None:
         """The least step that is not excluded: its cuts with the sides taken there, and what it asks of every stage."""
         parts, p = self.parts, self.configuration.stages
-        places = [(b, side) for b in range(self.count) for side in self._sides(self._group(b))]
+        places = self.places
         best: tuple[int, list[Place], list[Query]] | None = None
         weights = range(len(parts.shared(0, self.count - 1)))
         for shared in product(*(self.state.shared.get(w, (ANY,)) for w in weights)):
             flights = [self._in_flight(s) for s in range(p)]
-            times = {f: self._times(places, f, shared) for f in set(flights)}
+            times = {f: self._times(f, shared) for f in set(flights)}
             path = best_path([times[f] for f in flights], self.rounds, self.configuration.devices)
             if path is None or (best is not None and path.objective >= best[0]):
                 continue
@@ -208,6 +155,11 @@ class _Pursuit:
             queries = [self._query(taken[s], taken[s + 1], flights[s], shared) for s in range(p)]
             best = path.objective, taken, queries
         return best
+
+    def _laid_out(self) -> tuple[list[Place], npt.NDArray[np.int64]]:
+        """All places, and the first of every boundary."""
+        sides = [self._sides(self._group(b)) for b in range(self.count)]
+        return [(b, side) for b, own in enumerate(sides) for side in own], np.cumsum([0, *map(len, sides)])
 
     def _group(self, boundary: int) -> Hashable:
         """Those whose sides are told apart alike; the ends of the model have none."""
@@ -230,18 +182,23 @@ class _Pursuit:
         """How a part stores the weights that it shares with others."""
         return tuple(x if has else ANY for has, x in zip(self.parts.shared(i, j), shared, strict=True))
 
-    def _times(self, places: Sequence[Place], in_flight: int, shared: Sequence[Side]) -> Times:
+    def _times(self, in_flight: int, shared: tuple[Side, ...]) -> Times:
         """What is proved of every part between two places."""
-        index = [b for b, _ in places]
-        first = np.searchsorted(index, np.arange(self.count))
-        times = self._least(in_flight)[np.ix_(index, index)].copy()
-        for kind in self.state.known.answers:
-            for starts, ends in self.kinds.get(kind, ()):
-                values = self.proved.of(kind, in_flight, self._had(int(starts[0]), int(ends[0]), shared))
-                left, right = map(np.arange, values.shape)
-                at = (first[starts, None] + left)[:, :, None], (first[ends, None] + right)[:, None, :]
-                times[at] = np.maximum(times[at], values)
-        return times
+        if (in_flight, shared) not in self.times:
+            index = [b for b, _ in self.places]
+            times = self.times[in_flight, shared] = self._least(in_flight)[np.ix_(index, index)].copy()
+            for kind in self.state.known.answers:
+                self._enter(times, kind, in_flight, shared)
+        return self.times[in_flight, shared]
+
+    def _enter(self, times: Times, kind: Hashable, in_flight: int, shared: tuple[Side, ...]) -> None:
+        """Raise times by what is proved of the parts of a kind."""
+        first = self.first
+        for starts, ends in self.kinds.get(kind, ()):
+            values = self.proved.of(kind, in_flight, self._had(int(starts[0]), int(ends[0]), shared))
+            left, right = map(np.arange, values.shape)
+            at = (first[starts, None] + left)[:, :, None], (first[ends, None] + right)[:, None, :]
+            times[at] = np.maximum(times[at], values)
 
     def _least(self, in_flight: int) -> Times:
         """What every part takes at the least, as far as that follows from what is known of parts inside of it."""
@@ -343,6 +300,8 @@ class _Pursuit:
         kind = self.parts.kind(i, j)
         self.state.known.add(kind, query, answer)
         self.proved.learn(kind, query, answer.bound)
+        for key, times in self.times.items():
+            self._enter(times, kind, *key)
         self.state.tried[kind, query, self.effort.level] = cutoff
         self.state.solved += 1
         self.state.refusal = self.state.refusal or answer.refusal
@@ -350,7 +309,7 @@ class _Pursuit:
             before = self.state.missing
             self.state.missing = answer.missing if before is None else min(answer.missing, before)
         if answer.inside:
-            self.least = {}
+            self.least, self.times = {}, {}
             self.within = {f: v for f, v in self.within.items() if 0 < query.in_flight != f}
         if answer.bound >= INFINITE and query.in_flight:
             self._weigh(i, j, query.in_flight)
@@ -362,7 +321,7 @@ class _Pursuit:
             own = needs.setdefault(self.parts.kind(a, b), {})
             if in_flight not in own:
                 own[in_flight] = self.parts.need(a, b, in_flight)
-        self.least = {}
+        self.least, self.times = {}, {}
 
     def _best(self, places: list[Place], queries: list[Query], stage: int) -> Answer | None:
         kind = self.parts.kind(places[stage][0], places[stage + 1][0])

@@ -34,8 +34,9 @@ from ..search import works
 from .candidate import Candidate, evenly_spread, plainness
 from .even import Even
 from .parts import Networks
-from .pursuit import Effort, Level, Stages, State, pursue, raise_bound
+from .pursuit import pursue, raise_bound
 from .question import Whole
+from .state import Effort, Level, Stages, State
 
 AHEAD = 3
 """Configurations that are under way at once."""
@@ -130,6 +131,7 @@ class _Search:
         self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # of a byte, likewise
         self.plainest: dict[int, Candidate] = {}
         self.leader: Candidate | None = None  # that of the best
+        self.reach = limits.ceiling(None)  # what is not proved to cost this much is still asked
         self.under_way: deque[tuple[Candidate, Level, int]] = deque()
         self.left_out = 0
         self.interrupted = False
@@ -137,11 +139,6 @@ class _Search:
     @property
     def objective(self) -> int | None:
         return self.best[1].objective if self.best else None
-
-    @property
-    def reach(self) -> int:
-        """What is not proved to cost this much is still asked."""
-        return self.limits.ceiling(self.objective)
 
     def left(self) -> float:
         return self.limits.seconds - (time.monotonic() - self.start)
@@ -295,6 +292,7 @@ class _Search:
             self._spread(candidate)
         if stages is not None and (self.best is None or stages.objective < self.best[1].objective):
             self.best, self.leader = (candidate.configuration, stages), candidate
+            self.reach = self.limits.ceiling(stages.objective)
         if level is Level.RELAXED:
             for other in self._family(candidate).values():
                 other.charted &= other is candidate

@@ -31,9 +31,10 @@ from partita.model.segments import MODES
 from partita.model.stages import boundaries, stage
 from partita.solvers.outer.even import Even
 from partita.solvers.outer.parts import Networks
-from partita.solvers.outer.pursuit import Effort, Level, State, pursue
+from partita.solvers.outer.pursuit import pursue
 from partita.solvers.outer.question import Whole
 from partita.solvers.outer.search import OuterFound, Space, search
+from partita.solvers.outer.state import Effort, Level, State
 from partita.solvers.parallel import Processes, Serial
 from partita.solvers.protocol import Limits, Progress, Status, solver
 from partita.solvers.question import Question

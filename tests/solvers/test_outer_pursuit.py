@@ -11,7 +11,8 @@ import pytest
 from partita.formulation.network import INFINITE
 from partita.formulation.outer import Configuration
 from partita.solvers.outer.known import Answer, Need, Query
-from partita.solvers.outer.pursuit import Effort, Level, State, pursue
+from partita.solvers.outer.pursuit import pursue
+from partita.solvers.outer.state import Effort, Level, State
 
 LAYOUTS = ((0,), (1,), (2,))
 OPTIONS = 3
