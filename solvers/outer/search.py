@@ -213,9 +213,14 @@ class _Search:
         dive, leader = self._dive(), self.leader
         if dive is not None:
             return dive
-        if leader is not None and leader.level is Level.PRICED and leader.bound < self.reach and not leader.under_way:
-            return _Asked(leader, (Level.CLOSED,), self.limits.gap * CLOSER, self.reach)
+        closer = None
+        if leader is not None and not leader.under_way and leader.level is not Level.CLOSED:
+            closer = _Asked(leader, (Level.CLOSED,), self.limits.gap * CLOSER, self.reach)
+            if leader.level is Level.PRICED and leader.bound < self.reach:
+                return closer
         while (chosen := self._most_promising()) is not None:
+            if chosen.level is Level.PRICED and closer is not None:  # which may do without
+                return closer
             if chosen.even or chosen.charted:
                 levels = BOUNDS if chosen.even else (chosen.next_level,)
                 reach = self._far(chosen) if levels[-1] in BOUNDS else self.reach
