@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
@@ -215,7 +215,8 @@ class _Search:
             return dive
         closer = None
         if leader is not None and not leader.under_way and leader.level is not Level.CLOSED:
-            closer = _Asked(leader, (Level.CLOSED,), self.limits.gap * CLOSER, self.reach)
+            limits = replace(self.limits, gap=self.limits.gap * CLOSER)
+            closer = _Asked(leader, (Level.CLOSED,), limits.gap, limits.ceiling(self.objective))
             if leader.level is Level.PRICED and leader.bound < self.reach:
                 return closer
         while (chosen := self._most_promising()) is not None:
