@@ -80,7 +80,7 @@ class Serial(Executor):
 class Later(Executor):
     """This thread for the first seconds, then as many processes as `workers`: what is done soon needs none.
 
-    For one worker this thread only. Use it as a context.
+    For one worker this thread only. Use it as a context: leaving it ends the processes at once.
     """
 
     def __init__(self, workers: int, seconds: float = 3.0) -> None:
@@ -96,6 +96,8 @@ class Later(Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> bool | None:
+        if isinstance(self._now, Processes):
+            self._now.end()
         return self._now.__exit__(kind, error, at)
 
 

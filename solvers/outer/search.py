@@ -158,6 +158,8 @@ class _Search:
         try:
             for state, stages in in_order(self.executor, _pursued, self, AHEAD):
                 self._hear(state, stages)
+                if all(candidate.bound >= self.reach for candidate in self._candidates()):
+                    return  # whatever is under way
         except BrokenExecutor:  # a process was killed, perhaps for its memory
             for candidate, _, _ in self.under_way:
                 candidate.under_way = False

@@ -232,6 +232,23 @@ def test_any_executor_gives_the_same() -> None:
             assert told(search(question, space, solver("auto"), limits, executor)) == alone
 
 
+class Lazy(Backwards):
+    """Begins what it is given first, when that is asked for."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(fn, *args, **kwargs)
+        self.waiting.insert(0, self.waiting.pop())
+        return future
+
+
+def test_what_is_under_way_is_not_waited_for_once_nothing_is_open() -> None:
+    question = asked("short", (4,), 20 * MIB, 8, MODES)
+    space, limits, executor = everything(question), Limits(gap=0.3), Lazy()
+    alone = told(search(question, space, solver("auto"), limits))
+    assert told(search(question, space, solver("auto"), limits, executor)) == alone
+    assert executor.waiting
+
+
 class Copies(Executor):
     """Computes at once, with copies, as processes do."""
 

@@ -18,7 +18,7 @@ import pytest
 from partita.formulation.network import Network
 from partita.solvers.auto import Auto
 from partita.solvers.cached import Cached
-from partita.solvers.parallel import Processes, Serial, default_executor, in_order, usable_cores
+from partita.solvers.parallel import Later, Processes, Serial, default_executor, in_order, usable_cores
 from partita.solvers.store import Store
 
 
@@ -98,6 +98,15 @@ def test_the_default_is_a_process_a_core_and_none_for_one() -> None:
         assert executor.submit(os.getpid).result() != os.getpid()
         assert executor.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
         assert executor.submit(signal.getsignal, signal.SIGINT).result() is signal.SIG_IGN
+
+
+def test_what_goes_on_later_ends_when_it_is_left() -> None:
+    began = time.monotonic()
+    with Later(2, seconds=0.0) as executor:
+        assert executor.submit(os.getpid).result() != os.getpid()
+        executor.submit(time.sleep, 60.0)
+        left = time.monotonic()
+    assert time.monotonic() - left < 10.0 and left - began < 50.0
 
 
 # A program without a guard; it says which processes it started.
