@@ -10,9 +10,11 @@ from ..formulation.outer import admitted, rows
 from ..formulation.placement import Placement, Row, distinct, placements, reordered
 from ..formulation.transfers import transfer_price
 from ..model.batch import with_batch
+from ..model.cost import precision
 from ..model.errors import PartitaError
 from ..model.machine import Machine, stage_machine
 from ..model.pcg import PCG
+from ..model.sparse import sparse_tables
 from ..model.stages import boundaries, stage
 from ..solvers.outer.search import OuterFound, Space, search
 from ..solvers.parallel import Later, usable_cores
@@ -50,11 +52,14 @@ def space(graph: PCG, machine: Machine, settings: Settings, places: tuple[Placem
         raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
     counts = check_batch(settings.batch, settings.micro_batches)
     found = [row for row in found if admitted(settings.schedule, math.prod(row), counts)]
-    if not found and chunks > 1:
+    if not found and (settings.stages is not None or chunks > 1):
+        needed = "a multiple of" if chunks > 1 else "at least"
         raise PartitaError(
-            f"interleaved stages need a multiple of {settings.stages or 2} micro-batches, a batch of {settings.batch} "
-            f"has {', '.join(map(str, counts))}"
+            f"{settings.schedule} with {settings.stages or 2} stages needs {needed} {settings.stages or 2} "
+            f"micro-batches, a batch of {settings.batch} has {', '.join(map(str, counts))}"
         )
+    if settings.schedule == "2bw":
+        _check_versions(graph, settings)
     unknown = [name for name, _ in settings.fix if name not in {node.name for node in graph.nodes}]
     if unknown:
         raise PartitaError(f"no node is named {unknown[0]!r}")
@@ -62,6 +67,18 @@ def space(graph: PCG, machine: Machine, settings: Settings, places: tuple[Placem
     inner = {row: reordered(_inner(machine, row, settings.mesh), sizes) for row in found}
     none: dict[Row, tuple[Placement, ...]] = {(1,) * len(machine.hierarchy): places} if settings.stages is None else {}
     return Space(none | inner, settings.schedule, chunks)
+
+
+def _check_versions(graph: PCG, settings: Settings) -> None:
+    """Raise PartitaError where weights have no second version."""
+    table = next(iter(sparse_tables(graph)), None)
+    if table is not None:
+        raise PartitaError(f"2bw keeps two versions of weights: {graph.nodes[table].name!r} is too sparse for it")
+    if settings.dtype == "mixed-float16":
+        raise PartitaError("2bw scales no losses: take mixed-bfloat16 instead of mixed-float16")
+    if precision(settings.dtype).copied or settings.offload:
+        what = "do not offload them" if settings.offload else f"{settings.dtype} has copies of them"
+        raise PartitaError(f"2bw keeps two versions of weights beside their states: {what}")
 
 
 def divisions(machine: Machine, stages: int | None) -> list[Row]:
@@ -134,7 +151,7 @@ def pipelined(
     made = PipelinePlan(
         plain, machine, best.row, found.bounds, stages, best.schedule, best.chunks, model, dict(told), module
     )
-    _confirm(made, found.objective, bool(graph.alternatives))
+    _confirm(made, found.objective, bool(graph.alternatives), best.versions > 1)
     work = [flops(encoding, assignment) for encoding, assignment in found.stages]
     unsplit, total = (sum(part) for part in zip(*work, strict=True))
     bundles = [told for own in reports for told in own.get("bundles", [])]
@@ -148,16 +165,20 @@ def pipelined(
     return made
 
 
-def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool) -> None:
-    """Price a plan once more; one that is rewritten may take and hold less than its networks, as in `run`."""
+def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool, roomy: bool) -> None:
+    """Price a plan once more; one that is rewritten may take and hold less than its networks, as in `run`.
+
+    `roomy`: every stage was planned for as many versions of its weights as the last one has.
+    """
     confirmed, said = priced(made), made.report
 
-    def agree(now: int, before: int) -> bool:
-        return now == before or (rewritten and now < before)
+    def agree(now: int, before: int, less: bool) -> bool:
+        return now == before or (less and now < before)
 
-    assert agree(confirmed.objective_ns, objective_ns), (confirmed.busy_ns, objective_ns)
+    assert agree(confirmed.objective_ns, objective_ns, rewritten), (confirmed.busy_ns, objective_ns)
     for own, part in zip(confirmed.stages, made.stages, strict=True):
-        assert agree(own.memory_bytes, part.report["memory_bytes"]), (own.memory, part.report["memory_bytes"])
+        held = part.report["memory_bytes"]
+        assert agree(own.memory_bytes, held, rewritten or roomy), (own.memory, held)
         part.report["memory_bytes"] = own.memory_bytes
     said |= {"objective_ns": confirmed.objective_ns, "memory_bytes": confirmed.memory_bytes}
     if confirmed.objective_ns < objective_ns:

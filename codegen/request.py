@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", *(name for name in PRECISIONS if "-" in name))
 OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("1f1b", "gpipe", "interleaved")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "2bw")
 
 RECOMPUTE = {"auto": MODES, **{mode: (mode,) for mode in MODES}}
 """The modes among which each segment's is chosen."""

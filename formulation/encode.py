@@ -75,6 +75,7 @@ def encode(
     recompute: Sequence[str] = ("none",),
     shared: Tables | None = None,
     offload: bool = False,
+    versions: int = 0,
 ) -> Encoding:
     """The cost network of one mesh under one placement; `pcg` has the shapes of one micro-batch.
 
@@ -83,6 +84,7 @@ def encode(
     tables are spread over an axis; without `bundles` no branches run side by side. `recompute` are the modes that every
     segment has (`recompute.MODES`), the first one being that of the plain tables. `offload`: optimizer states may be in
     the host's memory, if the machine says how fast that is.
+    `versions`: so much is kept besides each weight that is trained, in its size; then gradients and states lie as it.
     For a stage of a pipeline: `in_flight` micro-batches are kept for backward at once, `transfer` is what handing on a
     tensor costs (see `transfers`), `stored` fixes layouts of parameters, and `shared` keeps what other stages of the
     model can use again. PartitaError: unknown names in `fixed`, `stored` or `recompute`, a node without legal option.
@@ -90,7 +92,7 @@ def encode(
     return _Encoder(
         pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes, flat, balance,
         bundles, in_flight, transfer, stored or {}, tuple(recompute), shared or Tables(),
-        offload and machine.device.host_bandwidth is not None,
+        offload and machine.device.host_bandwidth is not None, versions,
     ).run()  # fmt: skip
 
 
@@ -132,6 +134,7 @@ class _Encoder(Modal):
     recompute: tuple[str, ...] = ("none",)
     shared: Tables = field(default_factory=Tables)
     offload: bool = False
+    versions: int = 0
     variables: list[Variable] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -324,7 +327,7 @@ class _Encoder(Modal):
         if key not in self.storages:
             sizes = self.placement.sizes if tables else ()
             spreads = tuple(self.balance(tables, node.shape[1], n) if n > 1 else None for n in sizes)
-            scatter, offload = large and self.k > 1, large and self.offload
+            scatter, offload = large and self.k > 1 and not self.versions, large and self.offload and not self.versions
             every = storage(tensor, dense, saved, spreads, scatter=scatter, offload=offload)
             self.storages[key] = self._storable(node, every, stages)
         stored = self.storages[key]
@@ -365,7 +368,7 @@ class _Encoder(Modal):
         self, stored: Storage, dense: bool, rows: tuple[int, ...], ids: int, stages: int
     ) -> tuple[Array, Array]:
         """What a parameter's gradient and update cost in a step, and what is kept of both; see `looked_up_bytes`."""
-        use = stored_bytes(stored, dense, self.precision, self.states, sparse=bool(rows))
+        use = stored_bytes(stored, dense, self.precision, self.states, bool(rows), self.versions)
         if dense:
             cost = per_step_ns(
                 stored, self.machine, self.placement, self.precision, self.roofline, self.states, self.flat

@@ -11,7 +11,9 @@ waited for; their W is summed by device). For unequal ones it is what holds what
 are: with K t_s = W_s, a micro-batch passes all stages in Σ t_s, and the slowest adds (K - 1) max t_s. An order may
 take longer where one stage is slowest forward and another backward: 1F1B by some hundredths, GPipe by up to a half.
 
-A device has v stages where they are interleaved: each is planned for an equal share of its memory.
+A device has v stages where they are interleaved: each is planned for an equal share of its memory. Steps of
+PipeDream-2BW (Narayanan et al., 2021) do not wait for each other: each takes max_s W_s, at one more version of the
+weights, and one more of their gradients where a pipeline is so long that updates come later (`versions`).
 
 What bounds rest on:
 
@@ -23,7 +25,7 @@ What bounds rest on:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -66,13 +68,23 @@ class Configuration:
         """The same with the pipeline elsewhere."""
         return replace(self, row=row)
 
+    @property
+    def rounds(self) -> int | None:
+        """Of what a step waits for, the part that it does wait is 1 / `rounds`; None: it waits for nothing."""
+        return rounds(self.schedule, self.chunks, self.micro_batches)
+
+    @property
+    def versions(self) -> int:
+        """What every stage keeps besides its weights, at the most, in their size: as each stage is planned."""
+        return versions(self.schedule, self.devices - 1)
+
     def in_flight(self, stage: int) -> int:
         """Micro-batches of which `stage` keeps activations at once."""
         return in_flight(self.schedule, self.devices, self.chunks, self.micro_batches, stage)
 
     def step_ns(self, busy_ns: Sequence[int]) -> int:
         """The step, of what every stage (in the model's order) is busy."""
-        return step_ns(self.devices, self.chunks, self.micro_batches, busy_ns)
+        return step_ns(self.devices, self.rounds, busy_ns)
 
 
 def rows(hierarchy: Sequence[int], stages: int | None = None) -> Iterator[Row]:
@@ -84,7 +96,7 @@ def rows(hierarchy: Sequence[int], stages: int | None = None) -> Iterator[Row]:
 
 def in_flight(schedule: str, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
     """Micro-batches whose activations `stage` (of devices · chunks, from 0) keeps at once."""
-    if schedule == "1f1b":
+    if schedule in ("1f1b", "2bw"):
         return min(micro_batches, devices - stage)
     if schedule == "gpipe":
         return micro_batches
@@ -92,19 +104,43 @@ def in_flight(schedule: str, devices: int, chunks: int, micro_batches: int, stag
 
 
 def admitted(schedule: str, devices: int, micro_batches: Sequence[int]) -> tuple[int, ...]:
-    """The numbers of micro-batches that a schedule can run: interleaved, groups of as many as there are devices."""
-    return tuple(k for k in micro_batches if schedule != "interleaved" or k % devices == 0)
+    """The numbers of micro-batches that a schedule can run: interleaved, groups of as many as there are devices.
+
+    2BW needs as many at the least, so that no gradients are older than a step.
+    """
+    can: dict[str, Callable[[int], bool]] = {"interleaved": lambda k: k % devices == 0, "2bw": lambda k: k >= devices}
+    return tuple(k for k in micro_batches if schedule not in can or can[schedule](k))
 
 
-def step_ns(devices: int, chunks: int, micro_batches: int, busy_ns: Sequence[int]) -> int:
+def rounds(schedule: str, chunks: int, micro_batches: int) -> int | None:
+    """See `Configuration`.
+
+    >>> rounds("1f1b", 1, 4), rounds("interleaved", 2, 4), rounds("2bw", 1, 4)
+    (4, 8, None)
+    """
+    return None if schedule == "2bw" else micro_batches * chunks
+
+
+def versions(schedule: str, stage: int) -> int:
+    """What a stage (from 0) keeps besides its weights, in their size: 2BW's older ones, and gradients of two steps."""
+    return (1 + (stage > 1)) if schedule == "2bw" else 0
+
+
+def step_ns(devices: int, rounds: int | None, busy_ns: Sequence[int]) -> int:
     """The predicted step of stages that are busy so long, given in the model's order: stage s lies on device s mod p.
 
-    >>> step_ns(2, 1, 4, [100, 60])  # a quarter of the faster one's time is waited for
+    >>> step_ns(2, 4, [100, 60])  # a quarter of the faster one's time is waited for
     115
+    >>> step_ns(2, None, [100, 60])
+    100
     """
     loads = [sum(busy_ns[device::devices]) for device in range(devices)]
-    longest = max(loads)
-    return longest + -(-(sum(loads) - longest) // (micro_batches * chunks))
+    return waited(max(loads), sum(loads), rounds)
+
+
+def waited(longest: int, total: int, rounds: int | None) -> int:
+    """The step whose busiest device works so long, and all devices `total`."""
+    return longest if rounds is None else longest + -(-(total - longest) // rounds)
 
 
 @cache

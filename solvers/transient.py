@@ -223,7 +223,8 @@ class _Division:
     def _parts(self, columns: Columns, levels: list[int], first: int, last: int, reach: int) -> list[_Node] | None:
         """What is open of some levels once they are asked for; None where nothing more can be told."""
         search, bound = self.search, -INFINITE
-        for quick in (True, False):  # a solution that needs too much tells where to divide, be it the best or not
+        hurried = search.limits.quick
+        for quick in (True, False)[: 2 - hurried]:  # a solution that needs too much tells where to divide, best or not
             limits = Limits(search.left, min(reach + 1, search.ceiling), quick=quick)
             answer, found = self._ask(columns, levels[first], levels[last], limits)
             if answer is None or answer.bound >= min(reach + 1, search.ceiling):
@@ -238,7 +239,7 @@ class _Division:
                 self._free(columns, needs)
                 return [(bound, first, split - 1), (bound, split, last)]
         middle = (first + last + 1) // 2
-        return [(bound, first, middle - 1), (bound, middle, last)] if first < last else None
+        return [(bound, first, middle - 1), (bound, middle, last)] if first < last and not hurried else None
 
     def _free(self, columns: Columns, tau: int) -> None:
         """Offer a good solution of those that use at most `tau` for a while."""

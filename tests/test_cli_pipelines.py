@@ -37,7 +37,7 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ("--stages 0", "--stages 0: a whole number from 1 to 1048576 is needed"),
         ("--stages 1 --chunks 2", "--chunks 2 are stages of a pipeline, which --stages 1 excludes"),
         ("--mesh 4 --chunks 2", "2 chunks are stages of a pipeline, but none is looked at: give stages too"),
-        ("--schedule zigzag", "--schedule 'zigzag': choose from auto, 1f1b, gpipe, interleaved"),
+        ("--schedule zigzag", "--schedule 'zigzag': choose from auto, 1f1b, gpipe, interleaved, 2bw"),
         (
             "--schedule interleaved",
             "--schedule interleaved with --chunks 1: interleaved has 2 or more, the others have 1",
@@ -45,7 +45,23 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ("--batch 8 --micro-batches 3", "--batch 8 does not divide into --micro-batches 3"),
         (
             "--stages 2 --chunks 2 --batch 9",
-            "interleaved stages need a multiple of 2 micro-batches, a batch of 9 has 1, 3, 9",
+            "interleaved with 2 stages needs a multiple of 2 micro-batches, a batch of 9 has 1, 3, 9",
+        ),
+        (
+            "--stages 4 --schedule 2bw --batch 2",
+            "2bw with 4 stages needs at least 4 micro-batches, a batch of 2 has 1, 2",
+        ),
+        (
+            "--schedule 2bw --dtype mixed-bfloat16-fp32grad",
+            "2bw keeps two versions of weights beside their states: mixed-bfloat16-fp32grad has copies of them",
+        ),
+        (
+            "--schedule 2bw --dtype mixed-float16",
+            "2bw scales no losses: take mixed-bfloat16 instead of mixed-float16",
+        ),
+        (
+            "--stages 2 --schedule 2bw --offload",
+            "2bw keeps two versions of weights beside their states: do not offload them",
         ),
         ("--stages 2 --mesh 4", "--mesh 4 has 4 ranks in each of 2 stages, --hierarchy 2x2 has 4 devices"),
         ("--stages 2 --mapping unity-2d", "--mapping is of plans without a pipeline; leave out --stages 2"),
@@ -98,6 +114,19 @@ def test_stages_are_rewritten_each_for_itself(model: str, operators: set[str], p
     assert fast["objective_ns"] < slow["objective_ns"] and not slow["rewritten"]
     assert operators <= {told["operator"] for told in fast["rewritten"]}
     assert load_plan(tmp_path).verify()["ok"]
+
+
+def test_steps_that_do_not_wait(partita: Run, tmp_path: Path) -> None:
+    """PipeDream-2BW: no step waits, but two versions of weights are kept within memory."""
+    options = ("--stages", "2", "--micro-batches", "4", "--workers", "1", "--dtype", "float32", "--json")
+    plans = {}
+    for name in ("1f1b", "2bw"):
+        assert partita(*SMALL, *options, "--schedule", name, "-o", tmp_path / name)[0] == 0
+        plans[name] = load_plan(tmp_path / name)
+    told, plain = plans["2bw"].report, plans["1f1b"].report
+    assert told["status"] == "optimal" and told["objective_ns"] < plain["objective_ns"]
+    assert told["memory_bytes"] > plain["memory_bytes"]
+    assert plans["2bw"].verify()["ok"]
 
 
 def test_a_strategy_that_no_stage_can_have_is_told(partita: Run) -> None:

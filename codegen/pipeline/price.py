@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...formulation.outer import step_ns
+from ...formulation.outer import rounds, step_ns, versions
 from ...model.cost import ITEMSIZE, precision
 from ..items import Kept, Priced
 from ..price import priced as priced_stage
@@ -41,19 +41,17 @@ def priced(plan: PipelinePlan) -> PipelinePriced:
         stages = tuple(_in_two_versions(plan, number, stage) for number, stage in enumerate(stages))
     held = [sum(stage.memory_bytes for stage in stages[device :: plan.size]) for device in range(plan.size)]
     busy_ns = [stage.objective_ns for stage in stages]
-    if plan.stale:
-        step = max(busy_ns)
-    elif plan.schedule == "zero-bubble":
+    if plan.schedule == "zero-bubble":
         step = max(run.end_ns for run in runs(plan, stages))
     else:
-        step = step_ns(plan.size, plan.chunks, plan.micro_batches, busy_ns)
+        step = step_ns(plan.size, rounds(plan.schedule, plan.chunks, plan.micro_batches), busy_ns)
     return PipelinePriced(stages, step, max(held))
 
 
 def _in_two_versions(plan: PipelinePlan, number: int, cost: Priced) -> Priced:
     """A stage's price with a second copy of its weights; also of their gradients, where updates come later."""
     part = plan.parts[number]
-    sizes, copies = Moves(part), 1 + (number // 2 > 0)
+    sizes, copies = Moves(part), versions(plan.schedule, number)
     item = ITEMSIZE[precision(part.dtype).master]
     trained = (i for i in part.graph.of("parameter") if part.graph.nodes[i].gradient)
     more = [Kept("states", i, copies * item * sizes.numel(i, part.choices[i].output)) for i in trained]

@@ -34,4 +34,4 @@ def in_flight(schedule: str, devices: int, chunks: int, micro_batches: int, stag
     """Of how many micro-batches a stage keeps activations at once, at the most: until all its gradients are known."""
     if schedule == "zero-bubble":
         return min(micro_batches, devices)
-    return outer.in_flight("1f1b" if schedule == "2bw" else schedule, devices, chunks, micro_batches, stage)
+    return outer.in_flight(schedule, devices, chunks, micro_batches, stage)

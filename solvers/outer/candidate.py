@@ -46,8 +46,8 @@ class Candidate:
 def evenly_spread(whole: Whole, configuration: Configuration) -> int:
     """A bound: the step, in ns, if all arithmetic is spread evenly over the devices."""
     total = int(whole.floors(configuration)[0, -1])
-    p, rounds = configuration.devices, configuration.micro_batches * configuration.chunks
-    return total // p + (total - total // p) // rounds
+    share = total // configuration.devices
+    return share if configuration.rounds is None else share + (total - share) // configuration.rounds
 
 
 def plainness(row: Row, matrix: tuple[Row, ...]) -> tuple[object, ...]:

@@ -53,11 +53,14 @@ class Even(Networks):
 
     def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
         own = self.configuration
-        return _encoding(self.whole, self.merged, own.micro_batches, i, j, in_flight or own.in_flight(0), in_flight > 0)
+        again, kept = in_flight > 0, in_flight or own.in_flight(0)
+        return _encoding(self.whole, self.merged, own.micro_batches, i, j, kept, again, own.versions)
 
 
 @lru_cache(maxsize=4)
-def _encoding(whole: Whole, devices: int, micro_batches: int, i: int, j: int, in_flight: int, again: bool) -> Encoding:
+def _encoding(
+    whole: Whole, devices: int, micro_batches: int, i: int, j: int, in_flight: int, again: bool, versions: int
+) -> Encoding:
     """The network of a part on so many devices merged. Branches that may run side by side launch nothing there."""
     q = whole.question
     graph, form = whole.graph(i, j, micro_batches), precision(q.dtype)
@@ -76,6 +79,7 @@ def _encoding(whole: Whole, devices: int, micro_batches: int, i: int, j: int, in
         recompute=q.recompute if again else q.fastest,
         offload=q.offload,
         shared=_tables(whole, devices, micro_batches),
+        versions=versions,
     )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formulation.network import INFINITE
+from ...formulation.outer import waited
 
 Times: TypeAlias = npt.NDArray[np.int64]
 
@@ -34,11 +35,11 @@ class Path:
     objective: int
 
 
-def best_path(times: Sequence[Times], rounds: int, devices: int) -> Path | None:
+def best_path(times: Sequence[Times], rounds: int | None, devices: int) -> Path | None:
     """The cheapest path from node 0 to the last; `times[s]` [n, n] holds W_s, INFINITE where there is none.
 
-    `rounds` is K, times the stages of each of the `devices`. Ties go to the smaller M, then to the earlier nodes. None:
-    there is no path.
+    `rounds` is K, times the stages of each of the `devices` (None: min M). Ties go to the smaller M, then to the
+    earlier nodes. None: there is no path.
     """
     loosest = _shortest(times, INFINITE - 1)
     if loosest is None:
@@ -55,7 +56,7 @@ def best_path(times: Sequence[Times], rounds: int, devices: int) -> Path | None:
 
     def cost(at: int, total: int) -> tuple[int, int]:
         longest = max(int(values[at]), -(-total // devices))
-        return min(longest + -(-(total - longest) // rounds), INFINITE), at
+        return min(INFINITE if total >= INFINITE else waited(longest, total, rounds), INFINITE), at
 
     best = cost(len(values) - 1, least)
     stack = [(0, len(values) - 1)]

@@ -58,6 +58,7 @@ def encoding(whole: Whole, configuration: Configuration, i: int, j: int, in_flig
         recompute=q.recompute if in_flight else q.fastest,
         transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
         shared=_tables(whole, configuration),
+        versions=configuration.versions,
     )
 
 

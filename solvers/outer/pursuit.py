@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
 from itertools import chain, product
-from math import ceil
+from math import ceil, inf
 from time import monotonic
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -96,7 +96,6 @@ class _Pursuit:
         self.until = monotonic() + effort.seconds
         self.floors, self.handed, self.stages = parts.floors, parts.handed, parts.stages
         self.count = len(self.floors)
-        self.rounds = configuration.micro_batches * configuration.chunks
         self.kinds = positions(parts.stages, parts.kind, parts.shared)
         self.proved = Bounds(state.known, self._groups, self._sides)
         self.places, self.first = self._laid_out()
@@ -148,7 +147,7 @@ class _Pursuit:
         for shared in product(*(self.state.shared.get(w, (ANY,)) for w in weights)):
             flights = [self._in_flight(s) for s in range(p)]
             times = {f: self._times(f, shared) for f in set(flights)}
-            path = best_path([times[f] for f in flights], self.rounds, self.configuration.devices)
+            path = best_path([times[f] for f in flights], self.configuration.rounds, self.configuration.devices)
             if path is None or (best is not None and path.objective >= best[0]):
                 continue
             taken = [places[node] for node in path.nodes]
@@ -262,7 +261,7 @@ class _Pursuit:
     def _worth(self, busy: Sequence[int]) -> list[int]:
         """Which stages to ask, the longest first; where a bound is sought, not those that can add little to it."""
         order = sorted(range(len(busy)), key=lambda s: -busy[s])
-        slack = _LITTLE * self.effort.gap * max(busy) * self.rounds
+        slack = _LITTLE * self.effort.gap * max(busy) * (self.configuration.rounds or inf)
         while self.effort.level < Level.PRICED and len(order) > 1 and slack >= max(busy) - busy[order[-1]] > 0:
             slack -= max(busy) - busy[order.pop()]
         return order

@@ -20,7 +20,7 @@ from torch import nn
 import partita
 from partita.formulation.encode import encode
 from partita.formulation.network import INFINITE
-from partita.formulation.outer import Configuration, in_flight, rows, step_ns
+from partita.formulation.outer import Configuration, admitted, in_flight, rounds, rows, step_ns, versions
 from partita.formulation.placement import distinct, placements
 from partita.formulation.transfers import transfer_price
 from partita.model.batch import with_batch
@@ -115,25 +115,30 @@ def best_of_all(question: Question, space: Space) -> int | None:
     last = len(boundaries(q.pcg)) - 1
     for row, places in space.placements.items():
         p = prod(row)
-        for place, k, inner in product(places, q.micro_batches, combinations(range(1, last), p - 1)):
+        name = space.schedule if p > 1 else "1f1b"
+        counts = admitted(name, p, q.micro_batches)
+        for place, k, inner in product(places, counts, combinations(range(1, last), p - 1)):
             bounds, graph = (0, *inner, last), with_batch(q.pcg, q.batch // k)
             fronts = [
-                front(q, stage(graph, a, b).graph, row, place, k, in_flight("1f1b", p, 1, k, s) if p > 1 else 1)
+                front(q, stage(graph, a, b).graph, row, place, k, in_flight(name, p, 1, k, s), versions(name, p - 1))
                 for s, (a, b) in enumerate(pairwise(bounds))
             ]
             for taken in product(*fronts):
                 agree = all(a[1] == b[0] for a, b in pairwise(taken)) and len({t[2] for t in taken if t[2]}) < 2
                 if agree:
-                    step = step_ns(p, 1, k, [times[ends] for times, ends in zip(fronts, taken, strict=True)])
+                    step = step_ns(
+                        p, rounds(name, 1, k), [times[ends] for times, ends in zip(fronts, taken, strict=True)]
+                    )
                     least = step if least is None else min(least, step)
     return least
 
 
-def front(q: Question, graph: PCG, row: Any, place: Any, k: int, flight: int) -> dict[Any, int]:
+def front(q: Question, graph: PCG, row: Any, place: Any, k: int, flight: int, older: int) -> dict[Any, int]:
     """The least time of a stage for every layout of its ends and of the weight that other stages have."""
     found = encode(
         graph, stage_machine(q.machine, row), place, micro_batches=k, dtype=q.dtype, optimizer=q.optimizer,
         in_flight=flight, transfer=transfer_price(q.machine, row) if prod(row) > 1 else None, recompute=q.recompute,
+        versions=older,
     )  # fmt: skip
     sides: list[list[tuple[int, list[Any]]]] = [[], [], []]
     for n, node in enumerate(graph.nodes):
@@ -167,12 +172,15 @@ PLAIN = ("none",)
 
 
 @pytest.mark.parametrize(
-    ("name", "levels", "memory", "counts", "modes", "pipelines_only", "expected"),
+    ("name", "levels", "memory", "counts", "modes", "pipelines_only", "expected", "schedule"),
     [
-        ("short", (2, 2), 24 * MIB, (8,), MODES, False, (0, 1, 2)),
-        ("short", (4,), 14 * MIB, (4, 8), MODES, True, (0, 1, 2)),
-        ("short", (2,), 16 * MIB, (8,), MODES, False, ()),
-        ("tied", (4,), 14 * MIB, (8,), MODES, True, (0, 2, 3)),
+        ("short", (2, 2), 24 * MIB, (8,), MODES, False, (0, 1, 2), "1f1b"),
+        ("short", (4,), 14 * MIB, (4, 8), MODES, True, (0, 1, 2), "1f1b"),
+        ("short", (2,), 16 * MIB, (8,), MODES, False, (), "1f1b"),
+        ("tied", (4,), 14 * MIB, (8,), MODES, True, (0, 2, 3), "1f1b"),
+        ("short", (2, 2), 24 * MIB, (8,), MODES, False, (0, 2), "2bw"),
+        ("short", (4,), 20 * MIB, (1, 4), MODES, True, (0, 1, 2), "2bw"),
+        ("tied", (4,), 18 * MIB, (8,), MODES, True, (0, 2, 3), "2bw"),
     ],
 )
 def test_the_best_of_everything(
@@ -183,11 +191,12 @@ def test_the_best_of_everything(
     modes: tuple[str, ...],
     pipelines_only: bool,
     expected: tuple[int, ...],
+    schedule: str,
 ) -> None:
     question = replace(asked(name, levels, memory, counts[-1], modes), micro_batches=counts)
-    space = everything(question)
+    space = replace(everything(question), schedule=schedule)
     if pipelines_only:
-        space = Space({row: places for row, places in space.placements.items() if prod(row) > 1})
+        space = replace(space, placements={row: x for row, x in space.placements.items() if prod(row) > 1})
     found = search(question, space, solver("auto"))
     best = best_of_all(question, space)
     assert (found.objective, found.bounds) == (best, expected)

@@ -119,7 +119,8 @@ def best_of_all(made: Made, configuration: Configuration) -> int | None:
 def test_it_finds_the_best_of_all(seed: int) -> None:
     rng = random.Random(seed)
     made = Made(rng, rng.randint(3, 5), seed % 2 == 0, seed % 3 == 0, rng.randint(15, 60))
-    configuration = Configuration((rng.randint(1, 3),), ((1,),), rng.randint(1, 6), rng.choice(["1f1b", "gpipe"]))
+    schedule = rng.choice(["1f1b", "gpipe", "2bw"])
+    configuration = Configuration((rng.randint(1, 3),), ((1,),), rng.randint(1, 6), schedule)
     expected, state = best_of_all(made, configuration), State()
     relaxed = pursue(made, configuration, state, INFINITE, Effort(Level.RELAXED))
     assert relaxed is None and state.bound <= (expected or INFINITE)
