@@ -147,7 +147,7 @@ class _Encoder(Modal):
         # What repeats other nodes has prices that depend on these too.
         made = (Tables() if self.classes.twin else self.shared).made(
             self.machine, self.placement, self.flat, self.transfer,
-            (self.k, self.precision, self.optimizer, self.balance, self.pcg.batch),
+            (self.k, self.precision, self.optimizer, self.balance, self.pcg.batch, self.versions),
         )  # fmt: skip
         transitions, part = made.transitions, origin(self.pcg).part
         self.domains = Domains(

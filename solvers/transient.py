@@ -224,7 +224,7 @@ class _Division:
         """What is open of some levels once they are asked for; None where nothing more can be told."""
         search, bound = self.search, -INFINITE
         hurried = search.limits.quick
-        for quick in (True, False)[: 2 - hurried]:  # a solution that needs too much tells where to divide, best or not
+        for quick in (True,) if hurried else (True, False):  # who needs too much tells where to divide, best or not
             limits = Limits(search.left, min(reach + 1, search.ceiling), quick=quick)
             answer, found = self._ask(columns, levels[first], levels[last], limits)
             if answer is None or answer.bound >= min(reach + 1, search.ceiling):
@@ -246,7 +246,8 @@ class _Division:
         search = self.search
         if tau not in self.tried:
             self.tried.add(tau)
-            self._ask(columns, tau, tau, Limits(min(search.left, self.took + _TRIAL), search.ceiling))
+            seconds, quick = min(search.left, self.took + _TRIAL), search.limits.quick
+            self._ask(columns, tau, tau, Limits(seconds, search.ceiling, quick=quick))
 
     def _ask(
         self, columns: Columns, low: int, high: int, limits: Limits

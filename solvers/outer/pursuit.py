@@ -260,8 +260,8 @@ class _Pursuit:
 
     def _worth(self, busy: Sequence[int]) -> list[int]:
         """Which stages to ask, the longest first; where a bound is sought, not those that can add little to it."""
-        order = sorted(range(len(busy)), key=lambda s: -busy[s])
-        slack = _LITTLE * self.effort.gap * max(busy) * (self.configuration.rounds or inf)
+        order, rounds = sorted(range(len(busy)), key=lambda s: -busy[s]), self.configuration.rounds
+        slack = inf if rounds is None else _LITTLE * self.effort.gap * max(busy) * rounds
         while self.effort.level < Level.PRICED and len(order) > 1 and slack >= max(busy) - busy[order[-1]] > 0:
             slack -= max(busy) - busy[order.pop()]
         return order

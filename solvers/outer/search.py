@@ -47,7 +47,8 @@ LEAST = 1 << 24
 FIRST = 0.1
 """The gap of the first plan, of which only a cost to compare with is wanted."""
 CLOSER = 0.25
-"""The part of the gap to which the best plan is improved at once: the better it is, the less is asked of all others."""
+"""The part of the gap to which the best plan is improved before others are closed, within the gap itself or not: the
+better it is, the less is asked of all others."""
 FAR = 1.5
 """Times itself a bound is raised at a time."""
 DEEP = 3.0
@@ -207,9 +208,10 @@ class _Search:
         candidate, levels, gap, reach = chosen
         candidate.under_way = True
         self.under_way.append((candidate, levels[-1], reach))
+        state = replace(candidate.state)  # its bound may be raised before it is sent
         own, prices = candidate.configuration, self.prices.get(candidate.size, ())
         efforts = tuple(Effort(level, gap, seconds=self.left(), prices=prices) for level in levels)
-        return self.whole, own, candidate.even, candidate.state, reach, efforts, self.solver
+        return self.whole, own, candidate.even, state, reach, efforts, self.solver
 
     def _next(self) -> _Asked | None:
         dive, leader = self._dive(), self.leader
@@ -222,7 +224,7 @@ class _Search:
             if leader.level is Level.PRICED and leader.bound < self.reach:
                 return closer
         while (chosen := self._most_promising()) is not None:
-            if chosen.level is Level.PRICED and closer is not None:  # which may do without
+            if chosen.level is Level.PRICED and closer is not None:  # which a better plan may make needless
                 return closer
             if chosen.even or chosen.charted:
                 levels = BOUNDS if chosen.even else (chosen.next_level,)
