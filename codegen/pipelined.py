@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..formulation.outer import admitted, rows
+from ..formulation.outer import versions as versions_of
 from ..formulation.placement import Placement, Row, distinct, placements, reordered
 from ..formulation.transfers import transfer_price
 from ..model.batch import with_batch
-from ..model.cost import precision
 from ..model.errors import PartitaError
 from ..model.machine import Machine, stage_machine
 from ..model.pcg import PCG
-from ..model.sparse import sparse_tables
 from ..model.stages import boundaries, stage
 from ..solvers.outer.search import OuterFound, Space, search
 from ..solvers.parallel import Later, usable_cores
@@ -22,8 +21,9 @@ from ..solvers.protocol import Limits, Solution, Solver, Status
 from ..solvers.question import Question, atom_sizes, check_batch
 from ..solvers.search import Found
 from .decode import flops, report
+from .pipeline.checks import check_stale
 from .pipeline.plan import PipelinePlan
-from .pipeline.price import priced
+from .pipeline.price import of_versions, priced
 from .plan import Plan
 from .rewritten import changes, decided
 
@@ -58,8 +58,8 @@ def space(graph: PCG, machine: Machine, settings: Settings, places: tuple[Placem
             f"{settings.schedule} with {settings.stages or 2} stages needs {needed} {settings.stages or 2} "
             f"micro-batches, a batch of {settings.batch} has {', '.join(map(str, counts))}"
         )
-    if settings.schedule == "2bw":
-        _check_versions(graph, settings)
+    if settings.schedule == "2bw" and found:
+        check_stale(graph, settings.dtype, bool(settings.offload))
     unknown = [name for name, _ in settings.fix if name not in {node.name for node in graph.nodes}]
     if unknown:
         raise PartitaError(f"no node is named {unknown[0]!r}")
@@ -67,18 +67,6 @@ def space(graph: PCG, machine: Machine, settings: Settings, places: tuple[Placem
     inner = {row: reordered(_inner(machine, row, settings.mesh), sizes) for row in found}
     none: dict[Row, tuple[Placement, ...]] = {(1,) * len(machine.hierarchy): places} if settings.stages is None else {}
     return Space(none | inner, settings.schedule, chunks)
-
-
-def _check_versions(graph: PCG, settings: Settings) -> None:
-    """Raise PartitaError where weights have no second version."""
-    table = next(iter(sparse_tables(graph)), None)
-    if table is not None:
-        raise PartitaError(f"2bw keeps two versions of weights: {graph.nodes[table].name!r} is too sparse for it")
-    if settings.dtype == "mixed-float16":
-        raise PartitaError("2bw scales no losses: take mixed-bfloat16 instead of mixed-float16")
-    if precision(settings.dtype).copied or settings.offload:
-        what = "do not offload them" if settings.offload else f"{settings.dtype} has copies of them"
-        raise PartitaError(f"2bw keeps two versions of weights beside their states: {what}")
 
 
 def divisions(machine: Machine, stages: int | None) -> list[Row]:
@@ -151,7 +139,7 @@ def pipelined(
     made = PipelinePlan(
         plain, machine, best.row, found.bounds, stages, best.schedule, best.chunks, model, dict(told), module
     )
-    _confirm(made, found.objective, bool(graph.alternatives), best.versions > 1)
+    _confirm(made, found.objective, bool(graph.alternatives), best.versions)
     work = [flops(encoding, assignment) for encoding, assignment in found.stages]
     unsplit, total = (sum(part) for part in zip(*work, strict=True))
     bundles = [told for own in reports for told in own.get("bundles", [])]
@@ -165,20 +153,21 @@ def pipelined(
     return made
 
 
-def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool, roomy: bool) -> None:
+def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool, versions: int) -> None:
     """Price a plan once more; one that is rewritten may take and hold less than its networks, as in `run`.
 
-    `roomy`: every stage was planned for as many versions of its weights as the last one has.
+    Every stage was planned for as many `versions` of its weights as the last one has.
     """
     confirmed, said = priced(made), made.report
 
-    def agree(now: int, before: int, less: bool) -> bool:
-        return now == before or (less and now < before)
+    def agree(now: int, before: int) -> bool:
+        return now == before or (rewritten and now < before)
 
-    assert agree(confirmed.objective_ns, objective_ns, rewritten), (confirmed.busy_ns, objective_ns)
-    for own, part in zip(confirmed.stages, made.stages, strict=True):
-        held = part.report["memory_bytes"]
-        assert agree(own.memory_bytes, held, rewritten or roomy), (own.memory, held)
+    assert agree(confirmed.objective_ns, objective_ns), (confirmed.busy_ns, objective_ns)
+    for number, (own, part) in enumerate(zip(confirmed.stages, made.stages, strict=True)):
+        spare = of_versions(part, versions - versions_of(made.schedule, number))
+        held, planned = own.memory_bytes + sum(kept.bytes for kept in spare), part.report["memory_bytes"]
+        assert agree(held, planned), (own.memory, planned)
         part.report["memory_bytes"] = own.memory_bytes
     said |= {"objective_ns": confirmed.objective_ns, "memory_bytes": confirmed.memory_bytes}
     if confirmed.objective_ns < objective_ns:

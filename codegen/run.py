@@ -194,7 +194,8 @@ def optimize(
     `capture`). `rewrite`: choose among all rewritings of the graph too, by the planner's rules, or by those given if
     they are proved; `saturation` says when looking for them ends. `cache`: the folder where networks that were solved
     are kept, "none", or None for the usual one (`PARTITA_CACHE`). `stages`: of a pipeline, "auto" for whatever is best,
-    1 for none; each device has `chunks` of them, run in the order of `schedule`. Parts of the search go to `executor`,
+    1 for none; each device has `chunks` of them, run in the order of `schedule` (2bw trains with gradients that are a
+    step old). Parts of the search go to `executor`,
     or to as many processes as `workers` (None: one for every core). `recompute`: what layers compute again in backward:
     `none`, `full`, `selective`, or `auto`, the best of these for each. `offload`: optimizer states may be in the host's
     memory wherever that is faster; None: only where nothing fits without.

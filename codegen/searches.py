@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from ..solvers.outer.search import OuterFound, Space
@@ -37,7 +38,8 @@ def searched(
 ) -> Searched:
     """Search plans; with optimizer states on the host where these are asked for, or where nothing fits without."""
     first = _once(question, among, backend, limits, settings)
-    if settings.offload is not None or not _full(first, limits):
+    stale = among is not None and among.schedule == "2bw" and all(prod(row) > 1 for row in among.placements)
+    if settings.offload is not None or stale or not _full(first, limits):  # 2bw has nothing elsewhere
         return first
     tell("nothing fits: searching with optimizer states in the host's memory")
     left = replace(limits, seconds=limits.seconds - first.found.seconds)

@@ -70,7 +70,7 @@ class Configuration:
 
     @property
     def rounds(self) -> int | None:
-        """Of what a step waits for, the part that it does wait is 1 / `rounds`; None: it waits for nothing."""
+        """The longest device waits for a part in so many of what the others work; None: for nothing."""
         return rounds(self.schedule, self.chunks, self.micro_batches)
 
     @property
@@ -113,7 +113,7 @@ def admitted(schedule: str, devices: int, micro_batches: Sequence[int]) -> tuple
 
 
 def rounds(schedule: str, chunks: int, micro_batches: int) -> int | None:
-    """See `Configuration`.
+    """The longest device of a pipeline waits for a part in so many of what the others work; None: for nothing.
 
     >>> rounds("1f1b", 1, 4), rounds("interleaved", 2, 4), rounds("2bw", 1, 4)
     (4, 8, None)

@@ -164,7 +164,7 @@ def stored_itemsize(precision: Precision, sparse: bool = False) -> int:
 def stored_bytes(
     choice: Storage, trainable: bool, precision: Precision, states: int, sparse: bool = False, versions: int = 0
 ) -> Array:
-    """Memory of the parameter, its gradient and its optimizer states on a rank, and as much as of other `versions`."""
+    """Memory of the parameter, its gradient and its optimizer states on a rank, and of so many other `versions`."""
     stored: Array = choice.numel * stored_itemsize(precision, sparse)
     if not trainable:
         return stored

@@ -53,7 +53,7 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ),
         (
             "--schedule 2bw --dtype mixed-bfloat16-fp32grad",
-            "2bw keeps two versions of weights beside their states: mixed-bfloat16-fp32grad has copies of them",
+            "2bw keeps gradients and states beside two versions of weights, none elsewhere or in another dtype",
         ),
         (
             "--schedule 2bw --dtype mixed-float16",
@@ -61,7 +61,7 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ),
         (
             "--stages 2 --schedule 2bw --offload",
-            "2bw keeps two versions of weights beside their states: do not offload them",
+            "2bw keeps gradients and states beside two versions of weights, none elsewhere or in another dtype",
         ),
         ("--stages 2 --mesh 4", "--mesh 4 has 4 ranks in each of 2 stages, --hierarchy 2x2 has 4 devices"),
         ("--stages 2 --mapping unity-2d", "--mapping is of plans without a pipeline; leave out --stages 2"),

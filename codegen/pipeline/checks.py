@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...model.atoms import atoms
+from ...model.cost import precision
 from ...model.errors import PartitaError
 from ...model.machine import stage_machine
 from ...model.pcg import PCG
@@ -48,27 +49,28 @@ def check(plan: PipelinePlan) -> None:
                 f"stage {number} has room for {part.in_flight} micro-batches, {plan.schedule} keeps {needed}"
             )
     if plan.stale:
-        _check_stale(plan)
+        if plan.micro_batches < plan.size:
+            raise PartitaError(f"2bw keeps {plan.size} stages busy: {plan.micro_batches} micro-batches are too few")
+        for part in plan.stages:
+            check_stale(part.graph, part.dtype, apart(part))
     for number, (before, after) in enumerate(pairwise(plan.stages)):
         _check_boundary(number, before, after)
     _check_tied(plan)
 
 
-def _check_stale(plan: PipelinePlan) -> None:
-    """Two versions of the weights are enough, and all that is updated has them."""
-    if plan.micro_batches < plan.size:
-        raise PartitaError(f"2bw keeps {plan.size} stages busy: {plan.micro_batches} micro-batches are too few")
-    if plan.dtype == "mixed-float16":
+def check_stale(graph: PCG, dtype: str, elsewhere: bool) -> None:
+    """Raise PartitaError unless two versions of the weights are enough, and all that is updated has them.
+
+    `elsewhere`: some gradients or states are not beside their weights.
+    """
+    if dtype == "mixed-float16":
         raise PartitaError("2bw scales no losses: take mixed-bfloat16 instead of mixed-float16")
-    for part in plan.stages:
-        if apart(part):
-            raise PartitaError(
-                "2bw keeps two versions of weights, beside their gradients and states: none are elsewhere"
-            )
-        for table in sparse_tables(part.graph):
-            raise PartitaError(
-                f"2bw keeps two versions of weights: {part.graph.nodes[table].name!r} is too sparse for it"
-            )
+    if elsewhere or precision(dtype).copied:
+        raise PartitaError(
+            "2bw keeps gradients and states beside two versions of weights, none elsewhere or in another dtype"
+        )
+    for table in sparse_tables(graph):
+        raise PartitaError(f"2bw keeps two versions of weights: {graph.nodes[table].name!r} is too sparse for it")
 
 
 def _check_bounds(plan: PipelinePlan) -> None:

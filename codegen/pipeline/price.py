@@ -13,6 +13,7 @@ from ..pricing.moves import Moves
 from .runs import runs
 
 if TYPE_CHECKING:
+    from ..plan import Plan
     from .plan import PipelinePlan
 
 
@@ -38,7 +39,8 @@ def priced(plan: PipelinePlan) -> PipelinePriced:
     """
     stages = tuple(map(priced_stage, plan.parts))
     if plan.stale:
-        stages = tuple(_in_two_versions(plan, number, stage) for number, stage in enumerate(stages))
+        older = [of_versions(part, versions(plan.schedule, number)) for number, part in enumerate(plan.parts)]
+        stages = tuple(Priced(s.items, [*s.kept, *more]) for s, more in zip(stages, older, strict=True))
     held = [sum(stage.memory_bytes for stage in stages[device :: plan.size]) for device in range(plan.size)]
     busy_ns = [stage.objective_ns for stage in stages]
     if plan.schedule == "zero-bubble":
@@ -48,11 +50,8 @@ def priced(plan: PipelinePlan) -> PipelinePriced:
     return PipelinePriced(stages, step, max(held))
 
 
-def _in_two_versions(plan: PipelinePlan, number: int, cost: Priced) -> Priced:
-    """A stage's price with a second copy of its weights; also of their gradients, where updates come later."""
-    part = plan.parts[number]
-    sizes, copies = Moves(part), versions(plan.schedule, number)
-    item = ITEMSIZE[precision(part.dtype).master]
+def of_versions(part: Plan, count: int) -> list[Kept]:
+    """What a stage keeps for so many versions of its weights besides, or of their gradients."""
+    sizes, item = Moves(part), ITEMSIZE[precision(part.dtype).master]
     trained = (i for i in part.graph.of("parameter") if part.graph.nodes[i].gradient)
-    more = [Kept("states", i, copies * item * sizes.numel(i, part.choices[i].output)) for i in trained]
-    return Priced(cost.items, [*cost.kept, *more])
+    return [Kept("states", i, count * item * sizes.numel(i, part.choices[i].output)) for i in trained] if count else []

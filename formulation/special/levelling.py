@@ -108,10 +108,13 @@ def _evened(rows: Sequence[int], filled: list[list[int]], most: float) -> list[l
     while held.max() > most:
         c = int(held.argmax())
         others = [*{counts[d].tobytes(): d for d in reversed(range(len(counts))) if d != c}.values()]
-        trade = _trade(each, counts, held, c, others, 1, most) or _trade(each, counts, held, c, others, 2, most)
+        trade = _trade(each, counts, held, c, others, 1, most)
+        if trade is None:  # one after the other: pairs of pairs are many
+            trades = (_trade(each, counts, held, c, [d], 2, most) for d in others)
+            trade = min((found for found in trades if found is not None), default=None)
         if trade is None:
             break
-        d, traded = trade
+        _, _, d, traded = trade
         for t, u in traded:
             counts[c, [t, u]] += -1, 1
             counts[d, [t, u]] += 1, -1
@@ -122,10 +125,11 @@ def _evened(rows: Sequence[int], filled: list[list[int]], most: float) -> list[l
 
 def _trade(
     rows: _Numbers, counts: _Numbers, held: _Numbers, c: int, others: list[int], several: int, most: float
-) -> tuple[int, list[tuple[int, int]]] | None:
+) -> tuple[float, int, int, list[tuple[int, int]]] | None:
     """The best trade of so many units of c against as many of another, after which the fuller has less; None: no such.
 
-    The less, the better; then the fewer pieces.
+    What the fuller has then, the less the better; how many pieces more; with whom; which tables' units are given and
+    taken. `rows` [t], `counts` [coordinate, t], `held` [coordinate].
     """
     here = counts[others] > 0
     different = ~np.eye(len(rows), dtype=np.bool_)
@@ -146,16 +150,15 @@ def _trade(
     if least >= held[c]:
         return None
 
-    def preference(n: int) -> tuple[int, int, list[tuple[int, int]]]:
+    def preference(n: int) -> tuple[float, int, int, list[tuple[int, int]]]:
         traded = [(int(give[n]), int(take[n])) for n in trades[:, n]]
         change = Counter(u for _, u in traded)
         change.subtract(t for t, _ in traded)
         both = ((counts[c], 1), (counts[d[n]], -1))
         pieces = sum(int(own[t] + sign * by > 0) - int(own[t] > 0) for t, by in change.items() for own, sign in both)
-        return pieces, int(d[n]), traded
+        return float(least), pieces, int(d[n]), traded
 
-    _, with_whom, traded = min(map(preference, np.flatnonzero(after == least).tolist()))
-    return with_whom, traded
+    return min(map(preference, np.flatnonzero(after == least).tolist()))
 
 
 def _dealt(rows: Sequence[int], units: int, ranks: int) -> list[list[int]]:

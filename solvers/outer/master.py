@@ -1,6 +1,6 @@
 """The master problem: where a pipeline is cut, if every stage's time is known for every part of the model.
 
-    min  M + ⌈(Σ_s W_s(i_s, i_s+1) - M) / K⌉   over paths  0 = i_0, i_1, ..., i_p = n - 1  and  M ≥ W_s(i_s, i_s+1) ∀ s
+    min  M + ⌈(Σ_s W_s(i_s, i_s+1) - M) / R⌉   over paths  0 = i_0, i_1, ..., i_p = n - 1  and  M ≥ W_s(i_s, i_s+1) ∀ s
 
 For a given M that is a shortest path through p layers. The sum of a shortest path never grows with M, so an interval of
 values of M is done where its ends have the same sum, or where its least M with the sum of its largest one is no better
@@ -38,7 +38,7 @@ class Path:
 def best_path(times: Sequence[Times], rounds: int | None, devices: int) -> Path | None:
     """The cheapest path from node 0 to the last; `times[s]` [n, n] holds W_s, INFINITE where there is none.
 
-    `rounds` is K, times the stages of each of the `devices` (None: min M). Ties go to the smaller M, then to the
+    `rounds` is R: K, times the stages of each of the `devices` (None: min M). Ties go to the smaller M, then to the
     earlier nodes. None: there is no path.
     """
     loosest = _shortest(times, INFINITE - 1)
@@ -56,7 +56,7 @@ def best_path(times: Sequence[Times], rounds: int | None, devices: int) -> Path 
 
     def cost(at: int, total: int) -> tuple[int, int]:
         longest = max(int(values[at]), -(-total // devices))
-        return min(INFINITE if total >= INFINITE else waited(longest, total, rounds), INFINITE), at
+        return INFINITE if total >= INFINITE else waited(longest, total, rounds), at
 
     best = cost(len(values) - 1, least)
     stack = [(0, len(values) - 1)]

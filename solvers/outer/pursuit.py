@@ -56,7 +56,7 @@ class Parts(Protocol):
         ...
 
     def kind(self, i: int, j: int) -> Hashable:
-        """Equal for parts that compute the same."""
+        """Equal for parts that compute the same, between boundaries of equal groups."""
         ...
 
     def group(self, boundary: int) -> Hashable:

@@ -1,7 +1,7 @@
 """What is proved of all parts of one kind at once: for all sides of their ends, as an array.
 
-Sides are only ever split, so what was proved of a side holds for each that it was split into, and nothing else does
-that was known before.
+Sides are only ever split, so what was proved of a side holds for each that it was split into. Nothing else is to be
+learnt then of what was known before: a query has sides of its time, or, without a limit of memory, none at all.
 """
 
 from __future__ import annotations

@@ -79,8 +79,9 @@ def test_tables_of_other_stages_change_nothing(name: str) -> None:
     count = len(boundaries(pcg)) - 1
     for first, last in [(0, count), (0, 2), (1, 3), (2, 3), (1, count)]:
         part = stage(pcg, first, last).graph
-        for n, modes in ((1, ("none",)), (2, ("none",)), (2, MODES)):
-            alone, found = (encoded(part, in_flight=n, recompute=modes, shared=x).network for x in (None, shared))
+        for n, modes, versions in ((1, ("none",), 0), (2, ("none",), 2), (2, MODES, 0), (2, ("none",), 0)):
+            options = {"in_flight": n, "recompute": modes, "versions": versions, "dtype": "float32"}
+            alone, found = (encoded(part, shared=x, **options).network for x in (None, shared))
             assert found.to_json() == alone.to_json()
 
 
