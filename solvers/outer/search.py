@@ -220,9 +220,9 @@ class _Search:
         closer = None
         if leader is not None and not leader.under_way and leader.level is not Level.CLOSED:
             limits = replace(self.limits, gap=self.limits.gap * CLOSER)
-            closer = _Asked(leader, (Level.CLOSED,), limits.gap, limits.ceiling(self.objective))
             if leader.level is Level.PRICED and leader.bound < self.reach:
-                return closer
+                return _Asked(leader, (Level.CLOSED,), limits.gap, self.reach)
+            closer = _Asked(leader, (Level.CLOSED,), limits.gap, limits.ceiling(self.objective))
         while (chosen := self._most_promising()) is not None:
             if chosen.level is Level.PRICED and closer is not None:  # which a better plan may make needless
                 return closer
