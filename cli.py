@@ -114,7 +114,7 @@ def plan(
     ] = False,
     micro_batches: Annotated[int | None, typer.Option(help="Pieces of the batch, one after another.")] = None,
     stages: Annotated[str, typer.Option(help="Of a pipeline: auto, or a number; 1 is none.")] = "auto",
-    schedule: Annotated[str, typer.Option(help=f"Of a pipeline: auto, {', '.join(SCHEDULES)}.")] = "auto",
+    schedule: Annotated[str, typer.Option(help=f"Of a pipeline: auto, all, {', '.join(SCHEDULES)}.")] = "auto",
     chunks: Annotated[int, typer.Option(help="Stages that every device has, one after another.")] = 1,
     workers: Annotated[int | None, typer.Option(help="Processes that search; by default one a core.")] = None,
     recompute: Annotated[

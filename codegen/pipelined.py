@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..formulation.outer import admitted, rows
-from ..formulation.outer import versions as versions_of
+from ..formulation.outer import Configuration, admitted, rows, split
 from ..formulation.placement import Placement, Row, distinct, placements, reordered
 from ..formulation.transfers import transfer_price
 from ..model.batch import with_batch
@@ -15,7 +16,7 @@ from ..model.errors import PartitaError
 from ..model.machine import Machine, stage_machine
 from ..model.pcg import PCG
 from ..model.stages import boundaries, stage
-from ..solvers.outer.search import OuterFound, Space, search
+from ..solvers.outer.search import OuterFound, Solved, Space, search
 from ..solvers.parallel import Later, usable_cores
 from ..solvers.protocol import Limits, Solution, Solver, Status
 from ..solvers.question import Question, atom_sizes, check_batch
@@ -23,8 +24,9 @@ from ..solvers.search import Found
 from .decode import flops, report
 from .pipeline.checks import check_stale
 from .pipeline.plan import PipelinePlan
-from .pipeline.price import of_versions, priced
+from .pipeline.price import priced
 from .plan import Plan
+from .price import priced as priced_stage
 from .rewritten import changes, decided
 
 if TYPE_CHECKING:
@@ -60,13 +62,18 @@ def space(graph: PCG, machine: Machine, settings: Settings, places: tuple[Placem
         )
     if settings.schedule == "2bw" and found:
         check_stale(graph, settings.dtype, bool(settings.offload))
+    if split(settings.schedule) and found and settings.recompute not in ("auto", "none"):
+        raise PartitaError(
+            f"{settings.schedule} splits backwards, and would compute segments twice again: "
+            f"recompute {settings.recompute!r} is for other schedules"
+        )
     unknown = [name for name, _ in settings.fix if name not in {node.name for node in graph.nodes}]
     if unknown:
         raise PartitaError(f"no node is named {unknown[0]!r}")
     sizes = atom_sizes(graph, settings.batch, (1,))
     inner = {row: reordered(_inner(machine, row, settings.mesh), sizes) for row in found}
     none: dict[Row, tuple[Placement, ...]] = {(1,) * len(machine.hierarchy): places} if settings.stages is None else {}
-    return Space(none | inner, settings.schedule, chunks)
+    return Space(none | inner, settings.schedule, chunks, step_ns)
 
 
 def divisions(machine: Machine, stages: int | None) -> list[Row]:
@@ -119,57 +126,74 @@ def pipelined(
     module: tuple[nn.Module, Any] | None,
 ) -> PipelinePlan:
     """The plan of the pipeline that was found; priced once more, which shares nothing of the search."""
-    best, machine = found.configuration, question.machine
+    best = found.configuration
     assert best is not None and found.objective is not None
-    samples, captured = question.batch // best.micro_batches, question.plain or question.pcg
-    graph, plain = with_batch(question.pcg, samples), with_batch(captured, samples)
-    part, transfer = stage_machine(machine, best.row), transfer_price(machine, best.row)
-    reports = [report(encoding, assignment) for encoding, assignment in found.stages]
-    cut = [stage(graph, *found.bounds[s : s + 2]).graph for s in range(len(found.stages))]
-    solved = [(replace(e, pcg=own), assignment) for own, (e, assignment) in zip(cut, found.stages, strict=True)]
-    stages = tuple(
-        Plan(
-            taken, part, best.placement, best.micro_batches, chosen, question.dtype, question.optimizer,
-            report=reports[s], recompute=encoding.recomputed(assignment),
-            in_flight=best.in_flight(s), transfer=transfer,
-        )
-        for s, (encoding, assignment) in enumerate(solved)
-        for taken, chosen in [decided(encoding, assignment)]
-    )  # fmt: skip
-    made = PipelinePlan(
-        plain, machine, best.row, found.bounds, stages, best.schedule, best.chunks, model, dict(told), module
-    )
-    _confirm(made, found.objective, bool(graph.alternatives), best.versions)
+    made = replace(_decoded(question, best, found.bounds, found.stages), model=model, report=dict(told), module=module)
+    reports, rewritten = [part.report for part in made.stages], bool(question.pcg.alternatives)
+    _confirm(made, found.objective, rewritten, best)
     work = [flops(encoding, assignment) for encoding, assignment in found.stages]
     unsplit, total = (sum(part) for part in zip(*work, strict=True))
     bundles = [told for own in reports for told in own.get("bundles", [])]
-    if graph.alternatives:
+    if rewritten:
+        solved = _own(question, best, found.bounds, found.stages)
         made.report["rewritten"] = [told for each in solved for told in changes(*each)]
     made.report.update(
-        capacity_bytes=machine.device.capacity_bytes,
-        unsplit_flops=unsplit / total if total and part.devices > 1 else 0.0,
+        capacity_bytes=made.machine.device.capacity_bytes,
+        unsplit_flops=unsplit / total if total and made.stages[0].machine.devices > 1 else 0.0,
         **({"bundles": bundles} if bundles else {}),
     )
     return made
 
 
-def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool, versions: int) -> None:
+def step_ns(question: Question, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved]) -> int:
+    """The predicted step of stages as they were solved."""
+    return priced(_decoded(question, best, bounds, stages)).objective_ns
+
+
+def _decoded(
+    question: Question, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved]
+) -> PipelinePlan:
+    """The plan that the assignments of all stages mean."""
+    machine, samples = question.machine, question.batch // best.micro_batches
+    part, transfer = stage_machine(machine, best.row), transfer_price(machine, best.row)
+    made = tuple(
+        Plan(
+            taken, part, best.placement, best.micro_batches, chosen, question.dtype, question.optimizer,
+            report=report(encoding, assignment), recompute=encoding.recomputed(assignment),
+            in_flight=best.in_flight(s), transfer=transfer,
+        )
+        for s, (encoding, assignment) in enumerate(_own(question, best, bounds, stages))
+        for taken, chosen in [decided(encoding, assignment)]
+    )  # fmt: skip
+    plain = with_batch(question.plain or question.pcg, samples)
+    return PipelinePlan(plain, machine, best.row, bounds, made, best.schedule, best.chunks)
+
+
+def _own(question: Question, best: Configuration, bounds: Sequence[int], stages: Sequence[Solved]) -> list[Solved]:
+    """The networks of stages, that equal ones have in common, each with its own part of the graph."""
+    graph = with_batch(question.pcg, question.batch // best.micro_batches)
+    cut = [stage(graph, *ends).graph for ends in pairwise(bounds)]
+    return [(replace(e, pcg=own), assignment) for own, (e, assignment) in zip(cut, stages, strict=True)]
+
+
+def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool, best: Configuration) -> None:
     """Price a plan once more; one that is rewritten may take and hold less than its networks, as in `run`.
 
-    Every stage was planned for as many `versions` of its weights as the last one has.
+    Every stage was planned for what the last one keeps besides.
     """
     confirmed, said = priced(made), made.report
 
     def agree(now: int, before: int) -> bool:
         return now == before or (rewritten and now < before)
 
-    assert agree(confirmed.objective_ns, objective_ns), (confirmed.busy_ns, objective_ns)
-    for number, (own, part) in enumerate(zip(confirmed.stages, made.stages, strict=True)):
-        spare = of_versions(part, versions - versions_of(made.schedule, number))
-        held, planned = own.memory_bytes + sum(kept.bytes for kept in spare), part.report["memory_bytes"]
-        assert agree(held, planned), (own.memory, planned)
-        part.report["memory_bytes"] = own.memory_bytes
-    said |= {"objective_ns": confirmed.objective_ns, "memory_bytes": confirmed.memory_bytes}
-    if confirmed.objective_ns < objective_ns:
+    for own, given, part in zip(confirmed.stages, made.parts, made.stages, strict=True):
+        planned, told = priced_stage(given, best.versions, best.later), part.report
+        assert agree(own.objective_ns, sum(told["parts_ns"].values())), (own.ns, told["parts_ns"])
+        assert agree(planned.memory_bytes, told["memory_bytes"]), (planned.memory, told["memory_bytes"])
+        told["memory_bytes"] = own.memory_bytes
+    took = confirmed.objective_ns
+    assert agree(took, objective_ns), (confirmed.busy_ns, objective_ns)
+    said |= {"objective_ns": took, "memory_bytes": confirmed.memory_bytes}
+    if took < objective_ns:
         assert said["status"] != Status.OPTIMAL.value, (confirmed.busy_ns, objective_ns)
-        said["gap"] = (confirmed.objective_ns - said["bound_ns"]) / confirmed.objective_ns
+        said["gap"] = (took - said["bound_ns"]) / took

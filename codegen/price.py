@@ -15,9 +15,9 @@ from .plan import Plan
 from .pricing.weights import Weights
 
 
-def priced(plan: Plan) -> Priced:
-    """The predicted time and memory of a plan."""
-    return _Pricing(plan).run()
+def priced(plan: Plan, versions: int = 0, later: int = 0) -> Priced:
+    """The predicted time and memory of a plan; `versions` and `later` are kept besides, as `encode` has them."""
+    return _Pricing(plan, versions, later).run()
 
 
 class _Pricing(Weights):

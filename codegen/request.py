@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", *(name for name in PRECISIONS if "-" in name))
 OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "2bw")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "2bw")
+ALL_SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
+"""What `all` stands for: GPipe is never better than 1F1B, and 2BW is another way of training."""
 
 RECOMPUTE = {"auto": MODES, **{mode: (mode,) for mode in MODES}}
 """The modes among which each segment's is chosen."""
@@ -41,9 +43,9 @@ class PlanRequest:
     `rules`, which are proved first; `rewrite_limits` are rounds and e-nodes. `cache`: the folder of the store, "none",
     or None for the usual one. `stages` of a pipeline ("auto": whatever is best), `chunks` of them on every device, run
     in the order of `schedule`; `workers` are processes that search (None: one for every core). `dtype` may name
-    several, joined by commas: the fastest is taken. `offload`: whether states may be on the host; None: where nothing
-    fits without. Raises PartitaError on what cannot be meant; that the names of model, machine, mapping, solver and
-    nodes exist is checked where they are known.
+    several, joined by commas, as may `schedule`: the fastest is taken. `offload`: whether states may be on the host;
+    None: where nothing fits without. Raises PartitaError on what cannot be meant; that the names of model, machine,
+    mapping, solver and nodes exist is checked where they are known.
     """
 
     model: str
@@ -119,7 +121,7 @@ class PlanRequest:
             raise PartitaError(f"--batch {self.batch} does not divide into --micro-batches {self.micro_batches}")
         check_seconds(self.time_limit)
         check_gap(self.gap)
-        check_schedule(self.schedule, self.chunks)
+        check_schedules(self.schedule, self.chunks)
         if self.workers is not None:
             _check_count("--workers", self.workers, MAX_WORKERS)
         fixed: dict[str, str] = {}
@@ -213,16 +215,24 @@ def check_stages(stages: str | int) -> int | None:
     return int(stages)
 
 
-def check_schedule(schedule: str, chunks: int) -> str:
-    """The schedule that `auto` stands for, or the one that is named."""
-    known = ("auto", *SCHEDULES)
-    if schedule not in known:
-        raise PartitaError(f"--schedule {schedule!r}: choose from {', '.join(known)}")
+def check_schedules(schedule: str, chunks: int) -> tuple[tuple[str, int], ...]:
+    """The schedules that are named, or that `auto` or `all` stand for, each once, with the stages of every device.
+
+    Of several, interleaved has 2 on each where `chunks` does not say it.
+    """
     _check_count("--chunks", chunks, MAX_DEVICES)
-    found = ("interleaved" if chunks > 1 else "1f1b") if schedule == "auto" else schedule
-    if (found == "interleaved") != (chunks > 1):
-        raise PartitaError(f"--schedule {found} with --chunks {chunks}: interleaved has 2 or more, the others have 1")
-    return found
+    auto = ("interleaved" if chunks > 1 else "1f1b",)
+    words = [word.strip() for word in schedule.split(",")]
+    found = tuple(dict.fromkeys(x for word in words for x in {"auto": auto, "all": ALL_SCHEDULES}.get(word, (word,))))
+    for name in found:
+        if name not in SCHEDULES:
+            raise PartitaError(f"--schedule {name!r}: choose from auto, all, {', '.join(SCHEDULES)}")
+    many = max(chunks, 2) if len(found) > 1 else chunks
+    if ("interleaved" in found) != (many > 1) and (chunks > 1 or len(found) == 1):
+        raise PartitaError(
+            f"--schedule {schedule} with --chunks {chunks}: interleaved has 2 or more, the others have 1"
+        )
+    return tuple((name, many if name == "interleaved" else 1) for name in found)
 
 
 def check_recompute(recompute: str) -> tuple[str, ...]:

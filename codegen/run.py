@@ -33,7 +33,6 @@ from ..solvers.question import Question, atom_sizes, check_batch
 from ..solvers.search import search
 from ..solvers.store import Store, store_in
 from .decode import report
-from .dtypes import best_of, named
 from .outcome import searched_outside, searched_space, without_plan
 from .pipeline.plan import PipelinePlan
 from .pipelined import inside, pipelined, space
@@ -44,13 +43,14 @@ from .request import (
     PlanRequest,
     check_gap,
     check_recompute,
-    check_schedule,
+    check_schedules,
     check_seconds,
     check_stages,
     machine_for,
 )
 from .rewritten import decided
 from .searches import searched
+from .several import Way, best_of, named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -127,9 +127,7 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan | PipelineP
         SaturationLimits(*request.rewrite_limits),
         store_in(request.cache),
         check_stages(request.stages),
-        check_schedule(request.schedule, request.chunks),
-        request.chunks,
-        request.workers,
+        workers=request.workers,
         recompute=request.recompute,
         offload=request.offload,
     )
@@ -146,7 +144,8 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan | PipelineP
     if sequence is None and known is not None:
         sequence = known.small_sequence if request.small else known.sequence
     model = {"reference": request.model, "small": request.small, "sequence": sequence, "batch": batch}
-    return _best(dtypes, graph, machine, settings, model, progress, start)
+    ways = [Way(x, *pair) for x in dtypes for pair in check_schedules(request.schedule, request.chunks)]
+    return _best(ways, graph, machine, settings, model, progress, start)
 
 
 def _rules(request: PlanRequest) -> tuple[Rule, ...]:
@@ -177,7 +176,7 @@ def optimize(
     saturation: SaturationLimits | None = None,
     cache: Store | Path | str | None = None,
     stages: int | str = "auto",
-    schedule: str = "auto",
+    schedule: str | Sequence[str] = "auto",
     chunks: int = 1,
     executor: Executor | None = None,
     workers: int | None = None,
@@ -194,8 +193,9 @@ def optimize(
     `capture`). `rewrite`: choose among all rewritings of the graph too, by the planner's rules, or by those given if
     they are proved; `saturation` says when looking for them ends. `cache`: the folder where networks that were solved
     are kept, "none", or None for the usual one (`PARTITA_CACHE`). `stages`: of a pipeline, "auto" for whatever is best,
-    1 for none; each device has `chunks` of them, run in the order of `schedule` (2bw trains with gradients that are a
-    step old). Parts of the search go to `executor`,
+    1 for none; each device has `chunks` of them, run in the order of `schedule`: one, or several,
+    of which the fastest is taken; `auto` is 1F1B or, with chunks, interleaved, `all` both and zero-bubble (2bw trains
+    with gradients that are a step old). Parts of the search go to `executor`,
     or to as many processes as `workers` (None: one for every core). `recompute`: what layers compute again in backward:
     `none`, `full`, `selective`, or `auto`, the best of these for each. `offload`: optimizer states may be in the host's
     memory wherever that is faster; None: only where nothing fits without.
@@ -210,7 +210,10 @@ def optimize(
     machine = machine if isinstance(machine, Machine) else Machine.load(machine)
     samples = None if batch is None else max(batch, 2)
     graph = capture(module, inputs, batch=samples, allow_unknown=allow_unknown, statistics=statistics)
-    dtypes = named(dtype)
+    dtypes, orders = (
+        named(dtype),
+        check_schedules(",".join([schedule] if isinstance(schedule, str) else schedule), chunks),
+    )
     settings = Settings(
         batch or graph.batch,
         dtypes[0],
@@ -226,19 +229,18 @@ def optimize(
         saturation=saturation,
         store=store_in(cache),
         stages=check_stages(stages),
-        schedule=check_schedule(schedule, chunks),
-        chunks=chunks,
         workers=workers,
         executor=executor,
         recompute=recompute,
         offload=offload,
     )
     model = {"reference": None, "batch": settings.batch}
-    return _best(dtypes, graph, machine, settings, model, tell, start, (module, inputs))
+    ways = [Way(x, *pair) for x in dtypes for pair in orders]
+    return _best(ways, graph, machine, settings, model, tell, start, (module, inputs))
 
 
 def _best(
-    dtypes: Sequence[str],
+    ways: Sequence[Way],
     graph: PCG,
     machine: Machine,
     settings: Settings,
@@ -247,15 +249,15 @@ def _best(
     start: float,
     module: tuple[nn.Module, Any] | None = None,
 ) -> Plan | PipelinePlan:
-    """Plan a captured graph in the best of some dtypes."""
+    """Plan a captured graph in the best of some dtypes and schedules."""
 
-    def planned(dtype: str, seconds: float | None, cutoff: int | None) -> Plan | PipelinePlan:
-        if len(dtypes) > 1:
-            _tell(progress, f"planning in {dtype}")
-        asked = replace(settings, dtype=dtype, time_limit=seconds)
+    def planned(way: Way, seconds: float | None, cutoff: int | None) -> Plan | PipelinePlan:
+        if len(ways) > 1:
+            _tell(progress, f"planning in {way.dtype}, pipelines {way.schedule}")
+        asked = replace(settings, time_limit=seconds, **way._asdict())
         return plan_graph(graph, machine, asked, model, progress, start, module, cutoff)
 
-    return best_of(dtypes, settings.time_limit, planned)
+    return best_of(ways, settings.time_limit, planned)
 
 
 @seldom_collected()

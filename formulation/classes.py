@@ -50,6 +50,11 @@ class Classes:
         """The node whose strategy `node` has: itself, or what it repeats."""
         return self.twin.get(node, node)
 
+    def trains(self, pcg: PCG, node: int) -> bool:
+        """Whether gradients of weights follow from that of what `node` computes, by itself."""
+        bases = (pcg.nodes[self.base[i]] for i in pcg.nodes[node].inputs)
+        return pcg.nodes[node].gradient and any(base.op == "parameter" and base.gradient for base in bases)
+
     def variable(self, node: int) -> int:
         """The node whose variable decides on `node`: itself, what it repeats, or what it is another way to compute."""
         return self.ways.get(node, self.twin.get(node, node))

@@ -76,6 +76,7 @@ def encode(
     shared: Tables | None = None,
     offload: bool = False,
     versions: int = 0,
+    later: int = 0,
 ) -> Encoding:
     """The cost network of one mesh under one placement; `pcg` has the shapes of one micro-batch.
 
@@ -85,6 +86,7 @@ def encode(
     segment has (`recompute.MODES`), the first one being that of the plain tables. `offload`: optimizer states may be in
     the host's memory, if the machine says how fast that is.
     `versions`: so much is kept besides each weight that is trained, in its size; then gradients and states lie as it.
+    `later`: of so many micro-batches gradients wait at what has weights, until these get theirs.
     For a stage of a pipeline: `in_flight` micro-batches are kept for backward at once, `transfer` is what handing on a
     tensor costs (see `transfers`), `stored` fixes layouts of parameters, and `shared` keeps what other stages of the
     model can use again. PartitaError: unknown names in `fixed`, `stored` or `recompute`, a node without legal option.
@@ -92,7 +94,7 @@ def encode(
     return _Encoder(
         pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes, flat, balance,
         bundles, in_flight, transfer, stored or {}, tuple(recompute), shared or Tables(),
-        offload and machine.device.host_bandwidth is not None, versions,
+        offload and machine.device.host_bandwidth is not None, versions, later,
     ).run()  # fmt: skip
 
 
@@ -135,6 +137,7 @@ class _Encoder(Modal):
     shared: Tables = field(default_factory=Tables)
     offload: bool = False
     versions: int = 0
+    later: int = 0
     variables: list[Variable] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -147,7 +150,7 @@ class _Encoder(Modal):
         # What repeats other nodes has prices that depend on these too.
         made = (Tables() if self.classes.twin else self.shared).made(
             self.machine, self.placement, self.flat, self.transfer,
-            (self.k, self.precision, self.optimizer, self.balance, self.pcg.batch, self.versions),
+            (self.k, self.precision, self.optimizer, self.balance, self.pcg.batch, self.versions, self.later),
         )  # fmt: skip
         transitions, part = made.transitions, origin(self.pcg).part
         self.domains = Domains(
@@ -251,10 +254,14 @@ class _Encoder(Modal):
         readers = (index, *self.classes.passes.get(index, ()))
         kinds = tuple(tuple(self.reads.kind(reader, p) for p in range(len(found.inputs))) for reader in readers)
         handed = tuple(any(map(self.reads.saves, self.classes.reads[r])) for r in readers if r in self.classes.handed)
-        unary_key = ("operator", key, kinds, handed)
+        trains = self.later > 0 and self.classes.trains(self.pcg, index)
+        unary_key = ("operator", key, kinds, handed, trains)
         if unary_key not in self.cache:
             cost = (found.time_ns + found.forward_ns * (len(readers) - 1)) * self.k
             use = found.kept_bytes * self.in_flight + found.transient_bytes
+            if trains:
+                item = self.later * self.precision.itemsize(self.pcg.nodes[index].dtype)
+                use = use + found.output_space.numel[found.output] * item
             for reader, of_reader in zip(readers, kinds, strict=True):
                 for position, kind in enumerate(of_reader):
                     cost = cost + self.reads.time_of_fixed(reader, position, kind)

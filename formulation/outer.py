@@ -15,6 +15,14 @@ A device has v stages where they are interleaved: each is planned for an equal s
 PipeDream-2BW (Narayanan et al., 2021) do not wait for each other: each takes max_s W_s, at one more version of the
 weights, and one more of their gradients where a pipeline is so long that updates come later (`versions`).
 
+Where backwards are split (zero-bubble), how long is waited depends on the order, slot by slot, which only a plan says.
+But no stage begins before those ahead of it have passed one micro-batch on, at the least b(i) for a cut at i:
+
+    step ≥ max_s (b(i_s) + W_s)
+
+is what is searched for: a bound of the step, exact where the gradients of a stage's weights take as long as those of
+what it was handed. Until its weights have gradients, a stage keeps what leads to them as well (`later`).
+
 What bounds rest on:
 
 - the step grows with every W_s: bounds of stages give a bound of the step;
@@ -69,6 +77,11 @@ class Configuration:
         return replace(self, row=row)
 
     @property
+    def split(self) -> bool:
+        """Whether backwards are: to the stage before at once, to the weights later."""
+        return split(self.schedule)
+
+    @property
     def rounds(self) -> int | None:
         """The longest device waits for a part in so many of what the others work; None: for nothing."""
         return rounds(self.schedule, self.chunks, self.micro_batches)
@@ -77,6 +90,15 @@ class Configuration:
     def versions(self) -> int:
         """What every stage keeps besides its weights, at the most, in their size: as each stage is planned."""
         return versions(self.schedule, self.devices - 1)
+
+    @property
+    def later(self) -> int:
+        """Micro-batches of which every stage keeps what leads to gradients of weights: as each stage is planned."""
+        return later(self.schedule, self.micro_batches, self.devices - 1)
+
+    def modes(self, recompute: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of some modes of recomputation that its stages may have: a split backward would compute again twice."""
+        return ("none",) if self.split else recompute
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches of which `stage` keeps activations at once."""
@@ -98,6 +120,8 @@ def in_flight(schedule: str, devices: int, chunks: int, micro_batches: int, stag
     """Micro-batches whose activations `stage` (of devices · chunks, from 0) keeps at once."""
     if schedule in ("1f1b", "2bw"):
         return min(micro_batches, devices - stage)
+    if split(schedule):
+        return min(micro_batches, devices)
     if schedule == "gpipe":
         return micro_batches
     return _peaks(devices, chunks, min(micro_batches, 3 * devices))[stage]  # the same groups again and again from there
@@ -113,17 +137,32 @@ def admitted(schedule: str, devices: int, micro_batches: Sequence[int]) -> tuple
 
 
 def rounds(schedule: str, chunks: int, micro_batches: int) -> int | None:
-    """The longest device of a pipeline waits for a part in so many of what the others work; None: for nothing.
+    """The longest device of a pipeline waits for a part in so many of what the others work.
+
+    None: for nothing, or where backwards are split for what follows from when it begins.
 
     >>> rounds("1f1b", 1, 4), rounds("interleaved", 2, 4), rounds("2bw", 1, 4)
     (4, 8, None)
     """
-    return None if schedule == "2bw" else micro_batches * chunks
+    return None if schedule == "2bw" or split(schedule) else micro_batches * chunks
 
 
 def versions(schedule: str, stage: int) -> int:
     """What a stage (from 0) keeps besides its weights, in their size: 2BW's older ones, and gradients of two steps."""
     return (1 + (stage > 1)) if schedule == "2bw" else 0
+
+
+def split(schedule: str) -> bool:
+    """Whether backwards are: to the stage before at once, to the weights later."""
+    return schedule == "zero-bubble"
+
+
+def later(schedule: str, micro_batches: int, stage: int) -> int:
+    """Micro-batches of which a stage (from 0) keeps what leads to gradients of weights, until they are computed.
+
+    ZB-H1 has those of stage s wait for s micro-batches; the first one's backward is whole.
+    """
+    return min(micro_batches, stage + 1) if split(schedule) and stage else 0
 
 
 def step_ns(devices: int, rounds: int | None, busy_ns: Sequence[int]) -> int:

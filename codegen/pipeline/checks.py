@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ...formulation.outer import in_flight, split
 from ...model.atoms import atoms
 from ...model.cost import precision
 from ...model.errors import PartitaError
@@ -15,7 +16,7 @@ from ...model.sparse import sparse_tables
 from ...model.stages import boundaries, stage
 from ..choice import apart, letter_text
 from ..plan import Plan
-from .schedules import in_flight, orders
+from .schedules import orders
 
 if TYPE_CHECKING:
     from .plan import PipelinePlan
@@ -42,7 +43,7 @@ def check(plan: PipelinePlan) -> None:
     orders(plan.schedule, size, plan.chunks, first.micro_batches)  # are there any?
     for number, part in enumerate(plan.stages):
         needed = in_flight(plan.schedule, size, plan.chunks, first.micro_batches, number)
-        if plan.schedule == "zero-bubble" and part.recompute:
+        if split(plan.schedule) and part.recompute:
             raise PartitaError(f"stage {number} computes segments again, which a backward in two parts would do twice")
         if part.in_flight < needed:
             raise PartitaError(

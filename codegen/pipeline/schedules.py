@@ -1,11 +1,10 @@
-"""The schedules by which pipelines run, by name: more than are searched (`formulation.outer`)."""
+"""The schedules by which pipelines run, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ...formulation import outer
 from ...formulation.pipeline.orders import Orders, gpipe, interleaved, one_f_one_b, zero_bubble
 from ...model.errors import PartitaError
 
@@ -28,10 +27,3 @@ def orders(schedule: str, devices: int, chunks: int, micro_batches: int) -> Orde
     if (schedule == "interleaved") != (chunks > 1):
         raise PartitaError(f"{schedule} with {chunks} stages a device: interleaved is for several, the others for one")
     return SCHEDULES[schedule](devices, chunks, micro_batches)
-
-
-def in_flight(schedule: str, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
-    """Of how many micro-batches a stage keeps activations at once, at the most: until all its gradients are known."""
-    if schedule == "zero-bubble":
-        return min(micro_batches, devices)
-    return outer.in_flight(schedule, devices, chunks, micro_batches, stage)

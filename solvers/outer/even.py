@@ -53,13 +53,22 @@ class Even(Networks):
 
     def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
         own = self.configuration
-        again, kept = in_flight > 0, in_flight or own.in_flight(0)
-        return _encoding(self.whole, self.merged, own.micro_batches, i, j, kept, again, own.versions)
+        q, kept = self.whole.question, in_flight or own.in_flight(0)
+        modes = own.modes(q.recompute if in_flight else q.fastest)
+        return _encoding(self.whole, self.merged, own.micro_batches, i, j, kept, modes, own.versions, own.later)
 
 
 @lru_cache(maxsize=4)
 def _encoding(
-    whole: Whole, devices: int, micro_batches: int, i: int, j: int, in_flight: int, again: bool, versions: int
+    whole: Whole,
+    devices: int,
+    micro_batches: int,
+    i: int,
+    j: int,
+    in_flight: int,
+    modes: tuple[str, ...],
+    versions: int,
+    later: int,
 ) -> Encoding:
     """The network of a part on so many devices merged. Branches that may run side by side launch nothing there."""
     q = whole.question
@@ -76,10 +85,11 @@ def _encoding(
         capacity_bytes=apart + fixed_bytes(graph, form, 1, micro_batches),
         bundles=False,
         in_flight=in_flight,
-        recompute=q.recompute if again else q.fastest,
+        recompute=modes,
         offload=q.offload,
         shared=_tables(whole, devices, micro_batches),
         versions=versions,
+        later=later,
     )
 
 

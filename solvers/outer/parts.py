@@ -32,6 +32,7 @@ from .known import ANY, Answer, Ends, Letters, Need, Query, Side
 from .master import Times
 from .question import Whole
 from .state import Effort, Level
+from .waits import Waits
 
 Choices = tuple[int, tuple[Layout, ...]]
 """A variable, and the layout that each of its options stands for."""
@@ -55,10 +56,11 @@ def encoding(whole: Whole, configuration: Configuration, i: int, j: int, in_flig
         bundles=q.bundles,
         offload=q.offload,
         in_flight=in_flight or configuration.in_flight(0),
-        recompute=q.recompute if in_flight else q.fastest,
+        recompute=configuration.modes(q.recompute if in_flight else q.fastest),
         transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
         shared=_tables(whole, configuration),
         versions=configuration.versions,
+        later=configuration.later,
     )
 
 
@@ -93,6 +95,10 @@ class Networks:
     @property
     def handed(self) -> Times:
         return self.whole.handed(self.configuration)
+
+    @property
+    def waits(self) -> Waits | None:
+        return self.whole.waits(self.configuration)
 
     @property
     def stages(self) -> npt.NDArray[np.bool_]:

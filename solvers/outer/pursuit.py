@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from math import ceil, inf
 from time import monotonic
 from typing import Protocol, TypeAlias, TypeVar
@@ -27,6 +27,7 @@ from .master import Times, best_path
 from .spans import added, around, positions
 from .state import Effort, Level, Stages, State
 from .table import Bounds
+from .waits import Waits
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -48,6 +49,11 @@ class Parts(Protocol):
     @property
     def handed(self) -> Times:
         """[n]: no less comes on top of it at a boundary."""
+        ...
+
+    @property
+    def waits(self) -> Waits | None:
+        """Until when stages work, where that is not what they are busy."""
         ...
 
     @property
@@ -95,6 +101,7 @@ class _Pursuit:
         self.reach, self.effort = reach, effort
         self.until = monotonic() + effort.seconds
         self.floors, self.handed, self.stages = parts.floors, parts.handed, parts.stages
+        self.waits = parts.waits
         self.count = len(self.floors)
         self.kinds = positions(parts.stages, parts.kind, parts.shared)
         self.proved = Bounds(state.known, self._groups, self._sides)
@@ -124,7 +131,7 @@ class _Pursuit:
                 return None
             apart, parted = self._disagreements(places, found), self._parted(places, found)
             if not apart and not parted:
-                step = self.configuration.step_ns([a.objective or 0 for a in found])
+                step = self._step_ns(places, [a.objective or 0 for a in found])
                 return Stages(step, tuple(b for b, _ in places), found)
             self.proved.split(_split(state.sides, apart))
             if _split(state.shared, parted):
@@ -147,13 +154,32 @@ class _Pursuit:
         for shared in product(*(self.state.shared.get(w, (ANY,)) for w in weights)):
             flights = [self._in_flight(s) for s in range(p)]
             times = {f: self._times(f, shared) for f in set(flights)}
-            path = best_path([times[f] for f in flights], self.configuration.rounds, self.configuration.devices)
+            path = best_path(
+                self._until([times[f] for f in flights]), self.configuration.rounds, self.configuration.devices
+            )
             if path is None or (best is not None and path.objective >= best[0]):
                 continue
             taken = [places[node] for node in path.nodes]
             queries = [self._query(taken[s], taken[s + 1], flights[s], shared) for s in range(p)]
             best = path.objective, taken, queries
         return best
+
+    def _until(self, busy: list[Times]) -> list[Times]:
+        """Until when the stages work between any two places."""
+        if self.waits is None:
+            return busy
+        at = np.array([b for b, _ in self.places])
+        return [self.waits.until(s, at[:, None], at[None, :], times) for s, times in enumerate(busy)]
+
+    def _ends(self, places: list[Place], busy: Sequence[int]) -> Sequence[int]:
+        """Until when stages work that are busy so long."""
+        if self.waits is None:
+            return busy
+        spans = enumerate(pairwise(b for b, _ in places))
+        return [int(self.waits.until(s, i, j, busy[s])) for s, (i, j) in spans]
+
+    def _step_ns(self, places: list[Place], busy: Sequence[int]) -> int:
+        return self.configuration.step_ns(self._ends(places, busy))
 
     def _laid_out(self) -> tuple[list[Place], npt.NDArray[np.int64]]:
         """All places, and the first of every boundary."""
@@ -252,8 +278,8 @@ class _Pursuit:
             max(int(self._least(q.in_flight)[i, j]), self.state.known.bound(self.parts.kind(i, j), q))
             for (i, j), q in zip(spans, queries, strict=True)
         ]
-        for s in self._worth(busy):
-            kind, cutoff = self.parts.kind(*spans[s]), self._cutoff(busy, s)
+        for s in self._worth(self._ends(places, busy)):
+            kind, cutoff = self.parts.kind(*spans[s]), self._cutoff(places, busy, s)
             if not self._settled(kind, queries[s], busy[s], cutoff):
                 return (*spans[s], queries[s], cutoff)
         return None
@@ -280,14 +306,14 @@ class _Pursuit:
     def _close(self, objective: int, bound: int) -> bool:
         return bound >= ceil(objective - abs(objective) * Fraction(self.effort.gap))
 
-    def _cutoff(self, busy: list[int], stage: int) -> int:
+    def _cutoff(self, places: list[Place], busy: list[int], stage: int) -> int:
         """The least time of a stage with which the step reaches `reach`, where the others take what is proved."""
         if self.reach >= INFINITE:
             return INFINITE
         low, high = busy[stage], self.reach
         while low < high:
             middle = (low + high) // 2
-            step = self.configuration.step_ns([*busy[:stage], middle, *busy[stage + 1 :]])
+            step = self._step_ns(places, [*busy[:stage], middle, *busy[stage + 1 :]])
             low, high = (low, middle) if step >= self.reach else (middle + 1, high)
         return low
 

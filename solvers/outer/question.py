@@ -23,6 +23,7 @@ from ...model.pcg import PCG
 from ...model.stages import boundaries, kind, stage
 from ..question import Question
 from .master import Times
+from .waits import Waits
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,14 @@ class Whole:
         """[n, n]: what the nodes of part (i, j) take at the least, wherever they are placed; INFINITE where i >= j."""
         return _floors(self, configuration.micro_batches, configuration.devices)
 
+    def waits(self, configuration: Configuration) -> Waits | None:
+        """Until when stages work at the least, where that is not what their times alone say."""
+        if not configuration.split:
+            return None
+        p, k = configuration.devices, configuration.micro_batches
+        _, forward, backward, inward = _sums(self, k, p)
+        return Waits(forward, backward, inward, p, k)
+
     def handed(self, configuration: Configuration) -> Times:
         """[n]: what a stage takes at the least to hand on, or to be handed, what crosses a boundary."""
         q, k, item = self.question, configuration.micro_batches, precision(self.question.dtype).itemsize
@@ -145,10 +154,16 @@ def _loose(graph: PCG) -> PCG:
 @lru_cache(maxsize=512)
 def _floors(whole: Whole, micro_batches: int, stages: int) -> Times:
     """The times of parts that their nodes take at the least."""
-    q = whole.question
-    small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
-    each = micro_batches * floors_ns(small, q.machine, count, precision(q.dtype))
-    before = np.concatenate([[0], np.cumsum(each)])
-    at = before[[b.position for b in boundaries(q.pcg)]]
+    at = micro_batches * _sums(whole, micro_batches, stages)[0]
     times = at[None, :] - at[:, None]
     return np.where(np.triu(np.ones_like(times), 1) > 0, times, INFINITE)
+
+
+@lru_cache(maxsize=512)
+def _sums(whole: Whole, micro_batches: int, stages: int) -> Times:
+    """[4, n]: what the nodes before every boundary take at the least for one micro-batch (see `Floor`)."""
+    q = whole.question
+    small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
+    before = np.cumsum(floors_ns(small, q.machine, count, precision(q.dtype)), axis=1)
+    before = np.concatenate([np.zeros((len(before), 1), dtype=np.int64), before], axis=1)
+    return before[:, [b.position for b in boundaries(q.pcg)]]

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
@@ -56,13 +57,23 @@ DEEP = 3.0
 BOUNDS = (Level.RELAXED, Level.BOUNDED)
 
 
+Solved: TypeAlias = tuple[Encoding, tuple[int, ...]]
+"""The network of a stage and its assignment."""
+StepNs: TypeAlias = Callable[[Question, Configuration, tuple[int, ...], Sequence[Solved]], int]
+"""Of a question, a configuration, the boundaries where it is cut and the stages; it can be pickled."""
+
+
 @dataclass(frozen=True)
 class Space:
-    """Which configurations there are: placements of a stage's inner mesh for every row of the pipeline's axis."""
+    """Which configurations there are: placements of a stage's inner mesh for every row of the pipeline's axis.
+
+    `step_ns` tells the step of stages that are solved where what is searched for is only a bound of it.
+    """
 
     placements: dict[Row, tuple[Placement, ...]]
     schedule: str = "1f1b"
     chunks: int = 1
+    step_ns: StepNs | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ class OuterFound:
     configuration: Configuration | None
     objective: int | None
     bounds: tuple[int, ...]
-    stages: tuple[tuple[Encoding, tuple[int, ...]], ...]
+    stages: tuple[Solved, ...]
     bound: int
     seconds: float
     configurations: int
@@ -117,7 +128,7 @@ class _Asked(NamedTuple):
     reach: int
 
 
-_Task: TypeAlias = tuple[Whole, Configuration, bool, State, int, tuple[Effort, ...], Solver]
+_Task: TypeAlias = tuple[Whole, Configuration, bool, State, int, tuple[Effort, ...], Solver, StepNs | None]
 
 
 class _Search:
@@ -211,7 +222,8 @@ class _Search:
         state = replace(candidate.state)  # its bound may be raised before it is sent
         own, prices = candidate.configuration, self.prices.get(candidate.size, ())
         efforts = tuple(Effort(level, gap, seconds=self.left(), prices=prices) for level in levels)
-        return self.whole, own, candidate.even, state, reach, efforts, self.solver
+        step_ns = self.space.step_ns if own.split else None
+        return self.whole, own, candidate.even, state, reach, efforts, self.solver, step_ns
 
     def _next(self) -> _Asked | None:
         dive, leader = self._dive(), self.leader
@@ -345,7 +357,7 @@ class _Search:
             configuration,
             objective,
             stages.bounds if stages else (),
-            tuple(self._decoded(configuration, stages)) if configuration and stages else (),
+            _decoded(Networks(self.whole, configuration, self.solver), stages) if configuration and stages else (),
             bound,
             seconds,
             len(everything) - len(self.evens),
@@ -361,24 +373,32 @@ class _Search:
             not self.interrupted and self.left() > 0,
         )
 
-    def _decoded(self, configuration: Configuration, stages: Stages) -> Iterator[tuple[Encoding, tuple[int, ...]]]:
-        parts = Networks(self.whole, configuration, self.solver)
-        for s, answer in enumerate(stages.answers):
-            yield parts.decoded(stages.bounds[s], stages.bounds[s + 1], configuration.in_flight(s), answer)
-
 
 @seldom_collected()
 def _pursued(task: _Task) -> tuple[State, Stages | None]:
     """Pursue a configuration, in whatever process."""
-    whole, configuration, even, before, reach, efforts, solver = task
+    whole, configuration, even, before, reach, efforts, solver, step_ns = task
     state = before.copy()  # what is found is known when it is heard, whoever computes
     kept, began = getattr(solver, "kept", 0), time.monotonic()
     parts = (Even if even else Networks)(whole, configuration, solver)
     stages = None
     for effort in efforts:
         stages = pursue(parts, configuration, state, reach, effort)
+    if stages is not None and step_ns is not None:
+        exact = step_ns(whole.question, configuration, stages.bounds, _decoded(parts, stages))
+        assert exact >= stages.objective, (exact, stages.objective)
+        stages = replace(stages, objective=exact)
     state.kept += getattr(solver, "kept", 0) - kept
     state.seconds += time.monotonic() - began
     state.solving += parts.solving
     state.options = max(state.options, parts.options)
     return state, stages
+
+
+def _decoded(parts: Networks, stages: Stages) -> tuple[Solved, ...]:
+    flights = map(parts.configuration.in_flight, range(len(stages.answers)))
+    ends = pairwise(stages.bounds)
+    return tuple(
+        parts.decoded(i, j, flight, answer)
+        for (i, j), flight, answer in zip(ends, flights, stages.answers, strict=True)
+    )

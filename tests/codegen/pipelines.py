@@ -12,9 +12,9 @@ from typing import Any
 
 from partita.codegen.decode import choices, report
 from partita.codegen.pipeline.plan import PipelinePlan
-from partita.codegen.pipeline.schedules import in_flight
 from partita.codegen.plan import Plan
 from partita.formulation.encode import encode
+from partita.formulation.outer import in_flight
 from partita.formulation.placement import Placement, placements
 from partita.formulation.strategy import row_names, rows
 from partita.formulation.transfers import transfer_price

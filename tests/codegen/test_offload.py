@@ -321,11 +321,11 @@ def test_the_fastest_of_several_dtypes() -> None:
     best = min(single.values(), key=lambda plan: plan.report["objective_ns"])
     assert (both.dtype, both.report["objective_ns"]) == (best.dtype, best.report["objective_ns"])
     assert (both.report["status"], both.report["gap"]) == ("optimal", 0.0)
-    told = both.report["space"]["dtypes"]
+    told = both.report["space"]["ways"]
     assert [x["dtype"] for x in told] == ["float32", "mixed-bfloat16", *dtypes[2:]]
     assert all(x["bound_ns"] >= both.report["bound_ns"] for x in told)
     again = partita.optimize(module, inputs, machine, dtype=dtypes[::-1], micro_batches=1)
-    assert again.dtype == best.dtype and again.report["space"]["dtypes"][-1]["status"] == "worse"
+    assert again.dtype == best.dtype and again.report["space"]["ways"][-1]["status"] == "worse"
     assert partita.optimize(module, inputs, machine, dtype="float32,float32", micro_batches=1).dtype == "float32"
 
 
@@ -334,7 +334,7 @@ def test_dtypes_that_do_not_fit_are_passed_over() -> None:
     options: dict[str, Any] = {"mesh": (2,), "micro_batches": 1, "offload": False}
     plan = partita.optimize(module, inputs, cramped(0.45), dtype=["float32", "pure-bfloat16"], **options)
     assert plan.dtype == "pure-bfloat16"
-    assert [x["status"] for x in plan.report["space"]["dtypes"]] == ["infeasible", "optimal"]
+    assert [x["status"] for x in plan.report["space"]["ways"]] == ["infeasible", "optimal"]
     with pytest.raises(PartitaError, match="fits no placement"):
         partita.optimize(module, inputs, cramped(0.05), dtype=["float32", "pure-bfloat16"], **options)
     with pytest.raises(PartitaError, match="not known"):

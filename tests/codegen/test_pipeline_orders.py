@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.pipeline.schedules import SCHEDULES, in_flight, orders
+from partita.codegen.pipeline.schedules import SCHEDULES, orders
 from partita.codegen.verification.worker import load_program
+from partita.formulation.outer import in_flight
 
 from .pipelines import captured, piped
 

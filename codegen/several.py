@@ -1,0 +1,95 @@
+"""The best plan among several dtypes and schedules: one search each, the best so far as the cutoff of the next.
+
+Which dtypes train a model well enough is the user's to say; which of those is the fastest follows from the prices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ..model.cost import precision
+from ..model.errors import NoPlanError, PartitaError
+from .pipeline.plan import PipelinePlan
+from .plan import Plan
+
+
+class Way(NamedTuple):
+    """One of several that are tried: stages of a pipeline run in the order of `schedule`, `chunks` on every device."""
+
+    dtype: str
+    schedule: str
+    chunks: int
+
+
+Planned: TypeAlias = Callable[[Way, float | None, int | None], Plan | PipelinePlan]
+"""Plans in one way, in so many seconds, for less than so many ns; NoPlanError where there is nothing so good."""
+
+
+def full_name(dtype: str) -> str:
+    """`float16` and `bfloat16` mean computing in them with float32 parameters."""
+    return f"mixed-{dtype}" if dtype in ("float16", "bfloat16") else dtype
+
+
+def named(dtypes: str | Sequence[str]) -> tuple[str, ...]:
+    """Dtypes by their full names, each once; a text may name several, joined by commas. PartitaError: unknown ones."""
+    found = dtypes.split(",") if isinstance(dtypes, str) else dtypes
+    names = tuple(dict.fromkeys(full_name(dtype.strip()) for dtype in found))
+    if not names:
+        raise PartitaError("no dtype is named")
+    return tuple(precision(name).name for name in names)
+
+
+def best_of(ways: Sequence[Way], seconds: float | None, planned: Planned) -> Plan | PipelinePlan:
+    """The plan that takes the least time; of those that take as long the one of the way that is named first.
+
+    The time that is left is shared evenly among the ways that are left. What each of them gave is in the report's
+    `space`. Raises what the last way raised where none has a plan.
+    """
+    if len(ways) == 1:
+        return planned(ways[0], seconds, None)
+    start, failure = time.monotonic(), PartitaError("no dtype is named")
+    best: Plan | PipelinePlan | None = None
+    told: list[dict[str, Any]] = []
+    for number, way in enumerate(ways):
+        left = None if seconds is None else (seconds - (time.monotonic() - start)) / (len(ways) - number)
+        cutoff = None if best is None else int(best.report["objective_ns"])
+        try:
+            made = planned(way, left if left is None else max(left, 0.1), cutoff)
+        except NoPlanError as error:
+            bound = error.summary["bound_ns"]
+            worse = cutoff is not None and bound is not None and bound >= cutoff
+            told.append(_told(way, "worse" if worse else "unknown", bound))
+            failure = error
+            if error.interrupted:
+                break
+        except PartitaError as error:  # fits nowhere
+            told.append(_told(way, "infeasible") | {"words": str(error)})
+            failure = error
+        else:
+            told.append(_told(way, **{k: made.report[k] for k in ("status", "bound_ns", "objective_ns")}))
+            if cutoff is None or made.report["objective_ns"] < cutoff:  # a schedule may wait for more than it promised
+                best = made
+    if best is None:
+        raise failure
+    _tell(best, told, ways)
+    return best
+
+
+def _told(way: Way, status: str, bound_ns: int | None = None, objective_ns: int | None = None) -> dict[str, Any]:
+    return {**way._asdict(), "status": status, "objective_ns": objective_ns, "bound_ns": bound_ns}
+
+
+def _tell(best: Plan | PipelinePlan, told: list[dict[str, Any]], ways: Sequence[Way]) -> None:
+    """What is proved of the best plan among all ways."""
+    report, objective = best.report, best.report["objective_ns"]
+    missing = len(told) < len(ways)  # of these nothing is known
+    bounds = [0] * missing + [found["bound_ns"] for found in told if found["status"] != "infeasible"]
+    bound = min(0 if found is None else found for found in (objective, *bounds))
+    report |= {
+        "bound_ns": bound,
+        "gap": (objective - bound) / objective,
+        "status": "optimal" if bound == objective else "feasible",
+        "space": report["space"] | {"ways": told},
+    }
