@@ -14,8 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..codegen.items import Priced
 from ..codegen.measure import Measured, measure
 from ..codegen.pipeline.plan import PipelinePlan
+from ..codegen.pipeline.price import priced as priced_pipeline
 from ..codegen.plan import Plan
 from ..codegen.price import priced
 from ..codegen.run import Settings, plan_graph
@@ -51,6 +53,7 @@ class Split:
     micro_batches: int
     tight: bool = False
     stages: int = 1
+    schedule: str = "1f1b"
 
 
 def _twin(name: str, batch: int = 8, **sizes: int) -> Twin:
@@ -71,6 +74,7 @@ SPLITS = (
     Split((2,), 2, tight=True),
     Split((2, 2), 2, tight=True),
     Split((2,), 4, stages=2),
+    Split((4,), 8, stages=4, schedule="zero-bubble"),
 )
 SMALL = (_twin("gpt3-1.3b", sequence=128, layers=3, width=192, heads=6),)
 SMALL_SPLITS = (Split((2,), 2), Split((2,), 2, tight=True), Split((2,), 4, stages=2))
@@ -82,14 +86,16 @@ Case = tuple[Twin, Split, str]
 def cases(small: bool) -> list[Case]:
     """Every twin, split in every way, in every mode of recomputation."""
     twins, splits = (SMALL, SMALL_SPLITS) if small else (TWINS, SPLITS)
-    return [(twin, split, mode) for twin in twins for split in splits for mode in MODES]
+    every = [(twin, split, mode) for twin in twins for split in splits for mode in MODES]
+    return [case for case in every if case[2] == "none" or case[1].schedule == "1f1b"]  # nothing is split twice
 
 
 def name_of(case: Case) -> str:
     """`llama-7b: 2x2, 2 micro-batches, tight, full`."""
     twin, split, mode = case
     mesh = "x".join(map(str, split.mesh))
-    words = [f"{mesh} in {split.stages} stages" if split.stages > 1 else mesh, f"{split.micro_batches} micro-batches"]
+    stages = f"{split.stages} stages" if split.schedule == "1f1b" else f"{split.stages} stages of {split.schedule}"
+    words = [f"{mesh} in {stages}" if split.stages > 1 else mesh, f"{split.micro_batches} micro-batches"]
     words += ["tight"] if split.tight else []
     return f"{twin.name}: {', '.join([*words, mode])}"
 
@@ -133,6 +139,7 @@ def planned(twin: Twin, split: Split) -> AnyPlan:
         gap=0.02,
         time_limit=60.0,
         stages=split.stages,
+        schedule=split.schedule,
     )
     if not split.tight:
         return plan_graph(_graph(twin), slow(split.mesh), wanted, {})
@@ -169,7 +176,11 @@ def _in_mode(plan: Plan, mode: str) -> Plan:
 
 def memory_bytes(plan: AnyPlan) -> int:
     """What the fullest rank is predicted to take."""
-    return max(priced(part).memory_bytes for part in _parts(plan))
+    return max(stage.memory_bytes for stage in _priced(plan))
+
+
+def _priced(plan: AnyPlan) -> tuple[Priced, ...]:
+    return priced_pipeline(plan).stages if isinstance(plan, PipelinePlan) else (priced(plan),)
 
 
 def _parts(plan: AnyPlan) -> tuple[Plan, ...]:
@@ -178,7 +189,7 @@ def _parts(plan: AnyPlan) -> tuple[Plan, ...]:
 
 def _row(case: Case, took: Sequence[Measured], plain: Case, plain_took: Sequence[Measured]) -> dict[str, Any]:
     plan, most = plan_of(case), max(rank.peak_bytes for rank in took)
-    memory = max((priced(part).memory for part in _parts(plan)), key=lambda found: sum(found.values()))
+    memory = max((stage.memory for stage in _priced(plan)), key=lambda found: sum(found.values()))
     kept = max(rank.kept_bytes for rank in took)
     return {
         "model": case[0].name,

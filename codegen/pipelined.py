@@ -19,7 +19,7 @@ from ..model.stages import boundaries, stage
 from ..solvers.outer.search import OuterFound, Solved, Space, search
 from ..solvers.parallel import Later, usable_cores
 from ..solvers.protocol import Limits, Solution, Solver, Status
-from ..solvers.question import Question, atom_sizes, check_batch
+from ..solvers.question import Question, atom_sizes
 from ..solvers.search import Found
 from .decode import flops, report
 from .pipeline.checks import check_stale
@@ -35,8 +35,12 @@ if TYPE_CHECKING:
     from .run import Settings
 
 
-def space(graph: PCG, machine: Machine, settings: Settings, places: tuple[Placement, ...]) -> Space | None:
+def space(
+    graph: PCG, machine: Machine, settings: Settings, places: tuple[Placement, ...], counts: Sequence[int]
+) -> Space | None:
     """The pipelines to look at besides `places`, which have none; None where there are only these.
+
+    `counts` are the numbers of micro-batches that the model allows.
 
     PartitaError: more stages than the model can be cut into, or for no number of micro-batches; strategies that are
     fixed for what the model has not.
@@ -52,13 +56,12 @@ def space(graph: PCG, machine: Machine, settings: Settings, places: tuple[Placem
     if not found and (settings.stages is not None or chunks > 1):
         count = (settings.stages or 2) * chunks
         raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
-    counts = check_batch(settings.batch, settings.micro_batches)
-    found = [row for row in found if admitted(settings.schedule, math.prod(row), counts)]
+    found = [row for row in found if admitted(settings.schedule, math.prod(row), tuple(counts))]
     if not found and (settings.stages is not None or chunks > 1):
         needed = "a multiple of" if chunks > 1 else "at least"
         raise PartitaError(
             f"{settings.schedule} with {settings.stages or 2} stages needs {needed} {settings.stages or 2} "
-            f"micro-batches, a batch of {settings.batch} has {', '.join(map(str, counts))}"
+            f"micro-batches, a batch of {settings.batch} has {', '.join(map(str, counts))} in this model"
         )
     if settings.schedule == "2bw" and found:
         check_stale(graph, settings.dtype, bool(settings.offload))

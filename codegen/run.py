@@ -298,7 +298,7 @@ def plan_graph(
     _tell(progress, f"searching {len(places)} placements of {len({p.sizes for p in places})} meshes")
     limits = Limits(settings.time_limit or float("inf"), cutoff, progress, settings.gap)
     began = time.monotonic()
-    backend, among = _backend(settings), space(graph, machine, settings, places)
+    backend, among = _backend(settings), space(graph, machine, settings, places, counts)
     over = searched(question, among, backend, limits, settings, lambda words: _tell(progress, words))
     question, found, outside = over.question, over.found, over.outside
     ended = time.monotonic()

@@ -37,7 +37,19 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ("--stages 0", "--stages 0: a whole number from 1 to 1048576 is needed"),
         ("--stages 1 --chunks 2", "--chunks 2 are stages of a pipeline, which --stages 1 excludes"),
         ("--mesh 4 --chunks 2", "2 chunks are stages of a pipeline, but none is looked at: give stages too"),
-        ("--schedule zigzag", "--schedule 'zigzag': choose from auto, 1f1b, gpipe, interleaved, 2bw"),
+        (
+            "--schedule zigzag",
+            "--schedule 'zigzag': choose from auto, all, 1f1b, gpipe, interleaved, zero-bubble, 2bw",
+        ),
+        (
+            "--schedule 1f1b,zero-bubble --chunks 2",
+            "--schedule 1f1b,zero-bubble with --chunks 2: interleaved has 2 or more, the others have 1",
+        ),
+        (
+            "--stages 2 --schedule zero-bubble --recompute full",
+            "zero-bubble splits backwards, and would compute segments twice again: recompute 'full' is for other "
+            "schedules",
+        ),
         (
             "--schedule interleaved",
             "--schedule interleaved with --chunks 1: interleaved has 2 or more, the others have 1",
@@ -45,11 +57,11 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ("--batch 8 --micro-batches 3", "--batch 8 does not divide into --micro-batches 3"),
         (
             "--stages 2 --chunks 2 --batch 9",
-            "interleaved with 2 stages needs a multiple of 2 micro-batches, a batch of 9 has 1, 3, 9",
+            "interleaved with 2 stages needs a multiple of 2 micro-batches, a batch of 9 has 1, 3, 9 in this model",
         ),
         (
             "--stages 4 --schedule 2bw --batch 2",
-            "2bw with 4 stages needs at least 4 micro-batches, a batch of 2 has 1, 2",
+            "2bw with 4 stages needs at least 4 micro-batches, a batch of 2 has 1, 2 in this model",
         ),
         (
             "--schedule 2bw --dtype mixed-bfloat16-fp32grad",
@@ -95,6 +107,9 @@ def planned(partita: Run, *options: str | Path, code: int = 0) -> dict[str, Any]
         ("--stages 2 --mesh 2 --fix scores=o", True),
         ("--stages 2 --rewrite --micro-batches 1", True),
         ("--stages 2 --schedule gpipe --recompute selective --dtype float32,mixed-bfloat16 --gap 0.1", True),
+        ("--stages 2 --schedule zero-bubble --offload --dtype mixed-bfloat16-bf16grad", True),
+        ("--stages 2 --schedule all --gap 0.1", True),
+        ("--schedule zero-bubble", False),
         ("--stages 2 --solver elimination --time-limit 60 --offload --micro-batches 2", True),
     ],
 )

@@ -20,7 +20,7 @@ from torch import nn
 import partita
 from partita.formulation.encode import encode
 from partita.formulation.network import INFINITE
-from partita.formulation.outer import Configuration, admitted, in_flight, rounds, rows, step_ns, versions
+from partita.formulation.outer import Configuration, admitted, in_flight, later, rounds, rows, step_ns, versions
 from partita.formulation.placement import distinct, placements
 from partita.formulation.transfers import transfer_price
 from partita.model.batch import with_batch
@@ -119,26 +119,28 @@ def best_of_all(question: Question, space: Space) -> int | None:
         counts = admitted(name, p, q.micro_batches)
         for place, k, inner in product(places, counts, combinations(range(1, last), p - 1)):
             bounds, graph = (0, *inner, last), with_batch(q.pcg, q.batch // k)
-            fronts = [
-                front(q, stage(graph, a, b).graph, row, place, k, in_flight(name, p, 1, k, s), versions(name, p - 1))
-                for s, (a, b) in enumerate(pairwise(bounds))
-            ]
+            made = Configuration(row, place.matrix, k, name)
+            waits = Whole(q).waits(made)
+            fronts = [front(q, stage(graph, *ends).graph, made, s) for s, ends in enumerate(pairwise(bounds))]
             for taken in product(*fronts):
                 agree = all(a[1] == b[0] for a, b in pairwise(taken)) and len({t[2] for t in taken if t[2]}) < 2
                 if agree:
-                    step = step_ns(
-                        p, rounds(name, 1, k), [times[ends] for times, ends in zip(fronts, taken, strict=True)]
-                    )
+                    busy = [times[ends] for times, ends in zip(fronts, taken, strict=True)]
+                    if waits is not None:
+                        busy = [int(waits.until(s, *bounds[s : s + 2], ns)) for s, ns in enumerate(busy)]
+                    step = step_ns(p, rounds(name, 1, k), busy)
                     least = step if least is None else min(least, step)
     return least
 
 
-def front(q: Question, graph: PCG, row: Any, place: Any, k: int, flight: int, older: int) -> dict[Any, int]:
+def front(q: Question, graph: PCG, made: Configuration, number: int) -> dict[Any, int]:
     """The least time of a stage for every layout of its ends and of the weight that other stages have."""
+    row, k, p, name = made.row, made.micro_batches, made.devices, made.schedule
     found = encode(
-        graph, stage_machine(q.machine, row), place, micro_batches=k, dtype=q.dtype, optimizer=q.optimizer,
-        in_flight=flight, transfer=transfer_price(q.machine, row) if prod(row) > 1 else None, recompute=q.recompute,
-        versions=older,
+        graph, stage_machine(q.machine, row), made.placement, micro_batches=k, dtype=q.dtype, optimizer=q.optimizer,
+        in_flight=in_flight(name, p, 1, k, number), transfer=transfer_price(q.machine, row) if p > 1 else None,
+        recompute=("none",) if name == "zero-bubble" else q.recompute,
+        versions=versions(name, p - 1), later=later(name, k, p - 1),
     )  # fmt: skip
     sides: list[list[tuple[int, list[Any]]]] = [[], [], []]
     for n, node in enumerate(graph.nodes):
@@ -181,6 +183,9 @@ PLAIN = ("none",)
         ("short", (2, 2), 24 * MIB, (8,), MODES, False, (0, 2), "2bw"),
         ("short", (4,), 20 * MIB, (1, 4), MODES, True, (0, 1, 2), "2bw"),
         ("tied", (4,), 18 * MIB, (8,), MODES, True, (0, 2, 3), "2bw"),
+        ("short", (2, 2), 22 * MIB, (8,), MODES, True, (0, 1, 2), "zero-bubble"),
+        ("short", (4,), 22 * MIB, (2, 8), MODES, True, (0, 1, 2), "zero-bubble"),
+        ("tied", (4,), 16 * MIB, (8,), MODES, True, (0, 2, 3), "zero-bubble"),
     ],
 )
 def test_the_best_of_everything(

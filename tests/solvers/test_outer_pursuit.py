@@ -13,6 +13,7 @@ from partita.formulation.outer import Configuration
 from partita.solvers.outer.known import Answer, Need, Query
 from partita.solvers.outer.pursuit import pursue
 from partita.solvers.outer.state import Effort, Level, State
+from partita.solvers.outer.waits import Waits
 
 LAYOUTS = ((0,), (1,), (2,))
 OPTIONS = 3
@@ -42,6 +43,7 @@ class Made:
             self.floors[i, j] = sum(int(own[0].min()) for own in each[i:j])
         self.handed = np.zeros(n, dtype=np.int64)
         self.stages = self.floors < INFINITE
+        self.waits: Waits | None = None
         self.asked = 0
 
     def kind(self, i: int, j: int) -> object:
@@ -110,17 +112,31 @@ def best_of_all(made: Made, configuration: Configuration) -> int | None:
             agree = all(a[1] == b[0] for a, b in pairwise(taken))
             stored = {taken[0][2], taken[-1][2]} if made.tied and p > 1 else {None}
             if agree and len(stored) == 1:
-                step = configuration.step_ns([stages[s][ends] for s, ends in enumerate(taken)])
+                busy = [stages[s][ends] for s, ends in enumerate(taken)]
+                if made.waits is not None:
+                    busy = [int(made.waits.until(s, *bounds[s : s + 2], ns)) for s, ns in enumerate(busy)]
+                step = configuration.step_ns(busy)
                 least = step if least is None else min(least, step)
     return least
 
 
-@pytest.mark.parametrize("seed", range(60))
+def some_waits(rng: random.Random, segments: int, configuration: Configuration) -> Waits:
+    """Of every segment some ns forward, and backward, part of it for weights."""
+    each = [[0, 0, 0]]
+    for _ in range(segments):
+        backward = rng.randint(0, 40)
+        each.append([rng.randint(0, 40), backward, rng.randint(0, backward)])
+    return Waits(*np.cumsum(each, axis=0).T, configuration.devices, configuration.micro_batches)
+
+
+@pytest.mark.parametrize("seed", range(80))
 def test_it_finds_the_best_of_all(seed: int) -> None:
     rng = random.Random(seed)
     made = Made(rng, rng.randint(3, 5), seed % 2 == 0, seed % 3 == 0, rng.randint(15, 60))
-    schedule = rng.choice(["1f1b", "gpipe", "2bw"])
+    schedule = rng.choice(["1f1b", "gpipe", "2bw", "zero-bubble"])
     configuration = Configuration((rng.randint(1, 3),), ((1,),), rng.randint(1, 6), schedule)
+    if configuration.split:
+        made.waits = some_waits(rng, len(made.segments), configuration)
     expected, state = best_of_all(made, configuration), State()
     relaxed = pursue(made, configuration, state, INFINITE, Effort(Level.RELAXED))
     assert relaxed is None and state.bound <= (expected or INFINITE)
@@ -129,7 +145,7 @@ def test_it_finds_the_best_of_all(seed: int) -> None:
         assert found is None and state.bound >= INFINITE
         return
     assert found is not None and (found.objective, state.bound) == (expected, expected)
-    assert configuration.step_ns([a.objective for a in found.answers]) == expected
+    assert made.waits or configuration.step_ns([a.objective for a in found.answers]) == expected
     below, above = State(), State()
     assert pursue(made, configuration, below, expected, Effort(Level.CLOSED)) is None and below.bound == expected
     assert pursue(made, configuration, above, expected + 1, Effort(Level.CLOSED)).objective == expected
