@@ -257,7 +257,7 @@ def _best(
         asked = replace(settings, time_limit=seconds, **way._asdict())
         return plan_graph(graph, machine, asked, model, progress, start, module, cutoff)
 
-    return best_of(ways, settings.time_limit, planned)
+    return best_of(ways, settings.time_limit, settings.gap, planned)
 
 
 @seldom_collected()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..model.cost import precision
 from ..model.errors import NoPlanError, PartitaError
+from ..solvers.protocol import Limits
 from .pipeline.plan import PipelinePlan
 from .plan import Plan
 
@@ -41,11 +42,12 @@ def named(dtypes: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(precision(name).name for name in names)
 
 
-def best_of(ways: Sequence[Way], seconds: float | None, planned: Planned) -> Plan | PipelinePlan:
+def best_of(ways: Sequence[Way], seconds: float | None, gap: float, planned: Planned) -> Plan | PipelinePlan:
     """The plan that takes the least time; of those that take as long the one of the way that is named first.
 
     The time that is left is shared evenly among the ways that are left. What each of them gave is in the report's
-    `space`. Raises what the last way raised where none has a plan.
+    `space`: `worse` is proved to take as long as the best so far, `near` as long but for the share `gap`, with which
+    each search ends. Raises what the last way raised where none has a plan.
     """
     if len(ways) == 1:
         return planned(ways[0], seconds, None)
@@ -59,8 +61,7 @@ def best_of(ways: Sequence[Way], seconds: float | None, planned: Planned) -> Pla
             made = planned(way, left if left is None else max(left, 0.1), cutoff)
         except NoPlanError as error:
             bound = error.summary["bound_ns"]
-            worse = cutoff is not None and bound is not None and bound >= cutoff
-            told.append(_told(way, "worse" if worse else "unknown", bound))
+            told.append(_told(way, _failed(bound, cutoff, gap), bound))
             failure = error
             if error.interrupted:
                 break
@@ -75,6 +76,13 @@ def best_of(ways: Sequence[Way], seconds: float | None, planned: Planned) -> Pla
         raise failure
     _tell(best, told, ways)
     return best
+
+
+def _failed(bound: int | None, cutoff: int | None, gap: float) -> str:
+    """What is known where no plan was found."""
+    if cutoff is None or bound is None or bound < Limits(cutoff=cutoff, gap=gap).ceiling(None):
+        return "unknown"
+    return "worse" if bound >= cutoff else "near"
 
 
 def _told(way: Way, status: str, bound_ns: int | None = None, objective_ns: int | None = None) -> dict[str, Any]:

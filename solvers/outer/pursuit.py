@@ -155,7 +155,7 @@ class _Pursuit:
             flights = [self._in_flight(s) for s in range(p)]
             times = {f: self._times(f, shared) for f in set(flights)}
             path = best_path(
-                self._until([times[f] for f in flights]), self.configuration.rounds, self.configuration.devices
+                self._ended([times[f] for f in flights]), self.configuration.rounds, self.configuration.devices
             )
             if path is None or (best is not None and path.objective >= best[0]):
                 continue
@@ -164,8 +164,8 @@ class _Pursuit:
             best = path.objective, taken, queries
         return best
 
-    def _until(self, busy: list[Times]) -> list[Times]:
-        """Until when the stages work between any two places."""
+    def _ended(self, busy: list[Times]) -> list[Times]:
+        """Until when the stages work, from any place to any other."""
         if self.waits is None:
             return busy
         at = np.array([b for b, _ in self.places])
