@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ..codegen.plan import Plan
-from ..codegen.run import Settings, plan_graph
+from ..codegen.run import plan_graph
+from ..codegen.settings import Settings
 from ..model.errors import PartitaError
 from ..model.machine import Machine
 from ..model.pcg import PCG

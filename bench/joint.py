@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..codegen.items import PARTS
 from ..codegen.plan import Plan
 from ..codegen.price import priced
-from ..codegen.run import Settings
+from ..codegen.settings import Settings
 from ..codegen.stand_ins import alone
 from ..formulation.rewriting.rules import planner_rules
 from ..model.batch import with_batch

@@ -20,7 +20,8 @@ from ..codegen.pipeline.plan import PipelinePlan
 from ..codegen.pipeline.price import priced as priced_pipeline
 from ..codegen.plan import Plan
 from ..codegen.price import priced
-from ..codegen.run import Settings, plan_graph
+from ..codegen.run import plan_graph
+from ..codegen.settings import Settings
 from ..model.capture import capture
 from ..model.errors import PartitaError
 from ..model.layout import is_split

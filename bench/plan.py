@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ..codegen.run import Settings, plan_graph
+from ..codegen.run import plan_graph
+from ..codegen.settings import Settings
 from ..model.capture import capture
 from ..model.machine import Machine
 from ..model.pcg import PCG

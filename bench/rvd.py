@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..codegen.price import priced
-from ..codegen.run import Settings
+from ..codegen.settings import Settings
 from ..formulation.rvd.path import Path
 from ..formulation.rvd.search import forget, search, send_receive
 from ..formulation.rvd.state import RVD, State

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..codegen.run import Settings, plan_graph
+from ..codegen.run import plan_graph
+from ..codegen.settings import Settings
 from ..formulation.strategy import row_names
 from ..model.capture import capture
 from ..model.errors import PartitaError

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..codegen.plan import Plan
 from ..codegen.price import priced
-from ..codegen.run import Settings
+from ..codegen.settings import Settings
 from ..codegen.spread import at_of
 from ..formulation.special.balance import Spread
 from ..formulation.special.levelling import greedy_by_size, round_robin

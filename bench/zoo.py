@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..codegen.run import Settings, plan_graph
+from ..codegen.run import plan_graph
+from ..codegen.settings import Settings
 from ..model.capture import capture
 from ..model.errors import PartitaError
 from ..model.machine import Machine

@@ -14,7 +14,6 @@ from ..formulation.transfers import transfer_price
 from ..model.batch import with_batch
 from ..model.errors import PartitaError
 from ..model.machine import Machine, stage_machine
-from ..model.pcg import PCG
 from ..model.stages import boundaries, stage
 from ..solvers.outer.search import OuterFound, Solved, Space, search
 from ..solvers.parallel import Later, usable_cores
@@ -32,51 +31,55 @@ from .rewritten import changes, decided
 if TYPE_CHECKING:
     from torch import nn
 
-    from .run import Settings
+    from .settings import Settings
 
 
-def space(
-    graph: PCG, machine: Machine, settings: Settings, places: tuple[Placement, ...], counts: Sequence[int]
-) -> Space | None:
-    """The pipelines to look at besides `places`, which have none; None where there are only these.
-
-    `counts` are the numbers of micro-batches that the model allows.
+def space(question: Question, settings: Settings) -> Space | None:
+    """The pipelines to look at besides plans that have none; None where there are only these.
 
     PartitaError: more stages than the model can be cut into, or for no number of micro-batches; strategies that are
     fixed for what the model has not.
     """
+    graph, machine = question.pcg, question.machine
     cuts, chunks = len(boundaries(graph)) - 1, settings.chunks
     asked = settings.mesh is not None or settings.mapping is not None or settings.fix or settings.rules
     if settings.stages == 1 or (settings.stages is None and (asked or (cuts < 2 and chunks == 1))):
         if chunks > 1:
             raise PartitaError(f"{chunks} chunks are stages of a pipeline, but none is looked at: give stages too")
         return None
-    every = divisions(machine, settings.stages)
-    found = [row for row in every if math.prod(row) * chunks <= cuts]
-    if not found and (settings.stages is not None or chunks > 1):
-        count = (settings.stages or 2) * chunks
-        raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
-    found = [row for row in found if admitted(settings.schedule, math.prod(row), tuple(counts))]
-    if not found and (settings.stages is not None or chunks > 1):
-        needed = "a multiple of" if chunks > 1 else "at least"
-        raise PartitaError(
-            f"{settings.schedule} with {settings.stages or 2} stages needs {needed} {settings.stages or 2} "
-            f"micro-batches, a batch of {settings.batch} has {', '.join(map(str, counts))} in this model"
-        )
-    if settings.schedule == "2bw" and found:
-        check_stale(graph, settings.dtype, bool(settings.offload))
-    if split(settings.schedule) and found and settings.recompute not in ("auto", "none"):
-        raise PartitaError(
-            f"{settings.schedule} splits backwards, and would compute segments twice again: "
-            f"recompute {settings.recompute!r} is for other schedules"
-        )
+    found = _rows(question, settings, cuts)
     unknown = [name for name, _ in settings.fix if name not in {node.name for node in graph.nodes}]
     if unknown:
         raise PartitaError(f"no node is named {unknown[0]!r}")
-    sizes = atom_sizes(graph, settings.batch, (1,))
+    sizes = atom_sizes(graph, question.batch, (1,))
     inner = {row: reordered(_inner(machine, row, settings.mesh), sizes) for row in found}
-    none: dict[Row, tuple[Placement, ...]] = {(1,) * len(machine.hierarchy): places} if settings.stages is None else {}
+    none = {} if settings.stages is not None else {(1,) * len(machine.hierarchy): question.placements}
     return Space(none | inner, settings.schedule, chunks, step_ns)
+
+
+def _rows(question: Question, settings: Settings, cuts: int) -> list[Row]:
+    """The pipeline's factors on the levels, where the schedule can be run and the model cut."""
+    chunks, schedule, counts = settings.chunks, settings.schedule, question.micro_batches
+    needed = settings.stages is not None or chunks > 1
+    found = [row for row in divisions(question.machine, settings.stages) if math.prod(row) * chunks <= cuts]
+    if not found and needed:
+        count = (settings.stages or 2) * chunks
+        raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
+    found = [row for row in found if admitted(schedule, math.prod(row), counts)]
+    if not found and needed:
+        least = "a multiple of" if chunks > 1 else "at least"
+        raise PartitaError(
+            f"{schedule} with {settings.stages or 2} stages needs {least} {settings.stages or 2} micro-batches, "
+            f"a batch of {question.batch} has {', '.join(map(str, counts))} in this model"
+        )
+    if schedule == "2bw" and found:
+        check_stale(question.pcg, question.dtype, question.offload)
+    if split(schedule) and found and settings.recompute not in ("auto", "none"):
+        raise PartitaError(
+            f"{schedule} splits backwards, and would compute segments twice again: "
+            f"recompute {settings.recompute!r} is for other schedules"
+        )
+    return found
 
 
 def divisions(machine: Machine, stages: int | None) -> list[Row]:

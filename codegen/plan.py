@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .explicit.graph import ParallelGraph
     from .pipeline.plan import PipelinePlan
     from .program.axes import Group
+    from .program.recomputing import Part
 
 FORMAT = 1
 
@@ -84,6 +85,13 @@ class Plan:
         from .program.axes import groups
 
         return groups(self)
+
+    @cached_property
+    def segments(self) -> tuple[Part, ...]:
+        """All segments with their modes, where some are recomputed."""
+        from .program.recomputing import parts
+
+        return parts(self)
 
     def layout_text(self, node: int, layout: Layout) -> str:
         """A layout in words of this plan's axes: `data:S(0) tensor:P`, `@1` at coordinate 1; R is left out."""

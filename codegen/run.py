@@ -8,20 +8,17 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..formulation.encoding import Encoding
-from ..formulation.mappings import mapped, without_ones
+from ..formulation.mappings import mapped
 from ..formulation.network import INFINITE
-from ..formulation.placement import Placement, distinct, placements, reordered
 from ..formulation.rewriting.rules import planner_rules
 from ..formulation.rewriting.saturate import Rewritten, SaturationLimits, rewritings
 from ..formulation.substitution.rule import Rule
 from ..formulation.substitution.rule_file import load_rules
-from ..model.batch import with_batch
-from ..model.errors import PartitaError
 from ..model.files import write_atomically
 from ..model.garbage import seldom_collected
 from ..model.machine import Machine
@@ -29,20 +26,18 @@ from ..model.pcg import PCG
 from ..solvers.cached import Cached
 from ..solvers.protocol import Limits, Progress, Solver, Status
 from ..solvers.protocol import solver as find_solver
-from ..solvers.question import Question, atom_sizes, check_batch
+from ..solvers.question import Question, check_batch
 from ..solvers.search import search
 from ..solvers.store import Store, store_in
 from .decode import report
 from .outcome import searched_outside, searched_space, without_plan
 from .pipeline.plan import PipelinePlan
-from .pipelined import inside, pipelined, space
+from .pipelined import pipelined, space
 from .plan import Plan
 from .price import priced
-from .program.micro import divided
 from .request import (
     PlanRequest,
     check_gap,
-    check_recompute,
     check_schedules,
     check_seconds,
     check_stages,
@@ -50,6 +45,7 @@ from .request import (
 )
 from .rewritten import decided
 from .searches import searched
+from .settings import Settings, question_of, without_stages
 from .several import Way, best_of, named
 
 if TYPE_CHECKING:
@@ -57,39 +53,6 @@ if TYPE_CHECKING:
 
 Tell: TypeAlias = Callable[[str | Progress], None]
 AnyPlan = TypeVar("AnyPlan", Plan, PipelinePlan)
-
-MOST_WORK = 2.0**32
-"""Additions of formulating and of one elimination: meshes of so many axes that they take more are left out.
-
-That is some seconds, and a search does it some dozens of times. A mesh that is asked for is never left out.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How to plan: everything but the model and the machine."""
-
-    batch: int
-    dtype: str
-    optimizer: str
-    mesh: tuple[int, ...] | None = None
-    micro_batches: int | None = None
-    solver: str = "auto"
-    time_limit: float | None = None
-    gap: float = 0.0
-    fix: tuple[tuple[str, str], ...] = ()
-    save_network: str | None = None
-    mapping: str | None = None
-    rules: tuple[Rule, ...] = ()
-    saturation: SaturationLimits | None = None
-    store: Store | None = None
-    stages: int | None = 1  # None: whatever is best
-    schedule: str = "1f1b"
-    chunks: int = 1
-    workers: int | None = None  # None: a process for every core
-    executor: Executor | None = None
-    recompute: str = "auto"
-    offload: bool | None = None  # None: where nothing fits without
 
 
 @seldom_collected()
@@ -281,24 +244,15 @@ def plan_graph(
     rewritten = rewritings(graph, rules, settings.saturation, _kept(graph, settings)) if settings.rules else None
     plain, graph = graph, rewritten.graph if rewritten else graph
     rewrote = time.monotonic()
-    counts = _micro_batches(graph, settings)
-    places = _placements(machine, settings)
-    asked = settings.mesh is not None or settings.mapping is not None
-    if not asked and not settings.fix:
-        places = reordered(places, atom_sizes(graph, settings.batch, counts))
-    question = Question(
-        graph, machine, settings.batch, places, counts,
-        settings.dtype, settings.optimizer, _fixed(settings.fix, places), math.inf if asked else MOST_WORK,
-        plain=plain if graph.alternatives else None, recompute=check_recompute(settings.recompute),
-        offload=bool(settings.offload),
-    )  # fmt: skip
+    question = question_of(graph, machine, settings, plain)
     if settings.save_network:
-        _without_stages("--save-network", settings)
+        without_stages("--save-network", settings)
         _save_network(question, settings.save_network)
-    _tell(progress, f"searching {len(places)} placements of {len({p.sizes for p in places})} meshes")
+    meshes = {place.sizes for place in question.placements}
+    _tell(progress, f"searching {len(question.placements)} placements of {len(meshes)} meshes")
     limits = Limits(settings.time_limit or float("inf"), cutoff, progress, settings.gap)
     began = time.monotonic()
-    backend, among = _backend(settings), space(graph, machine, settings, places, counts)
+    backend, among = _backend(settings), space(question, settings)
     over = searched(question, among, backend, limits, settings, lambda words: _tell(progress, words))
     question, found, outside = over.question, over.found, over.outside
     ended = time.monotonic()
@@ -397,63 +351,6 @@ def _without_bundles(question: Question, settings: Settings, start: float) -> di
     found = search(replace(question, bundles=False), _backend(settings), Limits(left, gap=settings.gap))
     bound = found.bound if found.bound < INFINITE else None
     return {"status": found.status.value, "objective_ns": found.objective, "bound_ns": bound}
-
-
-def _placements(machine: Machine, settings: Settings) -> tuple[Placement, ...]:
-    if settings.mapping is not None:
-        if settings.mesh is not None:
-            raise PartitaError("a mesh and a machine mapping both fix the axes; give one of them")
-        _without_stages("--mapping", settings)
-        places: tuple[Placement, ...] = (without_ones(mapped(settings.mapping, machine.hierarchy)),)
-    elif settings.stages is not None and settings.stages > 1:
-        places = inside(machine, settings.stages, settings.mesh)
-    else:
-        places = distinct(placements(machine.hierarchy, mesh=settings.mesh))
-    counts = {s.count(",") + 1 for _, s in settings.fix if "," in s}
-    if len(counts) > 1:
-        raise PartitaError("--fix names strategies for different numbers of axes")
-    if counts:
-        places = tuple(p for p in places if len(p.sizes) in counts)
-        if not places:
-            raise PartitaError(f"--fix names {counts.pop()} axes, which no mesh of this machine has")
-    return places
-
-
-def _micro_batches(graph: PCG, settings: Settings) -> tuple[int, ...]:
-    """The numbers of micro-batches that the model allows; PartitaError if it allows none, or not the one asked for."""
-    admitted: list[int] = []
-    refusal: PartitaError | None = None
-    for k in check_batch(settings.batch, settings.micro_batches):
-        try:
-            # Whether the model can be cut does not depend on k, but for single samples, whose graph is a special one.
-            if admitted in ([], [1]) or settings.batch == k:
-                part = with_batch(graph, settings.batch // k)
-                divided(part, k)
-        except PartitaError as error:
-            refusal = error
-        else:
-            admitted.append(k)
-    if not admitted:
-        assert refusal is not None
-        raise refusal
-    return tuple(admitted)
-
-
-def _fixed(fix: tuple[tuple[str, str], ...], places: tuple[Placement, ...]) -> dict[str, tuple[str, ...]]:
-    """Row names an axis; a single name without commas holds for every axis of a mesh of one axis."""
-    axes = {len(p.sizes) for p in places}
-    wishes = {name: tuple(part.strip() for part in text.split(",")) for name, text in fix}
-    if wishes and axes != {len(next(iter(wishes.values())))}:
-        raise PartitaError(
-            f"--fix gives {len(next(iter(wishes.values())))} strategies, one an axis of the mesh: fix that too (--mesh)"
-        )
-    return wishes
-
-
-def _without_stages(option: str, settings: Settings) -> None:
-    """PartitaError: the option has no meaning for the stages that are asked for."""
-    if settings.stages is not None and settings.stages > 1:
-        raise PartitaError(f"{option} is of plans without a pipeline; leave out --stages {settings.stages}")
 
 
 def _save_network(question: Question, path: str) -> None:

@@ -15,7 +15,7 @@ from .pipelined import alone, search_all
 from .stand_ins import with_stand_ins
 
 if TYPE_CHECKING:
-    from .run import Settings
+    from .settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,8 @@ class Modules(Constructors):
         turns = [frozenset(u.nodes) for loop in self.loops for units in loop.chain.passes for u in units]
         again = calls(self.plan, turns, frozenset(sources).union(*(loop.weights for loop in self.loops)))
         inside |= {i for call in again for i in call.nodes}
-        own = frozenset(i for i, n in enumerate(graph.nodes) if n.op not in SOURCES and i not in hidden | inside)
+        elsewhere = hidden | inside
+        own = frozenset(i for i, n in enumerate(graph.nodes) if n.op not in SOURCES and i not in elsewhere)
         means = counted(graph)
         divisors = {i: "divisor" if k == 0 else f"divisor{k + 1}" for k, i in enumerate(means)}
         body = self._body(own, weights, divisors)

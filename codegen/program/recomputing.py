@@ -79,7 +79,7 @@ class Call:
 
 
 def parts(plan: Plan) -> tuple[Part, ...]:
-    """All segments, where some are recomputed."""
+    """`Plan.segments`."""
     nodes = plan.graph.nodes
     return tuple(
         Part(
@@ -93,7 +93,7 @@ def parts(plan: Plan) -> tuple[Part, ...]:
 
 def recomputed(plan: Plan) -> Iterator[Part]:
     """The segments of which backward runs the forward again."""
-    return (part for part in parts(plan) if part.mode != "none")
+    return (part for part in plan.segments if part.mode != "none")
 
 
 # In loops
@@ -104,8 +104,8 @@ def inside(plan: Plan, prefix: str, unit: Unit) -> tuple[tuple[Place, tuple[int,
     numbers = {i: number for number, i in enumerate(unit.nodes)}
     return tuple(
         (relative_name(prefix, unit.first, part.name), tuple(sorted(numbers[i] for i in part.nodes)))
-        for part in parts(plan)
-        if part.nodes <= numbers.keys()
+        for part in plan.segments
+        if all(i in numbers for i in part.nodes)
     )
 
 
@@ -152,7 +152,7 @@ def calls(plan: Plan, apart: Sequence[frozenset[int]], stored: frozenset[int]) -
 
 def calls_in(plan: Plan, chain: Chain, units: Sequence[Unit], unit: Unit, stored: frozenset[int]) -> tuple[Call, ...]:
     """The segments that are methods of a block, of which `unit` is one."""
-    how, known = turns(plan, chain, units), {part.name: part for part in parts(plan)}
+    how, known = turns(plan, chain, units), {part.name: part for part in plan.segments}
     if how is None or how.whole:
         return ()
     like = [modes for modes, other in zip(how.modes, units, strict=True) if other.signature == unit.signature]

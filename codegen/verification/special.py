@@ -13,7 +13,8 @@ from ...model.errors import PartitaError
 from ...model.machine import Machine
 from ...model.pcg import FLOATS, PCG, Builder
 from ..plan import Plan
-from ..run import Settings, plan_graph
+from ..run import plan_graph
+from ..settings import Settings
 from .verify import run
 from .whole import trial_of
 

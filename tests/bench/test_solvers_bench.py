@@ -31,7 +31,8 @@ from partita.bench.instances import (
 from partita.bench.plan import prepared
 from partita.bench.solvers import contest_table, judged, planner_table, run, write
 from partita.cli import app
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.formulation.contest import Contest
 from partita.model.errors import PartitaError
 from partita.model.zoo.registry import entry

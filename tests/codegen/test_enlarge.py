@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import partita
 from partita.codegen.rewritten import taken_graph
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.formulation.rewriting.saturate import rewritings
 from partita.formulation.substitution.rule_file import load_rules
 from partita.model.machine import Machine

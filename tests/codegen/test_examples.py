@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from partita.bench import joint
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.stand_ins import alone
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.strategy import row_names

@@ -22,7 +22,8 @@ from partita.codegen.choice import Choice, letter_text
 from partita.codegen.explicit.graph import PARALLEL, ParallelGraph, moves
 from partita.codegen.explicit.text import folded, show_text
 from partita.codegen.price import priced
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.formulation.classes import classes
 from partita.formulation.placement import of_rows
 from partita.formulation.strategy import row_names, rows

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from partita.codegen.plan import Plan
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.model.capture import capture
 from partita.model.load import load_module
 from partita.model.machine import Machine

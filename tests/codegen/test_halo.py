@@ -11,7 +11,8 @@ from torch import nn
 
 from partita.codegen.plan import Plan
 from partita.codegen.program.emit import emit
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.verify import verify
 from partita.formulation.strategy import row_names

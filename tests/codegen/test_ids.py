@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from partita.codegen.plan import Plan
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.verify import verify
 from partita.formulation.special.lookups import largest_share

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from partita.codegen.choice import Choice
 from partita.codegen.plan import Plan
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification.verify import verify
 from partita.model.capture import capture
 from partita.model.layout import R

@@ -22,7 +22,8 @@ from partita.codegen.plan import Plan
 from partita.codegen.price import priced
 from partita.codegen.report.facts import facts
 from partita.codegen.report.trace import timeline
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads

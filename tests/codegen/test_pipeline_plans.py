@@ -13,7 +13,8 @@ import torch
 from partita.codegen.pipeline.file import load_plan
 from partita.codegen.pipeline.plan import PipelinePlan
 from partita.codegen.plan import Plan
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.whole import trial_of

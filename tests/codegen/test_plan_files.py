@@ -20,7 +20,8 @@ import pytest
 
 from partita import PartitaError
 from partita.codegen.plan import FORMAT, Plan
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification.verify import verify
 from partita.model.capture import capture
 from partita.model.load import load_module

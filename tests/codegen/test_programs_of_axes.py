@@ -22,7 +22,8 @@ from partita.codegen.price import priced
 from partita.codegen.program import axes
 from partita.codegen.report.facts import facts
 from partita.codegen.report.text import text
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import load_program
 from partita.formulation.encode import encode

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from partita import PartitaError
 from partita.codegen.price import priced
 from partita.codegen.program.micro import divided
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.formulation.placement import placements
 from partita.model.batch import with_batch
 from partita.model.machine import Level, Machine

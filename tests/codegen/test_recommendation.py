@@ -15,7 +15,8 @@ import pytest
 
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.formulation.transition import Transitions
 from partita.model.atoms import atoms
 from partita.model.capture import capture

@@ -11,7 +11,8 @@ import pytest
 
 from partita.codegen.plan import Plan
 from partita.codegen.rewritten import taken_graph
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.formulation.rewriting.pattern import leading
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import SaturationLimits, rewritings

@@ -21,7 +21,8 @@ from partita.codegen.beside import bundles
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
 from partita.codegen.rewritten import taken_graph
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program

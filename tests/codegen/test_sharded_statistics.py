@@ -14,7 +14,8 @@ from torch import Tensor
 
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification.special import around, verify_strategy
 from partita.codegen.verification.threads import run_threads
 from partita.formulation.special import special_strategy

@@ -16,7 +16,8 @@ from partita.codegen.price import priced
 from partita.codegen.report.facts import Facts, facts, weights_table
 from partita.codegen.report.tables import Table
 from partita.codegen.report.words import label, module_of, pattern, ranges, roles, split_word
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.show import show
 from partita.model.atoms import atoms
 from partita.model.capture import capture

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from partita import PartitaError
 from partita.codegen.plan import Plan
 from partita.codegen.price import priced
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify

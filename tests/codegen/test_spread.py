@@ -16,7 +16,8 @@ from partita.codegen.plan import Plan
 from partita.codegen.price import priced
 from partita.codegen.report.facts import facts
 from partita.codegen.report.text import text
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.spread import plan_spread
 from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.threads import RankError, run_threads

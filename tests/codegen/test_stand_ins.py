@@ -12,7 +12,8 @@ import pytest
 from partita.codegen.beside import bundles
 from partita.codegen.plan import Plan
 from partita.codegen.rewritten import taken_graph
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.stand_ins import alone
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import rewritings

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from partita.codegen.plan import Plan
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification.threads import RankError, run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program

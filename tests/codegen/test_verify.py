@@ -15,7 +15,8 @@ from torch.nn import functional
 from partita import PartitaError
 from partita.codegen.choice import Choice
 from partita.codegen.plan import Plan
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.verify import Trial, memory_bytes, run, trial, verify, verify_all

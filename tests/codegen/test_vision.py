@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.model.atoms import atoms
 from partita.model.capture import capture
 from partita.model.layout import B, atom_of, is_split

@@ -14,7 +14,8 @@ import pytest
 import partita
 from partita.codegen.pipeline.plan import PipelinePlan
 from partita.codegen.pipeline.price import priced
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.formulation.outer import Configuration
 from partita.model.errors import PartitaError
 from partita.model.load import load_module

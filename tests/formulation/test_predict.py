@@ -11,7 +11,8 @@ import pytest
 from torch import nn, zeros
 
 from partita.codegen.price import priced
-from partita.codegen.run import Settings, plan_graph
+from partita.codegen.run import plan_graph
+from partita.codegen.settings import Settings
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b
 from partita.formulation.placement import of_rows
 from partita.formulation.reduction.cost import step_price

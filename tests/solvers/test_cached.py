@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import partita
-from partita.codegen.run import MOST_WORK
+from partita.codegen.settings import MOST_WORK
 from partita.formulation.network import INFINITE, Chain, Edge, Network, Switch, Variable, evaluate
 from partita.formulation.placement import distinct, placements
 from partita.model.capture import capture
