@@ -14,6 +14,7 @@ from ..formulation.transfers import transfer_price
 from ..model.batch import with_batch
 from ..model.errors import PartitaError
 from ..model.machine import Machine, stage_machine
+from ..model.pcg import PCG
 from ..model.stages import boundaries, stage
 from ..solvers.outer.search import OuterFound, Solved, Space, search
 from ..solvers.parallel import Later, usable_cores
@@ -41,13 +42,12 @@ def space(question: Question, settings: Settings) -> Space | None:
     fixed for what the model has not.
     """
     graph, machine = question.pcg, question.machine
-    cuts, chunks = len(boundaries(graph)) - 1, settings.chunks
-    asked = settings.mesh is not None or settings.mapping is not None or settings.fix or settings.rules
-    if settings.stages == 1 or (settings.stages is None and (asked or (cuts < 2 and chunks == 1))):
+    chunks = settings.chunks
+    if not looked_at(graph, settings):
         if chunks > 1:
             raise PartitaError(f"{chunks} chunks are stages of a pipeline, but none is looked at: give stages too")
         return None
-    found = _rows(question, settings, cuts)
+    found = _rows(question, settings, _cuts(graph))
     unknown = [name for name, _ in settings.fix if name not in {node.name for node in graph.nodes}]
     if unknown:
         raise PartitaError(f"no node is named {unknown[0]!r}")
@@ -55,6 +55,18 @@ def space(question: Question, settings: Settings) -> Space | None:
     inner = {row: reordered(_inner(machine, row, settings.mesh), sizes) for row in found}
     none = {} if settings.stages is not None else {(1,) * len(machine.hierarchy): question.placements}
     return Space(none | inner, settings.schedule, chunks, step_ns)
+
+
+def looked_at(graph: PCG, settings: Settings) -> bool:
+    """Whether there may be pipelines: not with what is asked of plans without, nor where nothing can be cut."""
+    asked = settings.mesh is not None or settings.mapping is not None or settings.fix or settings.rules
+    if settings.stages is not None:
+        return settings.stages != 1
+    return not asked and (_cuts(graph) > 1 or settings.chunks > 1)
+
+
+def _cuts(graph: PCG) -> int:
+    return len(boundaries(graph)) - 1
 
 
 def _rows(question: Question, settings: Settings, cuts: int) -> list[Row]:
@@ -153,19 +165,19 @@ def pipelined(
 
 def step_ns(question: Question, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved]) -> int:
     """The predicted step of stages as they were solved."""
-    return priced(_decoded(question, best, bounds, stages)).objective_ns
+    return priced(_decoded(question, best, bounds, stages, told=False)).objective_ns
 
 
 def _decoded(
-    question: Question, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved]
+    question: Question, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved], told: bool = True
 ) -> PipelinePlan:
-    """The plan that the assignments of all stages mean."""
+    """The plan that the assignments of all stages mean; `told`: with what is reported of each."""
     machine, samples = question.machine, question.batch // best.micro_batches
     part, transfer = stage_machine(machine, best.row), transfer_price(machine, best.row)
     made = tuple(
         Plan(
             taken, part, best.placement, best.micro_batches, chosen, question.dtype, question.optimizer,
-            report=report(encoding, assignment), recompute=encoding.recomputed(assignment),
+            report=report(encoding, assignment) if told else {}, recompute=encoding.recomputed(assignment),
             in_flight=best.in_flight(s), transfer=transfer,
         )
         for s, (encoding, assignment) in enumerate(_own(question, best, bounds, stages))

@@ -222,8 +222,10 @@ def check_schedules(schedule: str, chunks: int) -> tuple[tuple[str, int], ...]:
     """
     _check_count("--chunks", chunks, MAX_DEVICES)
     auto = ("interleaved" if chunks > 1 else "1f1b",)
-    words = [word.strip() for word in schedule.split(",")]
+    words = [word.strip() for word in schedule.split(",") if word.strip()]
     found = tuple(dict.fromkeys(x for word in words for x in {"auto": auto, "all": ALL_SCHEDULES}.get(word, (word,))))
+    if not found:
+        raise PartitaError("no schedule is named")
     for name in found:
         if name not in SCHEDULES:
             raise PartitaError(f"--schedule {name!r}: choose from auto, all, {', '.join(SCHEDULES)}")

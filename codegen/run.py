@@ -32,7 +32,7 @@ from ..solvers.store import Store, store_in
 from .decode import report
 from .outcome import searched_outside, searched_space, without_plan
 from .pipeline.plan import PipelinePlan
-from .pipelined import pipelined, space
+from .pipelined import looked_at, pipelined, space
 from .plan import Plan
 from .price import priced
 from .request import (
@@ -173,10 +173,8 @@ def optimize(
     machine = machine if isinstance(machine, Machine) else Machine.load(machine)
     samples = None if batch is None else max(batch, 2)
     graph = capture(module, inputs, batch=samples, allow_unknown=allow_unknown, statistics=statistics)
-    dtypes, orders = (
-        named(dtype),
-        check_schedules(",".join([schedule] if isinstance(schedule, str) else schedule), chunks),
-    )
+    dtypes = named(dtype)
+    orders = check_schedules(schedule if isinstance(schedule, str) else ",".join(schedule), chunks)
     settings = Settings(
         batch or graph.batch,
         dtypes[0],
@@ -212,13 +210,19 @@ def _best(
     start: float,
     module: tuple[nn.Module, Any] | None = None,
 ) -> Plan | PipelinePlan:
-    """Plan a captured graph in the best of some dtypes and schedules."""
+    """Plan a captured graph in the best of some dtypes and schedules; one schedule where no pipeline is looked at."""
+    if len(ways) > 1 and not looked_at(graph, settings):
+        ways = tuple(dict.fromkeys(Way(way.dtype, "1f1b", 1) for way in ways))
+    fits: set[str] = set()  # dtypes with plans that need nothing on the host, nor do other schedules then
 
     def planned(way: Way, seconds: float | None, cutoff: int | None) -> Plan | PipelinePlan:
         if len(ways) > 1:
             _tell(progress, f"planning in {way.dtype}, pipelines {way.schedule}")
-        asked = replace(settings, time_limit=seconds, **way._asdict())
-        return plan_graph(graph, machine, asked, model, progress, start, module, cutoff)
+        offload = False if settings.offload is None and way.dtype in fits else settings.offload
+        asked = replace(settings, time_limit=seconds, offload=offload, **way._asdict())
+        made = plan_graph(graph, machine, asked, model, progress, start, module, cutoff)
+        fits.update([] if made.report["space"].get("offload") else [way.dtype])
+        return made
 
     return best_of(ways, settings.time_limit, settings.gap, planned)
 

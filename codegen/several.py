@@ -47,11 +47,12 @@ def best_of(ways: Sequence[Way], seconds: float | None, gap: float, planned: Pla
 
     The time that is left is shared evenly among the ways that are left. What each of them gave is in the report's
     `space`: `worse` is proved to take as long as the best so far, `near` as long but for the share `gap`, with which
-    each search ends. Raises what the last way raised where none has a plan.
+    each search ends. An interrupt ends all. Where none has a plan, raises what the first way raised, or the first one
+    that had too little time.
     """
     if len(ways) == 1:
         return planned(ways[0], seconds, None)
-    start, failure = time.monotonic(), PartitaError("no dtype is named")
+    start, failures = time.monotonic(), list[PartitaError]()
     best: Plan | PipelinePlan | None = None
     told: list[dict[str, Any]] = []
     for number, way in enumerate(ways):
@@ -60,20 +61,20 @@ def best_of(ways: Sequence[Way], seconds: float | None, gap: float, planned: Pla
         try:
             made = planned(way, left if left is None else max(left, 0.1), cutoff)
         except NoPlanError as error:
-            bound = error.summary["bound_ns"]
-            told.append(_told(way, _failed(bound, cutoff, gap), bound))
-            failure = error
-            if error.interrupted:
-                break
+            failures.append(error)
+            bound, limits = error.summary["bound_ns"], error.summary["space"]["limits_hit"]
+            told.append(_told(way, _failed(bound, cutoff, gap), bound) | {"limits_hit": limits})
         except PartitaError as error:  # fits nowhere
-            told.append(_told(way, "infeasible") | {"words": str(error)})
-            failure = error
+            failures.append(error)
+            told.append(_told(way, "infeasible") | {"words": str(error), "limits_hit": []})
         else:
-            told.append(_told(way, **{k: made.report[k] for k in ("status", "bound_ns", "objective_ns")}))
-            if cutoff is None or made.report["objective_ns"] < cutoff:  # a schedule may wait for more than it promised
-                best = made
+            best, limits = made, made.report["space"]["limits_hit"]
+            known = {k: made.report[k] for k in ("status", "bound_ns", "objective_ns")}
+            told.append(_told(way, **known) | {"limits_hit": limits})
+        if "interrupt" in told[-1]["limits_hit"]:
+            break
     if best is None:
-        raise failure
+        raise next((error for error in failures if isinstance(error, NoPlanError)), failures[0])
     _tell(best, told, ways)
     return best
 
@@ -95,9 +96,11 @@ def _tell(best: Plan | PipelinePlan, told: list[dict[str, Any]], ways: Sequence[
     missing = len(told) < len(ways)  # of these nothing is known
     bounds = [0] * missing + [found["bound_ns"] for found in told if found["status"] != "infeasible"]
     bound = min(0 if found is None else found for found in (objective, *bounds))
+    limits = {limit for way in told if way["status"] != "worse" for limit in way["limits_hit"]}
+    limits -= {"gap", "bound", "time"} if bound == objective else set()
     report |= {
         "bound_ns": bound,
         "gap": (objective - bound) / objective,
         "status": "optimal" if bound == objective else "feasible",
-        "space": report["space"] | {"ways": told},
+        "space": report["space"] | {"ways": told, "limits_hit": sorted(limits)},
     }

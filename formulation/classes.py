@@ -50,14 +50,28 @@ class Classes:
         """The node whose strategy `node` has: itself, or what it repeats."""
         return self.twin.get(node, node)
 
-    def trains(self, pcg: PCG, node: int) -> bool:
-        """Whether gradients of weights follow from that of what `node` computes, by itself."""
-        bases = (pcg.nodes[self.base[i]] for i in pcg.nodes[node].inputs)
-        return pcg.nodes[node].gradient and any(base.op == "parameter" and base.gradient for base in bases)
-
     def variable(self, node: int) -> int:
         """The node whose variable decides on `node`: itself, what it repeats, or what it is another way to compute."""
         return self.ways.get(node, self.twin.get(node, node))
+
+
+def trains(pcg: PCG, node: int) -> bool:
+    """Whether gradients of weights follow from that of what `node` computes: it reads one, or what only they give."""
+    trained = _trained(origin(pcg))
+    return node not in trained and any(i in trained for i in pcg.nodes[node].inputs)
+
+
+@lru_cache(maxsize=16)
+def _trained(pcg: PCG) -> frozenset[int]:
+    """Weights with gradients, and what is computed of weights and constants alone."""
+    constant = classes(pcg).constant
+    found: set[int] = set()
+    for index, node in enumerate(pcg.nodes):
+        weights = (i for i in node.inputs if not constant[i])
+        given = node.op != "parameter" and all(i in found or pcg.nodes[i].op == "parameter" for i in weights)
+        if node.gradient and (node.op == "parameter" or (given and any(i in found for i in node.inputs))):
+            found.add(index)
+    return frozenset(found)
 
 
 def classes(pcg: PCG) -> Classes:

@@ -25,7 +25,7 @@ from ..model.pcg import PCG, Node
 from ..model.sparse import check_optimizer, sparse_tables
 from .beside import Beside
 from .chains import Piece, find_chains, find_cuts
-from .classes import classes
+from .classes import classes, trains
 from .domain import Domain, Domains
 from .encode_ways import Modal
 from .encoding import Encoding
@@ -254,12 +254,12 @@ class _Encoder(Modal):
         readers = (index, *self.classes.passes.get(index, ()))
         kinds = tuple(tuple(self.reads.kind(reader, p) for p in range(len(found.inputs))) for reader in readers)
         handed = tuple(any(map(self.reads.saves, self.classes.reads[r])) for r in readers if r in self.classes.handed)
-        trains = self.later > 0 and self.classes.trains(self.pcg, index)
-        unary_key = ("operator", key, kinds, handed, trains)
+        waits = self.later > 0 and trains(self.pcg, index)
+        unary_key = ("operator", key, kinds, handed, waits)
         if unary_key not in self.cache:
             cost = (found.time_ns + found.forward_ns * (len(readers) - 1)) * self.k
             use = found.kept_bytes * self.in_flight + found.transient_bytes
-            if trains:
+            if waits:
                 item = self.later * self.precision.itemsize(self.pcg.nodes[index].dtype)
                 use = use + found.output_space.numel[found.output] * item
             for reader, of_reader in zip(readers, kinds, strict=True):

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..model.boundaries import free
 from ..model.cost import Precision, backward_factor
 from ..model.machine import Machine
 from ..model.operator import operator
 from ..model.pcg import PCG, SOURCES, form_of
 from .bundles import find_bundles
-from .classes import classes
+from .classes import classes, trains
 from .ways import Ways
 
 
@@ -31,28 +32,30 @@ def floors_ns(pcg: PCG, machine: Machine, count: int, precision: Precision) -> n
 
     A device has at least its even share of the arithmetic and of every tensor, and launches every kernel; but of
     branches that may run side by side it may launch none. Of several ways to compute a node the quickest counts, and
-    what some choice of ways does not need takes no time.
+    what some choice of ways does not need takes no time. Nor does what every stage of a pipeline computes itself where
+    it reads it (`free`): those before it need not.
     """
-    known = classes(pcg)
+    known, everywhere = classes(pcg), free(pcg)
     beside = {i for bundle in find_bundles(pcg) for i in bundle.nodes}
     result = np.zeros((len(Floor._fields), len(pcg.nodes)), dtype=np.int64)
     found: dict[Hashable, Floor] = {}
     for index, *others in Ways(pcg, known).needed():
-        if known.base[index] == index and not known.constant[index]:
+        if known.base[index] == index and not known.constant[index] and index not in everywhere:
             each = []
             for way in (index, *others):
-                trains = known.trains(pcg, way)
-                form = way in beside, trains, form_of(pcg.nodes[way], [pcg.nodes[i] for i in pcg.nodes[way].inputs])
+                form = (
+                    way in beside,
+                    trains(pcg, way),
+                    form_of(pcg.nodes[way], [pcg.nodes[i] for i in pcg.nodes[way].inputs]),
+                )
                 if form not in found:
-                    found[form] = _floor_ns(pcg, way, machine, count, precision, way in beside, trains)
+                    found[form] = _floor_ns(pcg, way, machine, count, precision, way in beside)
                 each.append(found[form])
             result[:, index] = np.min(each, axis=0)
     return result
 
 
-def _floor_ns(
-    pcg: PCG, index: int, machine: Machine, count: int, precision: Precision, beside: bool, trains: bool
-) -> Floor:
+def _floor_ns(pcg: PCG, index: int, machine: Machine, count: int, precision: Precision, beside: bool) -> Floor:
     """The least time of one node; `beside` others it may launch nothing."""
     node, device = pcg.nodes[index], machine.device
     if node.op in SOURCES or not operator(node.op).passes:
@@ -69,6 +72,6 @@ def _floor_ns(
     forward, backward = max(work, moved) * 1e9 + launch, 0.0
     if node.gradient:
         backward = max(work * backward_factor(node, sources, entry.matmul), 2 * moved) * 1e9 + launch
-    inward = backward / 2 if entry.matmul and trains else backward
+    inward = backward / 2 if entry.matmul and trains(pcg, index) else backward
     exact = (forward + backward, *((0.0, 0.0, 0.0) if beside else (forward, backward, inward)))
     return Floor(*(int(time * (1 - 1e-9)) for time in exact))

@@ -16,12 +16,8 @@ PipeDream-2BW (Narayanan et al., 2021) do not wait for each other: each takes ma
 weights, and one more of their gradients where a pipeline is so long that updates come later (`versions`).
 
 Where backwards are split (zero-bubble), how long is waited depends on the order, slot by slot, which only a plan says.
-But no stage begins before those ahead of it have passed one micro-batch on, at the least b(i) for a cut at i:
-
-    step ≥ max_s (b(i_s) + W_s)
-
-is what is searched for: a bound of the step, exact where the gradients of a stage's weights take as long as those of
-what it was handed. Until its weights have gradients, a stage keeps what leads to them as well (`later`).
+What is searched for is a bound of the step then (`solvers/outer/waits.py`). Until its weights have gradients, a stage
+keeps what leads to them as well (`later`).
 
 What bounds rest on:
 

@@ -37,7 +37,7 @@ def facts(plan: PipelinePlan) -> PipelineFacts:
     cost = priced(plan)
     name = plan.model.get("reference") or "a model"
     title = f"{name} on {plan.machine.name}, {plan.ranks} x {plan.machine.device.name}"
-    stages = tuple(map(facts_of_stage, plan.parts))
+    stages = tuple(map(facts_of_stage, plan.parts, cost.stages))
     tables = [_stages_table(plan, cost), _handed_table(plan, cost)]
     for words, found in _kinds(stages):
         tables += [replace(table, title=f"{table.title} of {words}") for table in found.tables[:-1]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...formulation.pipeline.evaluate import evaluate
+from ...formulation.pipeline.evaluate import starts_ns
 from ...formulation.pipeline.problem import Stage, chunked
 from ...model.operator import operator
 from ..items import Item, Phase, Priced
@@ -46,10 +46,9 @@ def runs(plan: PipelinePlan, stages: tuple[Priced, ...]) -> tuple[Run, ...]:
         later = weights_ns(part, cost) // plan.micro_batches if split and number > 0 else 0
         chain.append(Stage(max(1, forward), max(1, backward - later), max(1, later) if split else 0))
     problem = chunked(chain, plan.size, plan.micro_batches)
-    found = evaluate(problem, plan.orders)
     made = [
         Run(task.devices[0], _KINDS[task.kind], task.stage, task.micro, start, task.duration_ns)
-        for task, start in zip(problem.tasks, found.starts_ns, strict=True)
+        for task, start in zip(problem.tasks, starts_ns(problem, plan.orders), strict=True)
     ]
     ends = [max(run.end_ns for run in made if run.device == device) for device in range(plan.size)]
     for number, cost in enumerate(stages):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...formulation.beside import exchanges, widest_piece
-from ...formulation.classes import Use
+from ...formulation.classes import Use, trains
 from ...formulation.domain import LOSS_TRANSIENTS
 from ...formulation.row import Row
 from ...formulation.special import Part, Situation, part_of, special_strategy
@@ -70,7 +70,7 @@ class Operators(Moves):
             if entry.split and part < 1:
                 made = entry.split(node, sources, name, part)[1]
                 self.save("activations", index, made * self.item(node.inputs[0]))
-        if self.later and self.classes.trains(self.graph, index):
+        if self.later and trains(self.graph, index):
             self.hold("activations", index, self.later * own)
         first = self.numel(node.inputs[0], choice.inputs[0]) if node.inputs else 0
         for name in entry.kept(node, sources):

@@ -39,9 +39,9 @@ class Facts:
     optimum: tuple[str, ...]
 
 
-def facts(plan: Plan) -> Facts:
-    """Everything there is to say about a plan. PartitaError: its report is malformed."""
-    cost = priced(plan)
+def facts(plan: Plan, cost: Priced | None = None) -> Facts:
+    """Everything there is to say about a plan; of a stage with what it costs. PartitaError: its report is malformed."""
+    cost = cost or priced(plan)
     name = plan.model.get("reference") or "a model"
     title = f"{name} on {plan.machine.name}, {plan.ranks} x {plan.machine.device.name}"
     tables = (axes_table(plan), operators_table(plan), weights_table(plan, cost), modules_table(plan, cost))

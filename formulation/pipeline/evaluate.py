@@ -7,7 +7,7 @@ The bytes in use on a device depend on its order alone, since it runs one task a
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -42,23 +42,8 @@ def evaluate(problem: Problem, orders: Sequence[Sequence[Slot]]) -> Schedule:
     """
     slots = tuple(tuple(Slot(*slot) for slot in own) for own in orders)
     sequences = _indices(problem, slots)
-    follows = [Edge(a, b) for own in sequences for a, b in pairwise(own)]
-    edges = [*problem.edges, *follows]
-    order = _sorted(problem, edges)
+    earliest, duration = _earliest(problem, sequences), [task.duration_ns for task in problem.tasks]
     peaks = tuple(_peaks(problem, sequences))
-    into: list[list[Edge]] = [[] for _ in problem.tasks]
-    for edge in edges:
-        into[edge.after].append(edge)
-    duration = [task.duration_ns for task in problem.tasks]
-
-    def earliest(sources: Sequence[int]) -> list[int | None]:
-        """The earliest start of every task after those that begin at 0; None: it waits for none of them."""
-        starts: list[int | None] = [None] * len(duration)
-        for i in order:
-            found = [known + duration[e.before] + e.lag_ns for e in into[i] if (known := starts[e.before]) is not None]
-            starts[i] = max([*found, *([0] if i in sources else [])], default=None)
-        return starts
-
     starts = [start for start in earliest(range(len(duration))) if start is not None]
     makespan = max(start + taken for start, taken in zip(starts, duration, strict=True))
     from_first = [earliest(own[:1]) for own in sequences]
@@ -77,6 +62,31 @@ def evaluate(problem: Problem, orders: Sequence[Sequence[Slot]]) -> Schedule:
         1 - busy / (problem.devices * period),
         peaks,
     )
+
+
+def starts_ns(problem: Problem, orders: Sequence[Sequence[Slot]]) -> tuple[int, ...]:
+    """When the tasks begin, as in `evaluate`, and nothing else: where there are many tasks, in less time."""
+    earliest = _earliest(problem, _indices(problem, tuple(map(tuple, orders))))
+    return tuple(start for start in earliest(range(len(problem.tasks))) if start is not None)
+
+
+def _earliest(problem: Problem, sequences: Sequence[Sequence[int]]) -> Callable[[Sequence[int]], list[int | None]]:
+    """What tells the earliest start of every task after those that begin at 0; None: it waits for none of them."""
+    edges = [*problem.edges, *(Edge(a, b) for own in sequences for a, b in pairwise(own))]
+    order = _sorted(problem, edges)
+    into: list[list[Edge]] = [[] for _ in problem.tasks]
+    for edge in edges:
+        into[edge.after].append(edge)
+    duration = [task.duration_ns for task in problem.tasks]
+
+    def earliest(sources: Sequence[int]) -> list[int | None]:
+        starts: list[int | None] = [None] * len(duration)
+        for i in order:
+            found = [known + duration[e.before] + e.lag_ns for e in into[i] if (known := starts[e.before]) is not None]
+            starts[i] = max([*found, *([0] if i in sources else [])], default=None)
+        return starts
+
+    return earliest
 
 
 def _indices(problem: Problem, orders: Orders) -> list[list[int]]:

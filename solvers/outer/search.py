@@ -312,7 +312,7 @@ class _Search:
         self.prices[candidate.size] = state.prices
         if candidate.even:
             self._spread(candidate)
-        if stages is not None and (self.best is None or stages.objective < self.best[1].objective):
+        if stages is not None and stages.objective < min(self.objective or INFINITE, self.limits.cutoff or INFINITE):
             self.best, self.leader = (candidate.configuration, stages), candidate
             self.reach = self.limits.ceiling(stages.objective)
         if level is Level.RELAXED:
@@ -386,7 +386,7 @@ def _pursued(task: _Task) -> tuple[State, Stages | None]:
         stages = pursue(parts, configuration, state, reach, effort)
     if stages is not None and step_ns is not None:
         exact = step_ns(whole.question, configuration, stages.bounds, _decoded(parts, stages))
-        assert exact >= stages.objective, (exact, stages.objective)
+        assert exact >= stages.objective or whole.question.pcg.alternatives, (exact, stages.objective)
         stages = replace(stages, objective=exact)
     state.kept += getattr(solver, "kept", 0) - kept
     state.seconds += time.monotonic() - began

@@ -1,0 +1,98 @@
+"""Several ways to plan, one after the other: what is taken, what is told of each, what ends all."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import partita
+from partita.codegen.run import plan_graph
+from partita.codegen.several import Way, best_of
+from partita.model.errors import NoPlanError, PartitaError
+from partita.model.load import load_module
+from partita.model.machine import Machine
+
+WAYS = [Way("float32", name, 1) for name in ("1f1b", "zero-bubble", "gpipe")]
+
+
+def made(step: int, bound: int, *limits: str) -> Any:
+    status = "optimal" if step == bound else "feasible"
+    return SimpleNamespace(
+        report={"objective_ns": step, "bound_ns": bound, "status": status, "space": {"limits_hit": [*limits]}}
+    )
+
+
+def none(bound: int | None, *limits: str, interrupted: bool = False) -> NoPlanError:
+    return NoPlanError("none", {"bound_ns": bound, "space": {"limits_hit": [*limits]}}, interrupted)
+
+
+def told(*found: Any, gap: float = 0.0) -> tuple[Any, list[Any]]:
+    """The best of what each way gives or raises, and with which cutoffs they were asked."""
+    waiting, cutoffs = iter(found), []
+
+    def planned(way: Way, seconds: float | None, cutoff: int | None) -> Any:
+        cutoffs.append(cutoff)
+        one = next(waiting)
+        if isinstance(one, PartitaError):
+            raise one
+        return one
+
+    return best_of(WAYS, None, gap, planned), cutoffs
+
+
+def test_each_is_asked_for_less_than_the_best_so_far() -> None:
+    best, cutoffs = told(made(100, 100), made(90, 80, "bound"), none(95))
+    assert cutoffs == [None, 100, 90]
+    report = best.report
+    assert (report["objective_ns"], report["bound_ns"], report["status"]) == (90, 80, "feasible")
+    assert [way["status"] for way in report["space"]["ways"]] == ["optimal", "feasible", "worse"]
+    assert report["space"]["limits_hit"] == ["bound"] and report["gap"] == pytest.approx(1 / 9)
+
+
+def test_what_is_proved_of_all_is_the_least_bound() -> None:
+    best, _ = told(made(100, 100), none(99, "gap"), none(97, "time"), gap=0.02)
+    report = best.report
+    assert [way["status"] for way in report["space"]["ways"]] == ["optimal", "near", "unknown"]
+    assert (report["status"], report["bound_ns"], report["space"]["limits_hit"]) == ("feasible", 97, ["gap", "time"])
+    best, _ = told(made(100, 100, "bound"), none(100), PartitaError("fits no placement"))
+    assert (best.report["status"], best.report["space"]["limits_hit"]) == ("optimal", [])
+
+
+@pytest.mark.parametrize("second", [made(90, 10, "interrupt"), none(10, "interrupt", interrupted=True)])
+def test_an_interrupt_ends_all(second: Any) -> None:
+    best, cutoffs = told(made(100, 100), second, made(1, 1))
+    assert cutoffs == [None, 100] and best.report["space"]["limits_hit"] == ["interrupt"]
+    assert (best.report["bound_ns"], best.report["gap"]) == (0, 1.0)  # of the last way nothing is known
+
+
+def test_where_none_has_a_plan_the_first_failure_is_told() -> None:
+    with pytest.raises(PartitaError, match="fits no placement"):
+        told(PartitaError("fits no placement"), PartitaError("too few layers"), PartitaError("too few micro-batches"))
+    with pytest.raises(NoPlanError):
+        told(PartitaError("fits no placement"), none(10, "time"), PartitaError("too few micro-batches"))
+
+
+def test_schedules_are_one_where_there_is_no_pipeline() -> None:
+    module, inputs = load_module("mlp", small=True)
+    asked = {"batch": 8, "workers": 1, "cache": "none", "schedule": "all", "micro_batches": 1}
+    for options in ({"stages": 1}, {"mesh": (2,)}):
+        plan = partita.optimize(module, inputs, Machine.adhoc((2,)), **asked, **options)
+        assert "ways" not in plan.report["space"]
+
+
+def test_states_stay_where_they_are_if_another_schedule_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dtype that has a plan is not searched once more with its states on the host."""
+    asked: list[tuple[str, bool | None]] = []
+
+    def watched(graph: Any, machine: Any, settings: Any, *rest: Any) -> Any:
+        asked.append((settings.schedule, settings.offload))
+        return plan_graph(graph, machine, settings, *rest)
+
+    monkeypatch.setattr("partita.codegen.run.plan_graph", watched)
+    options = {"batch": 8, "stages": 2, "workers": 1, "cache": "none", "micro_batches": 2}
+    partita.optimize(*load_module("mlp", small=True), Machine.adhoc((2,)), schedule=("1f1b", "zero-bubble"), **options)
+    assert asked == [("1f1b", None), ("zero-bubble", False)]
+    with pytest.raises(PartitaError, match="no schedule is named"):
+        partita.optimize(*load_module("mlp", small=True), Machine.adhoc((2,)), schedule=(), **options)
