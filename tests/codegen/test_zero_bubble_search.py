@@ -198,9 +198,9 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("scaled", [False, True])
 def test_it_keeps_as_much_more_as_is_predicted(scaled: bool) -> None:
     """Than 1F1B in the same stages: micro-batches longer, and gradients that wait."""
-    module, inputs = Scaled(scaled), (torch.zeros(8192, 256),)
+    module, inputs = Scaled(scaled), (torch.zeros(4096, 256),)
     asked = ASKED | {"micro_batches": 8, "stages": 3, "gap": 0.05}
-    plan = partita.optimize(module, inputs, Machine.adhoc((3,)), batch=8192, **asked)
+    plan = partita.optimize(module, inputs, Machine.adhoc((3,)), batch=4096, **asked)
     assert isinstance(plan, PipelinePlan)
     stages = tuple(replace(part, in_flight=in_flight("1f1b", 3, 1, 8, s)) for s, part in enumerate(plan.stages))
     before = replace(plan, stages=stages, schedule="1f1b")
