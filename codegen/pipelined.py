@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..formulation.outer import Configuration, admitted, rows, split
+from ..formulation.outer import Configuration, admitted, later, rows, split, versions
 from ..formulation.placement import Placement, Row, distinct, placements, reordered
 from ..formulation.transfers import transfer_price
 from ..model.batch import with_batch
@@ -204,8 +204,10 @@ def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool, best: Confi
     def agree(now: int, before: int) -> bool:
         return now == before or (rewritten and now < before)
 
-    for own, given, part in zip(confirmed.stages, made.parts, made.stages, strict=True):
-        planned, told = priced_stage(given, best.versions, best.later), part.report
+    most = best.versions, best.later
+    for number, (own, given, part) in enumerate(zip(confirmed.stages, made.parts, made.stages, strict=True)):
+        least = versions(best.schedule, number), later(best.schedule, best.micro_batches, number)
+        planned, told = own if least == most else priced_stage(given, *most), part.report
         assert agree(own.objective_ns, sum(told["parts_ns"].values())), (own.ns, told["parts_ns"])
         assert agree(planned.memory_bytes, told["memory_bytes"]), (planned.memory, told["memory_bytes"])
         told["memory_bytes"] = own.memory_bytes

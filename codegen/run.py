@@ -107,8 +107,8 @@ def plan(request: PlanRequest, progress: Tell | None = None) -> Plan | PipelineP
     if sequence is None and known is not None:
         sequence = known.small_sequence if request.small else known.sequence
     model = {"reference": request.model, "small": request.small, "sequence": sequence, "batch": batch}
-    ways = [Way(x, *pair) for x in dtypes for pair in check_schedules(request.schedule, request.chunks)]
-    return _best(ways, graph, machine, settings, model, progress, start)
+    orders = check_schedules(request.schedule, request.chunks)
+    return _best(dtypes, orders, graph, machine, settings, model, progress, start)
 
 
 def _rules(request: PlanRequest) -> tuple[Rule, ...]:
@@ -196,12 +196,12 @@ def optimize(
         offload=offload,
     )
     model = {"reference": None, "batch": settings.batch}
-    ways = [Way(x, *pair) for x in dtypes for pair in orders]
-    return _best(ways, graph, machine, settings, model, tell, start, (module, inputs))
+    return _best(dtypes, orders, graph, machine, settings, model, tell, start, (module, inputs))
 
 
 def _best(
-    ways: Sequence[Way],
+    dtypes: Sequence[str],
+    orders: Sequence[tuple[str, int]],
     graph: PCG,
     machine: Machine,
     settings: Settings,
@@ -211,8 +211,9 @@ def _best(
     module: tuple[nn.Module, Any] | None = None,
 ) -> Plan | PipelinePlan:
     """Plan a captured graph in the best of some dtypes and schedules; one schedule where no pipeline is looked at."""
-    if len(ways) > 1 and not looked_at(graph, settings):
-        ways = tuple(dict.fromkeys(Way(way.dtype, "1f1b", 1) for way in ways))
+    if len(orders) > 1 and not looked_at(graph, settings):
+        orders = [("1f1b", 1)]
+    ways = [Way(dtype, *order) for dtype in dtypes for order in orders]
     fits: set[str] = set()  # dtypes with plans that need nothing on the host, nor do other schedules then
 
     def planned(way: Way, seconds: float | None, cutoff: int | None) -> Plan | PipelinePlan:

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ...formulation.outer import in_flight, split
+from ...formulation.outer import in_flight
 from ...model.atoms import atoms
 from ...model.cost import precision
 from ...model.errors import PartitaError
@@ -43,7 +43,7 @@ def check(plan: PipelinePlan) -> None:
     orders(plan.schedule, size, plan.chunks, first.micro_batches)  # are there any?
     for number, part in enumerate(plan.stages):
         needed = in_flight(plan.schedule, size, plan.chunks, first.micro_batches, number)
-        if split(plan.schedule) and part.recompute:
+        if plan.split and part.recompute:
             raise PartitaError(f"stage {number} computes segments again, which a backward in two parts would do twice")
         if part.in_flight < needed:
             raise PartitaError(

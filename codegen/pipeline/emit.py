@@ -38,9 +38,8 @@ def emit(plan: PipelinePlan) -> str:
     sizes = plan.stages[0].placement.sizes
     reduction = plan.graph.nodes[plan.graph.loss].get("reduction", "mean")
     context: dict[str, Any] = common(plan.parts, modules, used, plan.groups, any("cut(" in text for text in texts))
-    split = any(slot.kind == "W" for order in plan.orders for slot in order)
     context |= {
-        "imports": imports(used, context["recompute"], split),
+        "imports": imports(used, context["recompute"], plan.split),
         "docstring": docstring(plan),
         "constants": constants(last, axes, plan.placement.sizes) + named_values(plan.parts, used, plan.groups),
         "mesh_doc": mesh_sentence(plan),
@@ -49,7 +48,7 @@ def emit(plan: PipelinePlan) -> str:
         "pipeline": {
             "schedule": plan.schedule,
             "chunks": plan.chunks,
-            "split": split,
+            "split": plan.split,
             "stale": plan.stale,
             "stages": wrap(f"STAGES = [{', '.join(table)}]", 0),
             "tied": bool(groups),

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...formulation.outer import split
 from ...formulation.pipeline.orders import Orders
 from ...formulation.placement import Placement, of_rows
 from ...model.files import write_atomically
@@ -79,6 +80,11 @@ class PipelinePlan:
     def stale(self) -> bool:
         """Whether gradients are those at the weights of a step ago, so that no step waits for the one before."""
         return self.schedule == "2bw"
+
+    @property
+    def split(self) -> bool:
+        """Whether backwards are: to the stage before at once, to the weights later."""
+        return split(self.schedule)
 
     @property
     def recompute(self) -> dict[str, str]:

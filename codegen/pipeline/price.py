@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...formulation.outer import later, rounds, split, step_ns, versions
+from ...formulation.outer import later, rounds, step_ns, versions
 from ..items import Priced
 from ..price import priced as priced_stage
 from .runs import runs
@@ -38,7 +38,7 @@ def priced(plan: PipelinePlan) -> PipelinePriced:
     stages = tuple(priced_stage(p, versions(name, s), later(name, micros, s)) for s, p in enumerate(plan.parts))
     held = [sum(stage.memory_bytes for stage in stages[device :: plan.size]) for device in range(plan.size)]
     busy_ns = [stage.objective_ns for stage in stages]
-    if split(name):
+    if plan.split:
         step = max(run.end_ns for run in runs(plan, stages))
     else:
         step = step_ns(plan.size, rounds(name, plan.chunks, micros), busy_ns)

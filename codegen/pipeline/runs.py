@@ -39,12 +39,11 @@ def runs(plan: PipelinePlan, stages: tuple[Priced, ...]) -> tuple[Run, ...]:
     Transfers are part of the slots at both ends. Equal stages whose backwards are whole end with the step
     that is predicted (`step_ns`); unequal ones may end later.
     """
-    split = any(slot.kind == "W" for order in plan.orders for slot in order)
     chain = []
     for number, (part, cost) in enumerate(zip(plan.stages, stages, strict=True)):
         forward, backward = (phase_ns(cost, phase) // plan.micro_batches for phase in ("forward", "backward"))
-        later = weights_ns(part, cost) // plan.micro_batches if split and number > 0 else 0
-        chain.append(Stage(max(1, forward), max(1, backward - later), max(1, later) if split else 0))
+        later = weights_ns(part, cost) // plan.micro_batches if plan.split and number > 0 else 0
+        chain.append(Stage(max(1, forward), max(1, backward - later), max(1, later) if plan.split else 0))
     problem = chunked(chain, plan.size, plan.micro_batches)
     made = [
         Run(task.devices[0], _KINDS[task.kind], task.stage, task.micro, start, task.duration_ns)
