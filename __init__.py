@@ -6,13 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .codegen.pipeline.file import load_plan
-    from .codegen.pipeline.plan import PipelinePlan
-    from .codegen.plan import Plan
-    from .codegen.run import optimize
-    from .codegen.spacetime.plan import SpaceTimePlan, graph, space_time
-    from .formulation.encode import strategy_network
-    from .formulation.network import evaluate
+    from .codegen.plan.pipeline_file import load_plan
+    from .codegen.plan.pipeline_plan import PipelinePlan
+    from .codegen.plan.plan import Plan
+    from .codegen.plan.spacetime_plan import SpaceTimePlan, graph, space_time
+    from .codegen.planner.planner import optimize
+    from .formulation.encoding.encode import strategy_network
+    from .formulation.network.network import evaluate
     from .formulation.pipeline.orders import (
         Slot,
         chimera,
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from .formulation.spacetime.primitives import op_assign, op_order, op_trans, place, recompute, split_backward, swap
     from .formulation.spacetime.stages import evenly, in_order, layers, passes, stages
     from .formulation.spacetime.transformation import replicate, split, split_value, transformation
-    from .model.capture import capture
+    from .model.capture.capture import capture
     from .model.errors import NoPlanError, PartitaError
-    from .model.machine import Machine
+    from .model.machine.machine import Machine
     from .solvers.protocol import Limits, solvers
     from .solvers.spacetime.schedule import schedule
 
@@ -37,42 +37,42 @@ __version__ = "0.1.0"
 
 # `solvers` is the package itself, which can be called (see there).
 _HOME = {
-    "capture": ".model.capture",
+    "capture": ".model.capture.capture",
     "chimera": ".formulation.pipeline.orders",
-    "evaluate": ".formulation.network",
+    "evaluate": ".formulation.network.network",
     "evenly": ".formulation.spacetime.stages",
     "gpipe": ".formulation.pipeline.orders",
     "Graph": ".formulation.spacetime.graph",
-    "graph": ".codegen.spacetime.plan",
+    "graph": ".codegen.plan.spacetime_plan",
     "in_order": ".formulation.spacetime.stages",
     "interlaced": ".formulation.pipeline.orders",
     "interleaved": ".formulation.pipeline.orders",
     "layers": ".formulation.spacetime.stages",
     "Limits": ".solvers.protocol",
-    "load_plan": ".codegen.pipeline.file",
-    "Machine": ".model.machine",
+    "load_plan": ".codegen.plan.pipeline_file",
+    "Machine": ".model.machine.machine",
     "NoPlanError": ".model.errors",
     "one_f_one_b": ".formulation.pipeline.orders",
     "op_assign": ".formulation.spacetime.primitives",
     "op_order": ".formulation.spacetime.primitives",
     "op_trans": ".formulation.spacetime.primitives",
-    "optimize": ".codegen.run",
+    "optimize": ".codegen.planner.planner",
     "PartitaError": ".model.errors",
     "passes": ".formulation.spacetime.stages",
     "place": ".formulation.spacetime.primitives",
-    "PipelinePlan": ".codegen.pipeline.plan",
-    "Plan": ".codegen.plan",
+    "PipelinePlan": ".codegen.plan.pipeline_plan",
+    "Plan": ".codegen.plan.plan",
     "recompute": ".formulation.spacetime.primitives",
     "replicate": ".formulation.spacetime.transformation",
     "schedule": ".solvers.spacetime.schedule",
     "Slot": ".formulation.pipeline.orders",
-    "space_time": ".codegen.spacetime.plan",
-    "SpaceTimePlan": ".codegen.spacetime.plan",
+    "space_time": ".codegen.plan.spacetime_plan",
+    "SpaceTimePlan": ".codegen.plan.spacetime_plan",
     "split": ".formulation.spacetime.transformation",
     "split_backward": ".formulation.spacetime.primitives",
     "split_value": ".formulation.spacetime.transformation",
     "stages": ".formulation.spacetime.stages",
-    "strategy_network": ".formulation.encode",
+    "strategy_network": ".formulation.encoding.encode",
     "swap": ".formulation.spacetime.primitives",
     "three_f_one_b": ".formulation.pipeline.orders",
     "transformation": ".formulation.spacetime.transformation",

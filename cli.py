@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 
 from . import __version__
+from .codegen.planner.request import DTYPES, OPTIMIZERS, SCHEDULES
 from .codegen.report.terminal import leave, print_json, print_result, progress_shown, words_to_stderr
-from .codegen.request import DTYPES, OPTIMIZERS, SCHEDULES
 from .model.errors import NoPlanError, PartitaError
-from .model.updates import STATISTICS
+from .model.graph.buffer_updates import STATISTICS
 
 app = typer.Typer(
     add_completion=False,
@@ -152,7 +152,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Find the fastest plan of a model on a machine, and how far from the optimum it can be."""
-    from .codegen.request import PlanRequest, parse_fix, parse_sizes
+    from .codegen.planner.request import PlanRequest, parse_fix, parse_sizes
     from .model.files import check_writable
 
     request = PlanRequest(
@@ -189,8 +189,8 @@ def plan(
     if output is not None:
         check_writable(output)
 
-    from .codegen.outcome import INTERRUPTED_EARLY
-    from .codegen.run import plan as find_plan
+    from .codegen.planner.planner import plan as find_plan
+    from .codegen.planner.search_report import INTERRUPTED_EARLY
 
     try:
         with words_to_stderr(), progress_shown() as progress:
@@ -246,12 +246,12 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="With --pcg: one JSON object.")] = False,
 ) -> None:
     """Print a plan: what is split how, what it costs, what moves."""
-    from .codegen.show import show as describe
+    from .codegen.report.show import show as describe
 
     with words_to_stderr():
         text = describe(folder, html=html, trace=trace)
         if pcg or as_json:
-            from .codegen.show import show_graph
+            from .codegen.report.show import show_graph
 
             text = show_graph(folder, as_json)
     print(text)
@@ -281,9 +281,9 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Validate a plan written with op_trans, op_assign and op_order: can it run, and if not, what conflicts?"""
-    from .codegen.request import machine_for, parse_sizes
-    from .codegen.spacetime.check import CheckRequest
-    from .codegen.spacetime.check import check as run
+    from .codegen.planner.check_plan import CheckRequest
+    from .codegen.planner.check_plan import check as run
+    from .codegen.planner.request import machine_for, parse_sizes
     from .model.files import check_writable
 
     levels = None if hierarchy is None else parse_sizes("--hierarchy", hierarchy)
@@ -346,8 +346,8 @@ def solve(
     as_json: Json = False,
 ) -> None:
     """Solve a cost network that `partita plan --save-network` kept, or an instance of the IOPDDL contest."""
-    from .codegen.request import check_gap, check_seconds
-    from .solvers.instance import solve_instance
+    from .codegen.planner.request import check_gap, check_seconds
+    from .solvers.backends.instance import solve_instance
     from .solvers.protocol import INTERRUPTED as INTERRUPT
 
     seconds, share = check_seconds(time_limit), check_gap(gap)
@@ -373,9 +373,9 @@ def placements(
     as_json: Json = False,
 ) -> None:
     """List every parallelism matrix: how the axes of a mesh can lie on the levels of a machine."""
+    from .codegen.planner.request import parse_sizes
     from .codegen.report.reductions import placements_summary, print_placements
-    from .codegen.request import parse_sizes
-    from .formulation.placement import arrangements
+    from .formulation.placement.placement import arrangements
 
     summary = placements_summary(
         arrangements(parse_sizes("--hierarchy", hierarchy), parse_sizes("--axes", axes)),
@@ -402,8 +402,8 @@ def reductions(
     as_json: Json = False,
 ) -> None:
     """Count the reduction programs of every placement, and find the fastest."""
+    from .codegen.planner.request import machine_for, parse_axes, parse_sizes
     from .codegen.report.reductions import print_reductions, reductions_summary
-    from .codegen.request import machine_for, parse_axes, parse_sizes
     from .formulation.reduction.ranking import DEFAULT_BYTES, profile_of, ranking
 
     where = machine_for(machine, nodes, None if hierarchy is None else parse_sizes("--hierarchy", hierarchy))
@@ -452,7 +452,7 @@ def bench(
     """Run a benchmark and say on what it ran."""
     from .bench import bench as run
     from .bench import text
-    from .codegen.request import check_seconds
+    from .codegen.planner.request import check_seconds
 
     options = {"p2": p2, "instances": instances, "time_limit": check_seconds(time_limit), "solver": solver}
     options["rules"] = [str(path) for path in rules_files or ()]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..codegen.run import plan_graph
-from ..codegen.settings import Settings
-from ..model.capture import capture
-from ..model.machine import Machine
+from ..codegen.planner.planner import plan_graph
+from ..codegen.planner.settings import Settings
+from ..model.capture.capture import capture
+from ..model.machine.machine import Machine
 from ..model.zoo import build
 from ..model.zoo.registry import entry
 from .cases import chosen

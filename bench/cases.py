@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ..codegen.plan import Plan
-from ..codegen.run import plan_graph
-from ..codegen.settings import Settings
+from ..codegen.plan.plan import Plan
+from ..codegen.planner.planner import plan_graph
+from ..codegen.planner.settings import Settings
 from ..model.errors import PartitaError
-from ..model.machine import Machine
-from ..model.pcg import PCG
+from ..model.graph.pcg import PCG
+from ..model.machine.machine import Machine
 
 T = TypeVar("T")
 

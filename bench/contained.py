@@ -127,8 +127,8 @@ def _solve(request: Request, started: float) -> dict[str, Any]:
     _limit_memory()
     if request.whole:
         _limit_time(request.seconds - (time.time() - started))
-    from ..formulation.contest import Contest
-    from ..solvers.instance import read_instance, seconds_left
+    from ..formulation.network.contest import Contest
+    from ..solvers.backends.instance import read_instance, seconds_left
     from ..solvers.protocol import Limits, Status, solver
 
     backend, instance = solver(request.solver), read_instance(request.file)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..formulation.network import INFINITE, Edge, Network, Table, Variable
+from ..formulation.network.network import INFINITE, Edge, Network, Table, Variable
 
 Pairs = list[tuple[int, int]]
 

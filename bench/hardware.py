@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..solvers.parallel import usable_cores
+from ..solvers.executors import usable_cores
 
 PACKAGES = ("partita", "torch", "numpy", "numba", "ortools")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..formulation.network import Network
+from ..formulation.network.network import Network
 from ..model.errors import PartitaError
 from .families import TIGHTNESS, Family
 from .families import network as family_network
@@ -111,9 +111,9 @@ def _planner(models: tuple[Model, ...]) -> Iterator[Case]:
 
 def model_network(model: Model) -> Network:
     """The network that `partita plan --save-network` keeps for a case: of its mesh's first placement."""
-    from ..formulation.placement import distinct, placements
+    from ..formulation.placement.placement import distinct, placements
     from ..model.zoo.registry import entry
-    from ..solvers.question import Question
+    from ..solvers.search.planning_problem import Question
     from .plan import prepared
 
     assert model.mesh is not None and model.micro_batches is not None

@@ -18,16 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..codegen.items import PARTS
-from ..codegen.plan import Plan
-from ..codegen.price import priced
-from ..codegen.settings import Settings
-from ..codegen.stand_ins import alone
+from ..codegen.plan.plan import Plan
+from ..codegen.planner.settings import Settings
+from ..codegen.planner.stand_ins import alone
+from ..codegen.pricing.plan_price import priced
+from ..codegen.pricing.price_items import PARTS
 from ..formulation.rewriting.rules import planner_rules
-from ..model.batch import with_batch
-from ..model.capture import capture
-from ..model.machine import Machine
-from ..model.pcg import PCG
+from ..model.capture.capture import capture
+from ..model.graph.batch import with_batch
+from ..model.graph.pcg import PCG
+from ..model.machine.machine import Machine
 from ..model.zoo import build
 from ..model.zoo.registry import entry
 from .cases import chosen, each, plan_of_one_stage

@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..codegen.measure import Measured, measure
-from ..codegen.spacetime.plan import SpaceTimePlan, space_time
+from ..codegen.plan.spacetime_plan import SpaceTimePlan, space_time
+from ..codegen.verification.measure import Measured, measure
 from ..formulation.spacetime.graph import Graph
 from ..formulation.spacetime.op import Op, Phase
 from ..formulation.spacetime.primitives import op_assign, op_order, op_trans, recompute, swap
 from ..formulation.spacetime.transformation import split
-from ..model.batch import with_batch
-from ..model.capture import capture
-from ..model.machine import Machine
-from ..model.pcg import PCG
+from ..model.capture.capture import capture
+from ..model.graph.batch import with_batch
+from ..model.graph.pcg import PCG
+from ..model.machine.machine import Machine
 from ..model.zoo.gpt import GPT
 from ..model.zoo.swin import Swin
 from . import peaks

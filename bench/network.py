@@ -24,17 +24,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..codegen.reduction import emit
-from ..formulation.placement import Placement, arrangements, of_rows
+from ..codegen.emission.reduction import emit
+from ..formulation.placement.placement import Placement, arrangements, of_rows
 from ..formulation.reduction.cost import held, step_price
 from ..formulation.reduction.enumeration import programs
 from ..formulation.reduction.optimal import optimal
 from ..formulation.reduction.program import Collective, Program, Reduction, Step, flat, groups
-from ..model.collectives import FREE, CollectivePrice
 from ..model.errors import PartitaError
-from ..model.machine import Level, Machine
-from ..model.patterns import PATTERNS
-from ..model.wiring import Wiring
+from ..model.machine.collective_patterns import PATTERNS
+from ..model.machine.collective_price import FREE, CollectivePrice
+from ..model.machine.machine import Level, Machine
+from ..model.machine.wiring import Wiring
 from .cases import chosen, each
 from .emulated import WIRE_BYTES, Network, emulated, refusal, run_ranks
 

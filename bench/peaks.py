@@ -14,20 +14,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..codegen.items import Priced
-from ..codegen.measure import Measured, measure
-from ..codegen.pipeline.plan import PipelinePlan
-from ..codegen.pipeline.price import priced as priced_pipeline
-from ..codegen.plan import Plan
-from ..codegen.price import priced
-from ..codegen.run import plan_graph
-from ..codegen.settings import Settings
-from ..model.capture import capture
+from ..codegen.plan.pipeline_plan import PipelinePlan
+from ..codegen.plan.plan import Plan
+from ..codegen.planner.planner import plan_graph
+from ..codegen.planner.settings import Settings
+from ..codegen.pricing.pipeline_price import priced as priced_pipeline
+from ..codegen.pricing.plan_price import priced
+from ..codegen.pricing.price_items import Priced
+from ..codegen.verification.measure import Measured, measure
+from ..model.capture.capture import capture
 from ..model.errors import PartitaError
-from ..model.layout import is_split
-from ..model.machine import Level, Machine
-from ..model.pcg import PCG
-from ..model.segments import MODES, segments
+from ..model.graph.layout import is_split
+from ..model.graph.pcg import PCG
+from ..model.graph.segments import MODES, segments
+from ..model.machine.machine import Level, Machine
 from ..model.zoo.registry import build
 
 MIB = 2**20

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from ..codegen.run import plan_graph
-from ..codegen.settings import Settings
-from ..model.capture import capture
-from ..model.machine import Machine
-from ..model.pcg import PCG
+from ..codegen.planner.planner import plan_graph
+from ..codegen.planner.settings import Settings
+from ..model.capture.capture import capture
+from ..model.graph.pcg import PCG
+from ..model.machine.machine import Machine
 from ..model.zoo import build
 from ..model.zoo.registry import entry
 from .cases import chosen, each

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..formulation.placement import of_rows
+from ..formulation.placement.placement import of_rows
 from ..formulation.reduction import enumeration
 from ..formulation.reduction import optimal as search
 from ..formulation.reduction.cost import program_price
@@ -24,7 +24,7 @@ from ..formulation.reduction.encoding import encode_programs
 from ..formulation.reduction.program import Reduction, flat
 from ..formulation.reduction.statuses import graph
 from ..model.errors import PartitaError
-from ..model.machine import Level, Machine
+from ..model.machine.machine import Level, Machine
 from ..solvers.protocol import Status
 from ..solvers.reduction import cpsat, smt
 

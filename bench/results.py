@@ -23,7 +23,7 @@ from ..formulation.reduction.program import Reduction, groups
 from ..formulation.reduction.ranking import DEFAULT_LIMIT, Ranked, ranking
 from ..formulation.reduction.rules import goal, initial
 from ..model.files import read_json
-from ..model.machine import Machine
+from ..model.machine.machine import Machine
 from .cases import chosen
 from .truth import P2, machine_of
 

@@ -22,17 +22,17 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from ..codegen.price import priced
-from ..codegen.settings import Settings
+from ..codegen.planner.settings import Settings
+from ..codegen.pricing.plan_price import priced
 from ..formulation.rvd.path import Path
 from ..formulation.rvd.search import forget, search, send_receive
 from ..formulation.rvd.state import RVD, State
-from ..model.capture import capture
-from ..model.cost import ITEMSIZE
-from ..model.machine import Machine
+from ..model.capture.capture import capture
+from ..model.machine.machine import Machine
+from ..model.machine.roofline import ITEMSIZE
 from ..model.zoo import build
 from ..solvers.protocol import Status
-from ..solvers.rvd import optimum
+from ..solvers.reduction.rvd import optimum
 from .cases import chosen, plan_of_one_stage
 
 Row = dict[str, Any]

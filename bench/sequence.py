@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..codegen.run import plan_graph
-from ..codegen.settings import Settings
-from ..formulation.strategy import row_names
-from ..model.capture import capture
+from ..codegen.planner.planner import plan_graph
+from ..codegen.planner.settings import Settings
+from ..formulation.strategies.strategy import row_names
+from ..model.capture.capture import capture
 from ..model.errors import PartitaError
-from ..model.machine import Machine
-from ..model.pcg import PCG
+from ..model.graph.pcg import PCG
+from ..model.machine.machine import Machine
 from ..model.zoo import build
 from ..model.zoo.registry import entry
 from .cases import chosen

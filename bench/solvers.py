@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..formulation.contest import Contest
-from ..formulation.network import INFINITE, Network, evaluate
+from ..formulation.network.contest import Contest
+from ..formulation.network.network import INFINITE, Network, evaluate
 from ..model.errors import PartitaError
 from ..model.files import make_folder, write_directory
-from ..solvers.instance import read_instance
+from ..solvers.backends.instance import read_instance
 from ..solvers.protocol import solvers
 from . import profiles
 from .cases import chosen, each

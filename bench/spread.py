@@ -13,20 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..codegen.plan import Plan
-from ..codegen.price import priced
-from ..codegen.settings import Settings
-from ..codegen.spread import at_of
+from ..codegen.plan.plan import Plan
+from ..codegen.plan.table_spread import at_of
+from ..codegen.planner.settings import Settings
+from ..codegen.pricing.plan_price import priced
 from ..formulation.special.balance import Spread
 from ..formulation.special.levelling import greedy_by_size, round_robin
-from ..model.capture import capture
-from ..model.cost import ITEMSIZE
-from ..model.load import load_module
-from ..model.machine import Machine
-from ..model.merge import table_rows
-from ..model.pcg import PCG
+from ..model.capture.capture import capture
+from ..model.capture.load import load_module
+from ..model.graph.joined_tables import table_rows
+from ..model.graph.pcg import PCG
+from ..model.machine.machine import Machine
+from ..model.machine.roofline import ITEMSIZE
 from ..model.zoo import entry
-from ..solvers.spread import solve
+from ..solvers.backends.table_spread import solve
 from .cases import chosen, plan_of_one_stage
 
 MODELS = ("dlrm", "xdl")

@@ -28,14 +28,14 @@ from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
-from ..formulation.placement import of_rows
+from ..formulation.placement.placement import of_rows
 from ..formulation.reduction.cost import program_price
 from ..formulation.reduction.enumeration import programs
 from ..formulation.reduction.optimal import optimal
 from ..formulation.reduction.program import Collective, Program, Reduction, Step, flat
 from ..model.errors import PartitaError
 from ..model.files import read_json
-from ..model.machine import Machine
+from ..model.machine.machine import Machine
 
 P2 = Path(__file__).resolve().parent / "data" / "p2_a100.json"
 BYTES = 10 * 2**29 * 4

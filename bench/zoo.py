@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..codegen.run import plan_graph
-from ..codegen.settings import Settings
-from ..model.capture import capture
+from ..codegen.planner.planner import plan_graph
+from ..codegen.planner.settings import Settings
+from ..model.capture.capture import capture
 from ..model.errors import PartitaError
-from ..model.machine import Machine
+from ..model.machine.machine import Machine
 from ..model.zoo import build, zoo
 from ..model.zoo.registry import entry
 from .cases import chosen

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import PartitaError
-from .garbage import without_collection
+from .garbage_collection import without_collection
 
 
 def write_atomically(path: Path | str, data: str | bytes) -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Protocol, runtime_checkable
 
-from ..formulation.network import INFINITE, Network, evaluate
+from ..formulation.network.network import INFINITE, Network, evaluate
 from ..model.errors import PartitaError
 
 INTERRUPTED = "interrupted"
@@ -122,12 +122,12 @@ class Solver(Protocol):
 
 
 BUILT_IN = {
-    "auto": "partita.solvers.auto:Auto",
-    "elimination": "partita.solvers.elimination:Elimination",
-    "cpsat": "partita.solvers.cpsat:CpSat",
-    "cpsat-plain": "partita.solvers.cpsat:CpSatPlain",
-    "milp": "partita.solvers.milp:MILP",
-    "smt": "partita.solvers.smt:SMT",
+    "auto": "partita.solvers.backends.auto:Auto",
+    "elimination": "partita.solvers.backends.elimination:Elimination",
+    "cpsat": "partita.solvers.backends.cpsat:CpSat",
+    "cpsat-plain": "partita.solvers.backends.cpsat:CpSatPlain",
+    "milp": "partita.solvers.backends.milp:MILP",
+    "smt": "partita.solvers.backends.smt:SMT",
 }
 
 
@@ -149,7 +149,7 @@ def solver(name: str) -> Solver:
 def _load(path: str) -> Solver:
     module, _, attribute = path.partition(":")
     if path in BUILT_IN.values():  # the checkout may be imported under another name
-        module = f"{__package__}.{module.rpartition('.')[2]}"
+        module = __package__ + module.removeprefix("partita.solvers")
     backend: Solver = getattr(import_module(module), attribute)()
     return backend
 

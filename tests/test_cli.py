@@ -19,11 +19,11 @@ import pytest
 
 from partita import PartitaError, Plan
 from partita.cli import main
-from partita.codegen.request import DTYPES
-from partita.formulation.encoding import Encoding
-from partita.formulation.network import Network, Variable
-from partita.formulation.placement import Placement
-from partita.solvers.question import Question
+from partita.codegen.planner.request import DTYPES
+from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.network.network import Network, Variable
+from partita.formulation.placement.placement import Placement
+from partita.solvers.search.planning_problem import Question
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -66,7 +66,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         seen.append(request)
         return Planned()
 
-    play("partita.codegen.run", plan=plan)
+    play("partita.codegen.planner.planner", plan=plan)
     options = "--small --machine cpu --hierarchy 2x8 --mesh 4x2 --batch 8 --sequence 16 --dtype float64 --optimizer sgd"
     more = "--solver cpsat --time-limit 2.5 --gap 0.05 --fix a=b --fix c=d=e --allow-unknown --micro-batches 4"
     code, out, _ = partita(
@@ -119,7 +119,7 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
 
 
 def test_plan_json_is_alone_on_standard_output(partita: Run, play: Callable[..., None], tmp_path: Path) -> None:
-    play("partita.codegen.run", plan=lambda request, progress: Planned())
+    play("partita.codegen.planner.planner", plan=lambda request, progress: Planned())
     code, out, err = partita("plan", "gpt2", "--machine", "cpu", "-o", tmp_path / "plan", "--json")
     assert code == 0
     program = str(tmp_path / "plan" / "program.py")
@@ -213,7 +213,7 @@ def test_an_empty_path_is_refused(partita: Run, option: str) -> None:
 
 
 def test_replacing_a_plan_is_told(partita: Run, play: Callable[..., None], tmp_path: Path) -> None:
-    play("partita.codegen.run", plan=lambda request, progress: Planned())
+    play("partita.codegen.planner.planner", plan=lambda request, progress: Planned())
     assert "replacing" not in partita(*SMALL, "-o", tmp_path / "plan")[2]
     (tmp_path / "plan" / "plan.json").touch()
     (tmp_path / "plan" / "program.py").unlink()
@@ -239,19 +239,22 @@ def raise_(error: BaseException) -> Any:
 
 
 def test_what_the_user_can_mend_is_one_line(partita: Run, play: Callable[..., None]) -> None:
-    play("partita.codegen.run", plan=lambda request, progress: raise_(PartitaError("no machine\n  named 'x'")))
+    play(
+        "partita.codegen.planner.planner",
+        plan=lambda request, progress: raise_(PartitaError("no machine\n  named 'x'")),
+    )
     assert partita("plan", "gpt2", "--machine", "x", "--json") == (2, "", "partita: no machine named 'x'\n")
 
 
 def test_bugs_are_not_hidden(partita: Run, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    play("partita.codegen.run", plan=lambda request, progress: raise_(ValueError("a bug")))
+    play("partita.codegen.planner.planner", plan=lambda request, progress: raise_(ValueError("a bug")))
     monkeypatch.setattr(sys, "argv", ["partita", "plan", "gpt2", "--machine", "cpu"])
     with pytest.raises(ValueError, match="a bug"):
         main()
 
 
 def test_interrupted(partita: Run, play: Callable[..., None]) -> None:
-    play("partita.codegen.run", plan=lambda request, progress: raise_(KeyboardInterrupt()))
+    play("partita.codegen.planner.planner", plan=lambda request, progress: raise_(KeyboardInterrupt()))
     code, out, err = partita("plan", "gpt2", "--machine", "cpu", "--json")
     assert (code, out, err) == (130, "", f"partita: {EARLY}\n")
 
@@ -259,7 +262,7 @@ def test_interrupted(partita: Run, play: Callable[..., None]) -> None:
 def test_an_unwritable_output_is_refused_before_the_search(
     partita: Run, play: Callable[..., None], tmp_path: Path
 ) -> None:
-    play("partita.codegen.run", plan=lambda request, progress: raise_(AssertionError("searched")))
+    play("partita.codegen.planner.planner", plan=lambda request, progress: raise_(AssertionError("searched")))
     (tmp_path / "plan").touch()
     code, out, err = partita("plan", "gpt2", "--machine", "cpu", "-o", tmp_path / "plan")
     assert (code, out) == (2, "") and "not a folder" in err
@@ -302,7 +305,7 @@ def test_verify(partita: Run, play: Callable[..., None], ok: bool) -> None:
 
 
 def test_show(partita: Run, play: Callable[..., None]) -> None:
-    play("partita.codegen.show", show=lambda folder, html, trace: f"{folder} {html} {trace}")
+    play("partita.codegen.report.show", show=lambda folder, html, trace: f"{folder} {html} {trace}")
     assert partita("show", "plan", "--html", "page.html") == (0, "plan page.html None\n", "")
 
 
@@ -333,7 +336,7 @@ def solved_as(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
                 seen.append(limits)
                 return Solution(Status[status], assignment, objective, 7, 0.5, "played", words)
 
-        monkeypatch.setattr("partita.solvers.instance.solver", lambda name: Played())
+        monkeypatch.setattr("partita.solvers.backends.instance.solver", lambda name: Played())
         return seen
 
     return put
@@ -410,7 +413,7 @@ def test_an_interrupt_of_solve_keeps_the_best(
     def interrupted(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("partita.solvers.instance.read_instance", interrupted)
+    monkeypatch.setattr("partita.solvers.backends.instance.read_instance", interrupted)
     code, text, err = partita("solve", example)
     assert (code, text) == (130, "") and "before there was an answer" in err
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from partita.solvers.store import FILE
+from partita.solvers.cache.store import FILE
 
 Run = Callable[..., tuple[int, str, str]]
 PLAN = ("plan", "mlp", "--small", "--hierarchy", "2x2", "--json")

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from partita import Machine, load_plan, optimize
-from partita.model.load import load_module
-from partita.solvers.store import FILE
+from partita.model.capture.load import load_module
+from partita.solvers.cache.store import FILE
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
@@ -151,7 +151,7 @@ def test_a_strategy_that_no_stage_can_have_is_told(partita: Run) -> None:
 
 @pytest.mark.parametrize("stages", ["2", "auto"])
 def test_too_little_memory_for_any_plan(stages: str, partita: Run, tmp_path: Path) -> None:
-    text = (resources.files("partita.model.machines") / "cpu.yaml").read_text()
+    text = (resources.files("partita.model.machine.presets") / "cpu.yaml").read_text()
     small = tmp_path / "small.yaml"
     small.write_text(re.sub(r"memory_bytes: \{value: \w+", "memory_bytes: {value: 2e9", text, count=1))
     code, out, err = partita(

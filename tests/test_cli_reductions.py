@@ -10,11 +10,11 @@ from importlib.resources import files
 
 import pytest
 
-from partita.formulation.placement import of_rows
+from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import program_price
 from partita.formulation.reduction.program import Collective, Reduction, Step, flat
 from partita.formulation.reduction.ranking import DEFAULT_BYTES, ranking, words
-from partita.model.machine import Machine
+from partita.model.machine.machine import Machine
 
 Run = Callable[..., tuple[int, str, str]]
 

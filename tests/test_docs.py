@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from partita.cli import app
-from partita.model.layout import B, P, R, S, move
+from partita.model.graph.layout import B, P, R, S, move
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

@@ -61,7 +61,7 @@ def packaged(files: list[str]) -> list[str]:
 def module(path: Path | str) -> str:
     """The module that a path relative to the package is.
 
-    `model/pcg.py` -> `partita.model.pcg`, `model/__init__.py` and `model` -> `partita.model`, `.` -> `partita`
+    `model/graph/pcg.py` -> `partita.model.graph.pcg`, `model/__init__.py`, `model` -> `partita.model`, `.` -> `partita`
     """
     parts = Path(str(path).removesuffix(".py")).parts
     return ".".join(("partita", *(part for part in parts if part != "__init__")))
@@ -216,7 +216,7 @@ def test_only_solvers_import_solver_libraries() -> None:
 
 
 def test_imports_are_read_as_python_reads_them() -> None:
-    assert imports("codegen/request.py") >= {"partita.model.errors", "math"}
+    assert imports("codegen/planner/request.py") >= {"partita.model.errors", "math"}
     assert imports("__init__.py") >= {"partita.model.errors"}
 
 

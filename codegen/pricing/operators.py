@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...formulation.beside import exchanges, widest_piece
-from ...formulation.classes import Use, trains
-from ...formulation.domain import LOSS_TRANSIENTS
-from ...formulation.row import Row
+from ...formulation.bundles.parallel_branches import exchanges, widest_piece
+from ...formulation.pipeline.stage_transfers import messages
 from ...formulation.special import Part, Situation, part_of, special_strategy
-from ...formulation.strategy import rows_taken
-from ...formulation.transfers import messages
-from ...model.cost import ITEMSIZE, backward_factor
-from ...model.layout import COLLECTIVES, Action, R, atom_of, is_split, largest_part
-from ...model.operator import operator
-from ...model.segments import gives_product
-from ..beside import as_ordinary
-from ..choice import Choice
-from ..items import Item, Phase, Slot
-from .moves import Moves
+from ...formulation.strategies.operator_options import LOSS_TRANSIENTS
+from ...formulation.strategies.row import Row
+from ...formulation.strategies.strategy import rows_taken
+from ...formulation.strategies.tensor_classes import Use, trains
+from ...model.graph.layout import COLLECTIVES, Action, R, atom_of, is_split, largest_part
+from ...model.graph.segments import gives_product
+from ...model.machine.roofline import ITEMSIZE, backward_factor
+from ...model.operators.operator import operator
+from ..plan.branches import as_ordinary
+from ..plan.choice import Choice
+from .conversions import Moves
+from .price_items import Item, Phase, Slot
 
 
 class Operators(Moves):

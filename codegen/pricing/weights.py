@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 from math import prod
 
-from ...formulation.classes import Use, without_addends
 from ...formulation.reduction.schedule import schedule
 from ...formulation.reduction.statuses import Kind
-from ...formulation.weights import BUCKET_BYTES
-from ...model.collectives import ROUNDING_NS, CollectivePrice
-from ...model.cost import ITEMSIZE, optimizer_states
-from ...model.layout import Action, B, R, atom_of, is_split
-from ...model.sparse import sparse_tables
-from ..items import Item, Slot
+from ...formulation.strategies.tensor_classes import Use, without_addends
+from ...formulation.weights.storage import BUCKET_BYTES
+from ...model.graph.layout import Action, B, R, atom_of, is_split
+from ...model.graph.sparse_tables import sparse_tables
+from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
+from ...model.machine.roofline import ITEMSIZE, optimizer_states
 from .operators import Operators
+from .price_items import Item, Slot
 
 
 class Weights(Operators):

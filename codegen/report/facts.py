@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...formulation.classes import classes
+from ...formulation.strategies.tensor_classes import classes
 from ...model.errors import PartitaError
-from ...model.layout import COLLECTIVES, B, P, is_split
-from ...model.operator import operator
+from ...model.graph.layout import COLLECTIVES, B, P, is_split
+from ...model.graph.pcg import SOURCES
 from ...model.operators.loss import LOSSES
-from ...model.pcg import SOURCES
-from ..describe import mesh_sentence
-from ..items import MEMORY, PARTS, Item, Priced, Slot
-from ..plan import Plan
-from ..price import priced
-from ..spread import spread_axis
+from ...model.operators.operator import operator
+from ..plan.plan import Plan
+from ..plan.table_spread import spread_axis
+from ..pricing.plan_price import priced
+from ..pricing.price_items import MEMORY, PARTS, Item, Priced, Slot
+from .describe import mesh_sentence
 from .tables import Table, place, programs_table, spread_table
 from .words import bytes_text, equal_layers, label, module_of, pattern, percent, recompute_text, shape_text, split_word
 
 if TYPE_CHECKING:
-    from ..pipeline.plan import PipelinePlan
-    from ..pipeline.price import PipelinePriced
+    from ..plan.pipeline_plan import PipelinePlan
+    from ..pricing.pipeline_price import PipelinePriced
 
 LARGEST = 16  # rows of the table of collectives; the others are summed
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...formulation.placement import ranks
-from ..items import PARTS
-from ..templates import environment
+from ...formulation.placement.placement import ranks
+from ..emission.templates import environment
+from ..pricing.price_items import PARTS
 from .facts import Facts, by_module, time_unit
 from .words import bytes_text, percent
 
 if TYPE_CHECKING:
-    from ..pipeline.facts import PipelineFacts
+    from .pipeline_facts import PipelineFacts
 
 MOST_UNITS, MOST_DEVICES = 16, 32  # drawn of a machine: units of its outermost level, devices in each
 

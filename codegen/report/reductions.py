@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...formulation.placement import Placement, Row
+from ...formulation.placement.placement import Placement, Row
 from ...formulation.reduction.program import Reduction
 from ...formulation.reduction.ranking import Ranked, words
-from ...model.machine import Machine
+from ...model.machine.machine import Machine
 
 _WIDTH = 120  # where the output is no terminal
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...formulation.reduction.program import Reduction
-from ..plan import Plan
-from ..program.axes import steps_text
-from ..spread import places, plan_spread, spread_axis
+from ..emission.spmd.axes import steps_text
+from ..plan.plan import Plan
+from ..plan.table_spread import places, plan_spread, spread_axis
 from .words import bytes_text
 
 

@@ -9,7 +9,7 @@ from .facts import Facts
 from .tables import Table
 
 if TYPE_CHECKING:
-    from ..pipeline.facts import PipelineFacts
+    from .pipeline_facts import PipelineFacts
 
 WIDTH = 120
 

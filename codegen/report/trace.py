@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...model.layout import COLLECTIVES
-from ...model.segments import segments
-from ..items import Item, Phase, Slot
-from ..plan import Plan
+from ...model.graph.layout import COLLECTIVES
+from ...model.graph.segments import segments
+from ..plan.plan import Plan
+from ..pricing.price_items import Item, Phase, Slot
 from .facts import Facts, why
 
 _COLLECTIVE = frozenset(action.value for action in COLLECTIVES)

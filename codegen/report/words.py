@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from ...formulation.strategy import rows
-from ...model.atoms import atoms
-from ...model.layout import P, atom_of, is_split
+from ...formulation.strategies.strategy import rows
+from ...model.graph.atoms import atoms
+from ...model.graph.layout import P, atom_of, is_split
+from ...model.graph.pcg import PCG, SOURCES
 from ...model.operators.convolution import CONVOLUTIONS
 from ...model.operators.loss import CLASSIFIED, LOSSES
-from ...model.pcg import PCG, SOURCES
-from ..plan import Plan
+from ..plan.plan import Plan
 
 _SCORES = ("attention", "softmax")
 _ORDER = ("batch", "channels", "positions", "heads", "classes")  # the first that fits names an atom

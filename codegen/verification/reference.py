@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...model.capture import Inputs, outputs
+from ...model.capture.capture import Inputs, outputs
 from ...model.errors import PartitaError
-from ...model.pcg import PCG
-from ..defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, WEIGHT_DECAY, schedule
-from ..templates.counters import dropout_mask, projection_weights
+from ...model.graph.pcg import PCG
+from ..emission.common.defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, WEIGHT_DECAY, schedule
+from ..emission.templates.counters import dropout_mask, projection_weights
 from .statistics import InPieces, Pieces
 from .synthetic import generator
 from .worker import Outcome

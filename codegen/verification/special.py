@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...formulation.special import special_strategy
-from ...formulation.strategy import row_names, rows
+from ...formulation.strategies.strategy import row_names, rows
 from ...model.errors import PartitaError
-from ...model.machine import Machine
-from ...model.pcg import FLOATS, PCG, Builder
-from ..plan import Plan
-from ..run import plan_graph
-from ..settings import Settings
+from ...model.graph.pcg import FLOATS, PCG, Builder
+from ...model.machine.machine import Machine
+from ..plan.plan import Plan
+from ..planner.planner import plan_graph
+from ..planner.settings import Settings
 from .verify import run
 from .whole import trial_of
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ...model.atoms import atoms
-from ...model.layout import S, chunk
-from ..plan import Plan
+from ...model.graph.atoms import atoms
+from ...model.graph.layout import S, chunk
+from ..plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ import zlib
 import torch
 from torch import Tensor
 
+from ...model.graph.input_ranges import highs
+from ...model.graph.pcg import FLOATS, PCG
 from ...model.operators.loss import CLASSIFIED
-from ...model.pcg import FLOATS, PCG
-from ...model.ranges import highs
 
 _SHARES = ("kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 """Losses whose targets are probabilities; the logarithm of a negative one is no number."""

@@ -13,17 +13,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ...model.capture import Inputs
+from ...model.capture.capture import Inputs
+from ...model.capture.load import module_of
 from ...model.errors import PartitaError
-from ...model.layout import P, is_split
-from ...model.load import module_of
-from ...model.pcg import PCG
-from ...model.updates import updated
-from ..pipeline.file import of_kind
-from ..pipeline.plan import PipelinePlan
-from ..plan import Plan
-from ..spacetime.kept import Kept, load
-from ..spacetime.plan import SpaceTimePlan
+from ...model.graph.buffer_updates import updated
+from ...model.graph.layout import P, is_split
+from ...model.graph.pcg import PCG
+from ..plan.pipeline_file import of_kind
+from ..plan.pipeline_plan import PipelinePlan
+from ..plan.plan import Plan
+from ..plan.spacetime_file import Kept, load
+from ..plan.spacetime_plan import SpaceTimePlan
 from . import reference, worker
 from .launch import LaunchError, torchrun
 from .statistics import Pieces, pieces

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ...model import interpret
-from ...model.batch import with_batch
-from ...model.pcg import PCG
-from ..defaults import SEED
-from ..pipeline.plan import PipelinePlan
-from ..plan import Plan
-from ..templates.counters import dropout_mask, projection_weights
+from ...model.graph import interpreter as interpret
+from ...model.graph.batch import with_batch
+from ...model.graph.pcg import PCG
+from ..emission.common.defaults import SEED
+from ..emission.templates.counters import dropout_mask, projection_weights
+from ..plan.pipeline_plan import PipelinePlan
+from ..plan.plan import Plan
 from .reference import Optimizer, random_weight, state_of
 from .statistics import InPieces, Pieces, pieces
 from .synthetic import synthetic

@@ -21,11 +21,11 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.collectives import FREE, CollectivePrice
 from ...model.errors import PartitaError
-from ...model.flows import busiest, streamed
-from ...model.machine import PROFILES, Machine
-from ...model.patterns import PATTERNS, STREAMED, Pattern, Shape
+from ...model.machine.collective_patterns import PATTERNS, STREAMED, Pattern, Shape
+from ...model.machine.collective_price import FREE, CollectivePrice
+from ...model.machine.link_flows import busiest, streamed
+from ...model.machine.machine import PROFILES, Machine
 from .program import Collective, Program, Reduction, Step
 
 Over: TypeAlias = tuple[int, int, tuple[int, ...]]

@@ -23,7 +23,7 @@ from itertools import combinations, combinations_with_replacement, pairwise, pro
 from typing import TypeAlias
 
 from ...model.errors import PartitaError
-from ...model.machine import Machine
+from ...model.machine.machine import Machine
 from .cost import step_price
 from .program import Collective, Program, Reduction, Step, groups
 from .statuses import Kind, Status, task

@@ -16,10 +16,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.collectives import FREE, CollectivePrice
 from ...model.errors import PartitaError
-from ...model.machine import Machine
-from ..placement import of_rows
+from ...model.machine.collective_price import FREE, CollectivePrice
+from ...model.machine.machine import Machine
+from ..placement.placement import of_rows
 from .cost import step_price
 from .program import Collective, Program, Reduction, Step
 from .statuses import Kind, graph, mirrored, task, transposes

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...model.errors import PartitaError
-from ..placement import Placement, ranks
+from ..placement.placement import Placement, ranks
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...model.errors import PartitaError
-from ...model.machine import Machine
-from ..placement import Placement, arrangements, check_reduced
+from ...model.machine.machine import Machine
+from ..placement.placement import Placement, arrangements, check_reduced
 from .cost import program_price
 from .enumeration import programs
 from .optimal import Best, optimal

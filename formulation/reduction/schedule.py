@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.collectives import FREE, CollectivePrice
-from ...model.machine import Machine
-from ..placement import Placement
+from ...model.machine.collective_price import FREE, CollectivePrice
+from ...model.machine.machine import Machine
+from ..placement.placement import Placement
 from .cost import step_price
 from .optimal import envelope
 from .program import Collective, Program, Reduction, Step

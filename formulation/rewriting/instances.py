@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...model.pcg import PCG
+from ...model.graph.pcg import PCG
 from ..substitution.rule import Apply, Rule, Value
 from .pattern import NUMBERS, SIGNATURES, WORDS
 

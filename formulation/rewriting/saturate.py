@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...model.pcg import PCG, Node
-from ...model.recycling import twins
-from ..classes import classes
+from ...model.graph.pcg import PCG, Node
+from ...model.graph.recycling import twins
+from ..strategies.tensor_classes import classes
 from ..substitution.rule import Rule
 from .pattern import SIGNATURES, Pattern, constructor, declaration, literal, value_of
 from .shapes import Shape, shape_of

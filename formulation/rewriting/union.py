@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TypeAlias
 
-from ...model.atoms import atoms
-from ...model.pcg import FLOATS, PCG, SOURCES, Attribute, Node, verify
+from ...model.graph.atoms import atoms
+from ...model.graph.pcg import FLOATS, PCG, SOURCES, Attribute, Node, verify
 from .shapes import shape_of
 
 Ref: TypeAlias = int

@@ -31,10 +31,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.collectives import ROUNDING_NS, CollectivePrice
-from ...model.flows import busiest
-from ...model.machine import Machine
-from ...model.patterns import PATTERNS, Shape, Sizes
+from ...model.machine.collective_patterns import PATTERNS, Shape, Sizes
+from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
+from ...model.machine.link_flows import busiest
+from ...model.machine.machine import Machine
 
 Numbers: TypeAlias = NDArray[np.int64]
 Key: TypeAlias = tuple[tuple[int, ...], bytes]

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...model.errors import PartitaError
-from ...model.machine import Machine
+from ...model.machine.machine import Machine
 from .crossing import Crossing, crossed, crossing, largest, least, pairs, partners
 from .grid import grids
 from .path import Path, Step

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import TypeAlias
 
-from ...model.layout import S
+from ...model.graph.layout import S
 from .mask import ALL, Addends, Box, Mask, PTensor, VTensor, takes, within
-from .op import Op
-from .program import (
+from .materialized import (
     Accumulate,
     Add,
     Collective,
@@ -29,6 +28,7 @@ from .program import (
     Transfer,
     Zeros,
 )
+from .op import Op
 from .tasks import Via, reads_of
 
 Content: TypeAlias = "dict[Box, Counter[VTensor]]"

@@ -10,8 +10,7 @@ from typing import TypeAlias
 from .aligned import Pattern
 from .graph import Graph
 from .mask import ALL, Addends, Box, Mask, PTensor, cells, meet
-from .op import Op
-from .program import (
+from .materialized import (
     Accumulate,
     Add,
     Collective,
@@ -26,6 +25,7 @@ from .program import (
     Transfer,
     Zeros,
 )
+from .op import Op
 from .tasks import Tasks, Via
 
 Place: TypeAlias = tuple[int, int]

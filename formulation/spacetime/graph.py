@@ -12,11 +12,11 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from ...model.atoms import Atoms, atoms, dimensions
 from ...model.errors import PartitaError
-from ...model.pcg import PCG, SOURCES
-from ...model.updates import updated
-from ..row import Row
+from ...model.graph.atoms import Atoms, atoms, dimensions
+from ...model.graph.buffer_updates import updated
+from ...model.graph.pcg import PCG, SOURCES
+from ..strategies.row import Row
 from ..substitution.op_trans import row_rule
 from ..substitution.rule import Rule
 from .op import Op, Phase, differentiable

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...model.operator import operator
-from ...model.pcg import PCG
+from ...model.graph.pcg import PCG
+from ...model.operators.operator import operator
 from .mask import GRADIENT, RECOMPUTED, VALUE, PTensor
+from .materialized import Accumulate, Collective, Instruction, Program, Register, Run, Slice, waits_for, writes
 from .op import Op, Phase
 from .price import Prices
-from .program import Accumulate, Collective, Instruction, Program, Register, Run, Slice, waits_for, writes
 
 MEMORY = ("inputs", "weights", "states", "gradients", "activations", "transients")
 """What bytes are for: the batch and buffers, parameters and their states, gradients of parameters, what waits for

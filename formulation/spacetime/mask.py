@@ -13,7 +13,7 @@ from itertools import pairwise, product
 from math import prod
 from typing import TypeAlias
 
-from ...model.layout import P, atom_of, is_split
+from ...model.graph.layout import P, atom_of, is_split
 
 Interval: TypeAlias = tuple[int, int]
 """Start and stop of the entries of one atom."""

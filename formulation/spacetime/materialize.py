@@ -17,12 +17,12 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
 from ...model.errors import PartitaError
-from ...model.machine import Machine
+from ...model.machine.machine import Machine
 from .builder import BEFORE, START, Builder, Place
 from .mask import VALUE, PTensor, VTensor
+from .materialized import Program, Register
 from .op import Op, Phase
 from .order import Completed, edges
-from .program import Program, Register
 from .supplies import Demand, Written, components, demand_of, device, nested, supplies
 from .tasks import Need, reads_of
 from .transfers import Transfers

@@ -10,9 +10,9 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ...model.errors import PartitaError
-from ...model.layout import B, P, dual
-from ...model.pcg import PCG, Node
-from ..row import Row
+from ...model.graph.layout import B, P, dual
+from ...model.graph.pcg import PCG, Node
+from ..strategies.row import Row
 from .mask import GRADIENT, RECOMPUTED, UPDATED, VALUE, Mask, PTensor, VTensor, whole
 from .transformation import Dim, candidates
 

@@ -16,12 +16,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ...model.errors import PartitaError
-from ...model.machine import Machine
+from ...model.machine.machine import Machine
 from .lifetimes import Lifetimes, lifetimes
 from .mask import PTensor
-from .op import Op, Phase
-from .price import Prices
-from .program import (
+from .materialized import (
     Accumulate,
     Add,
     Collective,
@@ -37,6 +35,8 @@ from .program import (
     ready_after,
     waits_for,
 )
+from .op import Op, Phase
+from .price import Prices
 
 COMPUTE, COMMUNICATION, HOST = "compute", "communication", "host"
 STREAMS = (COMPUTE, COMMUNICATION, HOST)

@@ -17,22 +17,22 @@ from math import ceil, prod
 
 import numpy as np
 
-from ...model.collectives import ROUNDING_NS
-from ...model.cost import ITEMSIZE, Roofline, backward_factor, optimizer_states, precision
 from ...model.errors import PartitaError
-from ...model.layout import is_split
-from ...model.machine import Machine
-from ...model.operator import operator
-from ...model.pcg import FLOATS, Node
-from ..classes import classes
-from ..domain import LOSS_TRANSIENTS
-from ..row import Row
+from ...model.graph.layout import is_split
+from ...model.graph.pcg import FLOATS, Node
+from ...model.machine.collective_price import ROUNDING_NS
+from ...model.machine.machine import Machine
+from ...model.machine.roofline import ITEMSIZE, Roofline, backward_factor, optimizer_states, precision
+from ...model.operators.operator import operator
 from ..rvd.prices import prices_on
-from ..strategy import rows
+from ..strategies.operator_options import LOSS_TRANSIENTS
+from ..strategies.row import Row
+from ..strategies.strategy import rows
+from ..strategies.tensor_classes import classes
 from .graph import Graph
 from .mask import GRADIENT, PTensor
+from .materialized import Register
 from .op import Op, Phase
-from .program import Register
 
 FUSED_DIMS = 4
 """Dims of tensors of which PyTorch's attention never makes the scores; of others it makes them, and keeps them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TypeAlias
 
-from ...model.layout import atom_of, is_split
+from ...model.graph.layout import atom_of, is_split
 from .graph import Graph
 from .op import Op, Phase
 from .tasks import Tasks

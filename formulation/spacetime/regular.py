@@ -17,7 +17,7 @@ from ..rvd.state import RVD, Piece, State
 from .aligned import Pattern
 from .builder import Builder, Part, Place
 from .mask import Box, meet
-from .program import Register
+from .materialized import Register
 from .supplies import Demand, Supply, hull, volume
 
 COLLECTIVES = {

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
 from typing import TypeAlias
 
-from ...model.cost import backward_factor
 from ...model.errors import PartitaError
-from ...model.operator import operator
-from ...model.pcg import PCG, SOURCES
-from ...model.recycling import twins
+from ...model.graph.pcg import PCG, SOURCES
+from ...model.graph.recycling import twins
+from ...model.machine.roofline import backward_factor
+from ...model.operators.operator import operator
 from ..pipeline.orders import Orders, Slot
 from .graph import Graph
 from .op import Op, layer_of

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from .builder import START, WITH, Builder, Part
 from .mask import GRADIENT, Box, VTensor, meet, within
+from .materialized import Register
 from .op import Op
-from .program import Register
 from .tasks import Need
 
 Item = TypeVar("Item")

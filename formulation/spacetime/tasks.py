@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ...model.layout import P, dual
-from ...model.operator import operator
-from ...model.pcg import PCG
-from ..row import Row
+from ...model.graph.layout import P, dual
+from ...model.graph.pcg import PCG
+from ...model.operators.operator import operator
+from ..strategies.row import Row
 from .graph import Graph, Order
 from .mask import ALL, GRADIENT, SAVED, VALUE, Addends, Box, Mask, PTensor, VTensor, cells, takes, within
 from .op import Op, Phase, differentiable

@@ -6,15 +6,15 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...model.cost import ITEMSIZE
-from ...model.machine import Machine
+from ...model.machine.machine import Machine
+from ...model.machine.roofline import ITEMSIZE
 from ..rvd.path import Path
 from ..rvd.search import search
 from ..rvd.state import State
 from .aligned import match
 from .builder import Builder, Place
 from .mask import Box, meet
-from .program import Register
+from .materialized import Register
 from .regular import Regular, follow, ready, regular
 from .supplies import Demand, Supply, Written, connected, hull
 

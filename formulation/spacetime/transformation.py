@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ...model.errors import PartitaError
-from ...model.layout import B, P, R, S, atom_of, is_split
-from ...model.operator import operator
-from ...model.pcg import SOURCES
-from ..row import Row
-from ..strategy import rows
+from ...model.graph.layout import B, P, R, S, atom_of, is_split
+from ...model.graph.pcg import SOURCES
+from ...model.operators.operator import operator
+from ..strategies.row import Row
+from ..strategies.strategy import rows
 
 if TYPE_CHECKING:
     from .graph import Graph

@@ -13,9 +13,9 @@ from functools import lru_cache
 from math import inf
 from typing import Any, TypeAlias
 
-from ...model.layout import Action, chunk
-from ...model.pcg import Builder, Node
-from ..row import Row
+from ...model.graph.layout import Action, chunk
+from ...model.graph.pcg import Builder, Node
+from ..strategies.row import Row
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 Range: TypeAlias = tuple[int, int]

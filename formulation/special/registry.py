@@ -15,14 +15,14 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...model.atoms import Atoms
-from ...model.layout import Action, B, Layout, R, S, is_split, largest_part
-from ...model.pcg import Builder, Node
+from ...model.graph.atoms import Atoms
+from ...model.graph.layout import Action, B, Layout, R, S, is_split, largest_part
+from ...model.graph.pcg import Builder, Node
 from ...model.registry import Registry
 from .balance import Spread
 
 if TYPE_CHECKING:
-    from ..row import Row
+    from ..strategies.row import Row
 
 PROGRAMS = Path(__file__).parent / "programs"
 """Where the functions of the package's own strategies are."""

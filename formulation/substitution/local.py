@@ -14,7 +14,20 @@ import numpy as np
 
 from .arithmetic import Array
 from .local_layers import LAYERS
-from .signature import WHOLE, Attributes, Entry, Shape, Signature, Tasks, broadcast, finished, names, ranked, soft, some
+from .signature import (
+    WHOLE,
+    Attributes,
+    Entry,
+    Shape,
+    Signature,
+    Tasks,
+    broadcast,
+    finished,
+    names,
+    ranked,
+    soft,
+    some,
+)
 from .values import IllTyped, dim_of, part_sizes
 
 # fmt: off

@@ -15,7 +15,20 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import Array
-from .signature import WHOLE, Attributes, Entry, Shape, Signature, Tasks, broadcast, finished, names, ranked, soft, some
+from .signature import (
+    WHOLE,
+    Attributes,
+    Entry,
+    Shape,
+    Signature,
+    Tasks,
+    broadcast,
+    finished,
+    names,
+    ranked,
+    soft,
+    some,
+)
 from .values import IllTyped
 
 EPS = 1e-5

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...model.atoms import atoms
 from ...model.errors import PartitaError
-from ...model.layout import B, P, R, atom_of
-from ...model.notation import WHOLE, accesses
-from ...model.operator import operator
+from ...model.graph.atoms import atoms
+from ...model.graph.layout import B, P, R, atom_of
+from ...model.graph.notation import WHOLE, accesses
+from ...model.graph.pcg import PCG, SOURCES, Attribute, Node
 from ...model.operators.convolution import CONVOLUTIONS
-from ...model.pcg import PCG, SOURCES, Attribute, Node
-from ..row import Row
+from ...model.operators.operator import operator
+from ..strategies.row import Row
 from .rule import Apply, Rule, Tensor, Value
 
 Cut: TypeAlias = "int | str"  # a dim that is split (joined), "whole", or "addends"

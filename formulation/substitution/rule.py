@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ...model.errors import PartitaError
-from ...model.operator import operator
+from ...model.operators.operator import operator
 
 Value: TypeAlias = "int | float | str | tuple[Value, ...]"
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from math import prod
 
-from ..operator import Operator, register
-from ..pcg import Node
+from ..graph.pcg import Node
+from .operator import Operator, register
 
 
 def _work(node: Node, inputs: tuple[Node, ...]) -> int:

@@ -8,8 +8,8 @@ conversion like any other. `batch_norm` takes them, and updates the running stat
 from collections.abc import Sequence
 from math import prod
 
-from ..operator import Operator, register
-from ..pcg import Node
+from ..graph.pcg import Node
+from .operator import Operator, register
 
 _OPERANDS = ("x", "mean", "var", "w", "bias")
 

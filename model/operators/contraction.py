@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from ..operator import Operator, register
-from ..pcg import Node
+from ..graph.pcg import Node
+from .operator import Operator, register
 
 register(
     Operator(

@@ -8,9 +8,9 @@ are single ones. Attributes are called as the keywords of `torch.nn.functional`.
 from collections.abc import Callable, Sequence
 from math import prod
 
-from ..operator import Operator, register
-from ..pcg import Node
+from ..graph.pcg import Node
 from .keywords import keywords
+from .operator import Operator, register
 
 CONVOLUTIONS = ("conv", "conv_transpose")
 _DEFAULTS = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}

@@ -1,6 +1,6 @@
 """Constants made from attributes alone: whole on every rank, cut where they are used."""
 
-from ..operator import Operator, register
+from .operator import Operator, register
 
 register(Operator("full", (), emit="torch.full({shape}, {value}, dtype={dtype})", creates=True, passes=0))
 register(Operator("arange", (), emit="torch.arange({start}, {stop}, {step}, dtype={dtype})", creates=True, passes=0))

@@ -1,7 +1,7 @@
 """Elementwise operators: opaque functions of one element, and the few that are linear."""
 
-from ..operator import Operator, register
-from ..pcg import Node
+from ..graph.pcg import Node
+from .operator import Operator, register
 
 _OPAQUE = "y[i..] = f(x[i..])"
 _LINEAR = "y[i..] = L(x[i..])"

@@ -7,8 +7,8 @@ Autograd keeps the ids.
 
 from collections.abc import Sequence
 
-from ..operator import Operator, register
-from ..pcg import Node
+from ..graph.pcg import Node
+from .operator import Operator, register
 
 
 def _embedding(node: Node, names: Sequence[str]) -> str:

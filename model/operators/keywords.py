@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from ..pcg import Node
+from ..graph.pcg import Node
 
 
 def keywords(node: Node, defaults: Mapping[str, Any]) -> str:

@@ -4,8 +4,8 @@
 function of the global element index.
 """
 
-from ..operator import Operator, register
-from ..pcg import FLOATS, Node
+from ..graph.pcg import FLOATS, Node
+from .operator import Operator, register
 
 POINTWISE = {
     "mse_loss": ("x", "t"),

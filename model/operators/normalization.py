@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ..operator import Operator, register
-from ..pcg import Node
+from ..graph.pcg import Node
 from .keywords import keywords
+from .operator import Operator, register
 
 
 def _normalized(node: Node, inputs: tuple[Node, ...]) -> str:

@@ -1,8 +1,8 @@
 """Where the largest entries are, and where entries belong in an order: numbers, which have no gradient."""
 
-from ..operator import Operator, register
-from ..pcg import Node
+from ..graph.pcg import Node
 from .keywords import keywords
+from .operator import Operator, register
 
 
 def _largest(node: Node, inputs: tuple[Node, ...]) -> str:

@@ -1,7 +1,7 @@
 """Sums and means over dims; a mean divides by the whole count, also where the dim is split."""
 
-from ..operator import Operator, register
-from ..pcg import Node
+from ..graph.pcg import Node
+from .operator import Operator, register
 
 
 def _reduced(node: Node, inputs: tuple[Node, ...]) -> str:

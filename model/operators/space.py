@@ -6,9 +6,9 @@ Attributes are called as the keywords of `torch.nn.functional`.
 from collections.abc import Callable, Sequence
 from math import prod
 
-from ..operator import Operator, register
-from ..pcg import Node
+from ..graph.pcg import Node
 from .keywords import keywords, text
+from .operator import Operator, register
 
 
 def _over_last(function: str, rank: Callable[[Node], int]) -> Callable[[Node, tuple[Node, ...]], str]:

@@ -15,7 +15,7 @@ from ...formulation.substitution.rule import Rule
 from ...formulation.substitution.rule_file import load_rules
 from ...model.errors import PartitaError
 from ...model.files import check_writable, write_atomically
-from ...model.pcg import PCG
+from ...model.graph.pcg import PCG
 from .verdict import Verdict
 from .verify import rules_report, verify_rule
 

@@ -31,7 +31,7 @@ from ...formulation.substitution.symbolic.terms import (
     size_poly,
 )
 from ...formulation.substitution.symbolic.types import Unifier
-from ..z3check import checked
+from ..backends.z3_thread import checked
 
 TRIES = 8  # sums of the source that a sum of the target is compared with
 

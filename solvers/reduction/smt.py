@@ -7,8 +7,8 @@ import time
 
 from ...formulation.reduction.encoding import UNITS, Clauses
 from ...formulation.reduction.program import Program
+from ..backends.z3_thread import checked
 from ..protocol import Status
-from ..z3check import checked
 from .answer import Answer
 
 

@@ -200,7 +200,7 @@ def feasible(waits: Sequence[Wait]) -> bool:
     """
     import z3
 
-    from ..z3check import checked
+    from ..backends.z3_thread import checked
 
     context = z3.Context()
     events = {event for wait in waits for event in (wait.task, *wait.producers)}

@@ -20,7 +20,7 @@ from ...formulation.spacetime.order import PlanConflict
 from ...formulation.spacetime.price import Prices
 from ...formulation.spacetime.tasks import Need, Tasks, tasks
 from ...model.errors import PartitaError
-from ...model.machine import Machine
+from ...model.machine.machine import Machine
 from ..protocol import Status
 from ..schedule.bounds import makespan_bound
 from ..schedule.cpsat import Answer, fitting, solve

@@ -9,7 +9,7 @@ import pytest
 
 from partita.bench.families import SHAPES, TIGHTNESS, Family, network
 from partita.bench.instances import FAMILIES, SMALL_FAMILIES
-from partita.formulation.network import Network, evaluate
+from partita.formulation.network.network import Network, evaluate
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -17,7 +17,7 @@ from partita.bench import BENCHES, bench, text
 from partita.bench import emulated as network_module
 from partita.bench.emulated import PREFIX, WIRE_BYTES, Network, emulated, refusal, run_ranks
 from partita.bench.network import CASES, SMALL, described, notation, price, summary, wire_bytes
-from partita.formulation.placement import of_rows
+from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import program_price
 from partita.formulation.reduction.enumeration import programs
 from partita.formulation.reduction.program import Collective, Program, Reduction, Step, flat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partita.bench import bench
 from partita.bench.rvd import Scale, scaled
-from partita.model.machine import Machine
+from partita.model.machine.machine import Machine
 
 
 def test_small() -> None:

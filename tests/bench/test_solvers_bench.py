@@ -20,20 +20,13 @@ from typer.testing import CliRunner
 from partita.bench import bench, profiles, text
 from partita.bench import contained as processes
 from partita.bench.contained import Request, contained
-from partita.bench.instances import (
-    DATA,
-    MODELS,
-    SMALL_MODELS,
-    cases,
-    model_network,
-    published,
-)
+from partita.bench.instances import DATA, MODELS, SMALL_MODELS, cases, model_network, published
 from partita.bench.plan import prepared
 from partita.bench.solvers import contest_table, judged, planner_table, run, write
 from partita.cli import app
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
-from partita.formulation.contest import Contest
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.formulation.network.contest import Contest
 from partita.model.errors import PartitaError
 from partita.model.zoo.registry import entry
 from partita.solvers import protocol

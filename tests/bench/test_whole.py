@@ -10,7 +10,7 @@ import pytest
 
 from partita.bench import bench
 from partita.bench.whole import CASES, SMALL, Case, measure, row, totals
-from partita.model.machine import Machine
+from partita.model.machine.machine import Machine
 
 
 def test_the_small_cases_are_planned_and_proved() -> None:

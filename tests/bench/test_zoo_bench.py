@@ -8,7 +8,7 @@ import pytest
 
 from partita.bench import bench, zoo
 from partita.model.errors import PartitaError
-from partita.model.machine import Machine
+from partita.model.machine.machine import Machine
 
 
 def test_small_twins_are_planned_to_the_end() -> None:

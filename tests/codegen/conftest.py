@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.choice import Choice
-from partita.codegen.plan import Plan
-from partita.codegen.spread import at_of
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
+from partita.codegen.plan.table_spread import at_of
 from partita.codegen.verification.verify import run
 from partita.codegen.verification.whole import trial_of
-from partita.formulation.placement import Placement
+from partita.formulation.placement.placement import Placement
 from partita.formulation.special import lies_apart
 from partita.formulation.special.levelling import levelled
-from partita.formulation.strategy import rows
-from partita.model.atoms import atoms
-from partita.model.layout import B, Layout, P, R, S, atom_of, is_split, splittable
-from partita.model.machine import Machine
-from partita.model.merge import table_rows
-from partita.model.pcg import FLOATS, PCG, SOURCES, Node
-from partita.model.updates import updated
+from partita.formulation.strategies.strategy import rows
+from partita.model.graph.atoms import atoms
+from partita.model.graph.buffer_updates import updated
+from partita.model.graph.joined_tables import table_rows
+from partita.model.graph.layout import B, Layout, P, R, S, atom_of, is_split, splittable
+from partita.model.graph.pcg import FLOATS, PCG, SOURCES, Node
+from partita.model.machine.machine import Machine
 
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]

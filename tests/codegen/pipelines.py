@@ -10,22 +10,22 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from partita.codegen.decode import choices, report
-from partita.codegen.pipeline.plan import PipelinePlan
-from partita.codegen.plan import Plan
-from partita.formulation.encode import encode
-from partita.formulation.outer import in_flight
-from partita.formulation.placement import Placement, placements
-from partita.formulation.strategy import row_names, rows
-from partita.formulation.transfers import transfer_price
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.layout import Layout
-from partita.model.load import load_module
-from partita.model.machine import Machine, stage_machine
-from partita.model.pcg import PCG
-from partita.model.segments import MODES, segments
-from partita.model.stages import boundaries, stage
+from partita.codegen.plan.pipeline_plan import PipelinePlan
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.decode import choices, report
+from partita.formulation.encoding.encode import encode
+from partita.formulation.pipeline.configuration import in_flight
+from partita.formulation.pipeline.stage_transfers import transfer_price
+from partita.formulation.placement.placement import Placement, placements
+from partita.formulation.strategies.strategy import row_names, rows
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.batch import with_batch
+from partita.model.graph.layout import Layout
+from partita.model.graph.pcg import PCG
+from partita.model.graph.segments import MODES, segments
+from partita.model.graph.stages import boundaries, stage
+from partita.model.machine.machine import Machine, stage_machine
 from partita.solvers.protocol import solver
 
 from .conftest import drawn

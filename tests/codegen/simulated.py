@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from partita import Plan
-from partita.codegen.explicit.graph import PARALLEL, Node
-from partita.formulation.placement import coordinates
-from partita.model.layout import chunk
+from partita.codegen.parallel_graph.graph import PARALLEL, Node
+from partita.formulation.placement.placement import coordinates
+from partita.model.graph.layout import chunk
 
 
 class Move(torch.autograd.Function):

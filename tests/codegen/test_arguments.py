@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita import Machine, PartitaError, capture, optimize
-from partita.codegen.plan import Plan
+from partita.codegen.plan.plan import Plan
 from partita.codegen.verification.verify import verify
 
 Force = Callable[..., Any]

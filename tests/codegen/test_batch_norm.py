@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 import partita
 from partita import Machine, PartitaError
-from partita.codegen.choice import Choice
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.statistics import Pieces, pieces
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.layout import P, is_split
-from partita.model.pcg import PCG
-from partita.model.updates import updated
+from partita.model.capture.capture import capture
+from partita.model.graph.batch import with_batch
+from partita.model.graph.buffer_updates import updated
+from partita.model.graph.layout import P, is_split
+from partita.model.graph.pcg import PCG
 
 Force = Callable[..., Plan]
 IMAGES = (torch.zeros(14, 3, 8, 8),)

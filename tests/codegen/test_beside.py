@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import partita
-from partita.codegen.beside import bundles
-from partita.codegen.choice import Choice
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.formulation.bundles import inside
+from partita.codegen.plan.branches import bundles
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
+from partita.codegen.pricing.plan_price import priced
+from partita.formulation.bundles.bundles import inside
 
 
 class Branchy(nn.Module):
@@ -193,8 +193,8 @@ def test_it_does_not_pay_where_kernels_are_free() -> None:
 
 def test_without_bundles_is_the_same_network_less_some_options() -> None:
     graph = partita.capture(Branchy(), (torch.zeros(4, 8),), batch=4)
-    from partita.formulation.encode import encode
-    from partita.formulation.placement import placements
+    from partita.formulation.encoding.encode import encode
+    from partita.formulation.placement.placement import placements
     from partita.solvers.protocol import solver
 
     machine = slow_kernels((2,))
@@ -249,8 +249,8 @@ def test_what_is_inside_may_not_be_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "hierarchy", "batch"), [("inception-v3", (4,), 4), ("candle-uno", (2, 4), 2)])
 def test_of_the_zoo(name: str, hierarchy: tuple[int, ...], batch: int) -> None:
-    from partita.codegen.request import PlanRequest
-    from partita.codegen.run import plan as plan_request
+    from partita.codegen.planner.planner import plan as plan_request
+    from partita.codegen.planner.request import PlanRequest
 
     plan = plan_request(PlanRequest(name, small=True, hierarchy=hierarchy, batch=batch))
     assert bundles(plan)

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from partita.codegen.choice import Choice
-from partita.codegen.plan import Plan
-from partita.codegen.templates.counters import dropped, mix, random_bits
+from partita.codegen.emission.templates.counters import dropped, mix, random_bits
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
 from partita.codegen.verification.launch import LaunchError, torchrun
 from partita.codegen.verification.worker import load_program
-from partita.formulation.placement import of_rows
-from partita.formulation.strategy import rows
-from partita.model.layout import B, P, R, S
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.formulation.placement.placement import of_rows
+from partita.formulation.strategies.strategy import rows
+from partita.model.graph.layout import B, P, R, S
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
 
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]

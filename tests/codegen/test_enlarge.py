@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import partita
-from partita.codegen.rewritten import taken_graph
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.rewritten import taken_graph
+from partita.codegen.planner.settings import Settings
 from partita.formulation.rewriting.saturate import rewritings
 from partita.formulation.substitution.rule_file import load_rules
-from partita.model.machine import Machine
+from partita.model.machine.machine import Machine
 from partita.solvers.proof.commands import proved_instances
 
 RULES = Path(__file__).parents[2] / "examples" / "enlarge.rules"

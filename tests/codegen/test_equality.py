@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.verify import verify
-from partita.model.atoms import atoms
-from partita.model.capture import capture
-from partita.model.layout import P, atom_of, is_split
-from partita.model.load import load_module
-from partita.model.machine import Level, Machine
-from partita.model.pcg import PCG
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.atoms import atoms
+from partita.model.graph.layout import P, atom_of, is_split
+from partita.model.graph.pcg import PCG
+from partita.model.machine.machine import Level, Machine
 from partita.model.zoo import entry, zoo
-from partita.solvers.question import Question
-from partita.solvers.search import least_use
+from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.unpipelined import least_use
 
 BATCH = 12
 TWINS = tuple({(entry(name).make, str(entry(name).small)): name for name in reversed(zoo())}.values())

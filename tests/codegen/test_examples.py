@@ -11,20 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita.bench import joint
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
-from partita.codegen.stand_ins import alone
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.stand_ins import alone
+from partita.codegen.pricing.plan_price import priced
 from partita.formulation.rewriting.rules import planner_rules
-from partita.formulation.strategy import row_names
+from partita.formulation.strategies.strategy import row_names
 from partita.formulation.substitution.rule import Rule
 from partita.formulation.substitution.text import parse_rules
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.layout import P
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.model.capture.capture import capture
+from partita.model.graph.batch import with_batch
+from partita.model.graph.layout import P
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
 from partita.model.zoo import build
 from partita.solvers.proof.verify import verify_rule
 

@@ -14,16 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita import Machine, optimize
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
+from partita.codegen.plan.plan import Plan
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.reference import materialize
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.verify import verify
-from partita.formulation.strategy import row_names, rows
-from partita.model.atoms import atoms
-from partita.model.capture import capture
-from partita.model.layout import Action, S, atom_of, is_split, move
-from partita.model.pcg import PCG
+from partita.formulation.strategies.strategy import row_names, rows
+from partita.model.capture.capture import capture
+from partita.model.graph.atoms import atoms
+from partita.model.graph.layout import Action, S, atom_of, is_split, move
+from partita.model.graph.pcg import PCG
 from partita.model.zoo import build, entry
 from partita.model.zoo.mixtral import Mixtral, Mixture, queues
 

@@ -18,25 +18,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from partita import Machine, Plan
-from partita.codegen.choice import Choice, letter_text
-from partita.codegen.explicit.graph import PARALLEL, ParallelGraph, moves
-from partita.codegen.explicit.text import folded, show_text
-from partita.codegen.price import priced
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
-from partita.formulation.classes import classes
-from partita.formulation.placement import of_rows
-from partita.formulation.strategy import row_names, rows
+from partita.codegen.parallel_graph.graph import PARALLEL, ParallelGraph, moves
+from partita.codegen.parallel_graph.text import folded, show_text
+from partita.codegen.plan.choice import Choice, letter_text
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
+from partita.formulation.placement.placement import of_rows
+from partita.formulation.strategies.strategy import row_names, rows
+from partita.formulation.strategies.tensor_classes import classes
 from partita.formulation.substitution.arithmetic import Real
 from partita.formulation.substitution.evaluate import evaluate
 from partita.formulation.substitution.rule import Apply
 from partita.formulation.substitution.values import ParallelValue
-from partita.model.atoms import atoms
-from partita.model.capture import capture
+from partita.model.capture.capture import capture
 from partita.model.errors import PartitaError
-from partita.model.layout import COLLECTIVES, B, P, R, S, move
-from partita.model.pcg import PCG, SOURCES, Builder
-from partita.model.sparse import sparse_tables
+from partita.model.graph.atoms import atoms
+from partita.model.graph.layout import COLLECTIVES, B, P, R, S, move
+from partita.model.graph.pcg import PCG, SOURCES, Builder
+from partita.model.graph.sparse_tables import sparse_tables
 from partita.model.zoo import build, zoo
 
 from .simulated import COMPUTE, Ranks

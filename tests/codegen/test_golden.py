@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from partita.codegen.plan import Plan
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
-from partita.model.capture import capture
-from partita.model.load import load_module
-from partita.model.machine import Machine
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.machine.machine import Machine
 from partita.model.zoo.registry import entry
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from partita.codegen.plan import Plan
-from partita.codegen.program.emit import emit
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.emission.spmd.emit import emit
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.verify import verify
-from partita.formulation.strategy import row_names
-from partita.model.capture import capture
-from partita.model.layout import P
-from partita.model.machine import Machine
-from partita.model.pcg import PCG
+from partita.formulation.strategies.strategy import row_names
+from partita.model.capture.capture import capture
+from partita.model.graph.layout import P
+from partita.model.graph.pcg import PCG
+from partita.model.machine.machine import Machine
 from partita.model.zoo.resnext import ResNeXt
 from partita.model.zoo.unet import UNet
 

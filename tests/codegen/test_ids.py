@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita.codegen.plan import Plan
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.verify import verify
 from partita.formulation.special.lookups import largest_share
-from partita.model.capture import capture
-from partita.model.load import load_module
-from partita.model.machine import Machine
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.machine.machine import Machine
 
 BATCH = 31
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita.codegen.choice import Choice
-from partita.codegen.plan import Plan
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.verify import verify
-from partita.model.capture import capture
-from partita.model.layout import R
-from partita.model.machine import Level, Machine
+from partita.model.capture.capture import capture
+from partita.model.graph.layout import R
+from partita.model.machine.machine import Level, Machine
 
 Force = Callable[..., Plan]
 BATCH, PLACES, WIDTH = 4, 6, 8

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from partita import Machine, PartitaError, optimize
-from partita.codegen.request import PlanRequest
-from partita.formulation.mappings import register
-from partita.formulation.placement import Placement, of_rows
+from partita.codegen.planner.request import PlanRequest
+from partita.formulation.placement.mappings import register
+from partita.formulation.placement.placement import Placement, of_rows
 from partita.formulation.reduction.program import Reduction
 
 
@@ -21,7 +21,7 @@ def perceptron() -> tuple[nn.Module, tuple[torch.Tensor]]:
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    from partita.formulation import mappings
+    from partita.formulation.placement import mappings
 
     monkeypatch.setattr(mappings, "_known", dict(mappings._known))
 

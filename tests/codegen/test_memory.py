@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partita.codegen.fused import fuse
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification import reference
+from partita.codegen.verification.fused import fuse
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import load_program
-from partita.model.capture import capture
-from partita.model.layout import is_split
-from partita.model.load import load_module
-from partita.model.machine import Machine
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.layout import is_split
+from partita.model.machine.machine import Machine
 
 BATCH = 16
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita import Machine, optimize
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
+from partita.codegen.plan.plan import Plan
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.reference import loss_of
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify

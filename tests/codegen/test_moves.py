@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.choice import Choice
-from partita.codegen.plan import Plan
-from partita.formulation.placement import Placement
-from partita.formulation.strategy import rows
-from partita.model.layout import B, Layout, R, atom_of, is_split, layouts, splittable
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
+from partita.formulation.placement.placement import Placement
+from partita.formulation.strategies.strategy import rows
+from partita.model.graph.layout import B, Layout, R, atom_of, is_split, layouts, splittable
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
 
 Judge = Callable[..., dict[str, Any]]
 LENGTH = 36  # moves in one program

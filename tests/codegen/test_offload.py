@@ -17,25 +17,25 @@ import torch
 from torch import Tensor, nn
 
 import partita
-from partita.codegen.choice import Choice
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.report.facts import facts
 from partita.codegen.report.trace import timeline
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
-from partita.model.capture import capture
-from partita.model.cost import precision
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
-from partita.model.layout import B
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.pcg import Node
+from partita.model.graph.layout import B
+from partita.model.graph.pcg import Node
+from partita.model.machine.machine import Machine
+from partita.model.machine.roofline import precision
 
 from .pipelines import at_random, captured
 

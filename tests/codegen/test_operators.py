@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from partita import PartitaError
-from partita.codegen.program.micro import divided
-from partita.formulation.row import Row
-from partita.formulation.strategy import rows
-from partita.model.batch import with_batch
-from partita.model.operator import operators
+from partita.codegen.emission.spmd.micro import divided
+from partita.formulation.strategies.row import Row
+from partita.formulation.strategies.strategy import rows
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import FLOATS, PCG, Builder
 from partita.model.operators.loss import LOSSES
-from partita.model.pcg import FLOATS, PCG, Builder
+from partita.model.operators.operator import operators
 
 from .cases import CASES, FAMILIES
 from .cases.build import BATCH, Build, leaf

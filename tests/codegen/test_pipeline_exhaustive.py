@@ -20,27 +20,27 @@ import pytest
 import torch
 from torch import nn
 
-from partita.codegen.decode import choices
-from partita.codegen.pipeline.price import priced as priced_pipeline
-from partita.codegen.pipelined import pipelined
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.formulation.encode import encode
-from partita.formulation.encoding import Encoding
-from partita.formulation.network import INFINITE
-from partita.formulation.outer import Configuration, rows
-from partita.formulation.placement import Placement, Row, distinct, placements
-from partita.formulation.transfers import transfer_price
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.layout import Layout
-from partita.model.machine import Machine, stage_machine
-from partita.model.pcg import PCG
-from partita.model.segments import MODES
-from partita.model.stages import boundaries, stage
-from partita.solvers.outer.search import Space, search
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.decode import choices
+from partita.codegen.planner.pipelined import pipelined
+from partita.codegen.pricing.pipeline_price import priced as priced_pipeline
+from partita.codegen.pricing.plan_price import priced
+from partita.formulation.encoding.encode import encode
+from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.network.network import INFINITE
+from partita.formulation.pipeline.configuration import Configuration, rows
+from partita.formulation.pipeline.stage_transfers import transfer_price
+from partita.formulation.placement.placement import Placement, Row, distinct, placements
+from partita.model.capture.capture import capture
+from partita.model.graph.batch import with_batch
+from partita.model.graph.layout import Layout
+from partita.model.graph.pcg import PCG
+from partita.model.graph.segments import MODES
+from partita.model.graph.stages import boundaries, stage
+from partita.model.machine.machine import Machine, stage_machine
 from partita.solvers.protocol import Status, solver
-from partita.solvers.question import Question
+from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.search import Space, search
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Front: TypeAlias = dict[tuple[Layout | None, Layout | None], list[tuple[int, int]]]

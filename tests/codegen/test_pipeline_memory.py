@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from partita.codegen.fused import fuse
-from partita.codegen.pipeline.plan import PipelinePlan
-from partita.codegen.price import priced
+from partita.codegen.plan.pipeline_plan import PipelinePlan
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification import reference
+from partita.codegen.verification.fused import fuse
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import load_program
-from partita.model.load import load_module
+from partita.model.capture.load import load_module
 
 from .pipelines import captured, piped
 

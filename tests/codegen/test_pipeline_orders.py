@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.pipeline.schedules import SCHEDULES, orders
+from partita.codegen.plan.schedules import SCHEDULES, orders
 from partita.codegen.verification.worker import load_program
-from partita.formulation.outer import in_flight
+from partita.formulation.pipeline.configuration import in_flight
 
 from .pipelines import captured, piped
 

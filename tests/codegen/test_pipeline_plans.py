@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from partita.codegen.pipeline.file import load_plan
-from partita.codegen.pipeline.plan import PipelinePlan
-from partita.codegen.plan import Plan
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.pipeline_file import load_plan
+from partita.codegen.plan.pipeline_plan import PipelinePlan
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.whole import trial_of
 from partita.codegen.verification.worker import load_program, train
 from partita.model.errors import PartitaError
-from partita.model.layout import B, S
-from partita.model.machine import Machine
+from partita.model.graph.layout import B, S
+from partita.model.machine.machine import Machine
 
 from .conftest import Judge
 from .pipelines import captured, piped

@@ -9,8 +9,8 @@ import pytest
 
 from partita.codegen.verification.verify import run, verify
 from partita.codegen.verification.whole import trial_of
-from partita.model.capture import capture
-from partita.model.load import load_module
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
 
 from .conftest import Judge
 from .pipelines import at_random, captured

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from partita.codegen.pipeline.file import load_plan
-from partita.codegen.pipeline.plan import PipelinePlan
-from partita.codegen.pipeline.price import priced
-from partita.codegen.price import priced as priced_stage
+from partita.codegen.plan.pipeline_file import load_plan
+from partita.codegen.plan.pipeline_plan import PipelinePlan
+from partita.codegen.pricing.pipeline_price import priced
+from partita.codegen.pricing.plan_price import priced as priced_stage
 from partita.model.errors import PartitaError
 
 from ..conftest import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.codegen.pipeline.price import priced
+from partita.codegen.pricing.pipeline_price import priced
 from partita.codegen.verification import whole
 from partita.codegen.verification.verify import run
 from partita.codegen.verification.whole import trial_of

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.codegen.pipeline.price import priced
-from partita.codegen.pipeline.runs import runs, weights_ns
+from partita.codegen.pricing.pipeline_price import priced
+from partita.codegen.pricing.pipeline_runs import runs, weights_ns
 from partita.codegen.verification.worker import load_program
 from partita.model.errors import PartitaError
-from partita.model.segments import segments
+from partita.model.graph.segments import segments
 
 from .conftest import Judge
 from .pipelines import at_random, captured, piped

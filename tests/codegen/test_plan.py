@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from partita import Machine, NoPlanError, PartitaError, optimize
-from partita.codegen.plan import Plan
-from partita.model.pcg import PCG, Builder
+from partita.codegen.plan.plan import Plan
+from partita.model.graph.pcg import PCG, Builder
 from partita.solvers.protocol import Progress
 
 Force = Callable[..., Plan]

@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 from partita import PartitaError
-from partita.codegen.plan import FORMAT, Plan
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.plan import FORMAT, Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.verify import verify
-from partita.model.capture import capture
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
 
 Force = Callable[..., Plan]
 JUDGED_S = 5.0  # a file of this size takes milliseconds

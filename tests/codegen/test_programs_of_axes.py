@@ -16,29 +16,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita.codegen.choice import Choice
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.codegen.program import axes
+from partita.codegen.emission.spmd import axes
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.report.facts import facts
 from partita.codegen.report.text import text
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import load_program
-from partita.formulation.encode import encode
-from partita.formulation.placement import Placement, distinct, of_rows, placements
+from partita.formulation.encoding.encode import encode
+from partita.formulation.placement.placement import Placement, distinct, of_rows, placements
 from partita.formulation.reduction.program import Collective, Program, Step
 from partita.formulation.reduction.schedule import Schedule, schedule
 from partita.formulation.reduction.statuses import KINDS
-from partita.formulation.row import Row
-from partita.formulation.strategy import rows
-from partita.model.capture import capture
-from partita.model.collectives import CollectivePrice
-from partita.model.layout import B, S
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, SOURCES
+from partita.formulation.strategies.row import Row
+from partita.formulation.strategies.strategy import rows
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.layout import B, S
+from partita.model.graph.pcg import PCG, SOURCES
+from partita.model.machine.collective_price import CollectivePrice
+from partita.model.machine.machine import Machine
 from partita.solvers.protocol import solver
 
 HIERARCHIES = ((2, 2), (2, 3), (2, 2, 2))

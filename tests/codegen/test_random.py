@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partita import PartitaError
-from partita.codegen.price import priced
-from partita.codegen.program.micro import divided
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
-from partita.formulation.placement import placements
-from partita.model.batch import with_batch
-from partita.model.machine import Level, Machine
-from partita.model.pcg import PCG, Builder
-from partita.solvers.question import Question, divisors
-from partita.solvers.search import least_use
+from partita.codegen.emission.spmd.micro import divided
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
+from partita.formulation.placement.placement import placements
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Level, Machine
+from partita.solvers.search.planning_problem import Question, divisors
+from partita.solvers.search.unpipelined import least_use
 
 Judge = Callable[..., dict[str, Any]]
 MESHES = ((2,), (3,), (4,), (5,), (6,), (7,), (8,), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (2, 2, 2))

@@ -13,17 +13,17 @@ from functools import cache
 import numpy as np
 import pytest
 
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
-from partita.formulation.transition import Transitions
-from partita.model.atoms import atoms
-from partita.model.capture import capture
-from partita.model.cost import ITEMSIZE, Roofline
-from partita.model.layout import Action, B, atom_of, is_split
-from partita.model.load import load_module
-from partita.model.machine import Machine
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
+from partita.formulation.strategies.transitions import Transitions
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.atoms import atoms
+from partita.model.graph.layout import Action, B, atom_of, is_split
+from partita.model.machine.machine import Machine
+from partita.model.machine.roofline import ITEMSIZE, Roofline
 from partita.model.zoo import entry
 
 MODELS = ("dlrm", "xdl")

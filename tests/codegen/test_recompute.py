@@ -18,22 +18,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.codegen.choice import Choice
-from partita.codegen.plan import Plan
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import run, verify
 from partita.codegen.verification.whole import trial_of
 from partita.codegen.verification.worker import load_program
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.layout import R
-from partita.model.load import load_module
-from partita.model.machine import Level, Machine
-from partita.model.pcg import PCG
-from partita.model.segments import segments
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.batch import with_batch
+from partita.model.graph.layout import R
+from partita.model.graph.pcg import PCG
+from partita.model.graph.segments import segments
+from partita.model.machine.machine import Level, Machine
 
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]

@@ -12,28 +12,28 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.decode import choices, report
-from partita.codegen.items import Item
-from partita.codegen.pipeline.price import priced as priced_pipeline
-from partita.codegen.pipeline.runs import runs
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.decode import choices, report
+from partita.codegen.pricing.pipeline_price import priced as priced_pipeline
+from partita.codegen.pricing.pipeline_runs import runs
+from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.price_items import Item
 from partita.codegen.report.facts import facts
 from partita.codegen.report.text import text
 from partita.codegen.report.trace import timeline
-from partita.formulation.encode import encode
-from partita.formulation.encoding import Encoding
-from partita.formulation.network import INFINITE, evaluate
-from partita.formulation.placement import Placement, of_rows
-from partita.formulation.transfers import transfer_price
-from partita.model.batch import with_batch
-from partita.model.capture import capture
+from partita.formulation.encoding.encode import encode
+from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.network.network import INFINITE, evaluate
+from partita.formulation.pipeline.stage_transfers import transfer_price
+from partita.formulation.placement.placement import Placement, of_rows
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.pcg import PCG
-from partita.model.segments import MODES, is_product, segments
-from partita.model.stages import boundaries, stage
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG
+from partita.model.graph.segments import MODES, is_product, segments
+from partita.model.graph.stages import boundaries, stage
+from partita.model.machine.machine import Machine
 
 from .pipelines import at_random
 

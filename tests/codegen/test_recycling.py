@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import partita
-from partita.codegen.decode import choices, report
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.formulation.encode import encode
-from partita.formulation.network import evaluate
-from partita.formulation.placement import placements
-from partita.model.machine import Machine
-from partita.model.recycling import twins
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.decode import choices, report
+from partita.codegen.pricing.plan_price import priced
+from partita.formulation.encoding.encode import encode
+from partita.formulation.network.network import evaluate
+from partita.formulation.placement.placement import placements
+from partita.model.graph.recycling import twins
+from partita.model.machine.machine import Machine
 
 
 class Recycled(nn.Module):

@@ -15,16 +15,16 @@ from types import ModuleType
 import pytest
 import torch
 
-from partita.codegen.reduction import emit
+from partita.codegen.emission.reduction import emit
 from partita.codegen.verification.launch import torchrun
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import load_program
-from partita.formulation.placement import arrangements, of_rows
+from partita.formulation.placement.placement import arrangements, of_rows
 from partita.formulation.reduction.enumeration import programs
 from partita.formulation.reduction.optimal import envelope
 from partita.formulation.reduction.program import Collective, Program, Reduction, Step, flat
 from partita.model.errors import PartitaError
-from partita.model.machine import PROFILES, Machine
+from partita.model.machine.machine import PROFILES, Machine
 
 AR, RS, AG = Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER
 HIERARCHICAL = (Step(RS, 1, 1), Step(AR, 0, 0), Step(AG, 1, 1))

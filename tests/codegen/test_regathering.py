@@ -17,21 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita import capture, evenly, op_assign, op_trans, place, split
-from partita.codegen.choice import Choice
-from partita.codegen.plan import Plan
-from partita.codegen.program.regathering import VIEWS, copied
-from partita.codegen.spacetime.plan import space_time
+from partita.codegen.emission.common.regathering import VIEWS, copied
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
+from partita.codegen.plan.spacetime_plan import space_time
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import run, trial
 from partita.codegen.verification.worker import load_program
-from partita.formulation.placement import Placement
+from partita.formulation.placement.placement import Placement
 from partita.formulation.spacetime.graph import Graph
-from partita.formulation.strategy import rows
-from partita.model.atoms import atoms
-from partita.model.layout import B, R, S
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.formulation.strategies.strategy import rows
+from partita.model.graph.atoms import atoms
+from partita.model.graph.layout import B, R, S
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
 
 from .cases.build import leaf
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from partita import PartitaError
-from partita.codegen.request import PlanRequest, parse_fix, parse_sizes
+from partita.codegen.planner.request import PlanRequest, parse_fix, parse_sizes
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.plan import Plan
-from partita.codegen.rewritten import taken_graph
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.rewritten import taken_graph
+from partita.codegen.planner.settings import Settings
 from partita.formulation.rewriting.pattern import leading
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import SaturationLimits, rewritings
 from partita.formulation.rewriting.shapes import shape_of
-from partita.formulation.strategy import row_names
+from partita.formulation.strategies.strategy import row_names
 from partita.formulation.substitution.rule import Apply, Rule
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.model.capture.capture import capture
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
 from partita.model.zoo import build
 from partita.model.zoo.registry import entry
 

@@ -17,23 +17,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita import PartitaError
-from partita.codegen.beside import bundles
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.codegen.rewritten import taken_graph
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.branches import bundles
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.rewritten import taken_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
-from partita.formulation.strategy import row_names, rows
-from partita.model.atoms import atoms
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
-from partita.model.stages import boundaries, stage
+from partita.formulation.strategies.strategy import row_names, rows
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.atoms import atoms
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.stages import boundaries, stage
+from partita.model.machine.machine import Machine
 
 from .cases.rewritten import BATCH, PAIRS, attention, branches, layers, nested, perceptron
 

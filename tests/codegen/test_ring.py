@@ -15,20 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita import PartitaError
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.special import around, verify_strategy
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import run, verify
 from partita.codegen.verification.whole import trial_of
-from partita.formulation import strategy
 from partita.formulation.special import lies_apart, special_strategy
-from partita.formulation.strategy import row_names, rows
-from partita.model.capture import capture
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.formulation.strategies import strategy
+from partita.formulation.strategies.strategy import row_names, rows
+from partita.model.capture.capture import capture
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
 from partita.model.zoo.gpt import GPT
 
 from .cases import CASES

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import partita
-from partita.codegen.run import plan_graph
-from partita.codegen.several import Way, best_of
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.variants import Way, best_of
+from partita.model.capture.load import load_module
 from partita.model.errors import NoPlanError, PartitaError
-from partita.model.load import load_module
-from partita.model.machine import Machine
+from partita.model.machine.machine import Machine
 
 WAYS = [Way("float32", name, 1) for name in ("1f1b", "zero-bubble", "gpipe")]
 
@@ -90,7 +90,7 @@ def test_states_stay_where_they_are_if_another_schedule_fits(monkeypatch: pytest
         asked.append((settings.schedule, settings.offload))
         return plan_graph(graph, machine, settings, *rest)
 
-    monkeypatch.setattr("partita.codegen.run.plan_graph", watched)
+    monkeypatch.setattr("partita.codegen.planner.planner.plan_graph", watched)
     options = {"batch": 8, "stages": 2, "workers": 1, "cache": "none", "micro_batches": 2}
     partita.optimize(*load_module("mlp", small=True), Machine.adhoc((2,)), schedule=("1f1b", "zero-bubble"), **options)
     assert asked == [("1f1b", None), ("zero-bubble", False)]

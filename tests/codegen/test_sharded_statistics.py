@@ -12,15 +12,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.special import around, verify_strategy
 from partita.codegen.verification.threads import run_threads
 from partita.formulation.special import special_strategy
-from partita.formulation.strategy import row_names
-from partita.model.machine import Machine
+from partita.formulation.strategies.strategy import row_names
+from partita.model.machine.machine import Machine
 
 from .cases import CASES
 from .test_ring import Axis

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from partita import Machine, Plan
-from partita.codegen.choice import Choice
-from partita.codegen.items import PARTS
-from partita.codegen.price import priced
+from partita.codegen.plan.choice import Choice
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.price_items import PARTS
 from partita.codegen.report.facts import Facts, facts, weights_table
+from partita.codegen.report.show import show
 from partita.codegen.report.tables import Table
 from partita.codegen.report.words import label, module_of, pattern, ranges, roles, split_word
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
-from partita.codegen.show import show
-from partita.model.atoms import atoms
-from partita.model.capture import capture
+from partita.model.capture.capture import capture
 from partita.model.errors import PartitaError
-from partita.model.layout import B, S
-from partita.model.pcg import PCG
+from partita.model.graph.atoms import atoms
+from partita.model.graph.layout import B, S
+from partita.model.graph.pcg import PCG
 from partita.model.zoo import build
 
 

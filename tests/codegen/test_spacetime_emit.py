@@ -18,18 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partita
-from partita.codegen.spacetime.emit import emit
-from partita.codegen.spacetime.plan import SpaceTimePlan
+from partita.codegen.emission.spacetime.emit import emit
+from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b, zero_bubble
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.materialize import materialize
+from partita.formulation.spacetime.materialized import Program
 from partita.formulation.spacetime.primitives import op_assign, op_trans, place, recompute, split_backward, swap
-from partita.formulation.spacetime.program import Program
 from partita.formulation.spacetime.stages import evenly, in_order, stages
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import candidates, replicate, split, split_value
 from partita.model.errors import PartitaError
-from partita.model.pcg import PCG
+from partita.model.graph.pcg import PCG
 from partita.solvers.spacetime.validate import validate
 
 GOLDEN = Path(__file__).parent / "golden" / "spacetime-pipeline.txt"

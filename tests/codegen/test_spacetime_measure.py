@@ -9,18 +9,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from partita.codegen.allocations import Allocations
-from partita.codegen.measure import Measured, measure
-from partita.codegen.spacetime.plan import SpaceTimePlan, space_time
+from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
+from partita.codegen.verification.allocations import Allocations
+from partita.codegen.verification.measure import Measured, measure
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.primitives import op_assign, op_trans, recompute
 from partita.formulation.spacetime.stages import layers
 from partita.formulation.spacetime.transformation import split
-from partita.model.batch import with_batch
-from partita.model.capture import capture
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
-from partita.model.load import load_module
-from partita.model.machine import Machine
+from partita.model.graph.batch import with_batch
+from partita.model.machine.machine import Machine
 
 MODULE = load_module("gpt3-1.3b", small=True, sequence=64)
 

@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 import partita
 from partita import op_assign, op_trans, split
-from partita.codegen.spacetime.plan import SpaceTimePlan, space_time
+from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
 from partita.codegen.verification.verify import Trial, run, trial
 from partita.formulation.pipeline.orders import Orders, Slot
 from partita.formulation.spacetime.graph import Graph
+from partita.formulation.spacetime.materialized import Collective
 from partita.formulation.spacetime.op import Op, Phase
 from partita.formulation.spacetime.order import PlanConflict
-from partita.formulation.spacetime.program import Collective
 from partita.formulation.spacetime.stages import evenly, layers, passes, stages
 from partita.formulation.spacetime.tasks import tasks
-from partita.model.batch import with_batch
-from partita.model.load import import_file
-from partita.model.pcg import PCG
+from partita.model.capture.load import import_file
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG
 from partita.model.zoo import build
 from partita.solvers.spacetime.validate import validate
 

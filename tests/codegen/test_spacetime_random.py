@@ -18,10 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from partita.codegen.spacetime.plan import SpaceTimePlan, space_time
+from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
 from partita.codegen.verification.verify import TOLERANCE, Trial, run
 from partita.codegen.verification.whole import _truth
-from partita.formulation.row import Row
 from partita.formulation.spacetime.audit import check
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.op import Op, Phase
@@ -37,11 +36,12 @@ from partita.formulation.spacetime.primitives import (
 )
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import Transformation, replicate, split
-from partita.formulation.strategy import rows
+from partita.formulation.strategies.row import Row
+from partita.formulation.strategies.strategy import rows
 from partita.model.errors import PartitaError
-from partita.model.layout import B, P, R
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.model.graph.layout import B, P, R
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
 from partita.solvers.spacetime.validate import validate
 
 pytestmark = pytest.mark.timeout(120)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.spacetime.trace import timeline
+from partita.codegen.report.spacetime_trace import timeline
 from partita.formulation.pipeline.orders import one_f_one_b
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.materialize import materialize
@@ -19,10 +19,10 @@ from partita.formulation.spacetime.primitives import op_assign, op_trans, swap
 from partita.formulation.spacetime.stages import in_order, stages
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import split
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.load import load_module
-from partita.model.machine import Machine
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.batch import with_batch
+from partita.model.machine.machine import Machine
 from partita.solvers.spacetime.validate import validate
 
 Event = dict[str, Any]

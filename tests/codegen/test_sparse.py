@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from partita import PartitaError
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
-from partita.model.capture import capture
-from partita.model.machine import Machine
-from partita.model.pcg import PCG
-from partita.model.sparse import sparse_tables
+from partita.model.capture.capture import capture
+from partita.model.graph.pcg import PCG
+from partita.model.graph.sparse_tables import sparse_tables
+from partita.model.machine.machine import Machine
 
 BATCH = 12
 

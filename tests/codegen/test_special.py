@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partita
-from partita.codegen.price import priced
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.special import verify_strategy
 from partita.formulation.special import special_strategies, special_strategy
 from partita.formulation.special.registry import Special, register_strategy
-from partita.formulation.strategy import row_names
+from partita.formulation.strategies.strategy import row_names
 
 
 class Words(nn.Module):

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from partita import PartitaError
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
+from partita.codegen.plan.plan import Plan
+from partita.codegen.plan.table_spread import plan_spread
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
 from partita.codegen.report.facts import facts
 from partita.codegen.report.text import text
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
-from partita.codegen.spread import plan_spread
 from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.threads import RankError, run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
-from partita.model.capture import capture
-from partita.model.layout import Action
-from partita.model.load import load_module
-from partita.model.machine import Machine
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.layout import Action
+from partita.model.machine.machine import Machine
 
 BATCH = 31
 

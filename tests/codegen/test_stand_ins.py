@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.beside import bundles
-from partita.codegen.plan import Plan
-from partita.codegen.rewritten import taken_graph
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
-from partita.codegen.stand_ins import alone
+from partita.codegen.plan.branches import bundles
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.rewritten import taken_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.stand_ins import alone
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import rewritings
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
-from partita.solvers import search
-from partita.solvers.question import Question
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
+from partita.solvers.search import unpipelined as search
+from partita.solvers.search.planning_problem import Question
 
 Judge = Callable[..., dict[str, Any]]
 

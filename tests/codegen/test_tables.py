@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita.codegen.plan import Plan
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.threads import RankError, run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
-from partita.model.capture import capture
-from partita.model.machine import Machine
+from partita.model.capture.capture import capture
+from partita.model.machine.machine import Machine
 
 BATCH = 12
 ROWS = (10, 2, 9, 4)

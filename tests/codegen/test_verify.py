@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partita import PartitaError
-from partita.codegen.choice import Choice
-from partita.codegen.plan import Plan
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.verify import Trial, memory_bytes, run, trial, verify, verify_all
-from partita.formulation.placement import Placement
-from partita.formulation.strategy import rows
-from partita.model.capture import capture
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.pcg import Builder
+from partita.formulation.placement.placement import Placement
+from partita.formulation.strategies.strategy import rows
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.pcg import Builder
+from partita.model.machine.machine import Machine
 from partita.model.zoo import entry
 
 RANKS, BATCH, WIDTH, CLASSES = 2, 12, 6, 5

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
-from partita.model.atoms import atoms
-from partita.model.capture import capture
-from partita.model.layout import B, atom_of, is_split
-from partita.model.load import load_module
-from partita.model.machine import Machine
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.atoms import atoms
+from partita.model.graph.layout import B, atom_of, is_split
+from partita.model.machine.machine import Machine
 from partita.model.zoo import entry
 
 

@@ -16,20 +16,20 @@ import torch.nn.functional as F
 from torch import nn
 
 import partita
-from partita.codegen.measure import measure
-from partita.codegen.pipeline.plan import PipelinePlan
-from partita.codegen.pipeline.price import priced
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
-from partita.formulation.outer import Configuration, in_flight
-from partita.model.capture import capture
+from partita.codegen.plan.pipeline_plan import PipelinePlan
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.pipeline_price import priced
+from partita.codegen.verification.measure import measure
+from partita.formulation.pipeline.configuration import Configuration, in_flight
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.stages import boundaries
-from partita.solvers.outer.question import Whole
-from partita.solvers.outer.waits import Waits
-from partita.solvers.question import Question
+from partita.model.graph.stages import boundaries
+from partita.model.machine.machine import Machine
+from partita.solvers.search.pipeline_problem import Whole
+from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.zero_bubble_bound import Waits
 
 from .conftest import Judge
 from .pipelines import at_random, captured, piped

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import partita
-from partita.formulation.bundles import assignments, find_bundles
-from partita.model.pcg import PCG
+from partita.formulation.bundles.bundles import assignments, find_bundles
+from partita.model.graph.pcg import PCG
 
 
 def graph_of(module: nn.Module) -> PCG:
@@ -60,7 +60,7 @@ def test_the_fork_is_the_last_common_tensor() -> None:
 
 
 def test_nested_bundles() -> None:
-    from partita.model.load import load_module
+    from partita.model.capture.load import load_module
 
     module, inputs = load_module("inception-v3", small=True)
     graph = partita.capture(module, inputs, batch=4)

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita import PartitaError
-from partita.formulation.contest import FORBIDDEN, Contest
-from partita.formulation.network import evaluate
-from partita.solvers.instance import solve_instance
+from partita.formulation.network.contest import FORBIDDEN, Contest
+from partita.formulation.network.network import evaluate
+from partita.solvers.backends.instance import solve_instance
 
 # The example of the contest's description.
 EXAMPLE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data/contest_example.json").read_text())

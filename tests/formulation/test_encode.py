@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from partita.formulation.encode import Encoding, encode, strategy_network
-from partita.formulation.network import INFINITE
-from partita.formulation.placement import of_rows
-from partita.model.batch import with_batch
-from partita.model.capture import capture
+from partita.formulation.encoding.encode import Encoding, encode, strategy_network
+from partita.formulation.network.network import INFINITE
+from partita.formulation.placement.placement import of_rows
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
 
 MACHINE = Machine.load("dgx-a100")
 PLACEMENT = of_rows(((1, 4), (1, 2)))

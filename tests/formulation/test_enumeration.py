@@ -11,17 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partita.formulation.placement import Placement, of_rows, placements
+from partita.formulation.placement.placement import Placement, of_rows, placements
 from partita.formulation.reduction.enumeration import Form, Instruction, Move, instructions, name, programs, search
-from partita.formulation.reduction.program import (
-    Collective,
-    Groups,
-    Program,
-    Reduction,
-    Step,
-    groups,
-    lowered,
-)
+from partita.formulation.reduction.program import Collective, Groups, Program, Reduction, Step, groups, lowered
 from partita.formulation.reduction.semantics import initial, repaired, validate
 from partita.model.errors import PartitaError
 

@@ -19,7 +19,7 @@ from partita.formulation.substitution.rule import OWN, Apply, Rule
 from partita.formulation.substitution.trial import random_inputs, trial
 from partita.formulation.substitution.values import Digit, IllTyped, ParallelValue
 from partita.model.errors import PartitaError
-from partita.model.operator import operators
+from partita.model.operators.operator import operators
 
 REAL, FIELD = Real(), Modular()
 Torch = Callable[..., Any]

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from partita.formulation.domain import domain
-from partita.formulation.placement import placements
+from partita.formulation.placement.placement import placements
 from partita.formulation.special import Part, special_strategy
 from partita.formulation.special.halo import Exchange, Reach, exchange
-from partita.formulation.strategy import row_names, rows
-from partita.formulation.transition import Transitions
-from partita.model.capture import capture
-from partita.model.cost import Roofline, precision
-from partita.model.layout import Action
-from partita.model.machine import Machine
-from partita.model.pcg import PCG
+from partita.formulation.strategies.operator_options import domain
+from partita.formulation.strategies.strategy import row_names, rows
+from partita.formulation.strategies.transitions import Transitions
+from partita.model.capture.capture import capture
+from partita.model.graph.layout import Action
+from partita.model.graph.pcg import PCG
+from partita.model.machine.machine import Machine
+from partita.model.machine.roofline import Roofline, precision
 
 
 def graph_of(module: nn.Module, *shape: int) -> tuple[PCG, int]:

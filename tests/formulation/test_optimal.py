@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from partita.bench.truth import P2
-from partita.formulation.placement import of_rows, placements
+from partita.formulation.placement.placement import of_rows, placements
 from partita.formulation.reduction.cost import program_price
 from partita.formulation.reduction.enumeration import programs
 from partita.formulation.reduction.optimal import MOST_BYTES, envelope, optimal
@@ -24,7 +24,7 @@ from partita.formulation.reduction.semantics import validate
 from partita.formulation.reduction.statuses import KINDS, Kind, Transpose, graph, mirrored, transposes
 from partita.model.errors import PartitaError
 from partita.model.files import read_json
-from partita.model.machine import PROFILES, Level, Machine
+from partita.model.machine.machine import PROFILES, Level, Machine
 
 DEVICE = Machine.load("gcp-a100").device
 AR, RS, AG, R, B = (Collective(name) for name in ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast"))

@@ -18,14 +18,7 @@ from partita.formulation.pipeline.orders import (
     three_f_one_b,
     zero_bubble,
 )
-from partita.formulation.pipeline.problem import (
-    Stage,
-    bidirectional,
-    chunked,
-    interlaced_pipeline,
-    pipeline,
-    repeated,
-)
+from partita.formulation.pipeline.problem import Stage, bidirectional, chunked, interlaced_pipeline, pipeline, repeated
 from partita.model.errors import PartitaError
 
 SIZES = [(1, 1), (2, 3), (3, 2), (4, 8), (5, 16), (8, 12)]

@@ -6,7 +6,7 @@ from itertools import combinations_with_replacement, permutations, product
 import numpy as np
 import pytest
 
-from partita.formulation.placement import (
+from partita.formulation.placement.placement import (
     Placement,
     coordinates,
     groups,

@@ -9,8 +9,8 @@ from itertools import product
 
 import pytest
 
-from partita.formulation.mappings import mapped, mappings, register, without_ones
-from partita.formulation.placement import (
+from partita.formulation.placement.mappings import mapped, mappings, register, without_ones
+from partita.formulation.placement.placement import (
     Placement,
     arrangements,
     check_reduced,
@@ -20,7 +20,7 @@ from partita.formulation.placement import (
     ranks,
 )
 from partita.model.errors import PartitaError
-from partita.model.machine import Machine
+from partita.model.machine.machine import Machine
 
 GROUPS = json.loads((files("partita.bench.data") / "p2_a100.json").read_text())["groups"]
 
@@ -123,7 +123,7 @@ def test_a_mapping_needs_its_levels() -> None:
 
 
 def test_mappings_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partita.formulation.mappings._known", dict[str, object](unity=of_rows([(2,)])))
+    monkeypatch.setattr("partita.formulation.placement.mappings._known", dict[str, object](unity=of_rows([(2,)])))
     pairs = of_rows([(2, 4), (2, 2)])
     register("pairs", pairs)
     register("striped", lambda hierarchy: of_rows([(1, *hierarchy[1:]), (hierarchy[0], *(1 for _ in hierarchy[1:]))]))
@@ -151,6 +151,6 @@ def test_an_installed_package_offers_mappings(monkeypatch: pytest.MonkeyPatch) -
         def __getitem__(self, name: object) -> Point:  # type: ignore[override]
             return next(point for point in self if point.name == name)
 
-    monkeypatch.setattr("partita.formulation.mappings.entry_points", lambda group: Points([Point()]))
+    monkeypatch.setattr("partita.formulation.placement.mappings.entry_points", lambda group: Points([Point()]))
     assert "theirs" in mappings()
     assert mapped("theirs", (2, 2)).sizes == (4,)

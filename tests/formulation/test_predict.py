@@ -10,11 +10,11 @@ from itertools import pairwise
 import pytest
 from torch import nn, zeros
 
-from partita.codegen.price import priced
-from partita.codegen.run import plan_graph
-from partita.codegen.settings import Settings
+from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.plan_price import priced
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b
-from partita.formulation.placement import of_rows
+from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import step_price
 from partita.formulation.reduction.program import Collective as Kind
 from partita.formulation.reduction.program import Reduction, Step
@@ -22,20 +22,20 @@ from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.lifetimes import lifetimes
 from partita.formulation.spacetime.mask import PTensor
 from partita.formulation.spacetime.materialize import materialize
+from partita.formulation.spacetime.materialized import Collective, Program, Receive, Register, Run, Send
 from partita.formulation.spacetime.op import Op, Phase
 from partita.formulation.spacetime.predict import COMMUNICATION, COMPUTE, HOST, Prediction, predict
 from partita.formulation.spacetime.price import Prices
 from partita.formulation.spacetime.primitives import op_assign, op_order, op_trans, recompute, split_backward, swap
-from partita.formulation.spacetime.program import Collective, Program, Receive, Register, Run, Send
 from partita.formulation.spacetime.stages import evenly, in_order, stages
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import split, transformation
-from partita.model.batch import with_batch
-from partita.model.capture import capture
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.pcg import PCG
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG
+from partita.model.machine.machine import Machine
 from partita.solvers.spacetime.validate import validate
 
 Write = Callable[[Graph], object]

@@ -9,23 +9,23 @@ from math import inf
 
 import pytest
 
-from partita.codegen.decode import choices
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.formulation.encode import encode
-from partita.formulation.encoding import Encoding
-from partita.formulation.network import evaluate
-from partita.formulation.placement import Placement, of_rows
-from partita.model.batch import with_batch
-from partita.model.capture import capture
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.decode import choices
+from partita.codegen.pricing.plan_price import priced
+from partita.formulation.encoding.encode import encode
+from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.network.network import evaluate
+from partita.formulation.placement.placement import Placement, of_rows
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
-from partita.model.segments import MODES, segments
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.segments import MODES, segments
+from partita.model.machine.machine import Machine
 from partita.solvers.protocol import Status, solver
-from partita.solvers.question import Question
-from partita.solvers.search import search
+from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.unpipelined import search
 
 ALONE, PAIR = of_rows([(1,)]), of_rows([(2,)])
 

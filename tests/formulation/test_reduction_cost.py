@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.formulation.placement import of_rows, placements
+from partita.formulation.placement.placement import of_rows, placements
 from partita.formulation.reduction.cost import exchange_price, program_price, routed, step_price, symmetric
 from partita.formulation.reduction.program import Collective, Reduction, Step, flat
-from partita.model.collectives import FREE
 from partita.model.errors import PartitaError
-from partita.model.machine import PROFILES, Device, Level, Machine
-from partita.model.wiring import Switch, Wiring
+from partita.model.machine.collective_price import FREE
+from partita.model.machine.machine import PROFILES, Device, Level, Machine
+from partita.model.machine.wiring import Switch, Wiring
 
 AR, RS, AG, R, B = Collective
 DEVICE = Device("d", 10, 1, 1e9, {"float32": 1e9}, 0.5, 5.0)

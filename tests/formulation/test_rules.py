@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.formulation.row import Row
-from partita.formulation.strategy import rows
+from partita.formulation.strategies.row import Row
+from partita.formulation.strategies.strategy import rows
 from partita.formulation.substitution.arithmetic import Real
 from partita.formulation.substitution.evaluate import evaluate
 from partita.formulation.substitution.op_trans import OpTrans, row_rule
@@ -17,8 +17,8 @@ from partita.formulation.substitution.rule_file import load_rules, read_rules, w
 from partita.formulation.substitution.sizes import Size
 from partita.formulation.substitution.values import ParallelValue
 from partita.model.errors import PartitaError
-from partita.model.layout import B, P, S
-from partita.model.pcg import PCG, Builder
+from partita.model.graph.layout import B, P, S
+from partita.model.graph.pcg import PCG, Builder
 from partita.solvers.proof.verify import verify_rule
 
 from ..codegen.cases import CASES

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from partita.formulation.placement import of_rows
+from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import step_price
 from partita.formulation.reduction.program import Collective, Reduction, Step
 from partita.formulation.rvd.prices import Prices
-from partita.model.machine import Machine
+from partita.model.machine.machine import Machine
 
 V100 = Machine.load("v100-32gb", nodes=4)
 KINDS = {kind.value.replace("-", "_"): kind for kind in Collective}

@@ -19,7 +19,7 @@ from partita.formulation.rvd.roles import KINDS, counts
 from partita.formulation.rvd.search import search, send_receive
 from partita.formulation.rvd.state import RVD, State
 from partita.model.errors import PartitaError
-from partita.model.machine import Machine
+from partita.model.machine.machine import Machine
 
 V100 = Machine.load("v100-32gb", nodes=4)
 SHAPES = {1: (48,), 2: (48, 24), 3: (12, 24, 12)}

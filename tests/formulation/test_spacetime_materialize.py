@@ -17,17 +17,7 @@ from partita.formulation.spacetime.audit import check
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.mask import VALUE, PTensor
 from partita.formulation.spacetime.materialize import in_step, materialize
-from partita.formulation.spacetime.op import Op, Phase
-from partita.formulation.spacetime.order import PlanConflict
-from partita.formulation.spacetime.primitives import (
-    op_assign,
-    op_trans,
-    place,
-    recompute,
-    split_backward,
-    swap,
-)
-from partita.formulation.spacetime.program import (
+from partita.formulation.spacetime.materialized import (
     Accumulate,
     Collective,
     Instruction,
@@ -39,19 +29,17 @@ from partita.formulation.spacetime.program import (
     reads,
     writes,
 )
+from partita.formulation.spacetime.op import Op, Phase
+from partita.formulation.spacetime.order import PlanConflict
+from partita.formulation.spacetime.primitives import op_assign, op_trans, place, recompute, split_backward, swap
 from partita.formulation.spacetime.tasks import tasks
-from partita.formulation.spacetime.transformation import (
-    Transformation,
-    replicate,
-    split,
-    split_value,
-)
-from partita.model.batch import with_batch
+from partita.formulation.spacetime.transformation import Transformation, replicate, split, split_value
+from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
-from partita.model.layout import is_split
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.model.graph.batch import with_batch
+from partita.model.graph.layout import is_split
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
 from partita.solvers.spacetime.validate import validate
 
 BATCH, WIDTH = 8, 16

@@ -6,27 +6,27 @@ from itertools import pairwise
 
 import pytest
 
-from partita.codegen.decode import choices
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.formulation.encode import encode
-from partita.formulation.encoding import Encoding
-from partita.formulation.network import INFINITE, evaluate
-from partita.formulation.placement import of_rows
-from partita.formulation.tables import Tables
-from partita.formulation.transfers import transfer_price
-from partita.formulation.transition import space
-from partita.model.atoms import atoms
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.collectives import FREE, CollectivePrice
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.decode import choices
+from partita.codegen.pricing.plan_price import priced
+from partita.formulation.encoding.encode import encode
+from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.encoding.shared_tables import Tables
+from partita.formulation.network.network import INFINITE, evaluate
+from partita.formulation.pipeline.stage_transfers import transfer_price
+from partita.formulation.placement.placement import of_rows
+from partita.formulation.strategies.transitions import space
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
-from partita.model.layout import B, P, R
-from partita.model.load import load_module
-from partita.model.machine import Machine, stage_machine
-from partita.model.pcg import PCG
-from partita.model.segments import MODES
-from partita.model.stages import boundaries, kind, stage
+from partita.model.graph.atoms import atoms
+from partita.model.graph.batch import with_batch
+from partita.model.graph.layout import B, P, R
+from partita.model.graph.pcg import PCG
+from partita.model.graph.segments import MODES
+from partita.model.graph.stages import boundaries, kind, stage
+from partita.model.machine.collective_price import FREE, CollectivePrice
+from partita.model.machine.machine import Machine, stage_machine
 
 WHOLE = Machine.adhoc((2, 4))
 ROW = (2, 1)

@@ -7,22 +7,22 @@ from math import ceil, prod
 import numpy as np
 import pytest
 
-from partita.codegen.decode import choices
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.formulation.encode import encode
-from partita.formulation.encoding import Encoding
-from partita.formulation.network import INFINITE, evaluate
-from partita.formulation.placement import of_rows
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.decode import choices
+from partita.codegen.pricing.plan_price import priced
+from partita.formulation.encoding.encode import encode
+from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.network.network import INFINITE, evaluate
+from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.schedule import schedule
-from partita.formulation.weights import BUCKET_BYTES, Storage, worthwhile
-from partita.model.cost import ITEMSIZE, PRECISIONS, optimizer_states, precision
+from partita.formulation.weights.storage import BUCKET_BYTES, Storage, worthwhile
 from partita.model.errors import PartitaError
-from partita.model.layout import B
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.model.graph.layout import B
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
+from partita.model.machine.roofline import ITEMSIZE, PRECISIONS, optimizer_states, precision
 from partita.solvers.protocol import solver
-from partita.solvers.search import least_use
+from partita.solvers.search.unpipelined import least_use
 
 MACHINE = Machine.load("dgx-a100", nodes=1)
 ALL, MESH = of_rows(((1, 8),)), of_rows(((1, 4), (1, 2)))

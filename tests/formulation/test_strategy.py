@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from partita.formulation.row import Row
-from partita.formulation.strategy import rows
-from partita.model.layout import B, P, R, S
-from partita.model.pcg import PCG, Builder
+from partita.formulation.strategies.row import Row
+from partita.formulation.strategies.strategy import rows
+from partita.model.graph.layout import B, P, R, S
+from partita.model.graph.pcg import PCG, Builder
 
 
 def linear(trainable: bool = True) -> PCG:

@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from partita.formulation.placement import of_rows
-from partita.formulation.transition import Space, Transitions, space
-from partita.model.layout import Action, B, P, R, S, chunk, layouts, splittable, steps
-from partita.model.machine import Machine
+from partita.formulation.placement.placement import of_rows
+from partita.formulation.strategies.transitions import Space, Transitions, space
+from partita.model.graph.layout import Action, B, P, R, S, chunk, layouts, splittable, steps
+from partita.model.machine.machine import Machine
 
 MACHINE = Machine.load("dgx-a100", nodes=4)
 PLACEMENTS = [of_rows(rows) for rows in (((4, 8),), ((4, 1), (1, 8)), ((4, 1), (1, 4), (1, 2)))]

@@ -10,19 +10,19 @@ from math import prod
 
 import pytest
 
-from partita.codegen.plan import Plan
-from partita.codegen.price import priced
-from partita.codegen.rewritten import decided, taken_graph
-from partita.formulation.encode import encode
-from partita.formulation.encoding import Encoding
-from partita.formulation.network import Network, evaluate
-from partita.formulation.placement import Placement, placements
+from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.rewritten import decided, taken_graph
+from partita.codegen.pricing.plan_price import priced
+from partita.formulation.encoding.encode import encode
+from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.network.network import Network, evaluate
+from partita.formulation.placement.placement import Placement, placements
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import SaturationLimits, rewritings
 from partita.formulation.rewriting.union import Union
-from partita.model.atoms import atoms
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
+from partita.model.graph.atoms import atoms
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
 from partita.solvers.protocol import Limits, Solution, Status, solver
 
 BATCH, WIDTH = 12, 12

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partita.model.capture import Inputs, capture, outputs
-from partita.model.interpret import check_shapes, fixed_noise, run
-from partita.model.pcg import FLOATS, PCG
-from partita.model.ranges import highs
+from partita.model.capture.capture import Inputs, capture, outputs
+from partita.model.graph.input_ranges import highs
+from partita.model.graph.interpreter import check_shapes, fixed_noise, run
+from partita.model.graph.pcg import FLOATS, PCG
 
 
 def mask(site: int, shape: tuple[int, ...], p: float) -> Tensor:

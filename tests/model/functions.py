@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partita.model.pcg import PCG, Node
+from partita.model.graph.pcg import PCG, Node
 
 X = torch.zeros(4, 3, 4)
 LABELS = torch.zeros(4, 3, dtype=torch.int64)

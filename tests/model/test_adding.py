@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import partita
-from partita.formulation.strategy import row_names
-from partita.model import operator as registry
-from partita.model.operator import Operator, register
+from partita.formulation.strategies.strategy import row_names
+from partita.model.operators import operator as registry
+from partita.model.operators.operator import Operator, register
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from partita.model.atoms import atoms, batch_dims
-from partita.model.pcg import PCG, Builder
+from partita.model.graph.atoms import atoms, batch_dims
+from partita.model.graph.pcg import PCG, Builder
 
 
 def fused_heads() -> PCG:

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partita.model.batch import with_batch
-from partita.model.capture import Inputs, capture
+from partita.model.capture.capture import Inputs, capture
 from partita.model.errors import PartitaError
-from partita.model.pcg import PCG
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG
 
 from .functions import LABELS, Lambda, X, masked, of, reduced, scalars, split_and_join
 

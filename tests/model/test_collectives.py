@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from partita.model.collectives import FREE, CollectivePrice
+from partita.model.machine.collective_price import FREE, CollectivePrice
 
 
 def test_times_round_up() -> None:

@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from partita import PartitaError
-from partita.model.files import (
-    check_file_writable,
-    check_writable,
-    read_json,
-    write_atomically,
-    write_directory,
-)
+from partita.model.files import check_file_writable, check_writable, read_json, write_atomically, write_directory
 
 
 @pytest.mark.parametrize("data", ["größer\n", b"\x00\xff", ""])

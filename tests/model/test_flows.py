@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from partita.model.errors import PartitaError
-from partita.model.flows import busiest, routes, streamed
-from partita.model.machine import Device, Level, Machine
-from partita.model.wiring import Link, Switch, Wiring
+from partita.model.machine.link_flows import busiest, routes, streamed
+from partita.model.machine.machine import Device, Level, Machine
+from partita.model.machine.wiring import Link, Switch, Wiring
 
 DEVICE = Device("d", 10, 1, 1e9, {"float32": 1e9}, 0.5, 1.0)
 RING = Link(((0, 1), (1, 2), (2, 3), (3, 0)), 20.0)

@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from partita.model.garbage import seldom_collected, without_collection
+from partita.model.garbage_collection import seldom_collected, without_collection
 
 
 @pytest.mark.parametrize("running", [True, False])

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from partita.formulation.placement import of_rows
+from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import exchange_price
 from partita.formulation.reduction.program import Reduction
 from partita.model.errors import PartitaError
-from partita.model.machine import PRESETS, Device, Level, Machine, machines, stage_machine
-from partita.model.wiring import Link, Switch, Wiring
+from partita.model.machine.machine import PRESETS, Device, Level, Machine, machines, stage_machine
+from partita.model.machine.wiring import Link, Switch, Wiring
 
 PRESET = PRESETS / "dgx-a100.yaml"
 TEXT = PRESET.read_text()

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from partita import PartitaError
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.merge import merged
-from partita.model.pcg import PCG
+from partita.model.capture.capture import capture
+from partita.model.graph.batch import with_batch
+from partita.model.graph.joined_tables import merged
+from partita.model.graph.pcg import PCG
 
 ROWS = (5, 3, 7, 4)
 IDS = torch.zeros(4, 4, dtype=torch.int64)

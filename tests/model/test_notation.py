@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from partita.model.notation import Access, Call, instantiate, parse
-from partita.model.operator import operator, operators
-from partita.model.pcg import Node
+from partita.model.graph.notation import Access, Call, instantiate, parse
+from partita.model.graph.pcg import Node
+from partita.model.operators.operator import operator, operators
 
 LINEAR = "y[b.., o] = sum(i) x[b.., i] * w[o, i] + bias[o]"
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from partita.model.machine import PROFILES
-from partita.model.patterns import PATTERNS, Shape, chain, double_tree, doubling, exchange, ring
+from partita.model.machine.collective_patterns import PATTERNS, Shape, chain, double_tree, doubling, exchange, ring
+from partita.model.machine.machine import PROFILES
 
 SIZES = [(2,), (3,), (8,), (2, 2), (3, 2), (2, 5), (4, 3), (2, 3, 2)]
 

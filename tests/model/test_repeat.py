@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partita.model import capture as capturing
-from partita.model.alike import equal_layers
-from partita.model.capture import Inputs, capture
+from partita.model.capture import capture as capturing
+from partita.model.capture.capture import Inputs, capture
+from partita.model.capture.equal_layers import equal_layers
 from partita.model.errors import PartitaError
-from partita.model.pcg import PCG
+from partita.model.graph.pcg import PCG
 from partita.model.zoo import entry, zoo
 
 X = torch.zeros(4, 6)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.load import load_module
-from partita.model.pcg import PCG
-from partita.model.recycling import twins
-from partita.model.segments import segments
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG
+from partita.model.graph.recycling import twins
+from partita.model.graph.segments import segments
 
 SWIN = [f"stages.0.blocks.{i}" for i in range(2)] + ["merges.0"] + [f"stages.1.blocks.{i}" for i in range(4)]
 

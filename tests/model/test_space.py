@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partita.model.capture import capture
+from partita.model.capture.capture import capture
 from partita.model.errors import PartitaError
-from partita.model.pcg import PCG, Node
+from partita.model.graph.pcg import PCG, Node
 
 IMAGE = torch.zeros(4, 6, 7, 8)
 LINE = torch.zeros(4, 6, 9)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from partita.codegen.verification.synthetic import synthetic
-from partita.model import interpret
-from partita.model.atoms import _found, atoms
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.load import load_module
-from partita.model.pcg import FLOATS, PCG, Builder
-from partita.model.stages import MOST_CROSSING, Boundary, boundaries, kind, stage
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph import interpreter as interpret
+from partita.model.graph.atoms import _found, atoms
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import FLOATS, PCG, Builder
+from partita.model.graph.stages import MOST_CROSSING, Boundary, boundaries, kind, stage
 
 BATCH = 4
 

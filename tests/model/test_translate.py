@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partita.model.capture import capture
-from partita.model.pcg import PCG
+from partita.model.capture.capture import capture
+from partita.model.graph.pcg import PCG
 
 from .functions import FUNCTIONS, LABELS, Lambda, X, of
 

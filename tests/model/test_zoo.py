@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from partita.model.capture import capture
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
-from partita.model.load import load_module
 from partita.model.zoo import build, entry, zoo
 
 

@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from partita.formulation.network import INFINITE, Chain, Edge, Network, Variable, evaluate
-from partita.solvers import auto
+from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Variable, evaluate
+from partita.solvers.backends import auto
 
 # Letters of a tensor's layout per mesh axis, and how a linear operator maps them: name, input, output, weight split.
 LAYOUT = "RBSHPX"

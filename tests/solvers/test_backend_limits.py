@@ -10,22 +10,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from partita.formulation.network import INFINITE, Edge, Network, Variable
-from partita.solvers import elimination, smt
-from partita.solvers.flat.form import flattened
-from partita.solvers.flat.substitution import Reduced
-from partita.solvers.order import TooWideError, compile_network
-from partita.solvers.protocol import (
-    INTERRUPTED,
-    STOPPED,
-    Limits,
-    Progress,
-    Search,
-    Solution,
-    Status,
-    solver,
-)
-from partita.solvers.smt import SMT
+from partita.formulation.network.network import INFINITE, Edge, Network, Variable
+from partita.solvers.backends import elimination, smt
+from partita.solvers.backends.smt import SMT
+from partita.solvers.elimination.order import TooWideError, compile_network
+from partita.solvers.protocol import INTERRUPTED, STOPPED, Limits, Progress, Search, Solution, Status, solver
+from partita.solvers.wide.form import flattened
+from partita.solvers.wide.substitution import Reduced
 
 PROGRAMS = ("cpsat", "cpsat-plain", "milp", "smt")
 NEVER = INFINITE

@@ -11,15 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from partita.formulation.network import INFINITE, Edge, Network, Variable, evaluate
-from partita.solvers.flat import form
-from partita.solvers.protocol import (
-    Limits,
-    Progress,
-    Status,
-    solver,
-    solvers,
-)
+from partita.formulation.network.network import INFINITE, Edge, Network, Variable, evaluate
+from partita.solvers.protocol import Limits, Progress, Status, solver, solvers
+from partita.solvers.wide import form
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 
 import partita
-from partita.codegen.settings import MOST_WORK
-from partita.formulation.network import INFINITE, Chain, Edge, Network, Switch, Variable, evaluate
-from partita.formulation.placement import distinct, placements
-from partita.model.capture import capture
-from partita.model.load import load_module
-from partita.solvers.cached import Cached
-from partita.solvers.digest import asked_of, digest
+from partita.codegen.planner.settings import MOST_WORK
+from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Switch, Variable, evaluate
+from partita.formulation.placement.placement import distinct, placements
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.solvers.cache.cached_solver import Cached
+from partita.solvers.cache.digest import asked_of, digest
+from partita.solvers.cache.store import FILE, Store
 from partita.solvers.protocol import INTERRUPTED, NO_LIMITS, STOPPED, Limits, Progress, Solution, Status, solver
-from partita.solvers.question import Question
-from partita.solvers.search import Found, search
-from partita.solvers.store import FILE, Store
+from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.unpipelined import Found, search
 
 
 def table(*numbers: int) -> np.ndarray:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from partita.formulation.network import Network, evaluate
-from partita.solvers.crossover import crossed
+from partita.formulation.network.network import Network, evaluate
+from partita.solvers.elimination.crossover import crossed
 
 
 @pytest.mark.parametrize("seed", range(40))

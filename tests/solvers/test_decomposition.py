@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from partita.formulation.encode import encode
-from partita.formulation.network import evaluate
-from partita.formulation.placement import placements
-from partita.model.capture import capture
-from partita.model.load import load_module
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
-from partita.solvers.elimination import Elimination
+from partita.formulation.encoding.encode import encode
+from partita.formulation.network.network import evaluate
+from partita.formulation.placement.placement import placements
+from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
+from partita.solvers.backends.elimination import Elimination
 from partita.solvers.protocol import Status
-from partita.solvers.search import least_use
+from partita.solvers.search.unpipelined import least_use
 
 
 def perceptron() -> PCG:

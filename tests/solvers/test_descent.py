@@ -7,13 +7,22 @@ import time
 import numpy as np
 import pytest
 
-from partita.formulation.network import INFINITE
+from partita.formulation.network.network import INFINITE
 from partita.model.errors import PartitaError
-from partita.solvers.flat.blocks import changed_cost, changed_load, clear, grow, net_of, scratch, solve_tree, sum_prices
-from partita.solvers.flat.deadline import Deadline
-from partita.solvers.flat.descent import Descent, least_changes
-from partita.solvers.flat.form import Flat
-from partita.solvers.flat.fusion import fused, restricted
+from partita.solvers.wide.blocks import (
+    changed_cost,
+    changed_load,
+    clear,
+    grow,
+    net_of,
+    scratch,
+    solve_tree,
+    sum_prices,
+)
+from partita.solvers.wide.deadline import Deadline
+from partita.solvers.wide.descent import Descent, least_changes
+from partita.solvers.wide.form import Flat
+from partita.solvers.wide.fusion import fused, restricted
 
 
 def offsets(sizes):

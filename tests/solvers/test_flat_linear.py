@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.formulation.network import INFINITE, Edge, Network, Variable
-from partita.solvers.flat import highs, integer
-from partita.solvers.flat.covers import cover
-from partita.solvers.flat.fixing import Least, fixed, least
-from partita.solvers.flat.form import Flat, fits, flattened, in_floats
-from partita.solvers.flat.integer import solve_exactly
-from partita.solvers.flat.linear import relaxed
-from partita.solvers.flat.messages import Messages
-from partita.solvers.flat.polytope import Held, polytope, program
-from partita.solvers.flat.proof import proved
-from partita.solvers.flat.substitution import Reduced
+from partita.formulation.network.network import INFINITE, Edge, Network, Variable
+from partita.solvers.wide import highs, integer
+from partita.solvers.wide.covers import cover
+from partita.solvers.wide.fixing import Least, fixed, least
+from partita.solvers.wide.form import Flat, fits, flattened, in_floats
+from partita.solvers.wide.integer import solve_exactly
+from partita.solvers.wide.linear import relaxed
+from partita.solvers.wide.messages import Messages
+from partita.solvers.wide.polytope import Held, polytope, program
+from partita.solvers.wide.proof import proved
+from partita.solvers.wide.substitution import Reduced
 
 NONE = 1 << 50  # no choice of a small network costs as much, and sums of a few do not overflow
 
@@ -363,7 +363,7 @@ OPTIMA = {"A": 6_548_553_650, "B": 532_843, "D": 309_195_190_496, "G": 217_039, 
 @pytest.mark.skipif("PARTITA_IOPDDL" not in os.environ, reason="PARTITA_IOPDDL names no folder with the instances")
 @pytest.mark.parametrize("name", OPTIMA)
 def test_official_instances_are_proved(name: str) -> None:
-    from partita.formulation.contest import Contest
+    from partita.formulation.network.contest import Contest
     from partita.solvers.protocol import Limits, Status, solver
 
     instance = Contest.read(Path(os.environ["PARTITA_IOPDDL"]) / f"{name}.json.gz")

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.formulation.network import INFINITE, Edge, Network, Variable, evaluate
-from partita.solvers.flat import close, portfolio
-from partita.solvers.flat.deadline import Deadline
-from partita.solvers.flat.form import flattened
-from partita.solvers.flat.known import Known
+from partita.formulation.network.network import INFINITE, Edge, Network, Variable, evaluate
 from partita.solvers.protocol import INTERRUPTED, NO_MEMORY, STOPPED, Limits, Progress, Search, Solution, Status
+from partita.solvers.wide import close, portfolio
+from partita.solvers.wide.deadline import Deadline
+from partita.solvers.wide.form import flattened
+from partita.solvers.wide.incumbent import Known
 
 
 def table(values: np.ndarray) -> np.ndarray:

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.formulation.network import INFINITE, evaluate
-from partita.solvers.flat import form
-from partita.solvers.flat.arcs import without_dead_options, without_sums
-from partita.solvers.flat.degree import eliminated
-from partita.solvers.flat.dominance import without_dominated
-from partita.solvers.flat.form import Flat, fits, flattened, in_floats
-from partita.solvers.flat.merging import merged
-from partita.solvers.flat.reduce import STEPS, reduced
-from partita.solvers.flat.rows import tightened
-from partita.solvers.flat.smaller import unflattened
+from partita.formulation.network.network import INFINITE, evaluate
+from partita.solvers.wide import form
+from partita.solvers.wide.arcs import without_dead_options, without_sums
+from partita.solvers.wide.degree import eliminated
+from partita.solvers.wide.dominance import without_dominated
+from partita.solvers.wide.form import Flat, fits, flattened, in_floats
+from partita.solvers.wide.merging import merged
+from partita.solvers.wide.reduce import STEPS, reduced
+from partita.solvers.wide.rows import tightened
+from partita.solvers.wide.solve_reduced import unflattened
 
 X = INFINITE
 NONE = 1 << 50  # no choice of a small network costs as much; many of them do not overflow
@@ -394,8 +394,8 @@ INSTANCES = os.environ.get("PARTITA_IOPDDL")
 @pytest.mark.skipif(not INSTANCES, reason="PARTITA_IOPDDL names no folder of instances")
 @pytest.mark.parametrize("path", sorted(Path(INSTANCES or ".").glob("*.json.gz")), ids=lambda p: p.name)
 def test_contest_instances_shrink_and_lift(path):
-    from partita.formulation.contest import Contest
-    from partita.solvers.flat.form import flattened
+    from partita.formulation.network.contest import Contest
+    from partita.solvers.wide.form import flattened
 
     net = flattened(Contest.read(path).network())
     after = reduced(net)

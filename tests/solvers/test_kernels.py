@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from partita.solvers import kernels
+from partita.solvers.elimination import kernels
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (7, 3, 9), (40, 33, 21)])

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from partita.formulation.network import Network, Variable, evaluate
-from partita.solvers import labels
-from partita.solvers.elimination import list_within
-from partita.solvers.labels import Listing
-from partita.solvers.order import compile_network
-from partita.solvers.price import at_price, sweep
+from partita.formulation.network.network import Network, Variable, evaluate
+from partita.solvers.backends.elimination import list_within
+from partita.solvers.elimination import labels
+from partita.solvers.elimination.labels import Listing
+from partita.solvers.elimination.memory_price import at_price, sweep
+from partita.solvers.elimination.order import compile_network
 from partita.solvers.protocol import NO_LIMITS, Search, TooManyError
 
 

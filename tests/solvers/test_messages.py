@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.formulation.network import INFINITE, Edge, Network, Variable
-from partita.solvers.flat.decimation import decimated, first_solution, settle
-from partita.solvers.flat.form import Flat, flattened
-from partita.solvers.flat.messages import Messages
+from partita.formulation.network.network import INFINITE, Edge, Network, Variable
+from partita.solvers.wide.decimation import decimated, first_solution, settle
+from partita.solvers.wide.form import Flat, flattened
+from partita.solvers.wide.messages import Messages
 
 
 def random_flat(

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita import PartitaError
-from partita.formulation.network import INFINITE, Chain, Edge, Network, Variable, evaluate
-from partita.solvers.factors import dense
+from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Variable, evaluate
+from partita.solvers.elimination.factors import dense
 from partita.solvers.protocol import Limits, Status, solver
 
 

@@ -18,26 +18,35 @@ import torch
 from torch import nn
 
 import partita
-from partita.formulation.encode import encode
-from partita.formulation.network import INFINITE
-from partita.formulation.outer import Configuration, admitted, in_flight, later, rounds, rows, step_ns, versions
-from partita.formulation.placement import distinct, placements
-from partita.formulation.transfers import transfer_price
-from partita.model.batch import with_batch
-from partita.model.capture import capture
-from partita.model.machine import Machine, stage_machine
-from partita.model.pcg import PCG
-from partita.model.segments import MODES
-from partita.model.stages import boundaries, stage
-from partita.solvers.outer.even import Even
-from partita.solvers.outer.parts import Networks
-from partita.solvers.outer.pursuit import pursue
-from partita.solvers.outer.question import Whole
-from partita.solvers.outer.search import OuterFound, Space, search
-from partita.solvers.outer.state import Effort, Level, State
-from partita.solvers.parallel import Processes, Serial
+from partita.formulation.encoding.encode import encode
+from partita.formulation.network.network import INFINITE
+from partita.formulation.pipeline.configuration import (
+    Configuration,
+    admitted,
+    in_flight,
+    later,
+    rounds,
+    rows,
+    step_ns,
+    versions,
+)
+from partita.formulation.pipeline.stage_transfers import transfer_price
+from partita.formulation.placement.placement import distinct, placements
+from partita.model.capture.capture import capture
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG
+from partita.model.graph.segments import MODES
+from partita.model.graph.stages import boundaries, stage
+from partita.model.machine.machine import Machine, stage_machine
+from partita.solvers.executors import Processes, Serial
 from partita.solvers.protocol import Limits, Progress, Status, solver
-from partita.solvers.question import Question
+from partita.solvers.search.cut_search import pursue
+from partita.solvers.search.merged_device_bound import Even
+from partita.solvers.search.parts import Networks
+from partita.solvers.search.pipeline_problem import Whole
+from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.search import OuterFound, Space, search
+from partita.solvers.search.state import Effort, Level, State
 
 
 class Layer(nn.Module):

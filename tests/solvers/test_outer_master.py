@@ -8,12 +8,12 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 
-from partita.formulation.network import INFINITE
-from partita.formulation.outer import waited
-from partita.model.layout import S
-from partita.solvers.outer.known import ANY, Answer, Known, Query, Side
-from partita.solvers.outer.master import best_path
-from partita.solvers.outer.table import Bounds
+from partita.formulation.network.network import INFINITE
+from partita.formulation.pipeline.configuration import waited
+from partita.model.graph.layout import S
+from partita.solvers.search.interval_table import Bounds
+from partita.solvers.search.part_bounds import ANY, Answer, Known, Query, Side
+from partita.solvers.search.shortest_cut import best_path
 
 
 @pytest.mark.parametrize("seed", range(200))

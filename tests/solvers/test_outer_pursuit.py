@@ -8,12 +8,12 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 
-from partita.formulation.network import INFINITE
-from partita.formulation.outer import Configuration
-from partita.solvers.outer.known import Answer, Need, Query
-from partita.solvers.outer.pursuit import pursue
-from partita.solvers.outer.state import Effort, Level, State
-from partita.solvers.outer.waits import Waits
+from partita.formulation.network.network import INFINITE
+from partita.formulation.pipeline.configuration import Configuration
+from partita.solvers.search.cut_search import pursue
+from partita.solvers.search.part_bounds import Answer, Need, Query
+from partita.solvers.search.state import Effort, Level, State
+from partita.solvers.search.zero_bubble_bound import Waits
 
 LAYOUTS = ((0,), (1,), (2,))
 OPTIONS = 3

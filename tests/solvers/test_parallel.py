@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from partita.formulation.network import Network
-from partita.solvers.auto import Auto
-from partita.solvers.cached import Cached
-from partita.solvers.parallel import Later, Processes, Serial, default_executor, in_order, usable_cores
-from partita.solvers.store import Store
+from partita.formulation.network.network import Network
+from partita.solvers.backends.auto import Auto
+from partita.solvers.cache.cached_solver import Cached
+from partita.solvers.cache.store import Store
+from partita.solvers.executors import Later, Processes, Serial, default_executor, in_order, usable_cores
 
 
 @contextmanager

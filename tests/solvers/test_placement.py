@@ -9,13 +9,19 @@ from dataclasses import replace
 
 import pytest
 
-from partita.formulation.placement import arrangements, groups, of_rows
+from partita.formulation.placement.placement import arrangements, groups, of_rows
 from partita.formulation.reduction.cost import program_price
 from partita.formulation.reduction.program import Reduction
 from partita.model.errors import PartitaError
-from partita.model.machine import Machine
-from partita.solvers.placement import Demand, best_placement, by_enumeration, enumerate_matrices, merged
+from partita.model.machine.machine import Machine
 from partita.solvers.protocol import Limits, Status
+from partita.solvers.reduction.joint_placement import (
+    Demand,
+    best_placement,
+    by_enumeration,
+    enumerate_matrices,
+    merged,
+)
 
 MIB = 2**20
 

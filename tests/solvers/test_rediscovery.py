@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from partita.codegen.choice import Choice
-from partita.codegen.decode import choices, report
-from partita.formulation.placement import placements
-from partita.model.layout import B, P, S, is_split
-from partita.model.machine import Machine
-from partita.model.pcg import PCG, Builder
-from partita.solvers.elimination import Elimination
+from partita.codegen.plan.choice import Choice
+from partita.codegen.planner.decode import choices, report
+from partita.formulation.placement.placement import placements
+from partita.model.graph.layout import B, P, S, is_split
+from partita.model.graph.pcg import PCG, Builder
+from partita.model.machine.machine import Machine
+from partita.solvers.backends.elimination import Elimination
 from partita.solvers.protocol import Status
-from partita.solvers.question import Question, divisors
-from partita.solvers.search import Found, search
+from partita.solvers.search.planning_problem import Question, divisors
+from partita.solvers.search.unpipelined import Found, search
 
 NODE = Machine.load("dgx-h100")
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.formulation.placement import of_rows
+from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.encoding import MOST_LEVELS, UNITS, Clauses, encode_programs, options
 from partita.formulation.reduction.optimal import optimal
 from partita.formulation.reduction.program import Collective, Reduction, Step
 from partita.formulation.reduction.semantics import validate
 from partita.formulation.reduction.statuses import KINDS, Kind
 from partita.model.errors import PartitaError
-from partita.model.machine import PROFILES, Level, Machine
+from partita.model.machine.machine import PROFILES, Level, Machine
 from partita.solvers.protocol import Status
 from partita.solvers.reduction import cpsat, smt
 

@@ -8,9 +8,9 @@ from partita.bench.rvd import Case, randoms, table_3
 from partita.formulation.rvd.roles import D
 from partita.formulation.rvd.search import forget, search, send_receive
 from partita.formulation.rvd.state import RVD, State
-from partita.model.machine import Machine
+from partita.model.machine.machine import Machine
 from partita.solvers.protocol import Limits, Status
-from partita.solvers.rvd import every_roles, optimum
+from partita.solvers.reduction.rvd import every_roles, optimum
 
 V100 = Machine.load("v100-32gb", nodes=4)
 

@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from partita import PartitaError
-from partita.formulation.network import INFINITE, Edge, Network, Variable, evaluate
-from partita.solvers.cpsat import CpSat
+from partita.formulation.network.network import INFINITE, Edge, Network, Variable, evaluate
+from partita.solvers.backends.cpsat import CpSat
 from partita.solvers.protocol import INTERRUPTED, Limits, Progress, Solver, Status, solver, solvers
 
 EVERY = ("auto", "elimination", "cpsat", "cpsat-plain")

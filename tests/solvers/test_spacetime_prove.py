@@ -6,18 +6,18 @@ from itertools import product
 
 import pytest
 
-from partita.formulation.row import Row
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.op import Op
 from partita.formulation.spacetime.primitives import op_assign, op_trans
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import Transformation, replicate, split, split_value, transformation
-from partita.formulation.strategy import rows
+from partita.formulation.strategies.row import Row
+from partita.formulation.strategies.strategy import rows
 from partita.formulation.substitution.op_trans import row_rule
 from partita.formulation.substitution.rule import Rule
 from partita.model.errors import PartitaError
-from partita.model.layout import B, P, R, S
-from partita.model.pcg import PCG, Builder
+from partita.model.graph.layout import B, P, R, S
+from partita.model.graph.pcg import PCG, Builder
 from partita.solvers.spacetime.prove import prover
 from partita.solvers.spacetime.validate import validate
 

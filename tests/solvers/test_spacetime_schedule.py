@@ -16,9 +16,9 @@ from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.op import Op
 from partita.formulation.spacetime.price import Prices
 from partita.formulation.spacetime.tasks import tasks
-from partita.model.batch import with_batch
 from partita.model.errors import PartitaError
-from partita.model.pcg import PCG
+from partita.model.graph.batch import with_batch
+from partita.model.graph.pcg import PCG
 from partita.model.zoo import build
 from partita.solvers.protocol import Status
 from partita.solvers.schedule.bounds import makespan_bound

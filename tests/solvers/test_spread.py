@@ -12,7 +12,7 @@ from partita import PartitaError
 from partita.formulation.special.balance import NEAR, Piece, Spread, fewest_columns, fewest_elements
 from partita.formulation.special.levelling import greedy_by_size, levelled, round_robin
 from partita.model.zoo.dlrm import CRITEO_KAGGLE
-from partita.solvers.spread import GAP, SLACK, balanced, solve
+from partita.solvers.backends.table_spread import GAP, SLACK, balanced, solve
 
 
 def loads(spread: Spread) -> tuple[int, int]:

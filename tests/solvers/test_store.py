@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from partita.model.errors import PartitaError
-from partita.solvers import database, store
-from partita.solvers.digest import digest_of
-from partita.solvers.store import FILE, Store, store_in, usual_folder
+from partita.solvers.cache import database, store
+from partita.solvers.cache.digest import digest_of
+from partita.solvers.cache.store import FILE, Store, store_in, usual_folder
 
 Told = list[str]
 KEYS = [digest_of("key", n) for n in range(40)]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from partita.formulation.chains import Piece, find_chains
-from partita.formulation.network import (
+from partita.formulation.network.chains import Piece, find_chains
+from partita.formulation.network.network import (
     INFINITE,
     Chain,
     Network,
@@ -21,12 +21,12 @@ from partita.formulation.network import (
     evaluate,
     extras,
 )
-from partita.formulation.pairwise import pairwise
-from partita.solvers import transient
-from partita.solvers.crossover import crossed
-from partita.solvers.order import compile_network
+from partita.formulation.network.pairwise import pairwise
+from partita.solvers.elimination import transient_memory as transient
+from partita.solvers.elimination.crossover import crossed
+from partita.solvers.elimination.order import compile_network
+from partita.solvers.elimination.transient_memory import has_extras, without_extras
 from partita.solvers.protocol import Limits, Status, solver
-from partita.solvers.transient import has_extras, without_extras
 
 MODES = 2
 

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from partita.formulation.network import Chain, Evaluation, Network, evaluate
+from partita.formulation.network.network import Chain, Evaluation, Network, evaluate
 from partita.solvers import protocol
-from partita.solvers.order import compile_network
+from partita.solvers.elimination.order import compile_network
 from partita.solvers.protocol import Limits, Progress, Status, solver
 
 

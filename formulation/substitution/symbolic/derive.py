@@ -12,9 +12,9 @@ from fractions import Fraction
 from functools import reduce
 from itertools import product
 
-from ....model.notation import WHOLE, Access, Call, Term, accesses, parse
-from ....model.operator import operator
-from ....model.pcg import FLOATS, Node
+from ....model.graph.notation import WHOLE, Access, Call, Term, accesses, parse
+from ....model.graph.pcg import FLOATS, Node
+from ....model.operators.operator import operator
 from ..rule import Apply
 from .indices import Index, every, number_of, places
 from .scope import Scope

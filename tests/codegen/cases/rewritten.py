@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from partita.model.pcg import PCG, SOURCES, Builder
+from partita.model.graph.pcg import PCG, SOURCES, Builder
 
 BATCH, LENGTH = 4, 3
 

@@ -1,0 +1,1 @@
+"""Program text that all kinds of programs share."""

@@ -1,0 +1,116 @@
+"""Where an operator's line is written: its node, its layouts, and the text that they share.
+
+`whole_text` says where a rank's elements lie in the whole; numbers and dtypes become Python source.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ....formulation.special import Splits
+from ....model.graph.atoms import Atoms
+from ....model.graph.layout import Layout
+from ....model.graph.pcg import FLOATS, Node
+from .conversions import Local, Used
+from .text import shape_text
+
+MICRO = "micro"
+LONGEST_LIST = 80
+"""Characters of a list of numbers that stands where it is used."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One node with all that its line depends on; `micro` is the number of micro-batches."""
+
+    node: Node
+    sources: tuple[Node, ...]
+    known: Atoms
+    source_atoms: tuple[Atoms, ...]
+    inputs: tuple[Layout, ...]
+    layout: Layout
+    sizes: tuple[int, ...]
+    axes: tuple[str, ...]
+    micro: int
+    mixed: bool
+    used: Used
+    call: str = ""  # of a dropout: the number of its call site, an expression in a loop
+    specials: Splits = ()
+    own: Callable[[Node, Sequence[str]], str] | None = None  # of a special strategy: the operator's own line
+    regathered: frozenset[int] = frozenset()  # operands that are weights which backward gathers again, or show them
+
+    @property
+    def local(self) -> Local:
+        return Local(self.known, self.layout, self.sizes, self.axes)
+
+    def source(self, i: int) -> Local:
+        return Local(self.source_atoms[i], self.inputs[i], self.sizes, self.axes)
+
+
+Rule: TypeAlias = Callable[[Site, Sequence[str]], str]
+
+
+def literal(name: str, value: Any) -> str:
+    """An attribute as Python source."""
+    if name == "relation":
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def numbers_text(name: str, values: Sequence[object], used: Used) -> str:
+    """A list of numbers; a long one stands on top of the program, under the `name` of its node."""
+    text = str(list(values))
+    if len(text) <= LONGEST_LIST:
+        return text
+    used.values[name] = values
+    return f'VALUES["{name}"]'
+
+
+def dtype_text(dtype: str) -> str:
+    """float32 is the precision that the plan computes in; every other type is what the user wrote."""
+    return "self.dtype" if dtype == "float32" else f"torch.{dtype}"
+
+
+def whole_text(known: Atoms, layout: Layout, dims: Sequence[int], site: Site, micro: int = 1) -> tuple[str, str]:
+    """Arguments of the program's `positions`: the whole shape by the atoms that are split, and {entry: axes}."""
+    shape: list[int] = []
+    cuts: dict[int, list[str]] = {}
+    free = False  # whether the last entry may be merged with the next atom
+    local = Local(known, layout, site.sizes, site.axes)
+    for dim in dims:
+        free = False
+        if not known.dims[dim]:
+            continue
+        for a in known.of_dim(dim):
+            size = known.sizes[a]
+            axes = [site.axes[i] for i in local.splits(a)]
+            if micro > 1 and a in known.batch:
+                axes, size = [f"mesh.{MICRO}", *axes], size * micro
+            if axes:
+                cuts[len(shape)] = axes
+                shape.append(size)
+                free = False
+            elif free:
+                shape[-1] *= size
+            else:
+                shape.append(size)
+                free = True
+    text = ", ".join(f"{i}: {_names(axes)}" for i, axes in cuts.items())
+    return shape_text(shape), f"{{{text}}}"
+
+
+def _names(axes: Sequence[str]) -> str:
+    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
+
+
+def full_precision(site: Site, x: str, operand: int = 0) -> str:
+    """Losses are computed in float32 where activations are not."""
+    if not site.mixed or site.sources[operand].dtype not in FLOATS:
+        return x
+    site.used.helpers.add("precise")
+    return f"precise({x})"

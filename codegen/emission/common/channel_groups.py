@@ -1,0 +1,43 @@
+"""Operators that work on groups of channels: a rank that has some of the groups says how many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ....model.operators.operator import operator
+from .call_sites import Rule, Site
+from .conversions import Local
+from .text import Size, product
+
+
+class _Expression(str):
+    """Program text among the attributes of a node."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _grouped(site: Site, names: Sequence[str]) -> str:
+    node, entry = site.node, operator(site.node.op)
+    assert callable(entry.emit)
+    groups = _outer(site.source(0), 1, node["groups"])
+    here = groups if isinstance(groups, int) else _Expression(groups)
+    attributes = tuple((k, here if k == "groups" else v) for k, v in node.attributes)
+    return entry.emit(replace(node, attributes=attributes), names)
+
+
+def _outer(local: Local, dim: int, factor: int) -> Size:
+    """The local part of the outer factor of a dim; a dim whose atoms do not fit the factor is not split."""
+    atoms, whole = [], 1
+    for atom in local.known.of_dim(dim):
+        if whole == factor:
+            break
+        atoms.append(atom)
+        whole *= local.known.sizes[atom]
+    return product(map(local.atom, atoms)) if whole == factor else factor
+
+
+RULES: dict[str, Rule] = {"conv": _grouped, "conv_transpose": _grouped, "group_norm": _grouped}

@@ -1,0 +1,221 @@
+"""Conversions between layouts as program text: which move on which dim, and what of the runtime it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from ....model.graph.atoms import Atoms
+from ....model.graph.layout import Action, Layout, R, Step, atom_of, is_split, kind
+from .text import Size, product
+
+WORDS = {"R": "equal", "B": "broadcast", "P": "addends", "S": "split"}
+
+PRIMITIVES = {
+    Action.SLICE: "cut",
+    Action.PAD: "pad",
+    Action.KEEP_FIRST: "keep_first",
+    Action.GATHER: "gather",
+    Action.SCATTER_SUM: "scatter_sum",
+    Action.SUM: "all_reduce",
+    Action.EXCHANGE: "exchange",
+    Action.NOTHING: "same",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MoveText:
+    """One move as the program defines it: its function, and what value and gradient go through."""
+
+    source: str
+    target: str
+    value: Action
+    gradient: Action
+    stored: bool = False  # of a weight
+
+    @property
+    def name(self) -> str:
+        if self.stored:
+            return "gathered"
+        return f"{WORDS[self.source]}_to_{WORDS[self.target]}"
+
+    @property
+    def doc(self) -> str:
+        if self.stored:
+            return "A fully sharded weight, gathered for use in every forward; its gradient is reduce-scattered."
+        if self.value == self.gradient == Action.EXCHANGE:
+            return "S(i) -> S(j): all-to-all, both ways."
+        value, gradient = _VALUE[self.value], _GRADIENT[self.gradient]
+        return f"{self.source} -> {self.target}: {value}; {gradient}."
+
+    def code(self, uneven: bool) -> str:
+        """The function's definition."""
+        if self.value is Action.EXCHANGE:
+            size, whole = (", size=None", ", size") if uneven else ("", "")
+            back = ", x.shape[target]" if uneven else ""
+            head = f"x, source, target, axis{size}"
+            value = f"(exchange, source, target, axis{whole})"
+            gradient = f"(exchange, target, source, axis{back})"
+        else:
+            along = "S" in (self.source, self.target)
+            sized = uneven and self.source == "S"
+            head = "x, " + ("dim, " if along else "") + "axis" + (", size=None" if sized else "")
+            value = self._call(self.value, along, "size" if sized else None)
+            gradient = self._call(self.gradient, along, "x.shape[dim]" if uneven else None)
+        body = f"Move.apply(x, {value}, {gradient})"
+        return f'def {self.name}({head}):\n    """{self.doc}"""\n    return {body}\n'
+
+    @staticmethod
+    def _call(action: Action, along: bool, size: str | None) -> str:
+        if action is Action.NOTHING:
+            return "(same,)"
+        parts = [PRIMITIVES[action]]
+        if along and action not in (Action.SUM, Action.KEEP_FIRST):
+            parts.append("dim")
+        parts.append("axis")
+        if size and action in (Action.GATHER, Action.PAD):
+            parts.append(size)
+        return f"({', '.join(parts)})"
+
+
+_VALUE = {
+    Action.NOTHING: "the same value",
+    Action.SLICE: "keep this rank's part",
+    Action.PAD: "this rank's part among zeros",
+    Action.KEEP_FIRST: "the value at coordinate 0, zeros elsewhere",
+    Action.GATHER: "all-gather the value",
+    Action.SCATTER_SUM: "reduce-scatter the addends",
+    Action.SUM: "all-reduce the addends",
+}
+_GRADIENT = {
+    Action.NOTHING: "the gradient as it is",
+    Action.SLICE: "this rank's part of the gradient",
+    Action.PAD: "the gradient among zeros",
+    Action.KEEP_FIRST: "the gradient counts at coordinate 0",
+    Action.GATHER: "all-gather the gradient",
+    Action.SCATTER_SUM: "reduce-scatter the gradient's addends",
+    Action.SUM: "all-reduce the gradient's addends",
+}
+
+
+@dataclass
+class Used:
+    """What of the runtime a program needs, collected while its lines are written; `stepped`: it has dropouts."""
+
+    stepped: bool = False
+    moves: dict[str, MoveText] = field(default_factory=dict)
+    primitives: set[str] = field(default_factory=set)
+    helpers: set[str] = field(default_factory=set)
+    values: dict[str, Sequence[object]] = field(default_factory=dict)  # long lists of numbers, on top of the program
+    specials: set[str] = field(default_factory=set)  # the special strategies whose functions are called
+    uneven: bool = False
+    placed: bool = False  # whether some weights are at one coordinate of an axis
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Sizes of one rank's part: atoms of a tensor under a layout, on axes with sizes and names."""
+
+    known: Atoms
+    layout: Layout
+    sizes: tuple[int, ...]
+    axes: tuple[str, ...]
+
+    def splits(self, atom: int) -> tuple[int, ...]:
+        """The axes that split an atom, outermost first."""
+        return tuple(i for i, x in enumerate(self.layout) if is_split(x) and atom_of(x) == atom and self.sizes[i] > 1)
+
+    def atom(self, atom: int) -> Size:
+        """Local size of an atom: a number, or where ranks differ an expression."""
+        size: Size = self.known.sizes[atom]
+        for axis in self.splits(atom):
+            if isinstance(size, int) and size % self.sizes[axis] == 0:
+                size //= self.sizes[axis]
+            else:
+                size = f"{self.axes[axis]}.share({size})"
+        return size
+
+    def dim(self, dim: int) -> Size:
+        return product(self.atom(a) for a in self.known.of_dim(dim))
+
+    def shape(self) -> tuple[Size, ...]:
+        return tuple(self.dim(d) for d in range(len(self.known.dims)))
+
+
+def conversion(
+    known: Atoms,
+    moves: Sequence[Step],
+    source: Layout,
+    sizes: tuple[int, ...],
+    axes: tuple[str, ...],
+    gradient: bool,
+    used: Used,
+    stored: bool = False,
+) -> list[str]:
+    """One line for every move from `source` on, with {x} for what comes in; without a gradient only the value's."""
+    lines: list[str] = []
+    current = list(source)
+    for step in moves:
+        if sizes[step.axis] > 1 and (gradient or step.move.value is not Action.NOTHING):
+            before = Local(known, tuple(current), sizes, axes)
+            lines.append(_text(before, step, gradient, used, stored))
+        current[step.axis] = step.target
+    return lines
+
+
+def _text(before: Local, step: Step, gradient: bool, used: Used, stored: bool) -> str:
+    """One move: unflatten the dims of which it moves an inner atom, move, flatten them again."""
+    source, target = kind(step.source), kind(step.target)
+    value, back = step.move.value, step.move.gradient
+    if gradient:
+        entry = MoveText(source, target, value, back, stored and (source, target) == ("S", "B"))
+        used.moves[entry.name] = entry
+        used.primitives |= {PRIMITIVES[value], PRIMITIVES[back]}
+        function = entry.name
+    else:
+        function = PRIMITIVES[value]
+        used.primitives.add(function)
+    axis, parts = before.axes[step.axis], before.sizes[step.axis]
+    moved = [atom_of(x) for x in (step.source, step.target) if is_split(x)]
+    if not moved:
+        return f"{function}({{x}}, {axis})"
+    known = before.known
+    # Size of each moved atom while this axis does not split it, and whether it divides.
+    without = Local(
+        known,
+        tuple(R if i == step.axis else x for i, x in enumerate(before.layout)),
+        before.sizes,
+        before.axes,
+    )
+    even = {a: isinstance(n := without.atom(a), int) and n % parts == 0 for a in moved}
+    used.uneven |= not all(even.values())
+    dims = [known.dim_of(a) for a in moved]
+    one_dim = len(dims) == 2 and dims[0][0] == dims[1][0]
+    marked = {a for a, (_, position) in zip(moved, dims, strict=True) if one_dim or position > 0 or not even[a]}
+    text, shift, place, undo = "{x}", 0, dict[int, int](), list[tuple[int, int]]()
+    for dim in sorted({d for d, _ in dims}):
+        runs = _runs(known.of_dim(dim), marked)
+        for a in moved:
+            if known.dim_of(a)[0] == dim:
+                place[a] = dim + shift + next(i for i, run in enumerate(runs) if a in run)
+        if len(runs) > 1:
+            lengths: list[Size] = [product(before.atom(a) for a in run) for run in runs]
+            free = next(i for i, run in enumerate(runs) if run[0] in moved)
+            lengths[free] = -1
+            text += f".unflatten({dim + shift}, ({', '.join(map(str, lengths))}))"
+            undo.append((dim + shift, dim + shift + len(runs) - 1))
+            shift += len(runs) - 1
+    arguments = [text, *(str(place[a]) for a in moved), axis]
+    if is_split(step.source) and not even[moved[0]]:
+        arguments.append(str(without.atom(moved[0])))
+    text = f"{function}({', '.join(arguments)})"
+    for first, last in reversed(undo):
+        text += f".flatten({first}, {last})"
+    return text
+
+
+def _runs(numbers: range, marked: set[int]) -> list[tuple[int, ...]]:
+    """Consecutive atoms, every marked one alone."""
+    keys = {a: a if a in marked else -1 - sum(m < a for m in marked) for a in numbers}
+    return [tuple(run) for _, run in groupby(numbers, key=lambda a: keys[a])] or [()]

@@ -1,0 +1,281 @@
+"""The line of one operator on local parts: the registry's expression, except where the layout changes what is right.
+
+What changes: sizes in views, expansions and constants; causal attention of some query positions; dropout, which depends
+on where an element lies in the whole; and what `lookups` and `losses` say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from ....formulation.special import special_strategy
+from ....model.graph.layout import atom_of, is_split
+from ....model.graph.pcg import Node
+from ....model.operators.attention import attend
+from ....model.operators.loss import LOSSES
+from ....model.operators.operator import operator
+from . import channel_groups as groups
+from . import lookups, losses, norms, regathering
+from .call_sites import Rule, Site, dtype_text, full_precision, literal, numbers_text, whole_text
+from .conversions import Local
+from .regathering import kept_whole
+from .text import Size, enclosed, one_free, shape_text
+
+
+def expression(site: Site, names: Sequence[str]) -> str:
+    """Program text of a node, given the text of its inputs."""
+    if site.specials:
+        return _special(site, names)
+    if site.regathered:
+        return kept_whole(site, names, lambda operands: _line(site, operands))
+    return _line(site, names)
+
+
+def _line(site: Site, names: Sequence[str]) -> str:
+    """What the registry or a rule says."""
+    node, entry = site.node, operator(site.node.op)
+    if node.op in RULES:
+        return RULES[node.op](site, names)
+    bracketed = [enclosed(n) for n in names]
+    if callable(entry.emit):
+        return entry.emit(node, bracketed)
+    values: dict[str, Any] = {k: literal(k, v) for k, v in node.attributes}
+    values["dtype"] = dtype_text(node.dtype)
+    return entry.emit.format(**dict(zip(entry.named(node), bracketed, strict=True)), **values)
+
+
+def _special(site: Site, names: Sequence[str]) -> str:
+    """The line of a special strategy; whether its parts are equal decides how ranks find theirs."""
+    entry = special_strategy(site.specials[0][1].special)
+    site.used.specials.add(entry.name)
+    site.used.primitives |= {*entry.primitives}
+    for axis, _ in site.specials:
+        for known, layout in zip((*site.source_atoms, site.known), (*site.inputs, site.layout), strict=True):
+            if is_split(layout[axis]) and known.sizes[atom_of(layout[axis])] % site.sizes[axis]:
+                site.used.uneven = True
+    plain = replace(site, specials=())
+    site = replace(site, own=lambda node, operands: expression(replace(plain, node=node), operands))
+    if site.node.op in LOSSES:
+        return losses.special(site, names, lambda operands: entry.emit(site, operands, site.specials))
+    return entry.emit(site, names, site.specials)
+
+
+# Views
+
+
+def _view(site: Site, names: Sequence[str]) -> str:
+    before, after = site.sources[0].shape, site.node.shape
+    sizes = site.local.shape()
+    return reshaped(enclosed(names[0]), before, after, sizes)
+
+
+def reshaped(x: str, before: tuple[int, ...], after: tuple[int, ...], sizes: Sequence[Size]) -> str:
+    """`x` under another shape: flatten, unflatten, squeeze or unsqueeze where one of them does it, else reshape."""
+    i = 0
+    while i < min(len(before), len(after)) and before[i] == after[i]:
+        i += 1
+    j = 0
+    while j < min(len(before), len(after)) - i and before[-1 - j] == after[-1 - j]:
+        j += 1
+    old, new = before[i : len(before) - j], after[i : len(after) - j]
+    if not old and not new:
+        return x
+    if set(new) <= {1} and not old:
+        for _ in new:
+            x = f"{x}.unsqueeze({i})"
+        return x
+    if set(old) <= {1} and not new:
+        for _ in old:
+            x = f"{x}.squeeze({i})"
+        return x
+    if len(new) == 1 and len(old) > 1:
+        return f"{x}.flatten({i}, {i + len(old) - 1})" if i + len(old) < len(before) or i else f"{x}.flatten()"
+    if len(old) == 1 and len(new) > 1:
+        return f"{x}.unflatten({i}, {shape_text(one_free(sizes[i : i + len(new)]))})"
+    return f"{x}.reshape{shape_text(one_free(sizes))}"
+
+
+def _permute(site: Site, names: Sequence[str]) -> str:
+    dims = site.node["dims"]
+    moved = [d for d in range(len(dims)) if dims[d] != d]
+    x = enclosed(names[0])
+    if len(moved) == 2:
+        a, b = moved
+        return f"{x}.mT" if (a, b) == (len(dims) - 2, len(dims) - 1) else f"{x}.transpose({a}, {b})"
+    return f"{x}.permute({', '.join(map(str, dims))})"
+
+
+def _expand(site: Site, names: Sequence[str]) -> str:
+    shape = site.sources[0].shape
+    added = len(site.node.shape) - len(shape)
+    sizes = [
+        -1 if d >= added and shape[d - added] == whole else local
+        for d, (whole, local) in enumerate(zip(site.node.shape, site.local.shape(), strict=True))
+    ]
+    return f"{enclosed(names[0])}.expand({', '.join(map(str, sizes))})"
+
+
+def _contiguous(site: Site, names: Sequence[str]) -> str:
+    return f"{enclosed(names[0])}.contiguous()"
+
+
+def _full(site: Site, names: Sequence[str]) -> str:
+    value = literal("value", site.node["value"])
+    return f"torch.full({site.node.shape}, {value}, dtype={dtype_text(site.node.dtype)}, device=mesh.device)"
+
+
+def _arange(site: Site, names: Sequence[str]) -> str:
+    node = site.node
+    start, stop, step = node["start"], node["stop"], node["step"]
+    bounds = ", ".join(map(str, (start, stop, step) if step != 1 else (start, stop) if start else (stop,)))
+    dtype = "" if node.dtype == "int64" else f", dtype={dtype_text(node.dtype)}"
+    return f"torch.arange({bounds}{dtype}, device=mesh.device)"
+
+
+def _constant(site: Site, names: Sequence[str]) -> str:
+    node = site.node
+    values = numbers_text(node.name, node["values"], site.used)
+    text = f"torch.tensor({values}, dtype={dtype_text(node.dtype)}, device=mesh.device)"
+    return text if len(node.shape) == 1 else f"{text}.reshape({node.shape})"
+
+
+def _dropout(site: Site, names: Sequence[str]) -> str:
+    shape, cuts = whole_text(site.known, site.layout, range(len(site.node.shape)), site, site.micro)
+    site.used.helpers |= {"dropout", "positions", "random_bits"}
+    return f"dropout({names[0]}, {site.node['p']}, {site.call}, mesh, {shape}, {cuts})"
+
+
+def _projection(site: Site, names: Sequence[str]) -> str:
+    shape, cuts = whole_text(site.source_atoms[0], site.inputs[0], range(len(site.sources[0].shape)), site, site.micro)
+    site.used.helpers |= {"projection", "positions", "random_bits"}
+    return f"projection({full_precision(site, names[0])}, {site.node.get('site', 0)}, {shape}, {cuts})"
+
+
+def _attention(site: Site, names: Sequence[str]) -> str:
+    """A causal mask counts positions from the start of the sequence, not from the start of this rank's queries."""
+    node, dim = site.node, len(site.sources[0].shape) - 2
+    queries = site.source(0)
+    if not node["causal"] or not any(queries.splits(a) for a in site.source_atoms[0].of_dim(dim)):
+        return attend(node, names, names[3] if len(names) > 3 else None, node["causal"])
+    site.used.helpers |= {"positions"}
+    shape, cuts = whole_text(site.source_atoms[0], site.inputs[0], [dim], site)
+    keys = site.sources[1].shape[dim]
+    seen = f"positions({shape}, {cuts}, mesh.device)[:, None] >= torch.arange({keys}, device=mesh.device)"
+    return attend(node, names, seen, False)
+
+
+# Reductions
+
+
+def _mean(site: Site, names: Sequence[str]) -> str:
+    node, shape = site.node, site.sources[0].shape
+    count = prod(shape[d] for d in node["dims"])
+    known = site.source_atoms[0]
+    if any(a in known.batch for d in node["dims"] for a in known.of_dim(d)):
+        count *= site.micro
+    local = site.source(0)
+    if count == prod(shape[d] for d in node["dims"]) and all(local.dim(d) == shape[d] for d in node["dims"]):
+        return _reduce("mean", node, shape, names[0])
+    return f"{_reduce('sum', node, shape, names[0])} / {count}"
+
+
+def _sum(site: Site, names: Sequence[str]) -> str:
+    return _reduce("sum", site.node, site.sources[0].shape, names[0])
+
+
+def _amax(site: Site, names: Sequence[str]) -> str:
+    return _reduce("amax", site.node, site.sources[0].shape, names[0])
+
+
+def _reduce(function: str, node: Node, shape: tuple[int, ...], x: str) -> str:
+    dims, keep = node["dims"], node["keepdim"]
+    where = [] if len(dims) == len(shape) and not keep else [str(dims[0] if len(dims) == 1 else dims)]
+    if keep:
+        where.append("keepdim=True")
+    return f"{enclosed(x)}.{function}({', '.join(where)})"
+
+
+def _to(site: Site, names: Sequence[str]) -> str:
+    return f"{enclosed(names[0])}.to({dtype_text(site.node.dtype)})"
+
+
+def local_shape_text(local: Local) -> str:
+    """A local shape for a reader: `[8/data, 16, 64/tensor]`."""
+    parts = []
+    for dim, numbers in enumerate(local.known.dims):
+        text = str(prod(numbers))
+        axes = [local.axes[i] for a in local.known.of_dim(dim) for i in local.splits(a)]
+        parts.append("/".join([text, *axes]))
+    return f"[{', '.join(parts)}]"
+
+
+def _scale(site: Site, names: Sequence[str]) -> str:
+    """Numbers as what they come from: `x / math.sqrt(64)`, `x / 128`, `x * math.log(10000)`."""
+    value, x = site.node["value"], enclosed(names[0])
+    if isinstance(value, float) and 0 < value < 1:
+        square = round(value**-2)
+        if square < 2**20 and math.isclose(value, square**-0.5, rel_tol=1e-15) and value != 1 / round(1 / value):
+            return f"{x} / math.sqrt({square})"
+        if value == 1 / round(1 / value):
+            return f"{x} / {round(1 / value)}"
+    if isinstance(value, float) and 0 < abs(value) < 15:
+        number = round(math.exp(abs(value)))
+        if number > 1 and math.log(number) == abs(value):
+            return f"{x} * {'-' if value < 0 else ''}math.log({number})"
+    return f"{x} * {literal('value', value)}"
+
+
+def _slice(site: Site, names: Sequence[str]) -> str:
+    node, shape = site.node, site.sources[0].shape
+    start, stop, step = node["start"], node["stop"], node["step"]
+    until = "" if stop >= shape[node["dim"]] and not isinstance(start, str) and start else str(stop)
+    where = f"{start or ''}:{until}" + (f":{step}" if step != 1 else "")
+    before = "..., " if node["dim"] == len(shape) - 1 and len(shape) > 2 and stop - start > 1 else ":, " * node["dim"]
+    return f"{enclosed(names[0])}[{before}{where}]"
+
+
+def chunked(site: Site, names: Sequence[str]) -> str:
+    """All equal parts of which a node is one; of each a rank has its share, so they are equal here too."""
+    dim = site.node["dim"]
+    last = dim > 0 and dim == len(site.node.shape) - 1
+    return f"{enclosed(names[0])}.chunk({site.node['of']}, {-1 if last else dim})"
+
+
+def _part(site: Site, names: Sequence[str]) -> str:
+    return f"{chunked(site, names)}[{site.node['number']}]"
+
+
+def _linear_relu(site: Site, names: Sequence[str]) -> str:
+    site.used.helpers.add("linear_relu")
+    return f"linear_relu({', '.join(names)})"
+
+
+RULES: dict[str, Rule] = {
+    **groups.RULES,
+    **lookups.RULES,
+    **losses.RULES,
+    **norms.RULES,
+    **regathering.RULES,
+    "view": _view,
+    "permute": _permute,
+    "expand": _expand,
+    "contiguous": _contiguous,
+    "full": _full,
+    "arange": _arange,
+    "constant": _constant,
+    "dropout": _dropout,
+    "projection": _projection,
+    "attention": _attention,
+    "mean": _mean,
+    "sum": _sum,
+    "amax": _amax,
+    "to": _to,
+    "scale": _scale,
+    "slice": _slice,
+    "part": _part,
+    "linear_relu": _linear_relu,
+}

@@ -1,0 +1,105 @@
+"""Operators of which autograd might keep a copy of an operand: of a weight that backward gathers again, of any other.
+
+Whether a product copies its operands, and a reshape its input, follows from sizes and strides. Where parts are of
+unequal size ranks would differ: those that keep a copy do not gather again, and the others would wait for them for
+ever. And a copy would stay in memory until backward, where the plan counts nothing. So a product keeps its operands as
+they are, and what is made of a weight alone, view or copy, is forgotten with it and made again from it. Nor does a
+product copy other operands to keep them: those that read them too keep them as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from ....model.operators.operator import operator
+from .call_sites import Rule, Site
+from .conversions import Used
+from .text import enclosed
+
+VIEWS = ("view", "permute", "expand", "contiguous", "slice", "part", "detach", "to")
+"""Operators that may show the memory of their input."""
+_MAY_COPY = re.compile(r"\.(flatten|reshape|contiguous)\(")
+
+Line: TypeAlias = Callable[[Sequence[str]], str]
+
+
+def kept_whole(site: Site, names: Sequence[str], line: Line) -> str:
+    """The line of an operator whose operands `site.regathered` are such weights; `line`: as it is with others."""
+    if site.node.op in PRODUCTS:
+        return PRODUCTS[site.node.op](site, names, line)
+    return remade(names[0], lambda x: line([x]), site.used) if site.node.op in VIEWS else line(names)
+
+
+def remade(x: str, line: Callable[[str], str], used: Used) -> str:
+    """What is made of such a weight alone, where it may be a view on some ranks and a copy on others."""
+    if not _MAY_COPY.search(text := line("w")):
+        return line(x)
+    used.helpers |= {"regathered", "reshaped"}
+    return f"reshaped({x}, lambda w: {text})"
+
+
+def _einsum(site: Site, names: Sequence[str], line: Line) -> str:
+    if len(names) == 1:  # no product: nothing is kept
+        return line(names)
+    sources, _, output = site.node["equation"].partition("->")
+    terms = sources.split(",")
+    once = ["".join(dict.fromkeys(term)) for term in terms]
+    operands = [
+        name if term == all_letters else f'torch.einsum("{all_letters}->{term}", {name})'  # diagonals, as views
+        for all_letters, term, name in zip(terms, once, names, strict=True)
+    ]
+    return _contracted(site, ",".join(once), output, operands)
+
+
+def _matmul(site: Site, names: Sequence[str], line: Line) -> str:
+    dims = a, b = [len(source.shape) for source in site.sources]
+    if max(dims[p] for p in site.regathered) <= 2:  # a matrix is kept as a view, be it expanded over a batch
+        return line(names)
+    batch = _BATCH[: max(dims) - 2]
+    first, second = (batch[len(batch) - n + 2 :] if n > 2 else "" for n in dims)
+    rows, columns = "m" if a > 1 else "", "n" if b > 1 else ""
+    return _contracted(site, f"{first}{rows}k,{second}k{columns}", f"{batch}{rows}{columns}", names)
+
+
+_BATCH = "abcdefgh"
+PRODUCTS = {"einsum": _einsum, "matmul": _matmul}
+
+
+def copied(equation: str) -> bool:
+    """Whether a product of two operands copies one: a product of matrices joins letters that lie apart in it."""
+    sources, _, output = equation.partition("->")
+    terms = sources.split(",")
+    if len(terms) != 2:
+        return False
+    order = {letter: place for place, letter in enumerate([*output, *sorted({*sources} - {*output, ","})])}
+    for term, other in (terms, terms[::-1]):
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for place, letter in sorted(enumerate(term), key=lambda pair: order[pair[1]]):
+            groups.setdefault((letter in other, letter in output), []).append(place)
+        if any(places != list(range(places[0], places[0] + len(places))) for places in groups.values()):
+            return True
+    return False
+
+
+def _product(site: Site, names: Sequence[str]) -> str:
+    """A product that keeps its operands as they are, for others keep them too."""
+    equation = site.node["equation"]
+    if site.node.gradient and copied(equation):
+        return _einsum(site, names, lambda operands: _plain(site, operands))
+    return _plain(site, names)
+
+
+def _plain(site: Site, names: Sequence[str]) -> str:
+    emit = operator(site.node.op).emit
+    assert callable(emit)
+    return emit(site.node, [enclosed(name) for name in names])
+
+
+RULES: dict[str, Rule] = {"einsum": _product}
+
+
+def _contracted(site: Site, sources: str, output: str, operands: Sequence[str]) -> str:
+    site.used.helpers.add("contracted")
+    return f'contracted("{sources}->{output}", {", ".join(operands)})'

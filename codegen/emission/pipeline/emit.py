@@ -1,0 +1,148 @@
+"""A pipelined plan as one readable program: a class for every kind of stage, of which a rank builds its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ....model.graph.layout import P
+from ....model.machine.roofline import precision
+from ...plan.pipeline_checks import tied
+from ...report.describe import mesh_sentence
+from ...report.pipeline_report import contents, docstring
+from ..common.conversions import Used
+from ..common.data import sample_lines, synthetic_lines
+from ..common.text import wrap
+from ..spmd.axes import Group, mesh_lines
+from ..spmd.classes import Classes
+from ..spmd.emit import common, constants, imports, named_values, rendered
+from ..spmd.micro import divided_stages
+from .modules import DOC, LAYERS, TITLE, StageModules, entries
+
+if TYPE_CHECKING:
+    from ...plan.pipeline_plan import PipelinePlan
+
+
+def emit(plan: PipelinePlan) -> str:
+    """The program, the same text every time. Raises PartitaError where the plan cannot be written down."""
+    used, axes = Used(any(part.graph.of("dropout") for part in plan.stages)), plan.axes
+    groups = _tied_groups(plan)
+    modules = _modules(plan, used, {name: axis for name, (axis, _) in groups.items()})
+    texts = [module.stage() for module in modules]
+    classes, table = _stages(plan, modules, texts)
+    synthetic = synthetic_lines(plan.graph, plan.batch, used)
+    whole = [Group((0,), axes[0], {}, {}), *(_moved(group) for group in plan.groups)]
+    last, loss = plan.parts[-1], modules[-1]
+    letters = last.choices[last.graph.loss].output
+    sizes = plan.stages[0].placement.sizes
+    reduction = plan.graph.nodes[plan.graph.loss].get("reduction", "mean")
+    context: dict[str, Any] = common(plan.parts, modules, used, plan.groups, any("cut(" in text for text in texts))
+    context |= {
+        "imports": imports(used, context["recompute"], plan.split),
+        "docstring": docstring(plan),
+        "constants": constants(last, axes, plan.placement.sizes) + named_values(plan.parts, used, plan.groups),
+        "mesh_doc": mesh_sentence(plan),
+        "mesh_lines": [*mesh_lines(plan.placement, axes, whole), *_tied_lines(groups.values())],
+        "per_node": plan.placement.hierarchy[-1],
+        "pipeline": {
+            "schedule": plan.schedule,
+            "chunks": plan.chunks,
+            "split": plan.split,
+            "stale": plan.stale,
+            "stages": wrap(f"STAGES = [{', '.join(table)}]", 0),
+            "tied": bool(groups),
+            "shared": _is_shared(plan),
+        },
+        "resting": context["resting"] or bool(groups),
+        "modules": "\n\n\n".join([*modules[0].classes.texts(), *classes]),
+        "aliases": plan.graph.aliases,
+        "reduction": reduction if loss.divisors else "whole",
+        "divisors": loss.divisors,
+        "loss_axes": [a for a, x, n in zip(axes[1:], letters, sizes, strict=True) if x == P and n > 1],
+        "synthetic": synthetic,
+        "samples": sample_lines(plan.graph, plan.batch),
+    }
+    return rendered(context)
+
+
+def _modules(plan: PipelinePlan, used: Used, names: Mapping[str, str]) -> list[StageModules]:
+    """What writes the classes of the stages, which have those of blocks in common, and how they describe weights."""
+    found = divided_stages([part.graph for part in plan.parts], plan.micro_batches)
+    classes = Classes("Module" if precision(plan.dtype).narrow else "nn.Module")
+    modules: list[StageModules] = []
+    for number, (part, halves) in enumerate(zip(plan.parts, found, strict=True)):
+        own = {name: names[name] for name, stages in tied(plan).items() if name in names and number in stages}
+        modules.append(StageModules(part, used, classes, halves, own))
+    kinds = {module.joins for module in modules} - {""}
+    sharded = all(module.all_sharded for module in modules)
+    for module in modules:
+        module.joins, module.all_sharded = min(kinds, default=""), sharded
+    return modules
+
+
+# Stages
+
+
+def _stages(plan: PipelinePlan, modules: Sequence[StageModules], texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The classes of the stages, each once, and the entries of the program's table of stages.
+
+    Stages that differ in the layers that they have alone are one class, which is told what they are.
+    """
+    alike: dict[str, list[int]] = {}
+    for number, (text, module) in enumerate(zip(texts, modules, strict=True)):
+        alike.setdefault(text if len(module.ranges) == 1 else _filled(text, module.ranges), []).append(number)
+    classes, table = [], [""] * len(texts)
+    for text, numbers in alike.items():
+        title = _title(numbers)
+        told = entries(0) in text and len(numbers) > 1
+        if told:
+            text = text.replace(entries(0), "layers").replace(LAYERS, ", layers")
+        doc = f"{'; '.join(contents(plan.stages[number].graph) for number in numbers)}."
+        text = _filled(text, modules[numbers[0]].ranges)
+        classes.append(text.replace(TITLE, title).replace(DOC, doc))
+        for number in numbers:
+            table[number] = f"partial({title}, layers={modules[number].ranges[0]})" if told else title
+    return classes, table
+
+
+def _filled(text: str, ranges: Sequence[str]) -> str:
+    """A class that says by itself which layers it has."""
+    for number, found in enumerate(ranges):
+        text = text.replace(entries(number), found)
+    return text.replace(LAYERS, "")
+
+
+def _title(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"Stage{numbers[0]}"
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"Stages{numbers[0]}To{numbers[-1]}"
+    return f"Stages{'And'.join(map(str, numbers))}"
+
+
+# The mesh
+
+
+def _moved(group: Group) -> Group:
+    """A group of axes of a stage's mesh among those of the whole one."""
+    return replace(group, axes=tuple(axis + 1 for axis in group.axes))
+
+
+def _tied_groups(plan: PipelinePlan) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """For weights that several coordinates have what the ranks that have them are called, and the coordinates."""
+    found = {}
+    for name, stages in tied(plan).items():
+        places = tuple(sorted({number % plan.size for number in stages}))
+        if len(places) > 1:
+            found[name] = "_".join(("pipeline", *map(str, places))), places
+    return found
+
+
+def _is_shared(plan: PipelinePlan) -> bool:
+    """Whether some device has a weight in several of its stages."""
+    return any(len({number % plan.size for number in stages}) < len(stages) for stages in tied(plan).values())
+
+
+def _tied_lines(groups: Iterable[tuple[str, tuple[int, ...]]]) -> list[str]:
+    return [f"self.{name} = make_axis(numbers[{list(places)}], 0)" for name, places in dict.fromkeys(groups)]

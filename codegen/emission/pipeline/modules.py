@@ -1,0 +1,140 @@
+"""The class of one stage: what it is handed, what it computes, what it hands on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ....model.errors import PartitaError
+from ....model.graph.atoms import atoms
+from ....model.graph.pcg import SOURCES
+from ..common.call_sites import dtype_text
+from ..common.conversions import Local, Used
+from ..common.lines import reserved
+from ..common.names import GENERIC, identifier
+from ..common.text import shape_text, wrap
+from ..spmd.classes import Classes
+from ..spmd.emit import share_lines
+from ..spmd.modules import Modules, argument_name
+from ..spmd.units import Divided
+
+if TYPE_CHECKING:
+    from ...plan.plan import Plan
+    from ..spmd.body import Body
+
+TITLE, DOC, LAYERS = "<title>", "<doc>", "<layers>"
+"""What stands in a stage's class for its name, for what it is, and for a further argument of its constructor."""
+
+
+class StageModules(Modules):
+    """Writes the class of one stage of a pipeline.
+
+    `found`: see `divided_stages`; `tied`: for weights that other stages have too the axis of the ranks that have them.
+    `ranges` are the entries of lists that its loops are over; `entries(k)` stands for the k-th in its text.
+    """
+
+    alone = True
+
+    def __init__(
+        self, plan: Plan, used: Used, classes: Classes, found: tuple[Divided, bool], tied: Mapping[str, str]
+    ) -> None:
+        self._found, self.tied = found, tied
+        self.ranges: list[str] = []
+        super().__init__(plan, used, classes)
+        self.handed = self._named()
+
+    def stage(self) -> str:
+        """The class, with TITLE, DOC and LAYERS in it."""
+        lines = [self.model(TITLE, DOC, f"mesh, dtype{LAYERS}")]
+        shares = [f"            {line}" for line in share_lines(self.plan, self.used)]
+        share = ["        return {", *shares, "        }"] if shares else ["        return {}"]
+        doc = "This rank's part of one micro-batch of what this stage reads of the global batch."
+        if self.plan.micro_batches == 1:
+            doc = doc.replace(" of one micro-batch", "")
+        lines += ["", *self._function("share", ["inputs"], doc, share)]
+        if self.handed:
+            lines += ["", *self._received()]
+        return "\n".join(lines)
+
+    def _divided(self) -> tuple[Divided, bool]:
+        return self._found
+
+    def _named(self) -> dict[int, str]:
+        """What forward calls the tensors that the stage is handed: what they are for, or what made them."""
+        graph = self.plan.graph
+        taken = {argument_name(self.plan, i) for i in graph.of("input")} | reserved() | {*self.plan.axes}
+        found: dict[int, str] = {}
+        for index in graph.of("receive"):
+            last = re.sub(r"(_\d+)+$", "", graph.nodes[index]["peer"].rpartition(".")[2])
+            last = GENERIC.get(last, "x" if last.isdigit() else last)
+            name = wish = self.roles.get(index) or identifier(last)
+            count = 1
+            while name in taken:
+                count += 1
+                name = f"{wish}{count}"
+            taken.add(name)
+            found[index] = name
+        return found
+
+    def _body(
+        self, own: frozenset[int], weights: dict[int, str], divisors: dict[int, str], inputs: bool = True
+    ) -> Body:
+        body = super()._body(own, weights, divisors, inputs)
+        if inputs:
+            given, body.arguments = body.arguments, {}
+            for index, name in self.handed.items():
+                body.received(index, name)
+            body.arguments |= given
+        return body
+
+    def _results(self, body: Body) -> list[int]:
+        """What is handed on, as the next stage takes it; of the last stage the loss."""
+        nodes, choices = self.plan.graph.nodes, self.plan.choices
+        sent = self.plan.graph.of("send")
+        return [body.value(nodes[i].inputs[0], choices[i].inputs[0]) for i in sent] or super()._results(body)
+
+    def _returned(self, texts: Sequence[str]) -> str:
+        if not self.plan.graph.of("send"):
+            return super()._returned(texts)
+        return f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+    def _entries(self, text: str) -> str:
+        self.ranges.append(text)
+        return entries(len(self.ranges) - 1)
+
+    def _groups(self) -> list[str]:
+        return [*super()._groups(), *dict.fromkeys(self.tied.values())]
+
+    def _options(self, index: int) -> dict[str, str]:
+        options = super()._options(index)
+        name = next(iter(self.plan.graph.nodes[index].originals))
+        return options | ({"tied": self.tied[name]} if name in self.tied and "trainable" not in options else {})
+
+    def _count(self, loss: int, name: str, own: frozenset[int], weights: dict[int, str]) -> list[str]:
+        graph = self.plan.graph
+        stack = list(graph.nodes[loss].inputs[1:])
+        while stack:
+            node = graph.nodes[stack.pop()]
+            if node.op == "receive":
+                raise PartitaError(
+                    f"the loss {graph.nodes[loss].name!r} divides by what counts in the whole batch, which follows "
+                    f"from {node['peer']!r} of another stage: no pipeline can know it before it has run"
+                )
+            stack += [] if node.op in SOURCES else node.inputs
+        return super()._count(loss, name, own, weights)
+
+    def _received(self) -> list[str]:
+        """The method that says shapes and dtypes of what the stage is handed."""
+        plan, known = self.plan, atoms(self.plan.graph)
+        texts = []
+        for index in self.handed:
+            local = Local(known[index], plan.choices[index].output, plan.placement.sizes, plan.axes)
+            texts.append(f"({shape_text(local.shape())}, {dtype_text(plan.graph.nodes[index].dtype)})")
+        lines = wrap(f"return [{', '.join(texts)}]", 8)
+        return self._function("received", [], "Shapes and dtypes of what the stage before hands on.", lines)
+
+
+def entries(number: int) -> str:
+    """What stands in a stage's class for the entries of its loop of this number."""
+    return f"<entries {number}>"

@@ -1,0 +1,72 @@
+"""How many labels count in the whole batch, by which a mean divides: from the inputs, once a step, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+from ....model.errors import PartitaError
+from ....model.graph.atoms import atoms
+from ....model.graph.pcg import PCG
+from ..common.call_sites import Site
+from ..common.conversions import Used
+from ..common.expressions import expression
+from ..common.lines import Statement, Writer
+from ..common.losses import label_count
+from ..common.names import wish
+
+
+def count_lines(pcg: PCG, losses: Sequence[int], used: Used) -> list[str]:
+    """The body of a function of `inputs` that gives the counts by the names of the losses."""
+    writer = Writer(SimpleNamespace(graph=pcg, axes=("inputs", "device")), {})  # type: ignore[arg-type]
+    made: dict[int, int] = {}
+
+    def site(index: int) -> Site:
+        node, known = pcg.nodes[index], atoms(pcg)
+        sources = tuple(pcg.nodes[i] for i in node.inputs)
+        return Site(
+            node,
+            sources,
+            known[index],
+            tuple(known[i] for i in node.inputs),
+            tuple(() for _ in sources),
+            (),
+            (),
+            (),
+            1,
+            False,
+            used,
+        )
+
+    def value(index: int) -> int:
+        node = pcg.nodes[index]
+        if index in made:
+            return made[index]
+        if node.op in ("parameter", "buffer") or node.gradient:
+            raise PartitaError(f"labels that count depend on {node.name!r}: a step can count only what its inputs say")
+        if node.op == "input":
+            made[index] = writer.add(Statement(lambda _: f'inputs["{node.name}"]', (), "weight", node.name, index))
+            return made[index]
+        here = site(index)
+        operands = tuple(value(i) for i in node.inputs)
+        kind = "unary" if len(operands) == 1 else "op"
+        this = Statement(lambda t: expression(here, t), operands, kind, wish(node.op, node.name, node.path), index)
+        made[index] = writer.add(this)
+        return made[index]
+
+    results = []
+    for index in losses:
+        node = pcg.nodes[index]
+        if len(node.inputs) > 2:
+            raise PartitaError(f"{node.name}: class weights of a mean are not supported in space-time plans")
+        here = site(index)
+        results.append(
+            writer.add(
+                Statement(lambda t, h=here: label_count(h, t[0], None), (value(node.inputs[1]),), "op", "count", -1)  # type: ignore[misc]
+            )
+        )
+    pairs = [f'"{pcg.nodes[i].name}"' for i in losses]
+    lines = writer.lines(
+        results, 4, lambda texts: f"return {{{', '.join(f'{k}: {t}' for k, t in zip(pairs, texts, strict=True))}}}"
+    )
+    return [line.replace("mesh.device", "device") for line in lines]

@@ -1,0 +1,254 @@
+"""What one device's instructions read and write, and which of them autograd takes over inside a segment."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from ....formulation.spacetime.mask import GRADIENT, VALUE, VTensor
+from ....formulation.spacetime.materialized import (
+    Accumulate,
+    Add,
+    Instruction,
+    Program,
+    Register,
+    Run,
+    Transfer,
+    reads,
+    writes,
+)
+from ....formulation.spacetime.op import Op, Phase
+from ....model.graph.pcg import PCG
+
+COMPUTING = (Phase.FORWARD, Phase.RECOMPUTE, Phase.OFFLOAD, Phase.RELOAD, Phase.BACKWARD, Phase.WEIGHT)
+"""The phases of what segments are made of."""
+
+
+def forward_of(op: Op) -> Op:
+    return op.forward or op
+
+
+def labels(op: Op) -> list[tuple[str, int]]:
+    """The labels of an operator's cuts with its numbers; a label that comes again is another one."""
+    count: Counter[str] = Counter()
+    found = []
+    for cut in op.cuts:
+        count[cut.label] += 1
+        found.append((f"{cut.label} {count[cut.label]}/{cut.parts}", cut.number))
+    return found
+
+
+def layer(op: Op) -> str:
+    """The module of a list that an operator is in; its own path outside of lists."""
+    return op.layer or op.of.path
+
+
+def _own_copies(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """The same, but an operator reads what its own micro-batch computed where several have computed the same here."""
+    made: dict[tuple[Phase, VTensor], list[tuple[int, int]]] = defaultdict(list)
+    makers: dict[Register, tuple[int, int]] = {}
+    result = _constants_first(instructions)
+    for place, run in enumerate(list(result)):
+        if not isinstance(run, Run) or run.op.phase not in COMPUTING:
+            continue
+        own = set(labels(forward_of(run.op)))
+        sources = []
+        for register in run.reads:
+            if register in makers:
+                before, position = makers[register]
+                earlier = _run(result[before]).op
+                copies = made[earlier.phase, earlier.writes[position]]
+                if len(copies) > 1:
+                    near = [len(own.intersection(labels(forward_of(_run(result[p]).op)))) for p, _ in copies]
+                    best = max(range(len(copies)), key=lambda k: (near[k], copies[k] == (before, position)))
+                    register = _written(result, *copies[best])
+            sources.append(register)
+        result[place] = replace(run, reads=tuple(sources))
+        for position, (written, target) in enumerate(zip(run.op.writes, run.writes, strict=True)):
+            made[run.op.phase, written].append((place, position))
+            if target is not None:
+                makers[target] = place, position
+    return tuple(result)
+
+
+def _constants_first(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """The same, but what reads nothing is made where its micro-batch begins."""
+    begins: dict[tuple[Phase, frozenset[tuple[str, int]]], int] = {}
+    places: list[tuple[int, int]] = []
+    for place, run in enumerate(instructions):
+        before = place
+        if isinstance(run, Run) and run.op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
+            before = begins.setdefault((run.op.phase, frozenset(labels(forward_of(run.op)))), place)
+            if run.op.of.inputs:
+                before = place
+        places.append((before, place))
+    return [instructions[place] for _, place in sorted(places, key=lambda pair: (pair[0], pair[0] == pair[1]))]
+
+
+def _run(instruction: Instruction) -> Run:
+    assert isinstance(instruction, Run)
+    return instruction
+
+
+def _written(instructions: list[Instruction], place: int, position: int) -> Register:
+    """The register of what a run computes, which nobody may have read so far."""
+    run = _run(instructions[place])
+    known = run.writes[position]
+    if known is None:
+        written = run.op.writes[position]
+        assert run.op.device is not None
+        known = Register(-1 - 64 * run.op.number - position, run.op.device, written.tensor, written.mask, written.via)
+        writes = (*run.writes[:position], known, *run.writes[position + 1 :])
+        instructions[place] = replace(run, writes=writes)
+    return known
+
+
+class Flow:
+    """The instructions of one device, and who writes and reads every register; instructions are named by place."""
+
+    def __init__(self, program: Program, device: int) -> None:
+        self.device, self.graph = device, program.tasks.graph
+        self.pcg: PCG = self.graph.pcg
+        self.instructions: tuple[Instruction, ...] = _own_copies(program.devices[device])
+        self.writers: dict[Register, list[int]] = defaultdict(list)
+        self.readers: dict[Register, list[int]] = defaultdict(list)
+        self.run: dict[tuple[Op, Phase], int] = {}  # by forward operator
+        for place, instruction in enumerate(self.instructions):
+            for register in writes(instruction):
+                self.writers[register].append(place)
+            for register in reads(instruction):
+                self.readers[register].append(place)
+            if isinstance(instruction, Run):
+                self.run[forward_of(instruction.op), instruction.op.phase] = place
+
+    def phase(self, place: int) -> Phase | None:
+        """The phase of what computes for a segment, None of all else."""
+        instruction = self.instructions[place]
+        if isinstance(instruction, Run) and instruction.op.phase in COMPUTING:
+            return instruction.op.phase
+        return None
+
+    def transfers(self, place: int) -> bool:
+        """Whether other devices take part in an instruction."""
+        return isinstance(self.instructions[place], Transfer)
+
+    def op(self, place: int) -> Op:
+        """The forward operator of a run."""
+        instruction = self.instructions[place]
+        assert isinstance(instruction, Run)
+        return forward_of(instruction.op)
+
+    def of(self, op: Op, phase: Phase) -> Run | None:
+        """What a forward operator, or something that follows from it, does here."""
+        place = self.run.get((op, phase))
+        found = None if place is None else self.instructions[place]
+        assert found is None or isinstance(found, Run)
+        return found
+
+    # Operands
+
+    def operands(self, op: Op, phase: Phase = Phase.FORWARD) -> dict[int, Register]:
+        """The register of every operand that is no input or buffer of the graph."""
+        run = self.of(op, phase)
+        assert run is not None
+        places = [p for p, i in enumerate(op.of.inputs) if self.pcg.nodes[i].op not in ("input", "buffer")]
+        return dict(zip(places, run.reads, strict=True))
+
+    def result(self, op: Op, phase: Phase = Phase.FORWARD) -> Register | None:
+        run = self.of(op, phase)
+        return run.writes[0] if run is not None and run.writes else None
+
+    def gradient(self, op: Op) -> Register | None:
+        """What backward of an operator is given."""
+        run = self.of(op, Phase.BACKWARD) or self.of(op, Phase.WEIGHT)
+        return next((r for r in run.reads if r.tensor.kind == GRADIENT), None) if run else None
+
+    def again(self, op: Op) -> list[Register]:
+        """The weights that backward is given again."""
+        run = self.of(op, Phase.BACKWARD)
+        return [r for r in run.reads if r.tensor.kind == VALUE] if run else []
+
+    @cached_property
+    def made(self) -> Mapping[tuple[Op, int], Register]:
+        """The gradients that somebody here reads, by forward operator and operand."""
+        found = {}
+        for op, phase in self.run:
+            run = self.of(op, phase)
+            if phase in (Phase.BACKWARD, Phase.WEIGHT) and run is not None:
+                for written, register in zip(run.op.writes, run.writes, strict=True):
+                    if register is not None and self.readers[register] and written.via is not None:
+                        found[op, written.via[1]] = register
+        return found
+
+    # Sums of gradients that autograd forms
+
+    def leaves(self, register: Register) -> tuple[list[Register], list[int]]:
+        """What a gradient is the sum of, and the instructions that add it up, where nobody else reads the sums."""
+        places = self.writers.get(register, [])
+        parts = [self.instructions[p] for p in places]
+        if not parts or not all(isinstance(p, Add | Accumulate) for p in parts) or len(self._readers(register)) > 1:
+            return [register], []
+        found: list[Register] = []
+        adding = list(places)
+        for part in parts:
+            for source in reads(part):
+                inner, more = self.leaves(source)
+                found += inner
+                adding += more
+        return found, adding
+
+    def _readers(self, register: Register) -> list[int]:
+        """Who reads a gradient; both halves of a split backward are one."""
+        return [p for p in self.readers[register] if self.phase(p) is not Phase.WEIGHT]
+
+    def terms(self, register: Register) -> list[Register]:
+        """What is added up to a register, whoever reads it; what is accumulated in place is one term."""
+        parts = [self.instructions[p] for p in self.writers.get(register, ())]
+        if not parts or not all(isinstance(part, Add) for part in parts):
+            return [register]
+        sources = [source for part in parts for source in reads(part)]
+        return [t for x in sources for t in (self.terms(x) if len(self.readers[x]) == 1 else [x])]
+
+    @cached_property
+    def makers(self) -> Mapping[Register, tuple[Op, int]]:
+        """For every gradient that backward makes the operator and its operand."""
+        return {register: key for key, register in self.made.items()}
+
+    def inner(self, maker: Op, reader: Op, operand: int) -> bool:
+        """Whether autograd can take a gradient from a reader to who made the value: nobody else has a part in it.
+
+        Also where there is no gradient at all.
+        """
+        if self.of(maker, Phase.BACKWARD) is None or self.of(reader, Phase.BACKWARD) is None:
+            return True
+        register, given = self.made.get((reader, operand)), self.gradient(maker)
+        if register is None or given is None or len(self._readers(register)) > 1:
+            return False
+        return register in self.leaves(given)[0]
+
+    # Dependencies
+
+    @cached_property
+    def needs(self) -> Sequence[frozenset[int]]:
+        """For every instruction those that must come before it: what it reads, adds to, or follows from."""
+        last: dict[Register, int] = {}
+        found = []
+        before = {
+            Phase.OFFLOAD: (Phase.FORWARD,),
+            Phase.RELOAD: (Phase.OFFLOAD,),
+            Phase.RECOMPUTE: (Phase.FORWARD,),
+            Phase.BACKWARD: (Phase.RELOAD, Phase.RECOMPUTE, Phase.FORWARD),
+            Phase.WEIGHT: (Phase.BACKWARD,),
+        }
+        for place, instruction in enumerate(self.instructions):
+            registers = (*reads(instruction), *writes(instruction))
+            own = {last[r] for r in registers if r in last}
+            phase = self.phase(place)
+            if phase is not None:
+                keys = ((self.op(place), earlier) for earlier in before.get(phase, ()))
+                own.update(self.run[key] for key in keys if key in self.run)
+            found.append(frozenset(own))
+            last.update(dict.fromkeys(writes(instruction), place))
+        return found

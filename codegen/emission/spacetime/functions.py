@@ -1,0 +1,385 @@
+"""The function of a segment: plain code over its arguments, the weights by name, and the parts that it computes.
+
+Numbers in the names of weights become arguments, so that layers and stages that are alike are one function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+from ....formulation.spacetime.materialized import Accumulate, Add, Register
+from ....formulation.spacetime.op import Cut, Op, Phase
+from ....model.graph.atoms import Atoms
+from ....model.graph.layout import P
+from ....model.graph.pcg import FLOATS, PCG
+from ....model.operators.operator import operator
+from ..common.call_sites import Site
+from ..common.conversions import Local, Used
+from ..common.expressions import expression
+from ..common.lines import Statement, Writer
+from ..common.losses import counted
+from ..common.names import identifier, roles, wish
+from ..common.regathering import PRODUCTS
+from ..common.text import one_free, shape_text
+from .flow import Flow
+from .lines import COMMA, Number, Piece, line, mark, rolled
+from .segments import Segment
+
+BASES = ("layer", "layer2", "layer3", "layer4")
+_RESERVED = ("at", "i", "j", *BASES)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight of a segment: what it is called there, its register, and that of its gradient if anybody reads it."""
+
+    text: str
+    register: Register
+    gradient: Register | None
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """What a segment gives: of which operator, and the gradients that come back; None where none does."""
+
+    op: Op
+    gradients: tuple[Register, ...] | None
+
+
+@dataclass(slots=True)
+class Code:
+    """A segment's function and what a call of it is given: the arguments by operator and operand."""
+
+    body: tuple[Piece, ...] = ()  # its numbers relative to the bases
+    arguments: tuple[str, ...] = ()
+    values: list[tuple[Op, int]] = field(default_factory=list)  # have gradients
+    constants: list[tuple[Op, int]] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+    outs: list[Out] = field(default_factory=list)
+    bases: tuple[tuple[str, int], ...] = ()  # the numbers that it is called with
+    parts: tuple[tuple[str, Cut], ...] = ()
+
+
+class Segments(Writer):
+    """Writes the function of one segment."""
+
+    def __init__(self, flow: Flow, segment: Segment, merged: Mapping[Register, Register], used: Used) -> None:
+        pcg = flow.pcg
+        super().__init__(SimpleNamespace(graph=pcg, axes=_RESERVED), _roles(pcg))  # type: ignore[arg-type]
+        self.flow, self.segment, self.merged, self.used, self.pcg = flow, segment, merged, used, pcg
+        self.inside = {flow.result(op): op for op in segment.ops if flow.result(op) is not None}
+        self.made: dict[Any, int] = {}
+        self.names: dict[tuple[Op, int], str] = {}
+        self.recorded = any(flow.of(op, Phase.BACKWARD) is not None for op in segment.ops)
+        self.code = Code()
+        self.cuts: dict[tuple[str, int, int, int], str] = {}
+
+    def write(self) -> Code:
+        """The code of the segment."""
+        counts = counted(self.pcg)
+        for op in self.segment.ops:
+            self._operator(op, op.node in counts)
+        self.code.outs = self._outs()
+        results = [self.made[out.op] for out in self.code.outs]
+        body = self.lines(results, 4, lambda texts: f"return {', '.join(texts) or '()'}")
+        text = "\n".join(body)
+        text = re.sub(r"\bself\.dtype\b", "at.dtype", re.sub(r"\bmesh\.device\b", "at.device", text))
+        text = re.sub(r"(?<=, )mesh, ", "at, ", text)  # of dropout
+        parts = {self._axis(op, cut): cut for op in self.segment.ops for cut in op.cuts}
+        self.code.parts = tuple((name, cut) for name, cut in parts.items() if _reads(text, name))
+        self.code.body, self.code.bases = _body(text)
+        self.code.arguments = tuple(self.names[leaf] for leaf in (*self.code.values, *self.code.constants))
+        return self.code
+
+    # Statements
+
+    def _operator(self, op: Op, is_counted: bool) -> None:
+        operands = []
+        registers = self.flow.operands(op)
+        for operand, source in enumerate(op.of.inputs):
+            register = registers.get(operand)
+            if register is None:
+                operands.append(self._source(op, operand, source))
+            elif register in self.inside and self.inside[register] in self.made:
+                operands.append(self.made[self.inside[register]])
+            else:
+                operands.append(self._argument(op, operand, register))
+        if is_counted:
+            operands.append(self._once(("count", op.node), f'at.counts["{op.of.name}"]', op.node))
+        site, node, entry = self._site(op), op.of, operator(op.of.op)
+        weights = [p for p, i in enumerate(node.inputs) if self.pcg.nodes[i].op == "parameter"]
+        apart = op.split and any((op, p) in self.flow.made for p in weights)
+
+        def render(texts: Sequence[str]) -> str:
+            if not apart:
+                return expression(site, texts)
+            names = [*entry.named(node), *(["count"] if is_counted else [])]
+            values = [p for p in range(len(texts)) if p not in weights]
+            given = ", ".join(names[p] for p in (*values, *weights))
+            line = expression(site, names)
+            call = (
+                line.partition("(")[0] if line == f"{line.partition('(')[0]}({given})" else f"(lambda {given}: {line})"
+            )
+            lists = (", ".join(texts[p] for p in group) for group in (values, weights))
+            return f"at.weighted({call}, {', '.join(f'[{text}]' for text in lists)})"
+
+        view = entry.view or node.op in ("permute", "expand", "contiguous", "slice", "part", "detach")
+        kind = "op" if apart else "view" if view else "unary" if len(operands) == 1 else "op"
+        statement = Statement(render, tuple(operands), kind, self._wish(op.node), op.node)
+        statement.without_gradient = self.recorded and _unrecorded(self.pcg, op.node)
+        self.made[op] = self.add(statement)
+
+    def _wish(self, index: int) -> str:
+        node = self.pcg.nodes[index]
+        if index not in self.roles and node.op in ("to", "contiguous", "expand", "detach") and node.inputs:
+            return self._wish(node.inputs[0])
+        return self.roles.get(index) or wish(node.op, node.name, node.path)
+
+    def _once(self, key: object, text: str, node: int) -> int:
+        if key not in self.made:
+            self.made[key] = self.add(Statement(lambda _: text, (), "weight", text, node))
+        return self.made[key]
+
+    def _argument(self, op: Op, operand: int, register: Register) -> int:
+        """What comes from outside: a weight by its name, else an argument, once for every gradient of its own."""
+        source = op.of.inputs[operand]
+        node = self.pcg.nodes[source]
+        gradient = self.flow.made.get((op, operand))
+        gradient = self.merged.get(gradient, gradient) if gradient is not None else None
+        key = (register, gradient)
+        if key in self.made:
+            return self.made[key]
+        if node.op == "parameter":
+            again = sum(w.text.startswith(f'"{node.name}"') for w in self.code.weights)
+            text = f'"{node.name}"' + (f", {again}" if again else "")
+            self.code.weights.append(Weight(text, register, gradient))
+            return self._once(key, f"at[{text}]", source)
+        name = self.free(self._wish(source), set(self.names.values()), set())
+        (self.code.constants if gradient is None else self.code.values).append((op, operand))
+        self.names[op, operand] = name
+        self.made[key] = self.add(Statement(lambda _: name, (), "argument", name, source))
+        return self.made[key]
+
+    def _source(self, op: Op, operand: int, source: int) -> int:
+        """This part of an input or a buffer of the graph, which is whole on every device."""
+        node, known = self.pcg.nodes[source], self.flow.graph.atoms[source]
+        local = self._site(op).source(operand)
+        text = f'at.inputs["{node.name}"]' if node.op == "input" else f'at["{node.name}"]'
+        text = cut_text(text, known, local)
+        if node.op == "input" and node.dtype in FLOATS:
+            text = f"{text}.to(at.dtype)"
+        if "cut(" in text:
+            self.used.primitives.add("cut")
+        for cut in op.cuts:
+            if cut.row.inputs[operand] == P:  # of addends the first is the value, the others are zero
+                text = f"{text}.mul(at.{self._axis(op, cut)}.index == 0)"
+        key = (source, text)
+        if key not in self.made:
+            plain = "cut(" not in text and ".mul(" not in text
+            name = identifier(node.name.rpartition(".")[2])
+            kind = "weight" if plain else "view"
+            self.made[key] = self.add(Statement(lambda _: text, (), kind, text if plain else name, source))
+        return self.made[key]
+
+    def _site(self, op: Op) -> Site:
+        pcg, atoms, cuts = self.pcg, self.flow.graph.atoms, op.cuts
+        return Site(
+            op.of,
+            tuple(pcg.nodes[i] for i in op.of.inputs),
+            atoms[op.node],
+            tuple(atoms[i] for i in op.of.inputs),
+            tuple(tuple(cut.row.inputs[p] for cut in cuts) for p in range(len(op.of.inputs))),
+            tuple(cut.row.output for cut in cuts),
+            tuple(cut.parts for cut in cuts),
+            tuple(f"at.{self._axis(op, cut)}" for cut in cuts),
+            1,
+            False,
+            self.used,
+            f"at.site_{op.of['site']}" if op.of.op == "dropout" else "",
+            regathered=self._fetched_again(op),
+        )
+
+    def _fetched_again(self, op: Op) -> frozenset[int]:
+        """The operands of a product that are fetched again for backward: it keeps no copies of them."""
+        again = {register.tensor.node for register in self.flow.again(op)} if op.of.op in PRODUCTS else set()
+        return frozenset(place for place, source in enumerate(op.of.inputs) if source in again)
+
+    def _axis(self, op: Op, cut: Cut) -> str:
+        """The name of a cut within the function."""
+        place = op.cuts[: op.cuts.index(cut)]
+        key = (cut.label, sum(other.label == cut.label for other in place), cut.parts, cut.number)
+        if key not in self.cuts:
+            name = cut.label if cut.label.isidentifier() and cut.label not in _TAKEN else "part"
+            count = sum(re.sub(r"\d+$", "", other) == name for other in self.cuts.values())
+            self.cuts[key] = f"{name}{count + 1}" if count else name
+        return self.cuts[key]
+
+    # Results
+
+    def _outs(self) -> list[Out]:
+        """What others read; first what gradients come back for."""
+        flow, inside = self.flow, set(self.segment.ops)
+        outs = []
+        for op in self.segment.ops:
+            given = flow.gradient(op)
+            back: tuple[Register, ...] | None = None
+            if given is not None:
+                leaves, _ = flow.leaves(given)
+                own = [x for x in leaves if x in flow.makers and flow.makers[x][0] in inside]
+                back = tuple(x for x in leaves if x not in own) or None
+                if back is not None and not own:
+                    back = (given,)  # which is added up outside
+            elif op.node == self.pcg.loss and flow.of(op, Phase.BACKWARD) is not None:
+                back = ()
+            if back is not None or op.node == self.pcg.loss or self._read_outside(op, inside):
+                outs.append(Out(op, back))
+        return sorted(outs, key=lambda out: out.gradients is None)
+
+    def _read_outside(self, op: Op, inside: set[Op]) -> bool:
+        flow = self.flow
+        for phase in (Phase.FORWARD, Phase.RECOMPUTE):
+            result = flow.result(op, phase)
+            if result is None:
+                continue
+            for place in flow.readers[result]:
+                if flow.phase(place) is not phase or flow.op(place) not in inside:
+                    return True
+        return False
+
+
+# fmt: off
+_TAKEN = (  # attributes of `at`, and what its makers are called with
+    "at", "dtype", "device", "step", "inputs", "counts", "run", "weighted", "lane", "site", "self", "function", "where",
+    "values", "constants", "swap", "weights", "copied", "given", "tape", "leaves", "fetched",
+)
+# fmt: on
+
+
+def merge(flow: Flow, segment: Segment) -> dict[Register, Register]:
+    """Gradients of one value that are only added up, to the first of them: for one leaf autograd adds them up."""
+    first: dict[object, Register] = {}
+    found: dict[Register, Register] = {}
+    for op in segment.ops:
+        for operand, register in flow.operands(op).items():
+            gradient = flow.made.get((op, operand))
+            readers = flow.readers[gradient] if gradient is not None else []
+            if gradient is None or len(readers) != 1:
+                continue
+            sums = flow.instructions[readers[0]]
+            match sums:
+                case Add():
+                    key: object = sums.target
+                    while (far := sum_of(flow, key)) is not None:  # type: ignore[arg-type]
+                        key = far
+                case Accumulate():
+                    key = sums.total
+                case _:
+                    continue
+            found[gradient] = first.setdefault((register, key, flow.pcg.nodes[op.of.inputs[operand]].op), gradient)
+    return found
+
+
+def sum_of(flow: Flow, register: Register) -> Register | None:
+    """The sum that a register is part of, and nothing else."""
+    readers = flow.readers[register]
+    further = flow.instructions[readers[0]] if len(readers) == 1 else None
+    return further.target if isinstance(further, Add) else None
+
+
+def cut_text(text: str, known: Atoms, local: Local) -> str:
+    """The part of a whole tensor, along all axes that split it."""
+    split = {a: [local.axes[i] for i in local.splits(a)] for a in range(len(known.sizes))}
+    if any(axes and known.dim_of(a)[1] > 0 for a, axes in split.items()):
+        text += f".reshape{shape_text(known.sizes)}"
+        for a, axes in split.items():
+            for axis in axes:
+                text = f"cut({text}, {a}, {axis})"
+        return f"{text}.reshape{shape_text(one_free(local.shape()))}"
+    for a, axes in split.items():
+        for axis in axes:
+            text = f"cut({text}, {known.dim_of(a)[0]}, {axis})"
+    return text
+
+
+def _unrecorded(pcg: PCG, index: int) -> bool:
+    """Whether a node reads what has a gradient, and has none: autograd must not record it."""
+    node = pcg.nodes[index]
+    sources = any(pcg.nodes[i].gradient for i in node.inputs)
+    return not node.gradient and node.dtype in FLOATS and node.op != "detach" and sources
+
+
+def _reads(text: str, name: str) -> bool:
+    return re.search(rf"\bat\.{name}\b", text) is not None
+
+
+@lru_cache(maxsize=8)
+def _roles(pcg: PCG) -> Mapping[int, str]:
+    return roles(pcg)
+
+
+_NAMES = re.compile(r'at\["([^"]*)"')
+_LAMBDA = re.compile(r"\blambda [\w, ]+:")
+_SITE = re.compile(r"at\.site_(\d+)")
+
+
+def _body(text: str) -> tuple[tuple[Piece, ...], tuple[tuple[str, int], ...]]:
+    """Statements, in loops over layers, with the numbers of lists and of dropout's call sites from the smallest on."""
+    least: dict[str, int] = {}
+    for name in _NAMES.findall(text):
+        for prefix, number in _places(name):
+            least[prefix] = min(number, least.get(prefix, number))
+    lists = dict(zip(least, BASES, strict=False))
+    bases = {lists[prefix]: number for prefix, number in least.items() if prefix in lists}
+    sites = [int(site) for site in _SITE.findall(text)]
+    bases |= {"site": min(sites)} if sites else {}
+
+    def named(match: re.Match[str]) -> str:
+        parts, prefix = [], ""
+        for part in match[1].split("."):
+            key = f"{prefix}."
+            parts.append(mark(lists[key], int(part)) if part.isdigit() and key in lists else part)
+            prefix = f"{key}#" if part.isdigit() else f"{key}{part}"
+        return f"at[⟪{'.'.join(parts)}⟫"
+
+    marked = _SITE.sub(lambda m: mark("site", int(m[1])), _NAMES.sub(named, text))
+    pieces: list[Piece] = []
+    for statement in _statements(marked):
+        one = line(_LAMBDA.sub(lambda m: m[0].replace(", ", COMMA), statement))
+        own = zip(one.roles, one.numbers, strict=True)
+        moved = tuple(Number(n.constant - bases[role], ((role, 1),)) for role, n in own)
+        pieces.append(replace(one, numbers=moved))
+    return tuple(rolled(pieces, names=False)), tuple(bases.items())
+
+
+def _statements(text: str) -> list[str]:
+    """Statements that were broken into lines, each in one."""
+    found: list[str] = []
+    depth = 0
+    for one in text.split("\n"):
+        one = one[4:]
+        if depth:  # a statement that was broken
+            closing = one.lstrip()[:1] in (")", "]", "}")
+            before = found[-1].removesuffix(",") if closing else found[-1] + (" " if found[-1].endswith(",") else "")
+            found[-1] = before + one.strip()
+        else:
+            found.append(one)
+        depth += sum(one.count(sign) for sign in "([{") - sum(one.count(sign) for sign in ")]}")
+    return found
+
+
+def _places(name: str) -> list[tuple[str, int]]:
+    """The numbers in a name, each with what stands before it, earlier numbers left out."""
+    found, prefix = [], ""
+    for part in name.split("."):
+        key = f"{prefix}."
+        if part.isdigit():
+            found.append((key, int(part)))
+            prefix = f"{key}#"
+        else:
+            prefix = f"{key}{part}"
+    return found

@@ -1,0 +1,56 @@
+"""The functions of a program: segments that compute alike call one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..common.conversions import Used
+from ..common.text import wrap
+from .functions import Code
+from .lines import Number, numbers, with_numbers, written
+
+
+@dataclass
+class Functions:
+    """The functions of all segments of a program: equal ones are one. `bases`: the numbers that each is called with.
+
+    `fetches`: whether devices take weights from others.
+    """
+
+    used: Used
+    fetches: bool = False
+    known: dict[object, str] = field(default_factory=dict)
+    codes: dict[str, Code] = field(default_factory=dict)
+    bases: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+
+    def add(self, code: Code, title: str) -> None:
+        key = (code.body, code.arguments)
+        if key not in self.known:
+            count = Counter(re.sub(r"_\d+$", "", name) for name in self.codes)[title]
+            self.known[key] = f"{title}_{count + 1}" if count else title
+            self.codes[self.known[key]] = code
+        numbers = self.bases.setdefault(self.known[key], {})
+        for base, number in code.bases:
+            numbers.setdefault(base, set()).add(number)
+
+    def name(self, code: Code) -> str:
+        return self.known[code.body, code.arguments]
+
+    def moving(self, name: str) -> tuple[str, ...]:
+        """The numbers in which calls of a function differ."""
+        return tuple(base for base, numbers in self.bases[name].items() if len(numbers) > 1)
+
+    def text(self, name: str) -> str:
+        """The definition."""
+        code, moving = self.codes[name], self.moving(name)
+        fixed = {base: min(found) for base, found in self.bases[name].items() if base not in moving}
+
+        def settled(number: Number) -> Number:
+            constant = number.constant + sum(by * fixed.get(base, 0) for base, by in number.terms)
+            return Number(constant, tuple(term for term in number.terms if term[0] not in fixed))
+
+        body = [with_numbers(piece, iter([settled(n) for _, n in numbers(piece)])) for piece in code.body]
+        head = f"def {name}({', '.join(['at', *moving, *code.arguments])}):"
+        return "\n".join([*wrap(head, 0), *written(body)])

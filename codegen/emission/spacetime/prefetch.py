@@ -1,0 +1,70 @@
+"""Weights that come from other devices come for a whole layer at once, before the first of its operators.
+
+Materialization fetches them one by one, just before each use. Their transfers depend on nothing but what is kept, so
+all devices can have them earlier, in an order that is the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from ....formulation.spacetime.mask import VALUE
+from ....formulation.spacetime.materialized import Instruction, Program, Register, Run, Transfer, reads, writes
+from ....model.graph.pcg import Node
+from .flow import COMPUTING, forward_of, labels, layer
+
+
+def by_layer(program: Program) -> Program:
+    """The program with such transfers, and what prepares and follows them, at the start of their layers' blocks."""
+    pcg = program.tasks.graph.pcg
+    starts: dict[Hashable, int] = {}
+    events: dict[int, list[tuple[int, Instruction]]] = {}
+    readers: dict[Register, list[tuple[int, Instruction]]] = {}
+    for device, (instructions, steps) in enumerate(zip(program.devices, program.steps, strict=True)):
+        for step, instruction in zip(steps, instructions, strict=True):
+            events.setdefault(step, []).append((device, instruction))
+            for register in reads(instruction):
+                readers.setdefault(register, []).append((step, instruction))
+            if isinstance(instruction, Run) and instruction.op.phase in COMPUTING:
+                starts.setdefault(_block(device, instruction), step)
+    earlier: dict[int, int] = {}
+    for step in sorted(events, reverse=True):
+        if not all(_brings_weight(pcg.nodes, i) for _, i in events[step]):
+            continue
+        wanted = [step]
+        for device, instruction in events[step]:
+            for register in writes(instruction):
+                for place, reader in readers.get(register, ()):
+                    if isinstance(reader, Run):
+                        wanted.append(starts.get(_block(device, reader), step))
+                    else:
+                        wanted.append(earlier.get(place, place))
+        earlier[step] = min(wanted)
+    if all(step == place for step, place in earlier.items()):
+        return program
+    order = sorted(events, key=lambda step: (earlier.get(step, step), step not in earlier, step))
+    number = {step: place for place, step in enumerate(order)}
+    devices: list[tuple[Instruction, ...]] = []
+    places: list[tuple[int, ...]] = []
+    for instructions, old in zip(program.devices, program.steps, strict=True):
+        moved = sorted(zip((number[step] for step in old), instructions, strict=True), key=lambda pair: pair[0])
+        devices.append(tuple(_with_key(instruction, place) for place, instruction in moved))
+        places.append(tuple(place for place, _ in moved))
+    return replace(program, devices=tuple(devices), steps=tuple(places))
+
+
+def _block(device: int, run: Run) -> Hashable:
+    """What is fetched at once: a layer's operators in one phase of one micro-batch on one device."""
+    return device, run.op.phase, tuple(labels(forward_of(run.op))), layer(run.op)
+
+
+def _brings_weight(nodes: Sequence[Node], instruction: Instruction) -> bool:
+    """Whether an instruction moves or prepares a weight, and does nothing else."""
+    registers = (*reads(instruction), *writes(instruction))
+    moved = all(r.tensor.kind == VALUE and nodes[r.tensor.node].op == "parameter" for r in registers)
+    return not isinstance(instruction, Run) and moved
+
+
+def _with_key(instruction: Instruction, key: int) -> Instruction:
+    return replace(instruction, key=key) if isinstance(instruction, Transfer) else instruction

@@ -1,0 +1,164 @@
+"""Names of registers: in which store of a device a tensor is, under which key, and when it leaves it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from ....formulation.spacetime.mask import GRADIENT, UPDATED, VALUE, Box
+from ....formulation.spacetime.materialized import Accumulate, Register, Run, Slice, reads, writes
+from ....formulation.spacetime.op import Phase
+from .flow import Flow
+from .lines import mark, quoted
+from .segments import Arranged, Lane, arrange
+
+STORES = {VALUE: "v", GRADIENT: "g", UPDATED: "u"}
+"""The stores of values, gradients, and new weights; weights from other devices are in `w`."""
+
+
+class Registers:
+    """The registers of one device while its statements are written.
+
+    A register has its name while it is live: what is read for the last time is taken out of its store. `left` says how
+    often all is still read; while that is being counted it is None.
+    """
+
+    def __init__(self, flow: Flow, shapes: Mapping[Register, tuple[int, ...]]) -> None:
+        self.flow, self.shapes = flow, shapes
+        self.arranged: Arranged = arrange(flow)
+        self.totals: dict[int, Register] = {}  # of every parameter the first
+        for instruction in flow.instructions:
+            if isinstance(instruction, Accumulate):
+                self.totals.setdefault(instruction.total.tensor.node, instruction.total)
+        self.boxes: dict[int, list[Box]] = {}
+        self.kept: Counter[int] = Counter()  # how many of them
+        self.left: Counter[Register] | None = None
+        self.lane: dict[Register, Lane] = {}
+        self.forget_all()
+        self._stored()
+
+    def forget_all(self) -> None:
+        """Begin anew; totals have their parameters' names from the start."""
+        self.named: dict[Register, str] = {}
+        self.live: dict[str, set[str]] = {store: set() for store in "vgwu"}
+        self.alias: dict[Register, Register] = {}
+        self.reads: Counter[Register] = Counter()
+
+    def name_totals(self) -> None:
+        for total in self.totals.values():
+            self.name(total)
+
+    def find_lanes(self) -> None:
+        """Registers go with who makes them, or else with who reads them."""
+        flow = self.flow
+        of = {op: segment.lane for segment in self.arranged.segments for op in segment.ops}
+        for place, instruction in enumerate(flow.instructions):
+            if flow.phase(place) is not None:
+                self.lane.update(dict.fromkeys(writes(instruction), of[flow.op(place)]))
+            elif isinstance(instruction, Run | Accumulate):
+                self.lane.update(dict.fromkeys(writes(instruction), ()))
+        for place in reversed(range(len(flow.instructions))):
+            for register in reads(flow.instructions[place]):
+                if register in self.lane:
+                    continue
+                if flow.phase(place) is not None:
+                    self.lane[register] = of[flow.op(place)]
+                else:
+                    made = [self.lane[r] for r in writes(flow.instructions[place]) if r in self.lane]
+                    if made:
+                        self.lane[register] = made[0]
+        for instruction in flow.instructions:
+            known = [self.lane[r] for r in reads(instruction) if r in self.lane]
+            for register in writes(instruction):
+                self.lane.setdefault(register, known[0] if known else ())
+
+    def _stored(self) -> None:
+        """The boxes of parameters in the order in which the model counts them: those that are kept here come first."""
+        for phase in (Phase.STORE, Phase.UPDATE):
+            ops = [run.op for run in self.flow.instructions if isinstance(run, Run) and run.op.phase is phase]
+            for op in sorted(ops, key=lambda op: op.mask(None).box):
+                known, box = self.boxes.setdefault(op.node, []), op.mask(None).box
+                if box not in known:
+                    known.append(box)
+                    self.kept[op.node] += phase is Phase.STORE
+
+    def name(self, register: Register) -> str:
+        """The key of a register in its store, which is its own until it is read for the last time."""
+        if register not in self.named:
+            store, node = self.store(register), register.tensor.node
+            if store in ("w", "u") and self.is_kept(register):
+                self.named[register] = self.box_name(node, register.mask.box)
+                return self.named[register]
+            name = self.flow.pcg.nodes[node].name
+            lane = "".join(f", {mark('m', number)}" for _, number in self.lane[register])
+            count = 1
+            while (key := quoted(name, count) + lane) in self.live[store]:
+                count += 1
+            self.live[store].add(key)
+            self.named[register] = key
+        return self.named[register]
+
+    def box_name(self, node: int, box: Box) -> str:
+        """The name of a part of a parameter that is kept or updated here."""
+        count = self.boxes[node].index(box) + 1
+        return quoted(self.flow.pcg.nodes[node].name, count, always=self.kept[node] > 1)
+
+    def store(self, register: Register) -> str:
+        """Weights have a store of their own."""
+        kind = register.tensor.kind
+        if kind == VALUE and self.flow.pcg.nodes[register.tensor.node].op == "parameter":
+            return "w"
+        return STORES.get(kind, "v")
+
+    def is_kept(self, register: Register) -> bool:
+        makers = [self.flow.instructions[p] for p in self.flow.writers[register]]
+        return any(isinstance(m, Run) and m.op.phase in (Phase.STORE, Phase.UPDATE) for m in makers)
+
+    def put(self, register: Register) -> str:
+        """The place where a register is written."""
+        return f"{self.store(register)}[{self.name(register)}]"
+
+    def use(self, register: Register) -> str:
+        """A register as it is read; the last time it leaves its store."""
+        register = self.alias.get(register, register)
+        self.reads[register] += 1
+        store, name = self.store(register), self.name(register)
+        if store == "w" and self.is_kept(register):
+            return f"run.model.parts[{name}]" if name in self.live[store] else f"w[{name}]"
+        if self.left is not None:
+            self.left[register] -= 1
+        if self.is_kept(register) or self.left is None or self.left[register] > 0:
+            return f"{store}[{name}]"
+        self.forget(register)
+        return f"{store}.take({name})"
+
+    def forget(self, register: Register) -> None:
+        self.live[self.store(register)].discard(self.named.pop(register))
+
+    def from_store(self, register: Register) -> Register | None:
+        """The stored parameter of which a register is a part."""
+        makers = [self.flow.instructions[p] for p in self.flow.writers[register]]
+        match makers:
+            case [Run()]:
+                return register
+            case [Slice(source=source)]:
+                return self.from_store(source)
+        return None
+
+    def is_copied(self, register: Register) -> bool:
+        """Whether it is cut out of a stored parameter across a dim: that is no view of it."""
+        stored = self.from_store(register)
+        if stored is None:
+            return False
+        atoms = self.flow.graph.atoms[register.tensor.node]
+        moved = {a for a, edge in enumerate(register.mask.box) if edge != stored.mask.box[a]}
+        return any(moved & {*atoms.of_dim(dim)[1:]} for dim in range(len(atoms.dims)))
+
+    def for_update(self, register: Register) -> bool:
+        """Whether only an update reads a register."""
+        readers = [self.flow.instructions[p] for p in self.flow.readers[register]]
+        return (
+            bool(readers)
+            and all(isinstance(r, Run) and r.op.phase is Phase.UPDATE for r in readers)
+            and (register.tensor.kind == VALUE)
+        )

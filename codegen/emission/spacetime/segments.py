@@ -1,0 +1,289 @@
+"""Segments: operators of one device whose forward is one function, and whose backward is one call of autograd.
+
+Operators are in one segment iff they are adjacent in forward, in backward, and in whatever else the plan does with
+them, and the gradients between them are nobody else's business. What stands between two operators of a segment and
+does not feed it runs before or after it.
+
+No program that results can wait for ever. Every device starts its transfers in the order of their keys, as the plan
+has them, and waits only for what it has started. Of all transfers that are waited for, take the one with the smallest
+key: who has not started it waits for one that he started before, with a smaller key, which contradicts the choice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ....formulation.spacetime.mask import VALUE
+from ....formulation.spacetime.materialized import Collective, Receive, Register, reads, writes
+from ....formulation.spacetime.op import Op, Phase
+from .flow import Flow, labels, layer
+
+Lane = tuple[tuple[str, int], ...]
+"""The labels of cuts that run one after the other on a device, with the part's number: the micro-batch."""
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """Forward operators, in order, that one device runs together."""
+
+    device: int
+    lane: Lane
+    ops: tuple[Op, ...]
+
+
+@dataclass(slots=True)
+class Block:
+    """One phase of a segment."""
+
+    phase: Phase
+    places: list[int]
+    segment: Segment | None = None
+
+
+@dataclass(slots=True)
+class Arranged:
+    """What a device does: blocks, and places of single instructions; `absorbed` are those that autograd takes over."""
+
+    steps: list[Block | int]
+    segments: list[Segment] = field(default_factory=list)
+    absorbed: set[int] = field(default_factory=set)
+
+
+def lanes(flow: Flow) -> dict[Op, Lane]:
+    """The lane of every forward operator: labels that have several numbers on this device."""
+    keys = {op: labels(op) for op, phase in flow.run if phase is Phase.FORWARD}
+    numbers: dict[str, set[int]] = {}
+    for own in keys.values():
+        for label, number in own:
+            numbers.setdefault(label, set()).add(number)
+    return {op: tuple((k, n) for k, n in own if len(numbers[k]) > 1) for op, own in keys.items()}
+
+
+def arrange(flow: Flow) -> Arranged:
+    """The segments of one device and the order in which all that it does is written down."""
+    lane = lanes(flow)
+    apart = _fetched(flow) | {op for op in lane if op.swapped}
+    piece: dict[Op, Hashable] = {
+        op: (
+            lane[op],
+            op.split,
+            op.swapped,
+            op.group,
+            layer(op) if op in apart else None,
+            _unrecorded(flow, op),
+        )
+        for op in lane
+    }
+    while True:
+        steps = _Arrangement(flow, piece, lane).arrange(deque(range(len(flow.instructions))))
+        finer = _refined(flow, piece, steps)
+        if len(set(finer.values())) == len(set(piece.values())):
+            break
+        piece = finer
+    return _labelled(flow, piece, lane, steps)
+
+
+def _fetched(flow: Flow) -> set[Op]:
+    """Operators whose weights come from other devices for every use, and all others of their layers."""
+    moved: dict[Register, bool] = {}
+
+    def comes(register: Register) -> bool:
+        if register not in moved:
+            makers = [flow.instructions[p] for p in flow.writers.get(register, [])]
+            moved[register] = any(isinstance(m, Receive | Collective) or any(map(comes, reads(m))) for m in makers)
+        return moved[register]
+
+    layers = {
+        layer(op)
+        for op, phase in flow.run
+        if phase is Phase.FORWARD
+        for operand, register in flow.operands(op).items()
+        if flow.pcg.nodes[op.of.inputs[operand]].op == "parameter" and comes(register)
+    }
+    return {op for op, phase in flow.run if phase is Phase.FORWARD and layer(op) in layers}
+
+
+def _unrecorded(flow: Flow, op: Op) -> bool:
+    """Whether an operator reads what has a gradient, and has no backward."""
+    return flow.of(op, Phase.BACKWARD) is None and any(flow.pcg.nodes[i].gradient for i in op.of.inputs)
+
+
+class _Arrangement:
+    """One pass over a device's instructions, given which operators may be together."""
+
+    def __init__(self, flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane]) -> None:
+        self.flow, self.piece, self.lane = flow, piece, lane
+        self.count = Counter(
+            (phase, piece[flow.op(place)]) for place in range(len(flow.instructions)) if (phase := flow.phase(place))
+        )
+
+    def arrange(self, queue: deque[int]) -> list[Block | int]:
+        steps: list[Block | int] = []
+        while queue:
+            place = queue.popleft()
+            phase = self.flow.phase(place)
+            if phase is None:
+                steps.append(place)
+            else:
+                self._block(phase, place, queue, steps)
+        return steps
+
+    def _block(self, phase: Phase, first: int, queue: deque[int], steps: list[Block | int]) -> None:
+        """One block from its first run on. What is in its way is done before it, or given back to the queue."""
+        flow, op = self.flow, self.flow.op(first)
+        piece, lane = self.piece[op], self.lane[op]
+        block, later, barred = [first], list[int](), set[int]()
+        after = {first}  # the block and what waits for it
+        results = {flow.result(op, phase): op}
+        while queue and len(block) < self.count[phase, piece]:
+            place = queue[0]
+            kind = flow.phase(place)
+            if kind is not None and self.lane[flow.op(place)] != lane:
+                break
+            if kind is phase and self.piece[flow.op(place)] == piece:
+                needs = self._needs(place, block)
+                if needs & barred or not self._joins(phase, place, results):
+                    break
+                if needs.intersection(later) and not self._before(needs, block, later, steps):
+                    break
+                block.append(place)
+                after.add(place)
+                results[flow.result(flow.op(place), phase)] = flow.op(place)
+            elif kind is not None or self._waits(place, after, later):
+                later.append(place)
+                after.add(place)
+            else:
+                steps.append(place)
+                if (flow.transfers(place) and not self._weight(place)) or flow.needs[place] & barred:
+                    barred.add(place)
+            queue.popleft()
+        steps.append(Block(phase, block))
+        queue.extendleft(reversed(later))
+
+    def _waits(self, place: int, after: set[int], later: Sequence[int]) -> bool:
+        """Whether an instruction needs the block, or something after it; transfers keep their order."""
+        flow = self.flow
+        if not flow.needs[place].isdisjoint(after):
+            return True
+        return flow.transfers(place) and any(map(flow.transfers, later))
+
+    def _weight(self, place: int) -> bool:
+        """Whether a transfer brings a weight: those of a layer come before its first operator."""
+        written = writes(self.flow.instructions[place])
+        return (
+            bool(written)
+            and written[0].tensor.kind == VALUE
+            and (self.flow.pcg.nodes[written[0].tensor.node].op == "parameter")
+        )
+
+    def _needs(self, place: int, block: Sequence[int]) -> frozenset[int]:
+        """What a run needs; of a gradient that is partly made in the block, the other parts."""
+        flow = self.flow
+        needs = flow.needs[place]
+        given = flow.gradient(flow.op(place)) if flow.phase(place) is Phase.BACKWARD else None
+        if given is None:
+            return needs
+        leaves, adding = flow.leaves(given)
+        made = {p for leaf in leaves for p in flow.writers.get(leaf, ())}
+        return (needs - set(adding)) | made if made.intersection(block) else needs
+
+    def _joins(self, phase: Phase, place: int, results: Mapping[Register | None, Op]) -> bool:
+        """Whether autograd can take the gradients between a forward run and those before it in the block."""
+        flow, op = self.flow, self.flow.op(place)
+        if phase is Phase.BACKWARD:
+            return not self._apart(op, set(results.values()))
+        if phase not in (Phase.FORWARD, Phase.RECOMPUTE):
+            return True
+        return all(
+            flow.inner(results[register], op, operand)
+            for operand, register in flow.operands(op, phase).items()
+            if register in results
+        )
+
+    def _apart(self, op: Op, others: set[Op]) -> bool:
+        """Whether some of a gradient is made by others that read another copy of the value, or a part of it."""
+        flow = self.flow
+        given = flow.gradient(op)
+        made = [flow.makers[x] for x in flow.leaves(given)[0] if x in flow.makers] if given is not None else []
+        return any(o in others and flow.operands(o).get(operand) != flow.result(op) for o, operand in made)
+
+    def _before(self, needs: Iterable[int], block: Sequence[int], later: list[int], steps: list[Block | int]) -> bool:
+        """Do before the block what is waiting for after it, if it needs nothing of the block; whether that was so."""
+        flow, wanted = self.flow, set(needs).intersection(later)
+        for place in reversed(later):
+            if place in wanted:
+                wanted |= flow.needs[place].intersection(later)
+        transfers = [p for p in later if flow.transfers(p)]
+        inside = [p in wanted for p in transfers]
+        if any(flow.needs[p].intersection(block) for p in wanted) or inside != sorted(inside, reverse=True):
+            return False
+        if any(flow.transfers(p) and not self._weight(p) for p in wanted):
+            return False
+        steps += self.arrange(deque(p for p in later if p in wanted))
+        later[:] = [p for p in later if p not in wanted]
+        return True
+
+
+def _refined(flow: Flow, piece: Mapping[Op, Hashable], steps: Sequence[Block | int]) -> dict[Op, Hashable]:
+    """Operators are together that were so before and are now, in every phase."""
+    number: dict[tuple[Op, Phase], int] = {}
+    for count, step in enumerate(steps):
+        if isinstance(step, Block):
+            number.update({(flow.op(place), step.phase): count for place in step.places})
+    found: dict[Op, Hashable] = {}
+    phases = (Phase.FORWARD, Phase.RECOMPUTE, Phase.OFFLOAD, Phase.RELOAD, Phase.BACKWARD, Phase.WEIGHT)
+    ops = [op for op, phase in flow.run if phase is Phase.FORWARD]
+    own = {op: [number.get((op, phase)) for phase in phases] for op in ops}
+    readers: dict[Register, list[Op]] = {}
+    for op in ops:
+        for register in flow.operands(op).values():
+            readers.setdefault(register, []).append(op)
+    for op in reversed(ops):  # what has no backward goes with who reads it first
+        result = flow.result(op)
+        near = [r for r in readers.get(result, []) if own[r][0] == own[op][0]] if result is not None else []
+        for k, value in enumerate(own[op]):
+            if value is None and near and (phases[k] is not Phase.WEIGHT):
+                own[op][k] = own[near[0]][k]
+    sources = {flow.result(op): op for op in ops}
+    for op in ops:  # and else with what it reads
+        near = [sources[r] for r in flow.operands(op).values() if r in sources]
+        near = [other for other in near if own[other][0] == own[op][0]]
+        for k, value in enumerate(own[op]):
+            if value is None and near and (phases[k] is not Phase.WEIGHT):
+                own[op][k] = own[near[0]][k]
+    weights: dict[Hashable, int | None] = {}  # operators of a split backward without weights are with those that have
+    for op in ops:
+        weight = own[op].pop() if op.split else None
+        if weight is not None:
+            weights.setdefault((piece[op], *own[op][:5]), weight)
+        own[op] = [*own[op][:5], weight]
+    for op in ops:
+        *others, weight = own[op]
+        found[op] = (piece[op], *others, weights.get((piece[op], *others)) if weight is None else weight)
+    return found
+
+
+def _labelled(flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane], steps: list[Block | int]) -> Arranged:
+    """The blocks with their segments, and what autograd takes over of the sums between operators of one."""
+    arranged = Arranged(steps)
+    segments: dict[Hashable, Segment] = {}
+    ops: dict[Hashable, list[Op]] = {}
+    for step in steps:
+        if isinstance(step, Block) and step.phase is Phase.FORWARD:
+            ops.setdefault(piece[flow.op(step.places[0])], []).extend(map(flow.op, step.places))
+    for key, members in ops.items():
+        segments[key] = Segment(flow.device, lane[members[0]], tuple(members))
+        inside = set(members)
+        for op in members:
+            given = flow.gradient(op)
+            if given is not None:
+                leaves, adding = flow.leaves(given)
+                if any(flow.makers[leaf][0] in inside for leaf in leaves if leaf in flow.makers):
+                    arranged.absorbed.update(adding)
+    for step in steps:
+        if isinstance(step, Block):
+            step.segment = segments[piece[flow.op(step.places[0])]]
+    arranged.segments = list(segments.values())
+    return arranged

@@ -1,0 +1,116 @@
+"""Tables of the emitted program: who keeps and updates which part of a weight, and groups of ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+
+from ....formulation.spacetime.mask import Box, meet
+from ....formulation.spacetime.materialized import Program, Run
+from ....formulation.spacetime.op import Op, Phase
+from ....model.graph.pcg import PCG
+
+Parts = tuple[tuple[tuple[int, ...], Box], ...]
+"""Ranks, and the box that each of them has."""
+
+
+def _parts(ops: Iterable[Op]) -> Parts:
+    ranks: dict[Box, list[int]] = {}
+    for op in ops:
+        assert op.device is not None
+        ranks.setdefault(op.mask(None).box, []).append(op.device)
+    return tuple((tuple(dict.fromkeys(found)), box) for box, found in sorted(ranks.items()))
+
+
+def places(program: Program) -> list[str]:
+    """The table of weights: those of one shape whose parts are on the same ranks are one row."""
+    graph = program.tasks.graph
+    runs = [i.op for device in program.devices for i in device if isinstance(i, Run)]
+    of: dict[tuple[int, Phase], list[Op]] = {}
+    for op in runs:
+        of.setdefault((op.node, op.phase), []).append(op)
+    rows: dict[tuple[tuple[tuple[int, ...], ...], str, str], list[str]] = {}
+    for node in graph.pcg.of("parameter"):
+        kept, updated = _parts(of.get((node, Phase.STORE), ())), _parts(of.get((node, Phase.UPDATE), ()))
+        name, known = graph.pcg.nodes[node].name, graph.atoms[node]
+        whole = tuple((0, size) for size in known.sizes)
+        rows.setdefault((known.dims, _text(kept, whole), _text(updated, whole)), []).append(name)
+    lines = [
+        "PLACES = [  # weights, factors of their dims, who keeps which part of them (None: all), who updates which"
+    ]
+    for key, names in rows.items():
+        dims, kept_text, updated_text = key
+        lines += ["    (", f"        {names_text(names)},", f"        {dims},"]
+        lines += [f"        {kept_text},", f"        {updated_text},", "    ),"]
+    return [*lines, "]  # fmt: skip"]
+
+
+def overlapping(program: Program) -> bool:
+    """Whether some ranks update parts of one weight that are neither the same nor apart."""
+    updates: dict[int, set[Box]] = {}
+    for device in program.devices:
+        for run in device:
+            if isinstance(run, Run) and run.op.phase is Phase.UPDATE:
+                updates.setdefault(run.op.node, set()).add(run.op.mask(None).box)
+    return any(meet(a, b) is not None for boxes in updates.values() for a, b in combinations(boxes, 2))
+
+
+def _text(parts: Parts, whole: Box) -> str:
+    return "[" + ", ".join(f"({ranks}, {None if box == whole else box})" for ranks, box in parts) + "]"
+
+
+def names_text(names: Sequence[str]) -> str:
+    """A list of names; those that differ in one number alone are told by its range."""
+    split = [re.split(r"(?<=\.)(\d+)(?=\.)", name, maxsplit=1) for name in names]
+    if len(names) > 2 and all(len(parts) == 3 for parts in split) and len({parts[0] for parts in split}) == 1:
+        numbers = sorted({int(parts[1]) for parts in split})
+        ends = list(dict.fromkeys(parts[2] for parts in split))
+        full = [f"{split[0][0]}{i}{end}" for i in numbers for end in ends]
+        if sorted(full) == sorted(names) and numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1:
+            first = f"{numbers[0]}, " if numbers[0] else ""
+            over = f"for i in range({first}{numbers[-1] + 1})"
+            if len(ends) == 1:
+                return f'[f"{split[0][0]}{{i}}{ends[0]}" {over}]'
+            each = ", ".join(f'"{end[1:]}"' for end in ends)
+            return f'[f"{split[0][0]}{{i}}.{{name}}" {over} for name in ({each})]'
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+
+
+def families(groups: Iterable[tuple[int, ...]], ranks: int) -> tuple[dict[tuple[int, ...], str], list[str]]:
+    """Groups of ranks by the name of their family: those of one family have nothing in common and are of one size."""
+    found: list[list[tuple[int, ...]]] = []
+    for group in sorted(set(groups)):
+        fits = (f for f in found if len(f[0]) == len(group) and all(set(group).isdisjoint(other) for other in f))
+        family = next(fits, None)
+        if family is None:
+            found.append([group])
+        else:
+            family.append(group)
+    names: dict[tuple[int, ...], str] = {}
+    lines = ["GROUPS = {  # of ranks that communicate together"]
+    for family in found:
+        size = len(family[0])
+        base = "all" if size == ranks and family[0] == tuple(range(ranks)) else f"{_WORDS.get(size, size)}"
+        count = sum(name.rpartition(" ")[0] == base or name == base for name in set(names.values()))
+        name = f"{base} {count + 1}" if count else base
+        names.update(dict.fromkeys(family, name))
+        lines.append(f'    "{name}": {[list(group) for group in family]},')
+    return names, [*lines, "}"]
+
+
+_WORDS = {2: "pairs", 4: "fours", 8: "eights"}
+
+
+def buffers(pcg: PCG) -> list[str]:
+    lines = ["BUFFERS = {  # name: shape, and its dtype where that is not the model's"]
+    for index in pcg.of("buffer"):
+        node = pcg.nodes[index]
+        lines.append(
+            f'    "{node.name}": ({node.shape}, {None if node.dtype == "float32" else "torch." + node.dtype}),'
+        )
+    return [*lines, "}"]
+
+
+def aliases(pcg: PCG) -> Mapping[str, str]:
+    return dict(pcg.aliases)

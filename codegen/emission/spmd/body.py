@@ -1,0 +1,386 @@
+"""The statements of one function: values of nodes under layouts, each with the text that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ....formulation.special import Splits
+from ....formulation.strategies.strategy import rows_taken
+from ....model.graph.atoms import atoms
+from ....model.graph.layout import Action, Layout, P, atom_of, is_split
+from ....model.graph.pcg import FLOATS
+from ....model.machine.roofline import precision
+from ....model.operators.operator import operator
+from ...plan.routes import route
+from ..common.call_sites import Site, literal
+from ..common.conversions import Used, conversion
+from ..common.expressions import chunked, expression
+from ..common.lines import Statement, Writer
+from ..common.names import is_literal, wish
+from ..common.regathering import VIEWS, remade
+from ..common.text import enclosed
+from .branches import SideBySide, comment, operands_of, render
+from .recomputing import Call, call_text
+
+if TYPE_CHECKING:
+    from ...plan.plan import Plan
+    from .loops import Loop
+    from .units import Unit
+
+
+class Body(Writer):
+    """Builds a function's statements. `own`: nodes computed here; `weights`: their texts; all others are arguments.
+
+    `divided`: operands to divide by the number of micro-batches; `divisors`: of losses; `sites`: of dropouts in loops.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        own: frozenset[int],
+        weights: Mapping[int, str],
+        used: Used,
+        divided: frozenset[tuple[int, int]],
+        divisors: Mapping[int, str],
+        roles: Mapping[int, str],
+    ) -> None:
+        super().__init__(plan, roles, used.stepped)
+        self.own, self.weights, self.used, self.divided, self.divisors = own, weights, used, divided, divisors
+        self.sites: dict[int, str] = {}
+        self.beside: Mapping[int, SideBySide] = {}
+        self.calls: Mapping[int, Call] = {}  # of segments that are computed again, by what they give
+        self.recomputed = False  # whether backward runs all of this again: weights are then gathered again anyway
+        self.arguments: dict[int, str] = {}  # node (or -1 - loss) -> name, in order of first use
+        self.waiting: list[tuple[Loop, int]] = []  # loops that are not written yet, with the number of the pass
+        self._memo: dict[object, int] = {}
+
+    def argument(self, node: int, name: str) -> int:
+        """A value that the function is given, in the layout that `node` gives to all its readers."""
+        key = (node, "given", True)
+        if key not in self._memo:
+            self.arguments[node] = name
+            self._memo[key] = self.add(Statement(lambda _: name, (), "argument", name, node))
+        return self._memo[key]
+
+    def received(self, node: int, name: str) -> None:
+        """What another stage of a pipeline hands on: a value in the layout that `node` offers."""
+        self.arguments[node] = name
+        made, choice = self.add(Statement(lambda _: name, (), "argument", name, node)), self.plan.choices[node]
+        self._memo[node, "given", True] = self._converted(made, node, choice.output, choice.given)
+
+    def cast(self, node: int) -> None:
+        """Let an argument be read in the dtype that the module computes in."""
+        key = (node, "given", True)
+        name = self.arguments[node]
+        self._memo[key] = self.add(
+            Statement(lambda t: f"{enclosed(t[0])}.to(self.dtype)", (self._memo[key],), "unary", name, node)
+        )
+
+    def loop(self, loop: Loop, number: int) -> None:
+        """What the last block gives in pass `number` of a loop over blocks."""
+        units = loop.chain.passes[number]
+        self.waiting = [wait for wait in self.waiting if wait != (loop, number)]
+        unit, last = units[0], units[-1]
+        this = Statement(
+            lambda _: loop.variable,
+            tuple(self.given(i) for i in (*unit.carried, *unit.others)),
+            "loop",
+            loop.slots[0],
+            next(i for i in last.outs if i >= 0),
+            loop=f"self.{loop.attribute}",
+            call="" if loop.method(number) == "forward" else f".{loop.method(number)}",
+            last=loop.start(self.plan, number),
+            handed=loop.slots,
+            again=loop.again[number],
+            without_gradient=any(self._unrecorded(i) for u in units for i in u.nodes),
+        )
+        made = self.add(this)
+        gives = []
+        for out, layout, name in zip(last.outs, last.layouts, loop.slots, strict=True):
+            gives.append(self.add(Statement(lambda _, k=name: k, (made,), "handed", name, max(out, -1))))  # type: ignore[misc]
+            if out >= 0:
+                self._memo[out, "given", True] = self._converted(gives[-1], out, layout, self.plan.choices[out].given)
+        this.gives = tuple(gives)
+
+    def results(self, unit: Unit | Call) -> list[int]:
+        """What a block gives."""
+        found = []
+        for old, out, layout in zip(unit.carried, unit.outs, unit.layouts, strict=True):
+            as_given = out < 0 or layout == self.plan.choices[out].given
+            found.append(self.given(old if out < 0 else out) if as_given else self._computed(out))
+        return found
+
+    def unrecorded(self) -> None:
+        """The function is called where autograd records nothing."""
+        for statement in self.statements:
+            statement.without_gradient = False
+
+    def _unrecorded(self, index: int) -> bool:
+        """Whether a node reads what has a gradient, and has none: autograd must not record it."""
+        nodes = self.plan.graph.nodes
+        node = nodes[index]
+        return (
+            not node.gradient
+            and node.dtype in FLOATS
+            and node.op != "detach"
+            and any(nodes[i].gradient for i in node.inputs)
+        )
+
+    def given(self, index: int, recorded: bool = True) -> int:
+        """What `index` gives to its readers; a weight to those that autograd must not record, where not `recorded`."""
+        recorded |= index not in self.weights
+        key = (index, "given", recorded)
+        if key in self._memo:
+            return self._memo[key]
+        node, choice = self.plan.graph.nodes[index], self.plan.choices[index]
+        if index in self.weights:
+            self._memo[key] = self._weight(index, recorded)
+        elif is_literal(self.plan, index):
+            number = literal("value", node["value"])
+            self._memo[key] = self.add(Statement(lambda _: number, (), "weight", number, index))
+        elif wait := next((wait for wait in self.waiting if index in wait[0].chain.passes[wait[1]][-1].outs), None):
+            self.loop(*wait)
+        elif index in self.calls:
+            self._memo[key] = self._called(index)
+        elif index not in self.own:
+            return self.argument(index, self.free(self._wish(index), set(self.arguments.values()), set()))
+        else:
+            self._memo[key] = self._converted(self._computed(index), index, choice.output, choice.given)
+        return self._memo[key]
+
+    def value(self, index: int, layout: Layout, recorded: bool = True) -> int:
+        """`index` in the layout that a reader asks; where that must not be recorded, only the value is converted."""
+        key = (index, layout, recorded)
+        if is_literal(self.plan, index):
+            return self.given(index)
+        if key not in self._memo:
+            choice = self.plan.choices[index]
+            weight = self.plan.graph.nodes[index].op == "parameter"
+            again = choice.regather and index in self.weights and recorded and not self.recomputed
+            if again and self._makes_new(index, choice.given, layout):
+                self._memo[key] = self._regathered(index, [choice.given, layout])
+            else:
+                given = self.given(index, recorded)
+                self._memo[key] = self._converted(given, index, choice.given, layout, weight, recorded)
+        return self._memo[key]
+
+    def _weight(self, index: int, recorded: bool) -> int:
+        choice = self.plan.choices[index]
+        again = recorded and choice.regather and not self.recomputed
+        if again and self._makes_new(index, choice.output, choice.given):
+            return self._regathered(index, [choice.given])
+        return self._converted(self._stored(index), index, choice.output, choice.given, True, recorded)
+
+    def _stored(self, index: int) -> int:
+        key = (index, "stored")
+        if key not in self._memo:
+            text = self.weights[index]
+            name = text.removeprefix("self.")
+            self._memo[key] = self.add(Statement(lambda _: text, (), "weight", name, index))
+        return self._memo[key]
+
+    def _converted(
+        self, statement: int, index: int, source: Layout, target: Layout, weight: bool = False, recorded: bool = True
+    ) -> int:
+        plan, node = self.plan, self.plan.graph.nodes[index]
+        known = atoms(plan.graph)[index]
+        moves = route(plan, index, source, target)
+        gradient = node.gradient and recorded
+        lines = conversion(known, moves, source, plan.placement.sizes, plan.axes, gradient, self.used, weight)
+        again = recorded and self._again(index, source) and not self._makes_new(index, source, target)
+        for line in lines:
+
+            def moved(x: str, text: str = line) -> str:
+                return text.replace("{x}", enclosed(x) if "{x}." in text else x)
+
+            def render(t: Sequence[str], moved: Callable[[str], str] = moved) -> str:
+                return remade(t[0], moved, self.used) if again else moved(t[0])
+
+            name = self.statements[statement].wish
+            kind = "gather" if weight else "convert"
+            statement = self.add(Statement(render, (statement,), kind, name, index))
+            self.statements[statement].without_gradient = node.gradient and not recorded
+        return statement
+
+    def _makes_new(self, index: int, source: Layout, target: Layout) -> bool:
+        """Whether a weight's conversion takes memory; what is only a view of what there is need not be made again."""
+        moves = route(self.plan, index, source, target)
+        sizes = self.plan.placement.sizes
+        return any(sizes[m.axis] > 1 and m.move.value not in (Action.NOTHING, Action.SLICE) for m in moves)
+
+    def _regathered(self, index: int, stops: Sequence[Layout]) -> int:
+        """The conversion of a stored weight over some layouts as one expression, so that backward can do it again."""
+        plan, node = self.plan, self.plan.graph.nodes[index]
+        self.used.helpers.add("regathered")
+        lines: list[str] = []
+        source = plan.choices[index].output
+        for target in stops:
+            moves = route(plan, index, source, target)
+            known = atoms(plan.graph)[index]
+            lines += conversion(known, moves, source, plan.placement.sizes, plan.axes, node.gradient, self.used, True)
+            source = target
+
+        def render(t: Sequence[str]) -> str:
+            text = t[0]
+            for line in lines:
+                text = line.replace("{x}", text)
+            return f"regathered(lambda: {text})"
+
+        start = self._stored(index)
+        return self.add(Statement(render, (start,), "gather", self.statements[start].wish, index))
+
+    def _computed(self, index: int) -> int:
+        plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+        if index in self.calls:
+            return self._called(index)
+        if index in self.beside:
+            return self._joined(self.beside[index])
+        if node.op == "part" and (siblings := self._siblings(index)):
+            return self._parts(index, siblings)
+        operands = []
+        for place, (i, layout) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
+            operand = self.value(i, layout, not self._unrecorded(index))
+            if (index, place) in self.divided:  # every micro-batch would count it
+                text = str(plan.micro_batches)
+                operand = self.add(
+                    Statement(lambda t, k=text: f"{enclosed(t[0])} / {k}", (operand,), "unary", "x", i)  # type: ignore[misc]
+                )
+            operands.append(operand)
+        site = self.site(index)
+        why = self._why(index)
+        if index in self.divisors:
+            operands.append(self.argument(-1 - index, self.divisors[index]))
+        name = self._wish(index)
+        if operator(node.op).view or node.op in ("permute", "expand", "contiguous", "slice", "part", "detach"):
+            kind = "view"
+        elif len(operands) == 1:
+            kind = "unary"
+        else:
+            kind = "op"
+        this = Statement(lambda t: expression(site, t), tuple(operands), kind, name, index, why)
+        this.without_gradient = self._unrecorded(index)
+        return self.add(this)
+
+    def _siblings(self, index: int) -> list[int]:
+        """All equal parts of a tensor, in order, where they are computed here and read in one layout."""
+        nodes, choices = self.plan.graph.nodes, self.plan.choices
+        node = nodes[index]
+
+        def kind(i: int) -> object:
+            return nodes[i].op, nodes[i].get("dim"), nodes[i].get("of"), nodes[i].gradient, choices[i].inputs
+
+        readers = [i for i in self.plan.graph.consumers[node.inputs[0]] if i in self.own and kind(i) == kind(index)]
+        found = sorted(readers, key=lambda i: nodes[i]["number"])
+        apart = any((i, 0) in self.divided for i in found)
+        return [] if apart or [nodes[i]["number"] for i in found] != list(range(node["of"])) else found
+
+    def _parts(self, index: int, siblings: Sequence[int]) -> int:
+        """One of all equal parts, which one statement gives."""
+        if (index, "part") not in self._memo:
+            recorded, site = not self._unrecorded(index), self.site(index)
+            (source,), (layout,) = self.plan.graph.nodes[index].inputs, self.plan.choices[index].inputs
+            this = Statement(lambda t: chunked(site, t), (self.value(source, layout, recorded),), "view", "x", index)
+            this.without_gradient = not recorded
+            made, gives = self.add(this), list[int]()
+            for i in siblings:
+                name = self._wish(i)
+                gives.append(self.add(Statement(lambda _, k=name: k, (made,), "handed", name, i)))  # type: ignore[misc]
+                self._memo[i, "part"] = gives[-1]
+            this.gives = tuple(gives)
+        return self._memo[index, "part"]
+
+    def _called(self, index: int) -> int:
+        """What a segment that is computed again gives."""
+        call = self.calls[index]
+        if (index, "called") not in self._memo:
+            operands = tuple(self.given(i) for i in call.reads)
+            names = [self._wish(i) for i in call.outs]
+
+            def render(texts: Sequence[str]) -> str:
+                return call_text(self.stepped, call.mode, f"self.{call.method}", texts)
+
+            this = Statement(render, operands, "call", names[0], call.outs[0])
+            made = self.add(this)
+            if len(call.outs) > 1:
+                this.gives = tuple(
+                    self.add(Statement(lambda _, k=k: k, (made,), "handed", k, i))  # type: ignore[misc]
+                    for i, k in zip(call.outs, names, strict=True)
+                )
+            self._memo |= {(i, "called"): s for i, s in zip(call.outs, this.gives or (made,), strict=True)}
+        return self._memo[index, "called"]
+
+    def _joined(self, found: SideBySide) -> int:
+        """What branches side by side give."""
+        index = found.bundle.join
+        operands = tuple(self.given(i) for i in operands_of(self.plan, found))
+        line = render(self.plan, found, self.used)
+        return self.add(Statement(line, operands, "op", self._wish(index), index, comment(self.plan, found)))
+
+    def _why(self, index: int) -> str:
+        """How a product with a weight is split: its columns, or its rows."""
+        plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+        product = node.op in ("linear", "linear_relu")
+        if (
+            node.op not in ("linear", "linear_relu", "embedding", "embedding_bag")
+            or self.plan.graph.nodes[node.inputs[product]].op != "parameter"
+        ):
+            return ""
+        weight = node.inputs[product]
+        words = {"columns": list[str](), "rows": list[str](), "tables": list[str]()}
+        for name, size, letter in zip(plan.axes, plan.placement.sizes, choice.inputs[product], strict=True):
+            if size > 1 and is_split(letter):
+                first = atoms(plan.graph)[weight].dim_of(atom_of(letter))[0] == 0
+                words["columns" if first == product else "rows"].append(name)
+            elif size > 1 and plan.choices[weight].at and letter == P:
+                words["tables"].append(name)
+        return ", ".join(f"{word} over {' and '.join(names)}" for word, names in words.items() if names)
+
+    def _wish(self, index: int) -> str:
+        node = self.plan.graph.nodes[index]
+        if index not in self.roles and node.op in ("to", "contiguous", "expand", "detach"):
+            return self._wish(node.inputs[0])  # shows another value
+        return self.roles.get(index) or wish(node.op, node.name, node.path)
+
+    def site(self, index: int) -> Site:
+        plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+        known = atoms(plan.graph)
+        recorded = not self._unrecorded(index) and (node.gradient or node.op in VIEWS)
+        return Site(
+            node,
+            tuple(plan.graph.nodes[i] for i in node.inputs),
+            known[index],
+            tuple(known[i] for i in node.inputs),
+            choice.inputs,
+            choice.output,
+            plan.placement.sizes,
+            plan.axes,
+            plan.micro_batches,
+            precision(plan.dtype).narrow,
+            self.used,
+            self.sites.get(index, str(node.get("site", 0))),
+            self._specials(index),
+            regathered=frozenset(p for p, i in enumerate(node.inputs) if recorded and self._again(i, choice.inputs[p])),
+        )
+
+    def _again(self, index: int, asked: Layout) -> bool:
+        """Whether a tensor, read in a layout, may show a weight that backward gathers again."""
+        if self.recomputed:
+            return False
+        while self.plan.graph.nodes[index].op in VIEWS:
+            if self._made_new(index, asked):
+                return False
+            (asked,), (index,) = self.plan.choices[index].inputs, self.plan.graph.nodes[index].inputs
+        return self.plan.choices[index].regather and self._made_new(index, asked)
+
+    def _made_new(self, index: int, asked: Layout) -> bool:
+        """Whether what is read in a layout lies in other memory than what is computed, or stored."""
+        choice = self.plan.choices[index]
+        return any(self._makes_new(index, *step) for step in pairwise((choice.output, choice.given, asked)))
+
+    def _specials(self, index: int) -> Splits:
+        """The axes on which a special strategy splits a node."""
+        choice, sizes = self.plan.choices[index], self.plan.placement.sizes
+        taken = enumerate(rows_taken(self.plan.graph, index, choice.inputs, choice.output))
+        return [(axis, row) for axis, row in taken if row is not None and row.special and sizes[axis] > 1]

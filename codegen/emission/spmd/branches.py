@@ -1,0 +1,146 @@
+"""Branches side by side as program text: a method for each coordinate, and the line that brings them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ....formulation.bundles.bundles import Bundle
+from ....formulation.strategies.tensor_classes import classes
+from ....model.graph.atoms import atoms
+from ....model.graph.layout import R, atom_of, is_split
+from ...plan.branches import bundles
+from ..common.call_sites import dtype_text
+from ..common.conversions import Local, Used
+from ..common.names import identifier
+from ..common.text import shape_text
+
+if TYPE_CHECKING:
+    from ...plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is at one coordinate: the inputs of the `cat` that it gives, and what its branches compute."""
+
+    coordinate: int
+    ends: tuple[int, ...]
+    nodes: frozenset[int]
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """A bundle as it is written: its axis, and the sides by coordinate (without ends where nothing is)."""
+
+    bundle: Bundle
+    axis: int
+    sides: tuple[Side, ...]
+
+    def reads(self, plan: Plan, side: Side) -> tuple[int, ...]:
+        """What a side takes from outside: the fork, or inputs of the graph."""
+        graph, constant = plan.graph, classes(plan.graph).constant
+        read = {i for n in side.nodes for i in graph.nodes[n].inputs} - side.nodes
+        read |= set(side.ends) - side.nodes
+        found = {i for i in read if i == self.bundle.fork or graph.nodes[i].op == "input"}
+        if not side.ends and self.bundle.fork >= 0:
+            found = {self.bundle.fork}
+        return tuple(sorted(i for i in found if not constant[i]))
+
+
+def side_by_side(plan: Plan) -> dict[int, SideBySide]:
+    """The bundles of a plan, by their `cat`."""
+    taken = {identifier(name.replace(".", "_")) for i in plan.graph.of("parameter") for name in _ends_of(plan, i)}
+    found = {}
+    for join, bundle in bundles(plan).items():
+        stem = identifier(plan.graph.nodes[join].name.replace(".", "_"))
+        while any(f"{stem}_at_{c}" in taken for c in range(plan.ranks)):
+            stem += "_"
+        found[join] = _sides(plan, join, bundle, stem)
+        taken |= {side.method for side in found[join].sides}
+    return found
+
+
+def _ends_of(plan: Plan, parameter: int) -> list[str]:
+    """How a weight's name may end: its attribute in the program is called one of these."""
+    parts = plan.graph.nodes[parameter].name.split(".")
+    return [".".join(parts[k:]) for k in range(len(parts))]
+
+
+def _sides(plan: Plan, join: int, bundle: Bundle, stem: str) -> SideBySide:
+    node, (axis, *places) = plan.graph.nodes[join], plan.choices[join].joins
+    sides = []
+    for coordinate in range(plan.placement.sizes[axis]):
+        mine = [number for number, place in enumerate(places) if place == coordinate]
+        nodes = frozenset(i for number in mine for i in bundle.branches[number].nodes)
+        sides.append(Side(coordinate, tuple(node.inputs[n] for n in mine), nodes, f"{stem}_at_{coordinate}"))
+    return SideBySide(bundle, axis, tuple(sides))
+
+
+def render(plan: Plan, found: SideBySide, used: Used) -> Callable[[Sequence[str]], str]:
+    """The line that runs this rank's branches and exchanges what they give; its operands are all that sides read."""
+    join = found.bundle.join
+    node, choice, known = plan.graph.nodes[join], plan.choices[join], atoms(plan.graph)[join]
+    whole = tuple(R if a == found.axis else x for a, x in enumerate(choice.output))
+    local = Local(known, whole, plan.placement.sizes, plan.axes)
+    dim = node["dim"]
+    order = [i for side in found.sides for i in side.ends]
+    widths = [sum(plan.graph.nodes[i].shape[dim] for i in side.ends) for side in found.sides]
+    operands = operands_of(plan, found)
+    shape = shape_text(local.shape())
+    used.helpers.add("side_by_side")
+    used.placed = used.uneven = True
+    samples = "None"
+    if is_split(choice.output[found.axis]):
+        samples = str(known.dim_of(atom_of(choice.output[found.axis]))[0])
+    else:
+        used.helpers.add("joined_whole")
+        used.primitives |= {"gather"}
+    back = [order.index(i) for i in node.inputs]
+    parts = [plan.graph.nodes[i].shape[dim] for i in order]
+    untied = {side.coordinate for side in found.sides if node.gradient and not _reaches(plan, found.bundle, side)}
+    used.helpers |= {"tied"} if untied else set()
+    nothing = f"torch.empty(0, dtype={dtype_text(node.dtype)}, device=mesh.device)"
+
+    def line(texts: Sequence[str]) -> str:
+        of = dict(zip(operands, texts, strict=True))
+        calls = []
+        for side in found.sides:
+            reads = [of[i] for i in found.reads(plan, side)]
+            text = f"self.{side.method}({', '.join(reads)})" if side.ends else nothing
+            if side.coordinate in untied:
+                fork = found.bundle.fork
+                tie = [of[fork]] if fork >= 0 and plan.graph.nodes[fork].gradient else []
+                text = f"tied({', '.join([text, *tie])})"
+            calls.append(f"lambda: {text}")
+        text = f"side_by_side([{', '.join(calls)}], {dim}, {samples}, {plan.axes[found.axis]}, {widths}, {shape})"
+        if back == sorted(back):
+            return text
+        return f"reordered({text}, {dim}, {parts}, {back})"
+
+    return line
+
+
+def _reaches(plan: Plan, bundle: Bundle, side: Side) -> bool:
+    """Whether the gradient of what a side gives reaches what it reads, or, if that has none, starts anything."""
+    graph, fork = plan.graph, bundle.fork
+    if fork < 0 or not graph.nodes[fork].gradient:
+        return any(graph.nodes[i].gradient for i in side.ends)
+    reached = {fork}
+    for i in sorted(side.nodes):
+        if graph.nodes[i].gradient and reached & {*graph.nodes[i].inputs}:
+            reached.add(i)
+    return bool(reached & {*side.ends})
+
+
+def operands_of(plan: Plan, found: SideBySide) -> tuple[int, ...]:
+    """What the line reads: all that any side does."""
+    return tuple(sorted({i for side in found.sides for i in found.reads(plan, side)}))
+
+
+def comment(plan: Plan, found: SideBySide) -> str:
+    """Which inputs of the `cat` are where."""
+    numbers = {end: n for n, end in enumerate(plan.graph.nodes[found.bundle.join].inputs)}
+    at = [f"{', '.join(str(numbers[i]) for i in side.ends)} @{side.coordinate}" for side in found.sides if side.ends]
+    return f"branches side by side over {plan.axes[found.axis]}: {'; '.join(at)}"

@@ -1,0 +1,179 @@
+"""Constructors of the classes: which weights a rank has, in which parts, and what becomes of their gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ....model.graph.atoms import atoms
+from ....model.graph.buffer_updates import updated
+from ....model.graph.pcg import FLOATS, Node
+from ....model.graph.sparse_tables import sparse_tables
+from ....model.machine.roofline import precision
+from ....model.operators.operator import operator
+from ...plan.choice import apart
+from ...plan.table_spread import spread_argument
+from ..common.conversions import Local, Used
+from ..common.lines import axes_read
+from ..common.names import joins
+from ..common.text import wrap
+from .axes import joint_name, summed_over
+
+if TYPE_CHECKING:
+    from ...plan.plan import Plan
+
+
+class Constructors:
+    """Writes constructors; afterwards `factors` and `strided` tell what the program's `weight` must know."""
+
+    def __init__(self, plan: Plan, used: Used) -> None:
+        self.plan, self.used = plan, used
+        self.all_sharded = all_sharded(plan)
+        self.joins = joins(plan.graph)
+        self.factors = False  # whether a dim of some weight is given by its factors
+        self.strided = False  # whether it is the dim along which a weight is joined
+
+    def _init(
+        self,
+        weights: dict[int, str],
+        arguments: str,
+        first: Sequence[str],
+        lists: Sequence[str] = (),
+        original: Callable[[str], str] = '"{}"'.format,
+    ) -> list[str]:
+        """The constructor; `original` is how it writes a weight's name in the user's module."""
+        plan = self.plan
+        lists_of = {index: self._options(index) for index in weights}
+        common = _common(list(lists_of.values()))
+        lines: list[str] = []
+        for index, attribute in weights.items():
+            node = plan.graph.nodes[index]
+            shape, cuts = self._cuts(index)
+            arguments_of = [
+                original(node.name),
+                shape,
+                *([f"cuts={cuts}"] if cuts else []),
+                *([f"{self.joins}={_joined(node, original)}"] if node.get("tables") or node.get("joined") else []),
+                *spread_argument(plan, index, original(node.name)),
+            ]
+            given = lists_of[index]
+            # What all weights have in common is said once; a weight that differs says so.
+            said = {k: v for k, v in given.items() if common.get(k) != v}
+            said |= {k: _DEFAULTS[k] for k in common if k not in given}
+            arguments_of += [f"{k}={v}" for k, v in said.items()]
+            lines += wrap(f"{attribute} = part({', '.join(arguments_of)})", 8)
+        if weights:
+            said_once = ", ".join(["weight", *(f"{k}={v}" for k, v in common.items())])
+            lines.insert(0, f"        part = partial({said_once})")
+        head = [f"    def __init__(self, {arguments}):", "        super().__init__()", *(f"        {x}" for x in first)]
+        if any("precision" in line for line in lines):
+            head.append("        precision = torch.promote_types(dtype, torch.float32)  # of the weights themselves")
+        return head + axes_line(lines, self._groups(), "mesh") + lines + list(lists)
+
+    def _groups(self) -> list[str]:
+        """What the constructors may say of the mesh."""
+        return [group.name for group in self.plan.groups]
+
+    def _options(self, index: int) -> dict[str, str]:
+        """What the program's `weight` must know besides name and shape."""
+        plan = self.plan
+        node, choice = plan.graph.nodes[index], plan.choices[index]
+        options = {"dtype": self._dtype(index) if node.dtype in FLOATS else f"torch.{node.dtype}"}
+        summed = joint_name(plan, summed_over(plan, index))
+        if summed and node.gradient:
+            options["summed"] = summed
+            if choice.sharded_states and not self.all_sharded:
+                options["sharded"] = "True"
+            if choice.sharded_gradients:
+                options["scattered"] = "True"
+        if choice.offloaded:
+            options["offloaded"] = "True"
+        if not node.gradient:
+            options["trainable"] = "False"
+        if index in sparse_tables(plan.graph):
+            options["sparse"] = "True"
+        if index in updated(plan.graph):
+            reader, place = updated(plan.graph)[index]
+            changing = plan.graph.nodes[reader]
+            options["running"] = "1.0" if operator(changing.op).named(changing)[place] == "var" else "0.0"
+        return options
+
+    def _dtype(self, index: int) -> str:
+        """The dtype in which numbers are stored: that of the model, or one of 32 bits at least."""
+        stored, node = precision(self.plan.dtype), self.plan.graph.nodes[index]
+        if node.op == "buffer":
+            return "precision" if stored.narrow else "dtype"
+        sparse = index in sparse_tables(self.plan.graph)
+        return "dtype" if (stored.master if sparse else stored.parameters) == stored.compute else "precision"
+
+    def _cuts(self, index: int) -> tuple[str, str]:
+        """Shape and cuts of a weight as `weight` takes them."""
+        plan = self.plan
+        known = atoms(plan.graph)[index]
+        local = Local(known, plan.choices[index].output, plan.placement.sizes, plan.axes)
+        shape, cuts, entry = [], [], 0
+        for dim, numbers in enumerate(known.dims):
+            of_dim = list(known.of_dim(dim))
+            split = [a for a in of_dim if local.splits(a)]
+            plain = len(of_dim) <= 1 or not split or (split == of_dim[:1] and isinstance(local.atom(of_dim[0]), int))
+            if plain:
+                axes = local.splits(of_dim[0]) if split else ()
+                shape.append(str(plan.graph.nodes[index].shape[dim]))
+                if axes:
+                    cuts.append(f"{entry}: {_tuple([plan.axes[i] for i in axes])}")
+                entry += 1
+                continue
+            self.factors = True
+            self.strided |= dim == 0 and bool(plan.graph.nodes[index].get("joined"))
+            shape.append(f"({', '.join(map(str, numbers))})")
+            for offset, a in enumerate(of_dim):
+                if local.splits(a):
+                    cuts.append(f"{entry + offset}: {_tuple([plan.axes[i] for i in local.splits(a)])}")
+            entry += len(of_dim)
+        if beside := plan.choices[index].beside:  # the first dim, all of it at one coordinate
+            self.used.placed = self.used.uneven = True
+            cuts.insert(0, f"0: {_tuple([f'{plan.axes[a]}.only({c})' for a, c in beside])}")
+        return _tuple(shape), f"{{{', '.join(cuts)}}}" if cuts else ""
+
+
+def all_sharded(plan: Plan) -> bool:
+    """Whether ranks update shares of every weight with a dense gradient: then no weight need say so."""
+    sparse = sparse_tables(plan.graph)
+    trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
+    return not apart(plan) and all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
+
+
+def axes_line(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:
+    """Bare names for the axes that lines speak of."""
+    read = axes_read(lines, axes)
+    if not read:
+        return []
+    return [f"        {', '.join(read)} = {', '.join(f'{mesh}.{a}' for a in read)}"]
+
+
+_DEFAULTS = {
+    "summed": "None",
+    "tied": "None",
+    "sharded": "False",
+    "scattered": "False",
+    "offloaded": "False",
+    "trainable": "True",
+    "running": "None",
+    "sparse": "False",
+}
+
+
+def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The options that most of some weights have; that other stages have it too is said of every single one."""
+    counts = Counter((k, v) for of_one in options for k, v in of_one.items() if k != "tied")
+    return {k: v for (k, v), count in reversed(counts.most_common()) if 2 * count >= len(options)}
+
+
+def _joined(node: Node, original: Callable[[str], str]) -> str:
+    """What a weight joins, name to rows."""
+    return f"{{{', '.join(f'{original(name)}: {shape[0]}' for name, shape in node.originals.items())}}}"
+
+
+def _tuple(parts: Sequence[str]) -> str:
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

@@ -1,0 +1,103 @@
+"""Micro-batches as one more axis: which values each of them would count again, and whether cutting is right at all.
+
+On this axis tensors with the batch atom are split, all others whole, and what is summed over the batch is an addend.
+The same rows that say what can be split over ranks say what can be split over micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from ....formulation.strategies.row import Row
+from ....formulation.strategies.strategy import rows
+from ....model.errors import PartitaError
+from ....model.graph.atoms import atoms
+from ....model.graph.batch import origin
+from ....model.graph.layout import B, P, R, S, atom_of, is_split
+from ....model.graph.pcg import PCG, SOURCES, Node
+from ....model.operators.operator import operator
+from .units import Divided
+
+
+def divided(graph: PCG, micro_batches: int) -> tuple[Divided, bool]:
+    """The (node, operand) pairs to be divided by the number of micro-batches, and whether the loss is.
+
+    Raises PartitaError where an operator needs the whole batch at once.
+    """
+    return divided_stages((graph,), micro_batches)[0]
+
+
+def divided_stages(graphs: Sequence[PCG], micro_batches: int) -> list[tuple[Divided, bool]]:
+    """The same for the stages of a pipeline, each of which hands the next one what it is split by."""
+    result, handed = [], tuple[int, ...]()
+    for graph in graphs:
+        # The same for any number of several.
+        found, loss, handed = (frozenset(), False, ()) if micro_batches == 1 else _divided(origin(graph), handed)
+        result.append((found, loss))
+    return result
+
+
+@lru_cache(maxsize=64)
+def _divided(graph: PCG, received: tuple[int, ...]) -> tuple[Divided, bool, tuple[int, ...]]:
+    """Also the letters of what is sent; `received` are those of what is received (any split is that of the batch)."""
+    known = atoms(graph)
+    letters: list[int] = []
+    found: set[tuple[int, int]] = set()
+    handed = iter(received)
+    for index, node in enumerate(graph.nodes):
+        batch = sorted(known[index].batch)
+        if node.op == "receive":
+            letter = next(handed)
+            letters.append(S(batch[0]) if is_split(letter) else letter)
+            continue
+        if node.op == "send":
+            letters.append(letters[node.inputs[0]])
+            continue
+        if node.op in SOURCES or operator(node.op).creates:
+            if batch and node.op == "arange":
+                raise PartitaError(f"{node.name!r} numbers the samples of a batch: it cannot be cut into micro-batches")
+            letters.append(S(batch[0]) if batch else R)
+            continue
+        given = [letters[i] for i in node.inputs]
+        if node.op == "moments" and (given[0] == R or is_split(given[0])):
+            letters.append(_moments(node))
+            continue
+        derived = (row for row in rows(graph, index) if not row.special)  # micro-batches send each other nothing
+        fitting = [row for row in derived if all(map(_fits, given, row.inputs))]
+        if not fitting:
+            raise PartitaError(
+                f"{node.name!r} ({node.op}) needs the whole batch at once: it cannot be cut into micro-batches"
+            )
+        # What has samples is cut, also where nothing that it is made from has: an expansion to the batch.
+        row = min(fitting, key=lambda row: (is_split(row.output) != bool(batch), _divisions(given, row)))
+        found |= {
+            (index, k) for k, (have, want) in enumerate(zip(given, row.inputs, strict=True)) if _divides(have, want)
+        }
+        letters.append(R if row.output == B else row.output)
+        if is_split(row.output) and atom_of(row.output) not in known[index].batch:
+            raise PartitaError(f"{node.name!r} ({node.op}) mixes the batch with other dims: it cannot be cut")
+    return frozenset(found), letters[graph.loss] == R, tuple(letters[i] for i in graph.of("send"))
+
+
+def _moments(node: Node) -> int:
+    """Sums over a micro-batch are whole ones where they are to be; else they would need the whole batch."""
+    if node["statistics"] != "micro-batch":
+        raise PartitaError(
+            f"{node.path or node.name!r} normalizes over the whole batch: it cannot be cut into micro-batches, unless "
+            "the statistics of each of them will do (--statistics micro-batch, or local); or plan one micro-batch"
+        )
+    return R
+
+
+def _fits(have: int, want: int) -> bool:
+    """Whole values can be read whole, or as addends (divided); addends and parts as they are."""
+    return have == want or (have == R and want in (R, B, P))
+
+
+def _divides(have: int, want: int) -> bool:
+    return have == R and want == P
+
+
+def _divisions(given: list[int], row: Row) -> int:
+    return sum(map(_divides, given, row.inputs))

@@ -1,0 +1,309 @@
+"""The model's classes: one for every kind of repeated block, one for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from ....model.graph.atoms import atoms
+from ....model.graph.layout import B, R
+from ....model.graph.pcg import FLOATS, SOURCES
+from ....model.machine.roofline import precision
+from ..common.conversions import Local, Used
+from ..common.expressions import local_shape_text
+from ..common.lines import reads_mesh, reserved
+from ..common.losses import counted, label_count
+from ..common.names import identifier, roles, short_names
+from ..common.text import wrap
+from .blocks import chains
+from .body import Body
+from .branches import Side, SideBySide, side_by_side
+from .classes import Classes
+from .constructors import Constructors, axes_line
+from .loops import Loop, loops, results
+from .micro import divided
+from .recomputing import Call, calls, calls_in, recomputed
+from .units import Divided, Looks, Unit, alike, entry_name, relative_name, site_step
+
+if TYPE_CHECKING:
+    from ...plan.plan import Plan
+
+
+def argument_name(plan: Plan, index: int) -> str:
+    """What an input of the graph is called in the program."""
+    name = identifier(plan.graph.nodes[index].name)
+    return f"{name}_" if name in reserved() or name in plan.axes else name
+
+
+class Modules(Constructors):
+    """Writes the classes; afterwards `divisors` tells the training step what is counted before the first forward."""
+
+    alone = False  # whether single entries of lists are blocks
+
+    def __init__(self, plan: Plan, used: Used, classes: Classes | None = None) -> None:
+        super().__init__(plan, used)
+        self.micro_divided, self.loss_divided = self._divided()
+        self.divisors: list[dict[str, Any]] = []
+        self.looks = Looks.of(plan, self.micro_divided)
+        self.loops = loops(plan, chains(plan, self.looks, self.alone))
+        self.modes = {mode for loop in self.loops for how in loop.again if how for one in how.modes for mode in one}
+        self.modes |= {segment.mode for segment in recomputed(plan)}
+        self.roles = roles(plan.graph) | results(self.loops)
+        for loop in self.loops:
+            self.roles |= loop.roles(plan)
+        self.base = "Module" if precision(plan.dtype).narrow else "nn.Module"
+        self.beside = side_by_side(plan)
+        self.classes = classes or Classes(self.base)
+
+    def _divided(self) -> tuple[Divided, bool]:
+        return divided(self.plan.graph, self.plan.micro_batches)
+
+    def text(self) -> str:
+        model = self.model("Model", "The whole model, of which every rank computes its part.", "mesh, dtype=DTYPE")
+        return "\n\n\n".join([*self.classes.texts(), model])
+
+    def model(self, title: str, doc: str, arguments: str) -> str:
+        """The class of all that is in no block; `arguments` are its constructor's."""
+        graph = self.plan.graph
+        lists: list[str] = []
+        hidden: set[int] = set()  # nodes and weights that belong to blocks
+        for loop in self.loops:
+            lists += self._chain(loop)
+            hidden |= loop.chain.nodes.union(loop.weights)
+        sources = [
+            i
+            for i, n in enumerate(graph.nodes)
+            if n.op in ("parameter", "buffer") and self._read(i) and i not in hidden
+        ]
+        short = short_names((graph.nodes[i].name for i in sources), {loop.attribute for loop in self.loops})
+        weights = {i: f"self.{short[graph.nodes[i].name]}" for i in sources}
+        inside = {i for found in self.beside.values() for side in found.sides for i in side.nodes}
+        everything = frozenset(range(len(graph.nodes)))
+        turns = [frozenset(u.nodes) for loop in self.loops for units in loop.chain.passes for u in units]
+        again = calls(self.plan, turns, frozenset(sources).union(*(loop.weights for loop in self.loops)))
+        inside |= {i for call in again for i in call.nodes}
+        elsewhere = hidden | inside
+        own = frozenset(i for i, n in enumerate(graph.nodes) if n.op not in SOURCES and i not in elsewhere)
+        means = counted(graph)
+        divisors = {i: "divisor" if k == 0 else f"divisor{k + 1}" for k, i in enumerate(means)}
+        body = self._body(own, weights, divisors)
+        body.beside, body.calls = self.beside, {i: call for call in again for i in call.outs}
+        for i, name in divisors.items():
+            body.argument(-1 - i, name)
+        self._loops(body, everything, again)
+        forward = body.lines(self._results(body), 8, self._returned)
+        lines = [f"class {title}({self.base}):", f'    """{doc}"""', ""]
+        lines += self._init(weights, arguments, ["self.mesh, self.dtype = mesh, dtype"], lists)
+        lines += ["", *self._function("forward", list(body.arguments.values()), self._shapes(body.arguments), forward)]
+        for call in again:
+            lines += ["", *self._segment(call, weights)]
+        for found in self.beside.values():
+            for side in found.sides:
+                if side.ends:
+                    lines += ["", *self._side(found, side, weights)]
+        for i, name in divisors.items():
+            lines += ["", *self._count(i, name, own, weights)]
+        return "\n".join(lines)
+
+    def _results(self, body: Body) -> list[int]:
+        """What the model computes: its loss."""
+        loss = self.plan.graph.loss
+        return [body.value(loss, tuple(R if x == B else x for x in self.plan.choices[loss].given))]
+
+    def _returned(self, texts: Sequence[str]) -> str:
+        return f"return {texts[0]}" + (f" / {self.plan.micro_batches}" if self.loss_divided else "")
+
+    def _loops(self, body: Body, own: frozenset[int], again: Sequence[Call]) -> None:
+        """Write the loops over what a function computes, but for those of its methods `again`."""
+        chains = [loop for loop in self.loops if loop.chain.nodes <= own]
+        chains = [loop for loop in chains if not any(loop.chain.nodes <= call.nodes for call in again)]
+        body.waiting = sorted(
+            ((loop, number) for loop in chains for number in range(len(loop.chain.passes))),
+            key=lambda wait: wait[0].chain.passes[wait[1]][0].nodes[0],
+        )
+        while body.waiting:
+            body.loop(*body.waiting[0])
+
+    def _segment(self, call: Call, weights: dict[int, str], sites: Mapping[int, str] | None = None) -> list[str]:
+        """The method of a segment that backward computes again; `sites`: of dropouts, in a loop."""
+        blocks = {i for loop in self.loops if loop.chain.nodes <= call.nodes for i in loop.chain.nodes}
+        body = self._body(call.nodes - blocks, weights, {}, inputs=False)
+        body.recomputed, body.sites = call.always, dict(sites or {})
+        for i in call.reads:
+            body.given(i)
+        self._loops(body, call.nodes, ())
+        results = body.results(call)
+        lines = body.lines(results, 8, lambda texts: f"return {', '.join(texts)}")
+        shapes = self._shapes(body.arguments, given=True)
+        return self._function(call.method, list(body.arguments.values()), shapes, lines)
+
+    def _side(self, found: SideBySide, side: Side, weights: dict[int, str]) -> list[str]:
+        """The method of the branches at one coordinate."""
+        inner = {i for other in self.beside.values() for s in other.sides for i in s.nodes if s.nodes < side.nodes}
+        body = self._body(side.nodes - inner, weights, {}, inputs=False)
+        body.beside = self.beside
+        for i in found.reads(self.plan, side):
+            body.given(i)
+        join = found.bundle.join
+        asked = dict(zip(self.plan.graph.nodes[join].inputs, self.plan.choices[join].inputs, strict=True))
+        results = [body.value(i, asked[i]) for i in side.ends]
+        dim = self.plan.graph.nodes[join]["dim"]
+
+        def returned(texts: Sequence[str]) -> str:
+            return f"return {texts[0]}" if len(texts) == 1 else f"return torch.cat(({', '.join(texts)}), {dim})"
+
+        lines = body.lines(results, 8, returned)
+        return self._function(
+            side.method, list(body.arguments.values()), self._shapes(body.arguments, given=True), lines
+        )
+
+    def _body(
+        self, own: frozenset[int], weights: dict[int, str], divisors: dict[int, str], inputs: bool = True
+    ) -> Body:
+        body = Body(self.plan, own, weights, self.used, self.micro_divided, divisors, self.roles)
+        for i in self.plan.graph.of("input") if inputs else ():
+            body.argument(i, argument_name(self.plan, i))
+            if self.plan.graph.nodes[i].dtype in FLOATS and self.plan.dtype != "float32":
+                body.cast(i)  # data come in float32
+        return body
+
+    def _chain(self, loop: Loop) -> list[str]:
+        """Writes the classes of a chain of blocks; the lines that build its list."""
+        chain = loop.chain
+        written: dict[Any, str] = {}
+        kinds: dict[str, list[Unit]] = {}  # what a class says -> its units
+        said: list[str] = []
+        for place, unit in enumerate(chain.units):
+            signature = tuple(chain.passes[way][place].signature for way in chain.ways)
+            if signature not in written:
+                written[signature] = self._block(loop, place)
+            said.append(written[signature])
+            kinds.setdefault(said[-1], []).append(unit)
+        names: dict[str, str] = {}
+        for content, units in kinds.items():
+            wish = loop.title
+            if len(kinds) > 1 and units == [chain.units[0]]:
+                wish = f"First{loop.title}"
+            elif len(kinds) > 1 and units == [chain.units[-1]]:
+                wish = f"Last{loop.title}"
+            names[content] = self.classes.add(content, wish, chain.prefix, chain.period, units)
+        parts = []
+        for content, group in groupby(zip(said, chain.units, strict=True), key=lambda pair: pair[0]):
+            firsts = [u.first for _, u in group]
+            name = names[content]
+            if len(firsts) == 1 and not self.alone:
+                parts.append(f"{name}(mesh, dtype, {firsts[0]})")
+            else:
+                start = f"{firsts[0]}, " if firsts[0] or chain.period > 1 else ""
+                step = f", {chain.period}" if chain.period > 1 else ""
+                entries = self._entries(f"range({start}{firsts[-1] + chain.period}{step})")
+                parts.append(f"*({name}(mesh, dtype, i) for i in {entries})")
+        if len(parts) == 1 and parts[0].startswith("*"):
+            built = f"self.{loop.attribute} = nn.ModuleList{parts[0][1:]}"
+        else:
+            built = f"self.{loop.attribute} = nn.ModuleList([{', '.join(parts)}])"
+        return wrap(built, 8)
+
+    def _entries(self, text: str) -> str:
+        """The entries of a list that a loop is over, as its class says them."""
+        return text
+
+    def _block(self, loop: Loop, place: int) -> str:
+        """The methods of a unit's class: a forward for every way in which passes compute it."""
+        graph, chain = self.plan.graph, loop.chain
+        first = chain.units[place].first
+        relative = {i: relative_name(chain.prefix, first, graph.nodes[i].name) for i in chain.weights(place)}
+        plain = {i: rest if chain.period == 1 else f"{offset}.{rest}" for i, (offset, rest) in relative.items()}
+        short = short_names(plain.values())
+        weights = {i: f"self.{short[plain[i]]}" for i in relative}
+
+        def original(name: str) -> str:
+            offset, rest = relative_name(chain.prefix, first, name)
+            return f'f"{entry_name(chain.prefix, "{i}" if not offset else f"{{i + {offset}}}")}{rest}"'
+
+        dropout = any(site_step(self.plan, units) for units in chain.passes)
+        head = f"self.mesh, self.dtype{', self.i' * dropout} = mesh, dtype{', i' * dropout}"
+        lines = self._init(weights, "mesh, dtype, i", [head], original=original)
+        lines += ["", *self._pass(loop, chain.main, place, weights)]
+        for way in chain.ways[1:]:
+            if alike(self.plan, chain, way, chain.main, place, self.looks):
+                lines += ["", f"    {loop.method(way)} = forward"]
+            else:
+                lines += ["", *self._pass(loop, way, place, weights)]
+        return "\n".join(lines)
+
+    def _pass(self, loop: Loop, way: int, place: int, weights: dict[int, str]) -> list[str]:
+        """The method that computes a block as pass `way` does."""
+        unit = loop.chain.passes[way][place]
+        again = calls_in(self.plan, loop.chain, loop.chain.passes[way], unit, frozenset(weights))
+        body = self._body(frozenset(unit.nodes).difference(*(call.nodes for call in again)), weights, {}, inputs=False)
+        body.calls = {i: call for call in again for i in call.outs}
+        body.recomputed = loop.always(way, unit)
+        for i, name in zip(unit.carried, loop.slots, strict=True):
+            body.argument(i, name)
+        for i in unit.others:
+            body.given(i)
+        body.sites = self._sites(loop, way, unit)
+        results = body.results(unit)
+        if not any(self.plan.graph.nodes[i].gradient for i in unit.nodes):
+            body.unrecorded()
+        lines = body.lines(results, 8, lambda texts: f"return {', '.join(texts)}")
+        shapes = self._shapes(body.arguments, given=True)
+        told = ["site"] * loop.counts(self.plan) + ["modes"] * any("modes" in call.mode for call in again)
+        lines = self._function(loop.method(way), [*body.arguments.values(), *told], shapes, lines)
+        for call in again:
+            lines += ["", *self._segment(call, weights, body.sites)]
+        return lines
+
+    def _sites(self, loop: Loop, way: int, unit: Unit) -> dict[int, str]:
+        """The call sites of the dropouts in a turn of a loop."""
+        dropouts = (i for i in unit.nodes if self.plan.graph.nodes[i].op == "dropout")
+        return {i: loop.site(self.plan, way, unit.first, i) for i in dropouts}
+
+    def _read(self, index: int) -> bool:
+        return bool(self.plan.graph.consumers[index]) or index == self.plan.graph.loss
+
+    def _function(self, name: str, arguments: Sequence[str], doc: str, lines: Sequence[str]) -> list[str]:
+        head = wrap(f"def {name}({', '.join(['self', *arguments])}):", 4)
+        body = [*axes_line(lines, self.plan.axes, "mesh"), *lines]
+        if reads_mesh(body):
+            body.insert(0, "        mesh = self.mesh")
+        return [*head, *([f'        """{doc}"""'] if doc else []), *body]
+
+    def _shapes(self, arguments: Mapping[int, str], given: bool = False) -> str:
+        """The arguments' shapes; `given`: in the layouts that all readers get."""
+        plan = self.plan
+        known = atoms(plan.graph)
+        parts = []
+        for i, name in arguments.items():
+            if i >= 0:
+                layout = plan.choices[i].given if given else plan.choices[i].output
+                local = Local(known[i], layout, plan.placement.sizes, plan.axes)
+                parts.append(f"{name}: {local_shape_text(local)}")
+        text = ", ".join(parts)
+        return f"{text}." if len(text) < 100 else ""
+
+    def _count(self, loss: int, name: str, own: frozenset[int], weights: dict[int, str]) -> list[str]:
+        """The method that counts the labels of one micro-batch; what it reads is computed from the inputs alone."""
+        plan = self.plan
+        node, choice = plan.graph.nodes[loss], plan.choices[loss]
+        body = self._body(own, weights, {})
+        results = [body.value(i, x) for i, x in list(zip(node.inputs, choice.inputs, strict=True))[1:]]
+        site = body.site(loss)
+
+        def returned(texts: Sequence[str]) -> str:
+            return f"return {label_count(site, texts[0], texts[1] if len(texts) > 1 else None)}"
+
+        lines = body.lines(results, 8, returned)
+        used = body.read_arguments(results)
+        method = f"count_labels{name.removeprefix('divisor')}"
+        labels = Local(atoms(plan.graph)[node.inputs[1]], choice.inputs[1], plan.placement.sizes, plan.axes)
+        split = sorted({i for a in range(len(labels.known.sizes)) for i in labels.splits(a)})
+        self.divisors.append({"name": name, "method": method, "axes": [plan.axes[i] for i in split]})
+        doc = (
+            "How many labels of this rank count."
+            if len(results) == 1
+            else "The sum of the weights of this rank's labels."
+        )
+        return self._function(method, [*used, "**_"], doc, lines)

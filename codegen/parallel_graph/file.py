@@ -1,0 +1,135 @@
+"""A parallel graph as JSON, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...model.errors import PartitaError
+from ...model.graph.pcg import freeze, thaw
+from ...model.machine.machine import whole
+from ..plan.choice import as_list
+from .graph import MachineMapping, Nested, Node, ParallelGraph, Tensor, Work
+
+FORMAT = 1
+
+
+def to_json(graph: ParallelGraph) -> dict[str, Any]:
+    """A JSON object; machine mappings stand in a table of their own, since there are few."""
+    number = {mapping: i for i, mapping in enumerate(graph.mappings)}
+    return {
+        "format": FORMAT,
+        "axes": [{"name": name, "size": size} for name, size in graph.axes],
+        "micro_batches": graph.micro_batches,
+        "objective_ns": graph.objective_ns,
+        "memory_bytes": graph.memory_bytes,
+        "reserve_bytes": graph.reserve_bytes,
+        "output": graph.output,
+        "mappings": [{"tasks": list(m.tasks), "devices": _lists(m.devices)} for m in graph.mappings],
+        "nodes": [_node_json(node, number[node.mapping]) for node in graph.nodes],
+    }
+
+
+def _lists(value: Nested) -> Any:
+    return [_lists(x) for x in value] if isinstance(value, tuple) else value
+
+
+def _node_json(node: Node, mapping: int) -> dict[str, Any]:
+    return {
+        "operator": node.operator,
+        "name": node.name,
+        "inputs": list(node.inputs),
+        "of": node.of,
+        "attributes": {key: thaw(value) for key, value in node.attributes},
+        "tensor": {
+            "dims": [{"size": n, "degree": d} for n, d in zip(node.tensor.shape, node.tensor.degrees, strict=True)],
+            "replicas": node.tensor.replicas,
+            "letters": list(node.tensor.letters),
+            "dtype": node.tensor.dtype,
+        },
+        "mapping": mapping,
+        "gradient": node.gradient,
+        "work": [
+            {
+                "part": work.part,
+                "kind": work.kind,
+                "phase": work.phase,
+                "ns": work.ns,
+                "count": work.count,
+                "axes": list(work.axes),
+                "bytes": work.bytes,
+            }
+            for work in node.work
+        ],
+        "kept": dict(node.kept),
+    }
+
+
+def from_json(data: Any) -> ParallelGraph:
+    """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise PartitaError(f"not a parallel graph of format {FORMAT}: {data!s:.60}")
+    where = "parallel graph"
+    try:
+        axes = tuple((_text(axis["name"]), whole(axis["size"])) for axis in as_list(data["axes"]))
+        table = [
+            MachineMapping(tuple(map(_text, as_list(item["tasks"]))), tuple(map(_nested, as_list(item["devices"]))))
+            for item in as_list(data["mappings"])
+        ]
+        nodes = []
+        for index, item in enumerate(as_list(data["nodes"])):
+            where = f"parallel graph, node {index}"
+            nodes.append(_node(item, table))
+        where = "parallel graph"
+        numbers = (whole(data[name]) for name in ("output", "reserve_bytes"))
+        graph = ParallelGraph(axes, whole(data["micro_batches"]), tuple(nodes), *numbers)
+        for name in ("objective_ns", "memory_bytes"):
+            if whole(data[name]) != getattr(graph, name):
+                raise ValueError(f"{name} is {data[name]}, but the operators sum to {getattr(graph, name)}")
+    except KeyError as error:
+        raise PartitaError(f"{where}: {error} is missing") from error
+    except (TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        raise PartitaError(f"{where}: {error}") from error
+    return graph
+
+
+def _node(item: Any, table: list[MachineMapping]) -> Node:
+    state, number = item["tensor"], whole(item["mapping"])
+    if not 0 <= number < len(table):
+        raise ValueError(f"mapping {number} of {len(table)}")
+    dims = as_list(state["dims"])
+    if not isinstance(item["gradient"], bool):
+        raise ValueError(f"gradient {item['gradient']!r:.60} is neither true nor false")
+    return Node(
+        _text(item["operator"]),
+        _text(item["name"]),
+        tuple(map(whole, as_list(item["inputs"]))),
+        Tensor(
+            tuple(whole(dim["size"]) for dim in dims),
+            tuple(whole(dim["degree"]) for dim in dims),
+            whole(state["replicas"]),
+            tuple(map(_text, as_list(state["letters"]))),
+            _text(state["dtype"]),
+        ),
+        table[number],
+        whole(item["of"]),
+        tuple((_text(key), freeze(value)) for key, value in item["attributes"].items()),
+        item["gradient"],
+        tuple(_work(work) for work in as_list(item["work"])),
+        tuple((_text(part), whole(size)) for part, size in item["kept"].items()),
+    )
+
+
+def _work(item: Any) -> Work:
+    part, kind, phase = (_text(item[name]) for name in ("part", "kind", "phase"))
+    axes = tuple(map(_text, as_list(item["axes"])))
+    return Work(part, kind, phase, whole(item["ns"]), whole(item["count"]), axes, whole(item["bytes"]))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r:.60} is not a name")
+    return value
+
+
+def _nested(value: Any) -> Nested:
+    return tuple(map(_nested, value)) if isinstance(value, list) else whole(value)

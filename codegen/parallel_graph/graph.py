@@ -1,0 +1,302 @@
+"""A parallel computation graph: parallelization is operators of its own (Unity, OSDI 2022, section 3).
+
+A tensor has data dims, each with a size and a degree (in how many parts it is), and a replica dim. Six operators change
+them, and the backward of each is its partner: partition and combine (the degree of a dim), replicate and reduce (the
+replica dim: copies one way, a sum the other), pipeline and batch (parts one after another: the size, not the degree).
+
+How layouts (`model.layout`) are states of such tensors, for one mesh axis of n ranks:
+
+| letter | state                              | entered by          | left by          |
+|--------|------------------------------------|---------------------|------------------|
+| `R`    | one tensor, which n ranks compute  |                     |                  |
+| `S(d)` | dim d at degree n                  | partition[d, n]     | combine[d, n]    |
+| `B`    | n replicas, equal                  | replicate[n]        | reduce[n, first] |
+| `P`    | n replicas, addends                | replicate[n, first] | reduce[n]        |
+
+So B and P both are "replica dim n": B is what replicate gives, P what reduce takes; the replicas are copies or addends,
+and those of the gradient the other of the two. A move between letters leaves one and enters the other: P to S is
+reduce, partition (a reduce-scatter), S to B combine, replicate (an all-gather; backward a reduce-scatter), S to S
+combine, partition (an all-to-all), P to B reduce, replicate (an all-reduce each way).
+
+`first` marks what the six operators lack, the moves that send nothing: replicate[first] puts zeros where replicate puts
+copies, reduce[first] takes the first replica where reduce adds all. They are each other's backward. Up to which addends
+stand for a value, replicate[n, first](x) is replicate[n](x / n), and reduce[n, first] of copies is reduce[n](x) / n.
+
+Besides: `@c` is only at coordinate c of an axis, on devices of its own (it reads one replica of what its fork has at
+`B`); `flat`: the optimizer's part of a weight (ZeRO-1), split by elements in order; `spread`: tables placed one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...model.errors import PartitaError
+from ...model.graph.pcg import Attribute
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Nested: TypeAlias = "int | tuple[Nested, ...]"
+
+PARALLEL = ("partition", "combine", "replicate", "reduce", "pipeline", "batch")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Global `shape` with the `degrees` of its dims, and `replicas`; `letters` say the same axis by axis."""
+
+    shape: tuple[int, ...]
+    degrees: tuple[int, ...]
+    replicas: int
+    letters: tuple[str, ...]
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        dims = (f"{n}/{d}" if d > 1 else str(n) for n, d in zip(self.shape, self.degrees, strict=True))
+        return f"[{', '.join(dims)}]" + (f" x{self.replicas}" if self.replicas > 1 else "")
+
+
+def kind(letter: str) -> str:
+    """`R`, `B`, `P`, `@` or `S`, which flat and spread tensors are as well."""
+    return "S" if letter in ("flat", "spread") else letter[0]
+
+
+def split_dim(letter: str) -> int:
+    """The dim that `S(1)`, or `S(1.0)` of its outermost atom, splits; what is flat or spread is cut along the first."""
+    return int(letter[2:-1].partition(".")[0]) if letter[0] == "S" else 0
+
+
+def tensor(shape: Sequence[int], letters: Sequence[str], sizes: Sequence[int], dtype: str) -> Tensor:
+    """A tensor with the degrees and replicas that its letters say, on axes of these sizes."""
+    degrees, replicas = [1] * len(shape), 1
+    for letter, size in zip(letters, sizes, strict=True):
+        if kind(letter) in "BP":
+            replicas *= size
+        elif kind(letter) == "S" and shape:
+            degrees[split_dim(letter)] *= size
+    return Tensor(tuple(shape), tuple(degrees), replicas, tuple(letters), dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineMapping:
+    """Which devices run an operator: a nested array with a dim for each axis of `tasks` (Unity, section 3.2).
+
+    The innermost tuples are the devices that do one task alike: several where an axis neither splits nor replicates.
+    """
+
+    tasks: tuple[str, ...]
+    devices: tuple[Nested, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A kernel or a collective at an operator: `ns` once, `count` times a step, as `codegen.items` has it."""
+
+    part: str
+    kind: str
+    phase: str
+    ns: int
+    count: int
+    axes: tuple[str, ...] = ()
+    bytes: int = 0
+
+    @property
+    def total_ns(self) -> int:
+        return self.ns * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator; `inputs` index earlier nodes, `of` is the node of the plan's graph that it computes or moves.
+
+    Attributes of a parallel operator: `axes` and `degree`, `dim` (`letter` where this is an atom of a dim, or of a flat
+    tensor), `first`, and `fused` where it runs as one with the operator before it: then its work is that of both.
+    `kept` is memory by kind, in bytes of the device that holds most. `gradient`: whether one flows back through here.
+    """
+
+    operator: str
+    name: str
+    inputs: tuple[int, ...]
+    tensor: Tensor
+    mapping: MachineMapping
+    of: int
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+    gradient: bool = False
+    work: tuple[Work, ...] = ()
+    kept: tuple[tuple[str, int], ...] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.attributes)[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return dict(self.attributes).get(name, default)
+
+    @property
+    def ns(self) -> int:
+        return sum(work.total_ns for work in self.work)
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self.kept)
+
+
+@dataclass(frozen=True)
+class ParallelGraph:
+    """A PCG on a mesh of named `axes`; `output` is the loss of the step, `reserve_bytes` is memory of no operator."""
+
+    axes: tuple[tuple[str, int], ...]
+    micro_batches: int
+    nodes: tuple[Node, ...]
+    output: int
+    reserve_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        verify(self)
+
+    @cached_property
+    def objective_ns(self) -> int:
+        """Time of a step: the sum over all operators."""
+        return sum(node.ns for node in self.nodes)
+
+    @cached_property
+    def memory_bytes(self) -> int:
+        """Memory of the device that holds most."""
+        return self.reserve_bytes + sum(node.bytes for node in self.nodes)
+
+    @property
+    def mappings(self) -> tuple[MachineMapping, ...]:
+        """The machine mappings, each once."""
+        return tuple(dict.fromkeys(node.mapping for node in self.nodes))
+
+    def without_parallel(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+        """(operator, name, inputs) of what remains without parallel operators: the computation that is parallelized."""
+        number: dict[int, int] = {}
+        left: list[tuple[str, str, tuple[int, ...]]] = []
+        for index, node in enumerate(self.nodes):
+            if node.operator in PARALLEL:
+                number[index] = number[node.inputs[0]]
+                continue
+            number[index] = len(left)
+            left.append((node.operator, node.name, tuple(number[i] for i in node.inputs)))
+        return tuple(left)
+
+    def __str__(self) -> str:
+        from .text import text
+
+        return text(self)
+
+    def to_json(self) -> dict[str, Any]:
+        from .file import to_json
+
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> ParallelGraph:
+        """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
+        from .file import from_json
+
+        return from_json(data)
+
+
+# What parallel operators do
+
+_LETTERS: Mapping[tuple[str, bool], tuple[str, str]] = {  # operator, first -> the kinds of letters before and after
+    ("partition", False): ("R", "S"),
+    ("combine", False): ("S", "R"),
+    ("replicate", False): ("R", "B"),
+    ("replicate", True): ("R", "P"),
+    ("reduce", False): ("P", "R"),
+    ("reduce", True): ("B", "R"),
+}
+
+
+def moves(source: str, target: str) -> Iterator[tuple[str, str, bool]]:
+    """The operators between two letters of an axis, each with the letter that it gives, and whether it is `first`."""
+    for (operator, first), (before, after) in _LETTERS.items():
+        if after == "R" and kind(source) == before and source != target:
+            yield operator, "R", first
+    for (operator, first), (before, after) in _LETTERS.items():
+        if before == "R" and kind(target) == after and source != target:
+            yield operator, target, first
+
+
+def moved(given: Tensor, node: Node, sizes: Mapping[str, int]) -> Tensor:
+    """What a parallel operator makes of a tensor. Raises ValueError where it does not apply."""
+    if node.operator in ("pipeline", "batch"):
+        count, dim, shape = node.get("degree"), node.get("dim"), list(given.shape)
+        if count < 1:
+            raise ValueError(f"{count} micro-batches")
+        if dim is not None:  # without a dim addends are batched: they are added up
+            if node.operator == "pipeline" and shape[dim] % count:
+                raise ValueError(f"{shape[dim]} items in {count} micro-batches")
+            shape[dim] = shape[dim] // count if node.operator == "pipeline" else shape[dim] * count
+        return replace(given, shape=tuple(shape))
+    before, after = _LETTERS[node.operator, bool(node.get("first"))]
+    split = node.get("letter") or f"S({node.get('dim')})"
+    old, new = (split if x == "S" else x for x in (before, after))
+    letters = dict(zip(sizes, given.letters, strict=True))
+    for axis in node.get("axes"):
+        if letters.get(axis) != old:
+            raise ValueError(f"axis {axis} is at {letters.get(axis)}, not {old}")
+        letters[axis] = new
+    if node.get("degree") != prod(sizes[axis] for axis in node.get("axes")):
+        raise ValueError(f"degree {node.get('degree')} over the axes {', '.join(node.get('axes'))}")
+    return tensor(given.shape, tuple(letters.values()), tuple(sizes.values()), given.dtype)
+
+
+def tasks(letters: Sequence[str], inputs: Sequence[Sequence[str]], axes: Sequence[str]) -> tuple[str, ...]:
+    """The axes over which an operator has parallel tasks: it or what it reads is split or replicated there."""
+    found = []
+    for a, axis in enumerate(axes):
+        kinds = {kind(x[a]) for x in (letters, *inputs)}
+        if kind(letters[a]) != "@" and kinds & {"S", "B", "P"}:
+            found.append(axis)
+    return tuple(found)
+
+
+def verify(graph: ParallelGraph) -> None:
+    """Raise PartitaError unless inputs come first, parallel operators apply, and states fit letters and mappings."""
+    sizes = dict(graph.axes)
+    if len(sizes) != len(graph.axes) or any(size < 1 for size in sizes.values()) or graph.micro_batches < 1:
+        raise PartitaError(f"a parallel graph over the axes {graph.axes} with {graph.micro_batches} micro-batches")
+    if not 0 <= graph.output < len(graph.nodes):
+        raise PartitaError(f"a parallel graph of {len(graph.nodes)} nodes, of which {graph.output} is the output")
+    mapped: set[tuple[MachineMapping, tuple[str, ...], int]] = set()
+    for index, node in enumerate(graph.nodes):
+        try:
+            if not all(0 <= i < index for i in node.inputs):
+                raise ValueError(f"inputs {node.inputs} are not earlier nodes")
+            given = [graph.nodes[i].tensor for i in node.inputs]
+            if node.operator in PARALLEL and (len(given) != 1 or moved(given[0], node, sizes) != node.tensor):
+                raise ValueError("it does not make this tensor of what it reads")
+            own = node.tensor
+            if tensor(own.shape, own.letters, tuple(sizes.values()), own.dtype) != own:
+                raise ValueError(f"tensor {own} does not have the state {' '.join(own.letters)}")
+            asked = tasks(own.letters, [x.letters for x in given], tuple(sizes))
+            alone = prod(n for x, n in zip(own.letters, sizes.values(), strict=True) if kind(x) == "@")
+            if (node.mapping, asked, alone) not in mapped:
+                _check_mapping(node.mapping, asked, sizes, alone)
+                mapped.add((node.mapping, asked, alone))
+            if any(x.ns < 0 or x.count < 0 or x.bytes < 0 for x in node.work) or any(n < 0 for _, n in node.kept):
+                raise ValueError("work or memory below 0")
+        except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+            raise PartitaError(f"parallel graph, node {index} ({node.operator} {node.name!r}): {error}") from error
+
+
+def _check_mapping(mapping: MachineMapping, asked: tuple[str, ...], sizes: Mapping[str, int], alone: int) -> None:
+    """A mapping has the tasks asked, and every device at most once; `alone`: it is at one of so many coordinates."""
+    if mapping.tasks != asked:
+        raise ValueError(f"a mapping of the tasks {mapping.tasks} of an operator with the tasks {asked}")
+    alike = prod(sizes.values()) // prod(sizes[a] for a in asked) // alone
+    level: list[Nested] = [mapping.devices]
+    for size in (*(sizes[a] for a in asked), alike):
+        if not all(isinstance(x, tuple) and len(x) == size for x in level):
+            raise ValueError(f"devices {mapping.devices} are no array of {[*(sizes[a] for a in asked), alike]}")
+        level = [y for x in level if isinstance(x, tuple) for y in x]
+    devices = {x for x in level if isinstance(x, int) and 0 <= x < prod(sizes.values())}
+    if len(devices) != len(level):
+        raise ValueError(f"devices {mapping.devices} are not all different numbers below {prod(sizes.values())}")

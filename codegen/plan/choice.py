@@ -1,0 +1,138 @@
+"""What a plan does with one node, and how a plan's file says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...model.graph.atoms import Atoms, atoms
+from ...model.graph.layout import B, Layout, P, R, S, atom_of, is_split
+from ...model.graph.pcg import PCG
+from ...model.machine.machine import whole
+from ...model.machine.precision import precision
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+FLAGS = ("regather", "sharded_states", "sharded_gradients", "offloaded")
+"""What a choice of a parameter may say; a file has those that hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a plan does with one node.
+
+    `inputs` are the layouts that the operator asks of its inputs, `output` the one that it offers. A tensor with
+    `shared` is converted once from `output` to `shared`, and from there to what each consumer asks. `regather`: the
+    converted weight is not kept for backward but converted again there. `sharded_states`: optimizer states of a
+    weight are split over the axes on which it is stored at B (ZeRO-1), with `sharded_gradients` its accumulated
+    gradient too (ZeRO-2). `offloaded`: the states are in the host's memory between updates. `beside`: the node or
+    weight is only at one coordinate of an axis, (axis, coordinate), beside the other branches of a bundle, and of one
+    inside of that. `joins`: of the `cat` that joins branches (axis, *coordinates of its inputs). `at`: of tables that
+    are spread over the axis at P, pieces: (name of the table, first column, the one after the last, coordinate).
+    """
+
+    inputs: tuple[Layout, ...]
+    output: Layout
+    shared: Layout | None = None
+    regather: bool = False
+    sharded_states: bool = False
+    sharded_gradients: bool = False
+    offloaded: bool = False
+    beside: tuple[tuple[int, int], ...] = ()
+    joins: tuple[int, ...] = ()
+    at: tuple[tuple[str, int, int, int], ...] = ()
+
+    @property
+    def alone(self) -> tuple[int, ...]:
+        """The axes of which it is at one coordinate."""
+        return tuple(axis for axis, _ in self.beside)
+
+    @property
+    def given(self) -> Layout:
+        """The layout from which consumers convert."""
+        return self.output if self.shared is None else self.shared
+
+
+def apart(plan: Plan) -> bool:
+    """Whether accumulated gradients or optimizer states are elsewhere than the weights, or in another dtype."""
+    return precision(plan.dtype).copied or any(c.sharded_gradients or c.offloaded for c in plan.choices)
+
+
+def letter_text(known: Atoms, letter: int) -> str:
+    """`R`, `B`, `P`, `S(1)`, or `S(1.0)` where dim 1 is a product of atoms and its outermost is split."""
+    if not is_split(letter):
+        return "RBP"[letter]
+    dim, position = known.dim_of(atom_of(letter))
+    return f"S({dim}.{position})" if len(known.dims[dim]) > 1 else f"S({dim})"
+
+
+def _letter(known: Atoms, text: Any) -> int:
+    if text in ("R", "B", "P"):
+        return {"R": R, "B": B, "P": P}[text]
+    for a in range(len(known.sizes)):
+        if text == letter_text(known, S(a)):
+            return S(a)
+    raise ValueError(f"{text!r} is no letter of a tensor with dims {known.dims}")
+
+
+def choice_json(plan: Plan, index: int, known: tuple[Atoms, ...]) -> dict[str, Any]:
+    node, choice = plan.graph.nodes[index], plan.choices[index]
+
+    def text(i: int, layout: Layout) -> list[str]:
+        return [letter_text(known[i], x) for x in layout]
+
+    result: dict[str, Any] = {
+        "inputs": [text(i, x) for i, x in zip(node.inputs, choice.inputs, strict=True)],
+        "output": text(index, choice.output),
+    }
+    if choice.shared is not None:
+        result["shared"] = text(index, choice.shared)
+    for flag in FLAGS:
+        if getattr(choice, flag):
+            result[flag] = True
+    if choice.beside:
+        result["beside"] = [list(pair) for pair in choice.beside]
+    if choice.joins:
+        result["joins"] = list(choice.joins)
+    if choice.at:
+        result["at"] = [list(piece) for piece in choice.at]
+    return result
+
+
+def read_choice(graph: PCG, index: int, data: Any) -> Choice:
+    known = atoms(graph)
+    node = graph.nodes[index]
+    extra = sorted(data.keys() - {"inputs", "output", "shared", *FLAGS, "beside", "joins", "at"})
+    if extra:
+        raise ValueError(f"{extra[0]!r} is not a field of a choice")
+    asked = as_list(data["inputs"])
+    if len(asked) != len(node.inputs):
+        raise ValueError(f"{len(asked)} input layouts for {len(node.inputs)} inputs")
+    choice = Choice(
+        tuple(
+            tuple(_letter(known[i], x) for x in as_list(layout)) for i, layout in zip(node.inputs, asked, strict=True)
+        ),
+        tuple(_letter(known[index], x) for x in as_list(data["output"])),
+    )
+    if "shared" in data:
+        choice = replace(choice, shared=tuple(_letter(known[index], x) for x in as_list(data["shared"])))
+    flags = {flag: data.get(flag, False) for flag in FLAGS}
+    if not all(isinstance(value, bool) for value in flags.values()):
+        raise ValueError(f"{flags} are not all true or false")
+    pairs = [as_list(pair) for pair in as_list(data.get("beside", []))]
+    beside = tuple((whole(axis), whole(coordinate)) for axis, coordinate in pairs)
+    joins = tuple(whole(x) for x in as_list(data.get("joins", [])))
+    at = tuple(_piece(*as_list(piece)) for piece in as_list(data.get("at", [])))
+    return replace(choice, beside=beside, joins=joins, at=at, **flags)
+
+
+def _piece(name: Any, start: Any, stop: Any, coordinate: Any) -> tuple[str, int, int, int]:
+    return str(name), whole(start), whole(stop), whole(coordinate)
+
+
+def as_list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.60} is not a list")
+    return value

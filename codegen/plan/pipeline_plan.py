@@ -1,0 +1,173 @@
+"""A plan with a pipeline: contiguous parts of a model, each planned for its own devices, and their order of work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...formulation.pipeline.configuration import split
+from ...formulation.pipeline.orders import Orders
+from ...formulation.placement.placement import Placement, of_rows
+from ...model.files import write_atomically
+from ...model.graph.pcg import PCG
+from ...model.machine.machine import Machine
+from .pipeline_checks import check
+from .plan import Plan, write_plan
+from .schedules import orders
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..emission.spmd.axes import Group
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """A plan for every stage of a pipeline, checked: they fit each other and the machine, and can be run as they are.
+
+    `graph` is the whole (shapes at one micro-batch); stage i is what lies between boundaries `bounds[i]` and
+    `bounds[i + 1]` (`model.stages`), counted in the order of the model. `row` is the pipeline's factor on every level
+    of the machine: with p = prod(row), stage i runs on the devices of coordinate i % p, planned as a machine of their
+    own (`stage_machine`). `schedule` names the order of their work (`schedules`), `chunks` is the number of stages
+    a device has. `model`, `report` and `module` are those of a `Plan`.
+    """
+
+    graph: PCG
+    machine: Machine
+    row: tuple[int, ...]
+    bounds: tuple[int, ...]
+    stages: tuple[Plan, ...]
+    schedule: str = "1f1b"
+    chunks: int = 1
+    model: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def size(self) -> int:
+        """How many parts the devices are divided into."""
+        return math.prod(self.row)
+
+    @property
+    def ranks(self) -> int:
+        return self.placement.devices
+
+    @property
+    def micro_batches(self) -> int:
+        return self.stages[0].micro_batches
+
+    @property
+    def batch(self) -> int:
+        """Samples in one step: over all ranks and micro-batches."""
+        return self.graph.batch * self.micro_batches
+
+    @property
+    def dtype(self) -> str:
+        return self.stages[0].dtype
+
+    @property
+    def optimizer(self) -> str:
+        return self.stages[0].optimizer
+
+    @property
+    def stale(self) -> bool:
+        """Whether gradients are those at the weights of a step ago, so that no step waits for the one before."""
+        return self.schedule == "2bw"
+
+    @property
+    def split(self) -> bool:
+        """Whether backwards are: to the stage before at once, to the weights later."""
+        return split(self.schedule)
+
+    @property
+    def recompute(self) -> dict[str, str]:
+        """The segments of all stages that are computed again, with their modes."""
+        return {name: mode for part in self.stages for name, mode in part.recompute.items()}
+
+    @cached_property
+    def placement(self) -> Placement:
+        """The mesh of all ranks: the pipeline's axis, outermost, and those that all stages share."""
+        return of_rows((self.row, *self.stages[0].placement.matrix))
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """A name for every axis of the whole mesh."""
+        from ..emission.common.names import axis_names
+
+        return ("pipeline", *axis_names(*self.stages))
+
+    @cached_property
+    def parts(self) -> tuple[Plan, ...]:
+        """The stages, which call their axes alike."""
+        return tuple(replace(plan, names=self.axes[1:]) for plan in self.stages)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The axes of a stage's mesh, and those that sum gradients together, with the programs of their collectives."""
+        from ..emission.spmd.axes import groups
+
+        return groups(*self.parts)
+
+    @cached_property
+    def orders(self) -> Orders:
+        """What the ranks of every coordinate run, one after the other."""
+        return orders(self.schedule, self.size, self.chunks, self.micro_batches)
+
+    def summary(self) -> dict[str, Any]:
+        """What `partita plan --json` prints; `program` is known where the plan is saved."""
+        from ..report.pipeline_report import summary
+
+        return summary(self)
+
+    def __str__(self) -> str:
+        from ..report.pipeline_report import describe
+
+        return describe(self)
+
+    def emit(self, path: Path | str | None = None) -> str:
+        """The program as text; also written to `path` where one is given."""
+        from ..emission.pipeline.emit import emit
+
+        text = emit(self)
+        if path is not None:
+            write_atomically(path, text)
+        return text
+
+    def verify(self, ranks: int | None = None, level: str = "threads") -> dict[str, Any]:
+        """Run the program on local ranks beside the unsharded module: the same loss, gradients and weights?
+
+        The module is the one that was planned, or is built as `model` says. Raises PartitaError where neither is known.
+        """
+        from ..verification.verify import verify
+
+        return verify(self, ranks=ranks, level=level)
+
+    def save(self, path: Path | str) -> None:
+        """Write the plan to a `.json` file, or plan.json and program.py into a folder."""
+        write_plan(self, path)
+
+    @classmethod
+    def load(cls, path: Path | str) -> PipelinePlan:
+        """Read what `save` wrote: a file, or a folder with plan.json. Raises PartitaError that says what is wrong."""
+        from .plan import read_plan
+
+        return read_plan(path, cls.from_json)
+
+    def to_json(self) -> dict[str, Any]:
+        from .pipeline_file import to_json
+
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PipelinePlan:
+        """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
+        from .pipeline_file import from_json
+
+        return from_json(data)

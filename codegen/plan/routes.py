@@ -1,0 +1,41 @@
+"""The conversions of a plan: for two layouts of a tensor the moves that the plan's prices make cheapest."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ...formulation.strategies.transitions import Table, Transitions, space
+from ...model.graph.atoms import atoms
+from ...model.graph.layout import Layout, Step, steps
+from ...model.machine.machine import Machine
+from ...model.machine.roofline import precision
+
+if TYPE_CHECKING:
+    from ...formulation.placement.placement import Placement
+    from .plan import Plan
+
+
+@lru_cache(maxsize=32)
+def _transitions(machine: Machine, placement: Placement) -> Transitions:
+    return Transitions(machine, placement)
+
+
+def table(plan: Plan, node: int) -> Table:
+    """The priced routes between all layouts of a node's tensor."""
+    declared = plan.graph.nodes[node]
+    tensor = space(plan.placement.sizes, atoms(plan.graph)[node].sizes)
+    itemsize = precision(plan.dtype).itemsize(declared.dtype)
+    return _transitions(plan.machine, plan.placement).table(tensor, itemsize, declared.gradient)
+
+
+def route(plan: Plan, node: int, source: Layout, target: Layout) -> tuple[Step, ...]:
+    """The moves that bring the tensor of `node` from `source` to `target`."""
+    if source == target:
+        return ()
+    known = table(plan, node)
+    tensor = space(plan.placement.sizes, atoms(plan.graph)[node].sizes)
+    ends = tensor.code(source), tensor.code(target)
+    stops = [source, *(tensor.layout(c) for c in known.route(*ends)), target]
+    return tuple(step for a, b in pairwise(stops) for step in steps(a, b))

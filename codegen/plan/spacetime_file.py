@@ -1,0 +1,80 @@
+"""Space-time plans that were kept in a folder, beside their programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...model.errors import PartitaError
+from ...model.files import write_atomically
+from ...model.graph.pcg import PCG
+from ...model.machine.roofline import optimizer_states
+from .plan import read_plan
+
+T = TypeVar("T")
+
+KIND, FORMAT = "space-time", 1
+_PARTS = {"summary": Mapping, "graph": Mapping, "model": Mapping, "words": str, "optimizer": str}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What plan.json says of a space-time plan. Raises PartitaError that says what is wrong with it."""
+
+    said: Mapping[str, Any]
+    module: None = None  # is not kept
+
+    def __post_init__(self) -> None:
+        for key, kind in _PARTS.items():
+            if not isinstance(self.said.get(key), kind):
+                raise PartitaError(f"{key!r} is missing or malformed")
+        if self.said.get("format") != FORMAT:
+            raise PartitaError(f"it is of format {self.said.get('format')}, this is for {FORMAT}: check it anew")
+        optimizer_states(self.optimizer)
+        if not isinstance(self.said["summary"].get("devices"), int):
+            raise PartitaError("its summary does not say how many devices")
+
+    @cached_property
+    def pcg(self) -> PCG:
+        return PCG.from_json(self.said["graph"])
+
+    @property
+    def ranks(self) -> int:
+        return int(self.said["summary"]["devices"])
+
+    @property
+    def batch(self) -> int:
+        return self.pcg.batch
+
+    @property
+    def optimizer(self) -> str:
+        return str(self.said["optimizer"])
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.said["model"]
+        return found
+
+    def __str__(self) -> str:
+        return str(self.said["words"])
+
+
+def load(path: Path | str, other: Callable[[Any], T]) -> Kept | T:
+    """The space-time plan in a folder, or in its plan.json; of a plan of another kind what `other` makes of it."""
+
+    def read(data: Any) -> Kept | T:
+        return Kept(data) if isinstance(data, Mapping) and data.get("kind") == KIND else other(data)
+
+    return read_plan(path, read)
+
+
+def copy_trace(folder: Path, trace: Path) -> None:
+    """Write the timeline of a kept plan."""
+    try:
+        text = (folder / "trace.json").read_text()
+    except OSError as error:
+        raise PartitaError(f"cannot read {folder / 'trace.json'}: {error.strerror}") from error
+    write_atomically(trace, text)

@@ -1,0 +1,175 @@
+"""A space-time plan, from what a user wrote to the program that runs: validated, materialized, predicted, emitted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...formulation.spacetime.graph import Graph
+from ...formulation.spacetime.materialize import materialize
+from ...formulation.spacetime.materialized import Program
+from ...formulation.spacetime.predict import Prediction, predict
+from ...formulation.spacetime.tasks import tasks
+from ...model.errors import PartitaError
+from ...model.files import write_atomically, write_directory
+from ...model.graph.batch import with_batch
+from ...model.graph.pcg import PCG
+from ...model.machine.machine import Machine
+from ...model.machine.roofline import optimizer_states, precision
+from .spacetime_file import FORMAT, KIND
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Write: TypeAlias = Callable[[Graph, Sequence[int]], Any]
+"""A plan as a user writes it: it transforms, assigns and orders the operators of a graph on devices."""
+
+
+def graph(model: nn.Module | PCG, inputs: Any = None, batch: int | None = None) -> Graph:
+    """The operators of a module, or of a captured graph, for a plan to transform, assign and order.
+
+    `inputs` are example inputs as for `capture`; `batch` counts the samples of a whole step. Transformations of one's
+    own are proved before they are accepted. Raises PartitaError for modules that cannot be captured or planned so.
+    """
+    from ...solvers.spacetime.prove import prover
+
+    if isinstance(model, PCG):
+        return Graph(model if batch is None else with_batch(model, batch), prover)
+    from ...model.capture.capture import capture
+
+    captured = capture(model, inputs)
+    made = Graph(captured if batch is None else with_batch(captured, batch), prover)
+    made.module = model, inputs
+    return made
+
+
+@dataclass(frozen=True)
+class SpaceTimePlan:
+    """A plan that was validated: its tasks in order, with the communication between them, on a machine.
+
+    `model` says how to build the module again: reference, small, sequence; `module` is the module itself with its
+    example inputs, where the plan was made from one; it is not saved.
+    """
+
+    program: Program
+    machine: Machine
+    dtype: str = "float32"
+    optimizer: str = "adamw"
+    model: Mapping[str, Any] = field(default_factory=dict)
+    module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def pcg(self) -> PCG:
+        return self.program.tasks.graph.pcg
+
+    @property
+    def batch(self) -> int:
+        return self.pcg.batch
+
+    @property
+    def ranks(self) -> int:
+        return len(self.program.devices)
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """When every task and transfer runs, and what memory it takes."""
+        return predict(self.program, self.machine, self.dtype, self.optimizer)
+
+    def summary(self) -> dict[str, Any]:
+        """The plan in numbers, for JSON: times in ns, memory in bytes."""
+        found = self.prediction
+        return {
+            "model": self.model.get("reference"),
+            "machine": self.machine.name,
+            "devices": self.ranks,
+            "batch": self.batch,
+            "dtype": self.dtype,
+            "optimizer": self.optimizer,
+            "tasks": len(self.program.tasks.ops),
+            "step_ns": found.step_ns,
+            "memory_bytes": max(found.peak_bytes),
+            "bubble": found.bubble,
+        }
+
+    def __str__(self) -> str:
+        found = self.summary()
+        model = found["model"] or "a module"
+        return "\n".join(
+            (
+                f"{model}, batch {found['batch']}, on {self.ranks} devices of {self.machine.name}",
+                f"tasks         {found['tasks']}",
+                f"step          {found['step_ns'] / 1e6:.3f} ms predicted, devices idle {found['bubble']:.1%} of it",
+                f"memory        {found['memory_bytes'] / 2**20:.1f} MiB on the fullest device",
+            )
+        )
+
+    def source(self) -> str:
+        """The program's text, the same every time."""
+        from ..emission.spacetime.emit import emit
+
+        return emit(self.program, dtype=self.dtype, optimizer=self.optimizer, summary=str(self).splitlines())
+
+    def emit(self, path: Path | str) -> None:
+        """Write the program, which needs only torch."""
+        write_atomically(path, self.source())
+
+    def trace(self, path: Path | str) -> None:
+        """Write the predicted step as a timeline for Perfetto."""
+        write_atomically(path, self._timeline())
+
+    def _timeline(self) -> str:
+        from ..report.spacetime_trace import timeline
+
+        return json.dumps(timeline(self.prediction), allow_nan=False) + "\n"
+
+    def save(self, folder: Path | str, written: str = "") -> None:
+        """Keep the program, its plan as the user wrote it (`written`), and the timeline in a folder."""
+        files = {
+            "program.py": self.source(),
+            "plan.json": json.dumps(
+                {"kind": KIND, "format": FORMAT, "model": dict(self.model), "summary": self.summary(),
+                 "optimizer": self.optimizer, "words": str(self), "graph": self.pcg.to_json()}
+            )
+            + "\n",
+            "trace.json": self._timeline(),
+        }  # fmt: skip
+        write_directory(folder, files | ({"plan.py": written} if written else {}))
+
+    def verify(self, level: str = "threads", steps: int = 3, *, timeout: float = 600.0) -> dict[str, Any]:
+        """Train the program and the module, and compare, as `partita verify` does. The module must be at hand."""
+        from ..verification.verify import verify
+
+        return verify(self, level=level, steps=steps, timeout=timeout)
+
+
+def space_time(
+    graph: Graph,
+    machine: Machine | None = None,
+    *,
+    devices: int | None = None,
+    dtype: str = "float32",
+    optimizer: str = "adamw",
+    communication: str = "rvd",
+    model: Mapping[str, Any] | None = None,
+    module: tuple[nn.Module, Any] | None = None,
+) -> SpaceTimePlan:
+    """The plan that the operators of `graph` now make: validated, ordered, with its communication.
+
+    Raises PlanConflict, a PartitaError, with the smallest set of orders and dependencies that conflict.
+    """
+    from ...solvers.spacetime.validate import validate
+
+    found = tasks(graph)
+    count = found.devices if devices is None else devices
+    if machine is None:
+        machine = Machine.adhoc((count,))
+    precision(dtype)  # known ones only, before any work
+    optimizer_states(optimizer)
+    if count > machine.devices:
+        raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")
+    program = materialize(validate(found, count), machine, communication=communication)
+    return SpaceTimePlan(program, machine, dtype, optimizer, model or {}, module or graph.module)

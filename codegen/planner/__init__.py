@@ -1,0 +1,1 @@
+"""From a model to a plan: what `partita.optimize` and the command line run."""

@@ -1,0 +1,116 @@
+"""What `partita check` does: run a user's plan on its model and validate it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ...formulation.spacetime.order import PlanConflict
+from ...model.capture.load import failure, import_file, load_module
+from ...model.errors import PartitaError
+from ...model.machine.machine import Machine
+from ..plan.spacetime_plan import SpaceTimePlan, Write, graph, space_time
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRequest:
+    """What to check; None is what the plan's own constants say: MODEL, SMALL, SEQUENCE, BATCH, DEVICES, OPTIMIZER."""
+
+    file: Path
+    model: str | None = None
+    small: bool | None = None
+    sequence: int | None = None
+    batch: int | None = None
+    devices: int | None = None
+    machine: Machine | None = None
+    dtype: str = "float32"
+    optimizer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The verdict: a plan, or what conflicts in it."""
+
+    plan: SpaceTimePlan | None
+    tasks: int
+    conflicts: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """What `partita check --json` prints."""
+        known = self.plan.summary() if self.plan is not None else {}
+        return {"ok": self.plan is not None, "tasks": self.tasks, "conflicts": list(self.conflicts)} | known
+
+    def __str__(self) -> str:
+        if self.plan is not None:
+            return str(self.plan)
+        return "\n".join(("the plan cannot run; what conflicts:", *(f"  {line}" for line in self.conflicts)))
+
+
+def check(request: CheckRequest) -> Checked:
+    """Run a plan's file on its model. Raises PartitaError where the file is none; conflicts are an answer."""
+    module = import_file(request.file)
+    write = _function(module, request.file)
+    said = {name: _constant(module, request.file, name, kind) for name, kind in _CONSTANTS.items()}
+    reference = request.model or said["MODEL"]
+    if reference is None:
+        raise PartitaError(f"{request.file} does not say its MODEL: name one with --model")
+    devices = request.devices or said["DEVICES"] or (request.machine.devices if request.machine else None)
+    if devices is None:
+        raise PartitaError(f"{request.file} does not say its DEVICES: give their number with --devices")
+    small = next((x for x in (request.small, said["SMALL"]) if x is not None), request.model is None)
+    sequence = request.sequence or said["SEQUENCE"]
+    built = load_module(reference, small=small, sequence=sequence)
+    operators = graph(*built, batch=request.batch or said["BATCH"])
+    before = len(operators.ops)
+    try:
+        _run(write, operators, devices, request.file)
+        plan = space_time(
+            operators,
+            request.machine,
+            devices=devices,
+            dtype=request.dtype,
+            optimizer=request.optimizer or said["OPTIMIZER"] or "adamw",
+            model={"reference": reference, "small": small, "sequence": sequence},
+        )
+    except PlanConflict as conflict:
+        return Checked(None, max(before, len(operators.ops)), conflict.conflicts)
+    return Checked(plan, len(plan.program.tasks.ops))
+
+
+_CONSTANTS: Mapping[str, type] = {
+    "MODEL": str,
+    "SMALL": bool,
+    "SEQUENCE": int,
+    "BATCH": int,
+    "DEVICES": int,
+    "OPTIMIZER": str,
+}
+
+
+def _function(module: ModuleType, file: Path) -> Write:
+    found = getattr(module, "plan", None)
+    if not callable(found):
+        raise PartitaError(f"{file} has no function plan(graph, devices)")
+    write: Write = found
+    return write
+
+
+def _constant(module: ModuleType, file: Path, name: str, kind: type) -> Any:
+    value = getattr(module, name, None)
+    count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value is None or (count if kind is int else isinstance(value, kind)):
+        return value
+    raise PartitaError(f"{file}: {name} = {value!r} is no {'positive number' if kind is int else kind.__name__}")
+
+
+def _run(write: Write, operators: Any, devices: int, file: Path) -> None:
+    """The user's function, whose own mistakes are told with their line."""
+    try:
+        write(operators, list(range(devices)))
+    except PartitaError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PartitaError(failure(f"{file}: its plan failed", error, file)) from error

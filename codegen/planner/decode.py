@@ -1,0 +1,236 @@
+"""From an assignment of the cost network back to layouts: one choice per node of the graph."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...formulation.bundles.branch_options import Level
+from ...formulation.bundles.bundles import inside
+from ...formulation.encoding.encoding import Encoding
+from ...formulation.network.network import evaluate
+from ...formulation.strategies.tensor_classes import handover, without_addends
+from ...model.graph.atoms import atoms
+from ...model.graph.buffer_updates import updated
+from ...model.graph.layout import B, Layout, P, R, S, atom_of, is_split
+from ...model.graph.segments import segments
+from ...model.operators.operator import operator
+from ..plan.choice import Choice
+from ..plan.table_spread import at_of
+
+
+def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
+    """The choice of every node: its strategy, what tensors are converted to, how weights are stored.
+
+    Where nodes can be computed in several ways, see `ways.chosen`: what is not taken is whole on every rank here.
+    """
+    axes = len(found.placement.sizes)
+    whole: Layout = (R,) * axes
+    given: dict[int, Layout] = {}  # of a tensor class, in the base's atoms: what consumers convert from
+    result: list[Choice] = []
+    again = _computed_again(found, assignment)
+    asked, changed = _asked_of_inputs(found, assignment), updated(found.pcg)
+    for index, node in enumerate(found.pcg.nodes):
+        base = found.classes.base[index]
+        if index in found.operators:
+            choice = _strategy(found, assignment, index)
+        elif index in found.classes.twin and base == index:
+            choice = _repeated(found, assignment, index)
+        elif index in found.weights:
+            variable, stored = found.weights[index]
+            o = 0 if found.unused(assignment, variable) else found.option(assignment, variable)[0]
+            layout = stored.space.layout(int(stored.codes[o]))
+            shared = _shared(found, assignment, index)
+            regather = bool(stored.regather[o]) and again.isdisjoint(found.pcg.consumers[index])
+            shards = bool(stored.sharded[o]), bool(stored.scattered[o])
+            choice = Choice((), layout, shared, regather, *shards, bool(stored.offloaded[o]))
+            for letter, spread in zip(layout, stored.spreads, strict=False):
+                if letter == P and spread is not None:
+                    choice = replace(choice, at=at_of(node, spread))
+        elif node.op == "input":
+            choice = Choice((), _common(asked.get(index, []), axes))
+        elif index in changed and changed[index][0] in found.operators:  # stored as it is asked
+            reader, operand = changed[index]
+            choice = Choice((), _strategy(found, assignment, reader).inputs[operand])
+        elif base != index:  # shows another tensor: passes on what that one gives
+            source = node.inputs[0]
+            choice = Choice(
+                (_shown(given[base], found.classes.atoms[source]),), _shown(given[base], found.classes.atoms[index])
+            )
+        else:  # constants and unused parameters: whole on every rank
+            choice = Choice((whole,) * len(node.inputs), whole)
+        if base == index:
+            given[index] = choice.given
+        result.append(choice)
+    for level in _bundles(found, assignment):
+        for i, at in inside(level.bundle, level.places):
+            result[i] = replace(result[i], beside=(*result[i].beside, (level.axis, at)))
+    return tuple(result)
+
+
+def _computed_again(found: Encoding, assignment: Sequence[int]) -> set[int]:
+    """The nodes of segments that run again: the weights that they read are gathered again with them."""
+    modes = found.recomputed(assignment)
+    return {i for segment in segments(found.pcg) if segment.name in modes for i in segment.nodes} if modes else set()
+
+
+def _bundles(found: Encoding, assignment: Sequence[int]) -> Iterator[Level]:
+    """The bundles that are taken, each before those inside of it."""
+    for variable in found.placed:
+        _, placed = found.option(assignment, variable)
+        if placed is not None and found.operators[placed.levels[0].bundle.join][0] == variable:
+            yield from placed.levels
+
+
+def _strategy(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
+    """The choice of an operator that has options of its own."""
+    node = found.classes.ways.get(index, index)
+    variable, options = found.operators[index]
+    if found.way(assignment, node) != index:
+        whole: Layout = (R,) * len(found.placement.sizes)
+        return Choice((whole,) * len(options.inputs), whole)
+    o, placed = found.option(assignment, variable)
+    inputs = tuple(s.layout(int(c[o])) for s, c in zip(options.input_spaces, options.inputs, strict=True))
+    output = options.output_space.layout(int(options.output[o]))
+    choice = Choice(inputs, output, _shared(found, assignment, node))
+    for level in placed.levels if placed else ():
+        if level.bundle.join == index:  # what the branches give is whole on the axis, where it is
+            axis, letters = level.axis, [B if found.pcg.nodes[i].gradient else R for i in found.pcg.nodes[index].inputs]
+            inputs = tuple((*x[:axis], w, *x[axis + 1 :]) for x, w in zip(inputs, letters, strict=True))
+            choice = replace(choice, inputs=inputs, joins=(axis, *level.places))
+    return choice
+
+
+def _repeated(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
+    """The choice of a node without gradient that repeats another: the same, with R for B; see `classes.handover`."""
+    model = _strategy(found, assignment, found.classes.twin[index])
+    shared = None if model.shared is None else without_addends(model.shared)
+    if index in found.classes.handed:
+        shared = handover(found.pcg, index, found.placement.sizes)
+    return Choice(tuple(map(without_addends, model.inputs)), without_addends(model.output), shared)
+
+
+def _shared(found: Encoding, assignment: Sequence[int], index: int) -> Layout | None:
+    """The layout to which a tensor is converted once for all its consumers, if there is one."""
+    if index not in found.hubs:
+        return None
+    hub, table = found.hubs[index]
+    count = len(atoms(found.pcg)[index].sizes)
+    if found.unused(assignment, hub):
+        return None
+    option = found.option(assignment, hub)[0] % len(table.codes)  # those that are kept for backward follow the others
+    letters = _letters(len(found.placement.sizes), count, int(table.codes[option]))
+    return tuple(int(x) for x in letters)
+
+
+def _letters(axes: int, count: int, code: int) -> Iterator[int]:
+    base = 3 + count
+    return (code // base ** (axes - 1 - a) % base for a in range(axes))
+
+
+def _shown(layout: Layout, shown: tuple[int, ...]) -> Layout:
+    """A layout of the base, in the atoms of a node that shows it (`shown[a]` is the base's atom of a)."""
+    return tuple(S(shown.index(atom_of(x))) if is_split(x) else x for x in layout)
+
+
+def _asked_of_inputs(found: Encoding, assignment: Sequence[int]) -> dict[int, list[Layout]]:
+    """For every input of the graph the layouts that its consumers ask, in the input's own atoms."""
+    asked: dict[int, list[Layout]] = {}
+    for base, uses in found.classes.uses.items():
+        if found.pcg.nodes[base].op != "input":
+            continue
+        for use in uses:
+            if not _taken(found, assignment, use.node):
+                continue
+            layout = _strategy(found, assignment, found.classes.decides(use.node)).inputs[use.operand]
+            asked.setdefault(base, []).append(tuple(S(use.atoms[atom_of(x)]) if is_split(x) else x for x in layout))
+    return asked
+
+
+def _taken(found: Encoding, assignment: Sequence[int], index: int) -> bool:
+    """Whether a reader is computed so."""
+    return found.way(assignment, found.classes.variable(index)) in (index, found.classes.decides(index))
+
+
+def _common(layouts: Sequence[Layout], axes: int) -> Layout:
+    """The largest split that all consumers share: each rank reads that part, and cuts further where it is asked."""
+    common = []
+    for axis in range(axes):
+        letters = {layout[axis] for layout in layouts}
+        letter = letters.pop() if len(letters) == 1 else R
+        common.append(letter if is_split(letter) else R)
+    # Splits of one atom are a stack: an axis may only stay if those outside it on the same atom stay too.
+    for axis in range(axes):
+        if any(layout[o] == common[axis] != common[o] for layout in layouts for o in range(axis)):
+            common[axis] = R
+    return tuple(common)
+
+
+def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
+    """What the choice costs, part by part (ns of a step), and what it uses; the parts add up to the objective."""
+    network, nodes, assignment = found.network, found.pcg.nodes, found.settled(assignment)
+    checked = evaluate(network, assignment)
+    names = {v: nodes[found.classes.variable(i)].name for i, (v, _) in found.operators.items()}
+    parts = {"compute": network.constant, "conversions": 0, "weights": 0, "gradients": 0}
+    stored = {v for v, _ in found.weights.values()}
+    hub_of_weight = {found.hubs[w][0] for w in found.weights if w in found.hubs}
+    per_node: dict[str, int] = {}
+    conversions: list[dict[str, Any]] = []
+    for number, term in enumerate(network.terms()):
+        cost = int(term.cost[tuple(assignment[v] for v in term.scope)])
+        if number < len(network.variables):
+            parts["gradients" if number in stored else "compute"] += cost
+            if number in names and cost:
+                per_node[names[number]] = cost
+            continue
+        u, v = term.scope[-2:]
+        parts["weights" if u in stored or u in hub_of_weight else "conversions"] += cost
+        if cost:
+            conversions.append({"from": network.variables[u].name, "to": network.variables[v].name, "ns": cost})
+    assert sum(parts.values()) == checked.cost, (parts, checked.cost)
+    told = {"bundles": _told(found, assignment)} if any(_bundles(found, assignment)) else {}
+    return told | {
+        "memory_bytes": checked.use[0] + found.machine.device.capacity_bytes - network.capacities[0],
+        "capacity_bytes": found.machine.device.capacity_bytes,
+        "unsplit_flops": unsplit_flops(found, assignment),
+        "parts_ns": parts,
+        "operators_ns": per_node,
+        "conversions": conversions,
+    }
+
+
+def _told(found: Encoding, assignment: Sequence[int]) -> list[dict[str, Any]]:
+    """The branches that run side by side: where, how long, and how long one after the other; without the exchange."""
+    nodes, told = found.pcg.nodes, []
+    for level in _bundles(found, assignment):
+        ends = zip(nodes[level.bundle.join].inputs, level.places, strict=True)
+        told.append(
+            {
+                "cat": nodes[level.bundle.join].name,
+                "axis": level.axis,
+                "places": {nodes[i].name: place for i, place in ends},
+                "beside_ns": level.slowest[0],
+                "in_turn_ns": sum(level.times),
+            }
+        )
+    return told
+
+
+def unsplit_flops(found: Encoding, assignment: Sequence[int]) -> float:
+    """Share of the FLOPs that no axis splits."""
+    unsplit, total = flops(found, assignment)
+    return unsplit / total if total and found.placement.devices > 1 else 0.0
+
+
+def flops(found: Encoding, assignment: Sequence[int]) -> tuple[float, float]:
+    """The FLOPs that no axis splits, and all."""
+    total = unsplit = 0
+    for index, (variable, options) in found.operators.items():
+        if not _taken(found, assignment, index):
+            continue
+        node = found.pcg.nodes[index]
+        work = operator(node.op).work(node, tuple(found.pcg.nodes[i] for i in node.inputs))
+        total += work
+        option, placed = found.option(assignment, variable)
+        if placed is None and all(options.rows[r].index is None for r in options.choice[option]):
+            unsplit += work
+    return unsplit, total

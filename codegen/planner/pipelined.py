@@ -1,0 +1,219 @@
+"""Plans that may be pipelines: which there are for a question, and the plan of what the search found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ...formulation.pipeline.configuration import Configuration, admitted, later, rows, split, versions
+from ...formulation.pipeline.stage_transfers import transfer_price
+from ...formulation.placement.placement import Placement, Row, distinct, placements, reordered
+from ...model.errors import PartitaError
+from ...model.graph.batch import with_batch
+from ...model.graph.pcg import PCG
+from ...model.graph.stages import boundaries, stage
+from ...model.machine.machine import Machine, stage_machine
+from ...solvers.executors import Later, usable_cores
+from ...solvers.protocol import Limits, Solution, Solver, Status
+from ...solvers.search.planning_problem import Question, atom_sizes
+from ...solvers.search.search import OuterFound, Solved, Space, search
+from ...solvers.search.unpipelined import Found
+from ..plan.pipeline_checks import check_stale
+from ..plan.pipeline_plan import PipelinePlan
+from ..plan.plan import Plan
+from ..pricing.pipeline_price import priced
+from ..pricing.plan_price import priced as priced_stage
+from .decode import flops, report
+from .rewritten import changes, decided
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .settings import Settings
+
+
+def space(question: Question, settings: Settings) -> Space | None:
+    """The pipelines to look at besides plans that have none; None where there are only these.
+
+    PartitaError: more stages than the model can be cut into, or for no number of micro-batches; strategies that are
+    fixed for what the model has not.
+    """
+    graph, machine = question.pcg, question.machine
+    chunks = settings.chunks
+    if not looked_at(graph, settings):
+        if chunks > 1:
+            raise PartitaError(f"{chunks} chunks are stages of a pipeline, but none is looked at: give stages too")
+        return None
+    found = _rows(question, settings, _cuts(graph))
+    unknown = [name for name, _ in settings.fix if name not in {node.name for node in graph.nodes}]
+    if unknown:
+        raise PartitaError(f"no node is named {unknown[0]!r}")
+    sizes = atom_sizes(graph, question.batch, (1,))
+    inner = {row: reordered(_inner(machine, row, settings.mesh), sizes) for row in found}
+    none = {} if settings.stages is not None else {(1,) * len(machine.hierarchy): question.placements}
+    return Space(none | inner, settings.schedule, chunks, step_ns)
+
+
+def looked_at(graph: PCG, settings: Settings) -> bool:
+    """Whether there may be pipelines: not with what is asked of plans without, nor where nothing can be cut."""
+    asked = settings.mesh is not None or settings.mapping is not None or settings.fix or settings.rules
+    if settings.stages is not None:
+        return settings.stages != 1
+    return not asked and (_cuts(graph) > 1 or settings.chunks > 1)
+
+
+def _cuts(graph: PCG) -> int:
+    return len(boundaries(graph)) - 1
+
+
+def _rows(question: Question, settings: Settings, cuts: int) -> list[Row]:
+    """The pipeline's factors on the levels, where the schedule can be run and the model cut."""
+    chunks, schedule, counts = settings.chunks, settings.schedule, question.micro_batches
+    needed = settings.stages is not None or chunks > 1
+    found = [row for row in divisions(question.machine, settings.stages) if math.prod(row) * chunks <= cuts]
+    if not found and needed:
+        count = (settings.stages or 2) * chunks
+        raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
+    found = [row for row in found if admitted(schedule, math.prod(row), counts)]
+    if not found and needed:
+        least = "a multiple of" if chunks > 1 else "at least"
+        raise PartitaError(
+            f"{schedule} with {settings.stages or 2} stages needs {least} {settings.stages or 2} micro-batches, "
+            f"a batch of {question.batch} has {', '.join(map(str, counts))} in this model"
+        )
+    if schedule == "2bw" and found:
+        check_stale(question.pcg, question.dtype, question.offload)
+    if split(schedule) and found and settings.recompute not in ("auto", "none"):
+        raise PartitaError(
+            f"{schedule} splits backwards, and would compute segments twice again: "
+            f"recompute {settings.recompute!r} is for other schedules"
+        )
+    return found
+
+
+def divisions(machine: Machine, stages: int | None) -> list[Row]:
+    """The ways to divide a machine for a pipeline of so many parts, or of any; PartitaError: there are none for it."""
+    found = list(rows(machine.hierarchy, stages))
+    if stages is not None and not found:
+        known = sorted({math.prod(row) for row in rows(machine.hierarchy)})
+        levels, others = "x".join(map(str, machine.hierarchy)), ", ".join(map(str, known))
+        raise PartitaError(f"{stages} stages: {levels} devices can be divided for {others or 1} stages only")
+    return found
+
+
+def inside(machine: Machine, stages: int, mesh: tuple[int, ...] | None) -> tuple[Placement, ...]:
+    """The meshes that a stage may have, wherever the pipeline lies."""
+    return tuple(dict.fromkeys(p for row in divisions(machine, stages) for p in _inner(machine, row, mesh)))
+
+
+def _inner(machine: Machine, row: Row, mesh: tuple[int, ...] | None) -> tuple[Placement, ...]:
+    return distinct(placements(stage_machine(machine, row).hierarchy, mesh=mesh))
+
+
+def search_all(question: Question, among: Space, backend: Solver, limits: Limits, settings: Settings) -> OuterFound:
+    """Search plans with and without pipelines, on processes of its own where no executor is given."""
+    if settings.executor is not None:
+        return search(question, among, backend, limits, settings.executor)
+    with Later(settings.workers or usable_cores()) as own:
+        return search(question, among, backend, limits, own)
+
+
+def alone(found: OuterFound) -> Found:
+    """What was found, told as of a search without pipelines."""
+    best, solution = None, None
+    if len(found.stages) == 1:
+        ((best, assignment),) = found.stages
+        status = Status.OPTIMAL if found.status is Status.OPTIMAL else Status.FEASIBLE
+        assert found.objective is not None
+        solution = Solution(status, assignment, found.objective, found.bound, found.solving, "auto")
+    return Found(
+        found.status, best, solution, found.bound, found.seconds, found.solving, found.solved,
+        found.configurations - found.asked, found.options, found.interrupted, found.left_out, near=found.near,
+        missing_bytes=found.missing_bytes,
+    )  # fmt: skip
+
+
+def pipelined(
+    question: Question,
+    found: OuterFound,
+    model: dict[str, Any],
+    told: dict[str, Any],
+    module: tuple[nn.Module, Any] | None,
+) -> PipelinePlan:
+    """The plan of the pipeline that was found; priced once more, which shares nothing of the search."""
+    best = found.configuration
+    assert best is not None and found.objective is not None
+    made = replace(_decoded(question, best, found.bounds, found.stages), model=model, report=dict(told), module=module)
+    reports, rewritten = [part.report for part in made.stages], bool(question.pcg.alternatives)
+    _confirm(made, found.objective, rewritten, best)
+    work = [flops(encoding, assignment) for encoding, assignment in found.stages]
+    unsplit, total = (sum(part) for part in zip(*work, strict=True))
+    bundles = [told for own in reports for told in own.get("bundles", [])]
+    if rewritten:
+        solved = _own(question, best, found.bounds, found.stages)
+        made.report["rewritten"] = [told for each in solved for told in changes(*each)]
+    made.report.update(
+        capacity_bytes=made.machine.device.capacity_bytes,
+        unsplit_flops=unsplit / total if total and made.stages[0].machine.devices > 1 else 0.0,
+        **({"bundles": bundles} if bundles else {}),
+    )
+    return made
+
+
+def step_ns(question: Question, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved]) -> int:
+    """The predicted step of stages as they were solved."""
+    return priced(_decoded(question, best, bounds, stages, told=False)).objective_ns
+
+
+def _decoded(
+    question: Question, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved], told: bool = True
+) -> PipelinePlan:
+    """The plan that the assignments of all stages mean; `told`: with what is reported of each."""
+    machine, samples = question.machine, question.batch // best.micro_batches
+    part, transfer = stage_machine(machine, best.row), transfer_price(machine, best.row)
+    made = tuple(
+        Plan(
+            taken, part, best.placement, best.micro_batches, chosen, question.dtype, question.optimizer,
+            report=report(encoding, assignment) if told else {}, recompute=encoding.recomputed(assignment),
+            in_flight=best.in_flight(s), transfer=transfer,
+        )
+        for s, (encoding, assignment) in enumerate(_own(question, best, bounds, stages))
+        for taken, chosen in [decided(encoding, assignment)]
+    )  # fmt: skip
+    plain = with_batch(question.plain or question.pcg, samples)
+    return PipelinePlan(plain, machine, best.row, bounds, made, best.schedule, best.chunks)
+
+
+def _own(question: Question, best: Configuration, bounds: Sequence[int], stages: Sequence[Solved]) -> list[Solved]:
+    """The networks of stages, that equal ones have in common, each with its own part of the graph."""
+    graph = with_batch(question.pcg, question.batch // best.micro_batches)
+    cut = [stage(graph, *ends).graph for ends in pairwise(bounds)]
+    return [(replace(e, pcg=own), assignment) for own, (e, assignment) in zip(cut, stages, strict=True)]
+
+
+def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool, best: Configuration) -> None:
+    """Price a plan once more; one that is rewritten may take and hold less than its networks, as in `run`.
+
+    Every stage was planned for what the last one keeps besides.
+    """
+    confirmed, said = priced(made), made.report
+
+    def agree(now: int, before: int) -> bool:
+        return now == before or (rewritten and now < before)
+
+    most = best.versions, best.later
+    for number, (own, given, part) in enumerate(zip(confirmed.stages, made.parts, made.stages, strict=True)):
+        least = versions(best.schedule, number), later(best.schedule, best.micro_batches, number)
+        planned, told = own if least == most else priced_stage(given, *most), part.report
+        assert agree(own.objective_ns, sum(told["parts_ns"].values())), (own.ns, told["parts_ns"])
+        assert agree(planned.memory_bytes, told["memory_bytes"]), (planned.memory, told["memory_bytes"])
+        told["memory_bytes"] = own.memory_bytes
+    took = confirmed.objective_ns
+    assert agree(took, objective_ns), (confirmed.busy_ns, objective_ns)
+    said |= {"objective_ns": took, "memory_bytes": confirmed.memory_bytes}
+    if took < objective_ns:
+        assert said["status"] != Status.OPTIMAL.value, (confirmed.busy_ns, objective_ns)
+        said["gap"] = (took - said["bound_ns"]) / took

@@ -1,0 +1,106 @@
+"""What a search that is over says: the space that it looked at, and why there is no plan."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...formulation.rewriting.saturate import Rewritten
+from ...model.errors import NoPlanError, PartitaError
+from ...solvers.protocol import Status
+from ...solvers.search.planning_problem import Question
+from ...solvers.search.search import OuterFound, Space
+from ...solvers.search.unpipelined import Found
+
+INTERRUPTED_EARLY = "interrupted before any plan was found"
+
+
+def searched_space(question: Question, found: Found, rewritten: Rewritten | None, kept: int = 0) -> dict[str, Any]:
+    """What was searched; `kept` of the networks were solved before.
+
+    Machine levels, and the rows of a placement over them, are named outermost first.
+    """
+    done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    hit = [f"rewriting: {limit}" for limit in rewritten.limits_hit] if rewritten else []
+    hit += ["rewriting: width"] if found.unrewritten else []
+    return {
+        "meshes": len({p.sizes for p in question.placements}),
+        "placements": len(question.placements) - found.left_out,
+        "left_out": found.left_out,
+        "axis_order": "outermost level first",
+        "micro_batches": list(question.micro_batches),
+        "recompute": list(question.recompute),
+        **({"offload": True} if question.offload else {}),
+        "options": found.options,
+        "networks_solved": found.solved,
+        "networks_kept": kept,
+        **({"rewritings": rewritten.to_json() | {"without": len(found.unrewritten)}} if rewritten else {}),
+        "limits_hit": hit + ([] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"]),
+    }
+
+
+def searched_outside(question: Question, among: Space, found: OuterFound) -> dict[str, Any]:
+    """What was searched, pipelines too: the rows of the pipeline's axis, and what each leaves to a stage's mesh."""
+    done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    ended = "interrupt" if found.interrupted else "gap" if found.near else "bound" if found.exhausted else "time"
+    every = [p for places in among.placements.values() for p in places]
+    pipelines = sorted({math.prod(row) * among.chunks for row in among.placements if math.prod(row) > 1})
+    return {
+        "meshes": len({p.sizes for p in every}),
+        "placements": len(every) - found.left_out,
+        "left_out": found.left_out,
+        "axis_order": "outermost level first",
+        "micro_batches": list(question.micro_batches),
+        **({"offload": True} if question.offload else {}),
+        "recompute": list(question.recompute),
+        "stages": pipelines,
+        "schedule": among.schedule,
+        "configurations": found.configurations,
+        "configurations_asked": found.asked,
+        "options": found.options,
+        "networks_solved": found.solved,
+        "networks_kept": found.kept,
+        "limits_hit": [] if done else [ended],
+    }
+
+
+def without_plan(question: Question, found: Found, model: dict[str, Any], searched: dict[str, Any]) -> PartitaError:
+    """The error for a search that found nothing: no placement fits, or it ended too soon."""
+    machine, gib = question.machine, 2**30
+    capacity = machine.device.capacity_bytes
+    if found.status is Status.INFEASIBLE:
+        missing, needs = found.missing_bytes or 0, f"more than {capacity / gib:.2f} GiB a device"
+        if missing:  # else that something is missing is proved, but not how much
+            needs = f"at least {(capacity + missing) / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
+            needs += f"{missing / gib:.2f} GiB are missing"
+        return PartitaError(
+            f"the model fits no placement on {machine.devices} x {machine.device.name}: it needs {needs}"
+            + (", with optimizer states in the host's memory" if question.offload else "")
+            + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")
+        )
+    summary = {
+        "model": model.get("reference"),
+        "machine": machine.name,
+        "devices": machine.devices,
+        "batch": question.batch,
+        "sequence": model.get("sequence"),
+        "dtype": question.dtype,
+        "optimizer": question.optimizer,
+        "micro_batches": None,
+        **{key: searched.get(key) for key in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
+        "memory_bytes": None,
+        "capacity_bytes": capacity,
+        "mesh": None,
+        "placement": None,
+        "recompute": {},
+        "strategies": [],
+        "unsplit_flops": None,
+        "space": searched["space"],
+        "bundles": [],
+        "without_bundles": None,
+        "rewritten": [],
+        "program": None,
+    }
+    if found.interrupted:
+        return NoPlanError(INTERRUPTED_EARLY, summary, interrupted=True)
+    return NoPlanError(f"no plan was found in {found.seconds:.1f} s; give it more time", summary)

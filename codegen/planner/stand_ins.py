@@ -1,0 +1,113 @@
+"""Placements that are too wide for all rewritings at once, searched with graphs that are rewritten beforehand.
+
+The search has asked them for the graph as it was captured. Two others stand in for all rewritings: the one that is best
+on a single device with its share of the batch, as rewriting before parallelizing would choose it (TASO, SOSP 2019), and
+the one of the best plan so far. So no plan is worse than that of either order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+from ...formulation.encoding.encoding import Encoding
+from ...formulation.placement.placement import distinct, placements
+from ...model.errors import PartitaError
+from ...model.graph.batch import with_batch
+from ...model.graph.pcg import PCG
+from ...model.machine.machine import Machine
+from ...solvers.protocol import Limits, Solver, Status
+from ...solvers.search.planning_problem import Question
+from ...solvers.search.unpipelined import Found, search
+from .rewritten import changes, decided
+
+Change: TypeAlias = dict[str, str]
+AMPLE = 2**50
+"""Bytes of a device that hold any model."""
+
+
+def with_stand_ins(question: Question, found: Found, backend: Solver, limits: Limits) -> tuple[Found, list[Change]]:
+    """The better of what was found and of what the wide placements have for graphs rewritten beforehand.
+
+    With it the tensors that its plan computes otherwise than the graph that was captured.
+    """
+    told = _changes(found)
+    if not found.unrewritten or question.fixed or found.interrupted:
+        return found, told
+    start = time.monotonic()
+    wide = tuple(question.placements[number] for number in sorted(found.unrewritten))
+    for graph, rewritten in _graphs(question, found, backend, limits):
+        left = limits.seconds - found.seconds - (time.monotonic() - start)
+        if left <= 0:
+            break
+        asked = replace(question, pcg=graph, plain=None, placements=wide)
+        other = search(asked, backend, replace(limits, seconds=left, cutoff=found.objective))
+        if other.objective is not None:
+            told = rewritten
+        found = _both(found, other, limits)
+    return found, told
+
+
+def alone(machine: Machine) -> Machine:
+    """One device of a machine, with memory for anything: what is best on it does not depend on what would fit."""
+    levels = tuple(replace(level, size=1) for level in machine.levels)
+    return replace(machine, levels=levels, device=replace(machine.device, memory_bytes=AMPLE))
+
+
+def _graphs(question: Question, found: Found, backend: Solver, limits: Limits) -> Iterator[tuple[PCG, list[Change]]]:
+    """Graphs that stand in, each with what it computes otherwise than the graph that was captured."""
+    machine, share = alone(question.machine), max(1, question.batch // question.machine.devices)
+    places = distinct(placements(machine.hierarchy))
+    one = replace(question, machine=machine, batch=share, placements=places, micro_batches=(1,), bundles=False)
+    seen: list[PCG] = []
+    for answer in (_found(one, backend, limits), found):
+        if answer is None or answer.encoding is None or not answer.encoding.pcg.alternatives:
+            continue
+        graph = with_batch(_taken(answer.encoding, answer), question.pcg.batch)
+        if graph not in seen:
+            seen.append(graph)
+            yield graph, _changes(answer)
+
+
+def _found(question: Question, backend: Solver, limits: Limits) -> Found | None:
+    """The answer for one device; None where the batch of a single one cannot be cut out."""
+    try:
+        return search(question, backend, replace(limits, progress=None))
+    except PartitaError:
+        return None
+
+
+def _taken(encoding: Encoding, found: Found) -> PCG:
+    assert found.solution is not None and found.solution.assignment is not None
+    return decided(encoding, found.solution.assignment)[0]
+
+
+def _changes(found: Found) -> list[Change]:
+    if found.encoding is None or found.solution is None or found.solution.assignment is None:
+        return []
+    return changes(found.encoding, found.solution.assignment)
+
+
+def _both(one: Found, other: Found, limits: Limits) -> Found:
+    """What two searches found together; the second one wanted only what is better."""
+    best = one if other.objective is None else other
+    bound = min(one.bound, other.bound)
+    status = one.status
+    if best.objective is not None:
+        status = Status.OPTIMAL if bound >= best.objective else Status.FEASIBLE
+    return replace(
+        one,
+        status=status,
+        encoding=best.encoding,
+        solution=best.solution,
+        bound=bound,
+        seconds=one.seconds + other.seconds,
+        solving=one.solving + other.solving,
+        solved=one.solved + other.solved,
+        discarded=one.discarded + other.discarded,
+        options=max(one.options, other.options),
+        interrupted=one.interrupted or other.interrupted,
+        near=bound >= limits.ceiling(best.objective),
+    )

@@ -1,0 +1,79 @@
+"""When the stages of a pipeline run which micro-batch, slot by slot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...formulation.pipeline.evaluate import starts_ns
+from ...formulation.pipeline.problem import Stage, chunked
+from ...model.operators.operator import operator
+from .price_items import Item, Phase, Priced
+from .price_items import Slot as When
+
+if TYPE_CHECKING:
+    from ..plan.pipeline_plan import PipelinePlan
+    from ..plan.plan import Plan
+
+
+class Run(NamedTuple):
+    """A slot of the schedule on the devices of one coordinate; micro-batch -1: the update, once a step."""
+
+    device: int
+    kind: str
+    stage: int
+    micro_batch: int
+    start_ns: int
+    length_ns: int
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns + self.length_ns
+
+
+_KINDS = {"F": "forward", "B": "backward", "W": "weights"}
+
+
+def runs(plan: PipelinePlan, stages: tuple[Priced, ...]) -> tuple[Run, ...]:
+    """All slots: each begins as soon as its devices are free and what it waits for is there.
+
+    Transfers are part of the slots at both ends. Equal stages whose backwards are whole end with the step
+    that is predicted (`step_ns`); unequal ones may end later.
+    """
+    chain = []
+    for number, (part, cost) in enumerate(zip(plan.stages, stages, strict=True)):
+        forward, backward = (phase_ns(cost, phase) // plan.micro_batches for phase in ("forward", "backward"))
+        later = weights_ns(part, cost) // plan.micro_batches if plan.split and number > 0 else 0
+        chain.append(Stage(max(1, forward), max(1, backward - later), max(1, later) if plan.split else 0))
+    problem = chunked(chain, plan.size, plan.micro_batches)
+    made = [
+        Run(task.devices[0], _KINDS[task.kind], task.stage, task.micro, start, task.duration_ns)
+        for task, start in zip(problem.tasks, starts_ns(problem, plan.orders), strict=True)
+    ]
+    ends = [max(run.end_ns for run in made if run.device == device) for device in range(plan.size)]
+    for number, cost in enumerate(stages):
+        device = number % plan.size
+        made.append(Run(device, "update", number, -1, ends[device], phase_ns(cost, "update")))
+        ends[device] = made[-1].end_ns
+    return tuple(made)
+
+
+def phase_ns(cost: Priced, phase: Phase) -> int:
+    """How long a stage works in one phase of a step; in backward also at what it computes again."""
+    phases = ("recompute", "backward") if phase == "backward" else (phase,)
+    return sum(item.total_ns for item in cost.items if item.phase in phases)
+
+
+def weights_ns(plan: Plan, cost: Priced) -> int:
+    """What of a stage's backward of a step nobody waits for: what gives gradients to weights."""
+    return sum(_later(plan, item) for item in cost.items if item.phase == "backward")
+
+
+def _later(plan: Plan, item: Item) -> int:
+    """The part of an item that can wait: of a product with a weight half of it."""
+    if item.part == "gradients" or (item.part == "weights" and item.slot is not When.AGAIN):
+        return item.total_ns
+    node = plan.graph.nodes[item.node]
+    sources = [plan.graph.nodes[i] for i in node.inputs]
+    trained = any(source.op == "parameter" and source.gradient for source in sources)
+    product = item.part == "compute" and item.kind == node.op and operator(node.op).matmul
+    return item.total_ns // 2 if product and trained else 0

@@ -1,0 +1,211 @@
+"""A plan in words: the program's docstring, and what `print(plan)` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from ...formulation.strategies.tensor_classes import classes
+from ...model.graph.layout import is_split
+from ..emission.common.text import WIDTH
+from ..emission.spmd.axes import steps_text
+from ..plan.plan import Plan
+from ..plan.table_spread import places, spread_axis
+from .words import equal_layers, recompute_text
+
+if TYPE_CHECKING:
+    from ..plan.pipeline_plan import PipelinePlan
+
+
+Row: TypeAlias = tuple[str, str]
+"""What a line is about, and the line."""
+
+
+def docstring(plan: Plan) -> str:
+    """What stands on top of the emitted program."""
+    rows = [("mesh", mesh_sentence(plan)), *predicted(plan)]
+    if programs := programs_sentence(plan):
+        rows.append(("programs", programs))
+    if plan.report.get("bundles"):
+        rows.append(("branches", _branches(plan)))
+    if plan.recompute:
+        rows.append(("recompute", _recompute(plan)))
+    return headed(plan, [*rows, ("batch", batch_sentence(plan)), ("weights", weights_sentence((plan,)))])
+
+
+def headed(plan: Plan | PipelinePlan, rows: Iterable[Row]) -> str:
+    """The program's docstring with these lines."""
+    machine = plan.machine
+    where = " x ".join(f"{level.size} {level.name}{'s' if level.size > 1 else ''}" for level in machine.levels)
+    name = plan.model.get("reference") or "a model"
+    lines = [f"Training program for {name}, planned for {machine.name}: {where}.", ""]
+    for label, text in rows:
+        words, start = text.split(" "), f"    {label:<12}"
+        line = start
+        for word in words:
+            if len(line) + len(word) + 1 > WIDTH:
+                lines.append(line.rstrip())
+                line = " " * len(start)
+            line += f"{word} "
+        lines.append(line.rstrip())
+    run = f"torchrun --nproc-per-node {plan.placement.hierarchy[-1]} program.py"
+    nodes = plan.ranks // plan.placement.hierarchy[-1]
+    if nodes > 1:
+        run = run.replace("torchrun", f"torchrun --nnodes {nodes}")
+    text = _plain("\n".join([*lines, "", f"Run: {run}"]))
+    return f'"""{text}\n"""'
+
+
+def predicted(plan: Plan | PipelinePlan, where: str = "every rank") -> list[Row]:
+    """What a step takes of time and memory, as far as the report says; `where` is what holds so much."""
+    report, rows = plan.report, list[Row]()
+    if report.get("objective_ns") is not None:
+        rows.append(("step", _step(plan)))
+    if report.get("memory_bytes") is not None:
+        capacity = report.get("capacity_bytes", plan.machine.device.capacity_bytes)
+        rows.append(("memory", f"{_bytes(report['memory_bytes'])} of {_bytes(capacity)} on {where}"))
+    return rows
+
+
+def _plain(text: str) -> str:
+    """Text that can stand in a docstring, whatever names are in it."""
+    return text.replace("\\", "/").replace('"', "'")
+
+
+def mesh_sentence(plan: Plan | PipelinePlan) -> str:
+    """The axes with their sizes and places: `data=2 (across node) x tensor=2 (inside)`."""
+    parts = []
+    for name, row in zip(plan.axes, plan.placement.matrix, strict=True):
+        places = [
+            f"{factor} over {level.name}s" for factor, level in zip(row, plan.machine.levels, strict=True) if factor > 1
+        ]
+        size = 1
+        for factor in row:
+            size *= factor
+        parts.append(f"{name}={size} ({', '.join(places) or 'one rank'})")
+    return _plain(" x ".join(parts))
+
+
+def _step(plan: Plan | PipelinePlan) -> str:
+    report = plan.report
+    text = f"predicted {_time(report['objective_ns'])}"
+    if report.get("status") == "optimal":
+        return f"{text}, proven optimal in the stated space (bound {_time(report['bound_ns'])})"
+    if report.get("bound_ns") is not None:
+        gap = 100 * (report.get("gap") or 0)
+        return f"{text}, at most {gap:.1f}% above the optimum (bound {_time(report['bound_ns'])})"
+    return text
+
+
+def _branches(plan: Plan) -> str:
+    """How many groups of branches run side by side, and what the best plan takes in which none do."""
+    text, without = f"{len(plan.report['bundles'])} times side by side", plan.report.get("without_bundles") or {}
+    if without.get("objective_ns") is None:
+        return text
+    least = "" if without.get("status") == "optimal" else " found"
+    return f"{text}; the best plan{least} without takes {_time(without['objective_ns'])}"
+
+
+def _recompute(plan: Plan) -> str:
+    """What is computed again in backward, and how much of the step that takes."""
+    again, step = plan.report.get("recompute_ns"), plan.report.get("objective_ns")
+    return recompute_text(plan.recompute) + (f"; {100 * again / step:.1f}% of the step" if again and step else "")
+
+
+def programs_sentence(plan: Plan | PipelinePlan) -> str:
+    """How collectives over several levels of the machine run: of programs of several steps that for most bytes."""
+    parts: dict[str, list[str]] = {}
+    for group in plan.groups:
+        for kind, known in group.schedules.items():
+            last = max(i for i, program in enumerate(known.programs) if len(program) > 1)
+            bounds = [f"from {_bytes(known.starts[last])}"] if last else []
+            bounds += [f"to {_bytes(start)}" for start in known.starts[last + 1 : last + 2]]
+            sizes = f" ({' '.join(bounds)})" if bounds else ""
+            words = f"{kind.replace('_', '-')}: {steps_text(group, known.programs[last])}{sizes}"
+            parts.setdefault(words, []).append(group.name)
+    return "; ".join(f"{', '.join(names)} {words}" for words, names in parts.items())
+
+
+def batch_sentence(plan: Plan | PipelinePlan) -> str:
+    """How many samples, in which pieces, in which precision."""
+    text = f"{plan.batch} samples"
+    if plan.micro_batches > 1:
+        text += f" in {plan.micro_batches} micro-batches"
+    return f"{text}, {plan.dtype}, {plan.optimizer}"
+
+
+def weights_sentence(plans: Sequence[Plan]) -> str:
+    """How the bytes of the weights are stored, axis by axis; of the stages of a pipeline, all together."""
+    trained = [(plan, i, plan.choices[i]) for plan in plans for i in plan.graph.of("parameter")]
+    numel = [plan.graph.nodes[i].numel for plan, i, _ in trained]
+    whole, parts = sum(numel) or 1, []
+
+    def share(*holds: bool) -> float:
+        return 100 * sum(n for n, counts in zip(numel, holds, strict=True) if counts) / whole
+
+    for axis, name in enumerate(plans[0].axes):
+        split = share(*(is_split(choice.output[axis]) for _, _, choice in trained))
+        spread = share(*(spread_axis(plan, i) == axis for plan, i, _ in trained))
+        if spread:
+            parts.append(f"{spread:.0f}% spread over {name}, table by table")
+        if split:
+            parts.append(f"{split:.0f}% split over {name}")
+    for flag, words in _FLAGS.items():
+        if counted := share(*(getattr(choice, flag) for _, _, choice in trained)):
+            parts.append(words.format(f"{counted:.0f}%"))
+    return f"{whole:,} in all; " + ("; ".join(parts) or "whole on every rank")
+
+
+_FLAGS = {
+    "sharded_states": "optimizer states of {} split over the copies (ZeRO-1)",
+    "sharded_gradients": "accumulated gradients of {} as well (ZeRO-2)",
+    "offloaded": "states of {} in the host's memory",
+    "regather": "{} gathered again in backward",
+}
+
+
+def describe(plan: Plan) -> str:
+    """The docstring's words, then a line for every tensor that is planned; equal layers share one."""
+    return "\n".join([head(docstring(plan)), "", *layouts(plan)])
+
+
+def head(words: str) -> str:
+    """A docstring of a program as what is said of its plan."""
+    return words.strip('"').replace("Training program for", "Plan of").partition("\n\nRun:")[0]
+
+
+def layouts(plan: Plan) -> list[str]:
+    """A line for every tensor that is planned; equal layers share one.
+
+    Constants, and tensors that show another one (views), follow from those and are left out.
+    """
+    graph = plan.graph
+    found = classes(graph)
+
+    def cells(index: int) -> tuple[str, ...] | None:
+        if found.constant[index] or found.base[index] != index:
+            return None
+        node, choice = graph.nodes[index], plan.choices[index]
+        asked = ", ".join(plan.layout_text(i, x) for i, x in zip(node.inputs, choice.inputs, strict=True))
+        return (f"{f'({asked}) -> ' if asked else ''}{plan.layout_text(index, choice.output)}",)
+
+    rows = equal_layers(plan, range(len(graph.nodes)), cells)
+    for i in graph.of("parameter"):
+        axis = spread_axis(plan, i)
+        rows += tuple((name, f"{plan.axes[axis or 0]}:{place}") for name, place in places(plan, i).items())
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"    {name:<{width}}  {layouts}" for name, layouts in rows]
+
+
+def _time(ns: int) -> str:
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns} ns"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"

@@ -1,0 +1,72 @@
+"""What `partita show` prints and writes: a saved plan explained, all from one list of priced items."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ...model.errors import PartitaError
+from ...model.files import write_atomically
+from ..plan.pipeline_file import of_kind
+from ..plan.pipeline_plan import PipelinePlan
+from ..plan.spacetime_file import Kept, copy_trace, load
+from .facts import Facts, facts
+from .pipeline_facts import PipelineFacts
+from .pipeline_facts import facts as facts_of_pipeline
+from .text import text
+
+
+def show(folder: Path | str, html: Path | None = None, trace: Path | None = None) -> str:
+    """Explain the plan in `folder`; also write a page to `html` and a Perfetto timeline to `trace` where given.
+
+    Of a space-time plan there are words and a timeline. Raises PartitaError if there is no plan, if it is malformed, or
+    if a file cannot be written.
+    """
+    plan = load(folder, of_kind)
+    if isinstance(plan, Kept):
+        if html is not None:
+            raise PartitaError(f"{folder} holds a space-time plan: it has a --trace, no page")
+        if trace is not None:
+            copy_trace(Path(folder), trace)
+        return str(plan)
+    found = facts_of_pipeline(plan) if isinstance(plan, PipelinePlan) else facts(plan)
+    if html is not None:
+        write_atomically(html, _page(found))
+    if trace is not None:
+        write_atomically(trace, json.dumps(_timeline(found), allow_nan=False) + "\n")
+    return text(found)
+
+
+def _page(found: Facts | PipelineFacts) -> str:
+    if isinstance(found, PipelineFacts):
+        from .pipeline_page import page as page_of_pipeline
+
+        return page_of_pipeline(found)
+    from .page import page
+
+    return page(found)
+
+
+def _timeline(found: Facts | PipelineFacts) -> dict[str, Any]:
+    if isinstance(found, PipelineFacts):
+        from .pipeline_timeline import timeline as timeline_of_pipeline
+
+        return timeline_of_pipeline(found.plan, found.priced, found.title)
+    from .trace import timeline
+
+    return timeline(found)
+
+
+def show_graph(folder: Path | str, as_json: bool = False) -> str:
+    """The PCG of the plan in `folder` with its parallel operators (Unity, section 3), as text or JSON."""
+    from ..parallel_graph.text import show_text
+
+    plan = load(folder, of_kind)
+    if isinstance(plan, Kept):
+        raise PartitaError(f"{folder} holds a space-time plan: it has a program and a --trace, no PCG")
+    if isinstance(plan, PipelinePlan):
+        raise PartitaError(
+            f"{folder} holds a pipelined plan: its stages are graphs of their own, there is no PCG of all"
+        )
+    return json.dumps(plan.parallel_graph().to_json(), allow_nan=False) if as_json else show_text(plan)

@@ -1,0 +1,1 @@
+"""Branches of a graph that run side by side."""

@@ -1,0 +1,232 @@
+"""Bundles: branches of a graph that meet in one `cat`, and can run side by side on disjoint coordinates of an axis.
+
+    fork ── branch 0 (@0) ──┐
+         ├─ branch 1 (@1) ──┼── cat          one exchange each way: x at B, the joined tensor at S(batch) or R
+         └─ branch 2 (@1) ──┘
+
+(Unity, OSDI'22, section 5.2; the design's `@a..b`.) On the other axes a branch splits its samples. Where the solver
+takes a bundle, every node and weight of a branch is only at its coordinate: times and bytes add up by coordinate, and
+the bundle costs what its slowest coordinate does. Which branch goes where is chosen among all assignments.
+
+A bundle is added to a finished network: each of its variables gets one more option for every axis, which goes together
+with the others of the bundle only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+
+from ...model.graph.atoms import atoms
+from ...model.graph.batch import origin
+from ...model.graph.layout import B, R, S
+from ...model.graph.pcg import PCG, SOURCES
+from ..strategies.row import Row
+from ..strategies.strategy import rows
+from ..strategies.tensor_classes import Classes, classes
+
+MOST_BRANCHES = 8
+"""Of a bundle: all assignments of branches to coordinates are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One input of the `cat`: the nodes that compute it, and their weights; none where it is an input of the graph."""
+
+    nodes: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Branches, in the order of the inputs of `join`; `fork` is what they all read (-1: inputs of the graph only)."""
+
+    join: int
+    fork: int
+    branches: tuple[Branch, ...]
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(i for branch in self.branches for i in branch.nodes)
+
+
+def find_bundles(pcg: PCG) -> tuple[Bundle, ...]:
+    """All bundles of a graph, nested ones too: at least two branches have weights, and nothing else reads inside."""
+    return _find_bundles(origin(pcg))  # the same at any batch
+
+
+@lru_cache(maxsize=16)
+def _find_bundles(pcg: PCG) -> tuple[Bundle, ...]:
+    if pcg.part is not None:
+        whole, places = pcg.part
+        number = {place: n for n, place in enumerate(places) if pcg.nodes[n].op != "send"}
+        return tuple(
+            _in_part(pcg, bundle, number) for bundle in _find_bundles(whole) if _is_inside(pcg, bundle, number)
+        )
+    found = (_bundle(pcg, join) for join in pcg.of("cat"))
+    return tuple(bundle for bundle in found if bundle is not None)
+
+
+def _is_inside(pcg: PCG, bundle: Bundle, number: Mapping[int, int]) -> bool:
+    """Whether a stage computes all of a bundle of the whole graph; `number` takes the whole's nodes to the stage's."""
+    inside = (bundle.join, *(i for branch in bundle.branches for i in (*branch.nodes, *branch.weights)))
+    return all(i in number and pcg.nodes[number[i]].op != "receive" for i in inside)
+
+
+def _in_part(pcg: PCG, bundle: Bundle, number: Mapping[int, int]) -> Bundle:
+    branches = tuple(
+        Branch(tuple(number[i] for i in branch.nodes), tuple(number[i] for i in branch.weights))
+        for branch in bundle.branches
+    )
+    return Bundle(number[bundle.join], number.get(bundle.fork, -1), branches)
+
+
+def _bundle(pcg: PCG, join: int) -> Bundle | None:
+    """The bundle that ends in a `cat`, from the last tensor that its branches have in common: none could share it."""
+    ends = pcg.nodes[join].inputs
+    if not 2 <= len(ends) <= MOST_BRANCHES or len(set(ends)) < len(ends):
+        return None
+    constant, above = classes(pcg).constant, [_ancestors(pcg, end, -1) for end in ends]
+    common = (i for i in frozenset.intersection(*above) if pcg.nodes[i].op not in SOURCES and not constant[i])
+    fork = max(common, default=-1)
+    branches = tuple(_branch(pcg, end, fork) for end in ends)
+    return Bundle(join, fork, branches) if _closed(pcg, join, fork, branches) else None
+
+
+def computed(pcg: PCG, bundle: Bundle, ways: Mapping[int, int]) -> Bundle | None:
+    """A bundle with tensors inside computed in other ways; None where a branch no longer stands for itself."""
+    inside = {node: way for node, way in ways.items() if node != bundle.fork}
+    branches = tuple(_branch(pcg, end, bundle.fork, inside) for end in pcg.nodes[bundle.join].inputs)
+    every = [i for branch in branches for i in (*branch.nodes, *branch.weights)]
+    above = _ancestors(pcg, bundle.fork, -1) if bundle.fork >= 0 else frozenset()
+    return replace(bundle, branches=branches) if len({*every} - above) == len(every) else None
+
+
+def _ancestors(pcg: PCG, end: int, fork: int, ways: Mapping[int, int] = MappingProxyType({})) -> frozenset[int]:
+    """A node and what it is computed from, in these ways, up to a fork (which is not among them)."""
+    seen, stack = set[int](), [end]
+    while stack:
+        index = stack.pop()
+        index = ways.get(index, index)
+        if index != fork and index not in seen:
+            seen.add(index)
+            stack.extend(pcg.nodes[index].inputs)
+    return frozenset(seen)
+
+
+def _branch(pcg: PCG, end: int, fork: int, ways: Mapping[int, int] = MappingProxyType({})) -> Branch:
+    inside = sorted(_ancestors(pcg, end, fork, ways))
+    nodes = tuple(i for i in inside if pcg.nodes[i].op not in SOURCES)
+    return Branch(nodes, tuple(i for i in inside if pcg.nodes[i].op in ("parameter", "buffer")))
+
+
+def _closed(pcg: PCG, join: int, fork: int, branches: Sequence[Branch]) -> bool:
+    """Whether each branch stands for itself: nothing but the `cat` reads what is inside, weights neither."""
+    if sum(any(pcg.nodes[i].op == "parameter" for i in branch.weights) for branch in branches) < 2:
+        return False
+    if any(not pcg.nodes[i].shape for branch in branches for i in branch.weights):
+        return False  # a number is not at one coordinate only
+    for branch, end in zip(branches, pcg.nodes[join].inputs, strict=True):
+        inside = {*branch.nodes}
+        if any(pcg.nodes[i].op == "receive" for i in inside):
+            return False  # what another stage gives comes to all ranks
+        for i in (*branch.nodes, *branch.weights):
+            readers = pcg.plain.intersection(pcg.consumers[i]) - inside
+            if readers - ({join} if i == end else set()) or pcg.nodes[i].get("sparse") or pcg.nodes[i].get("tables"):
+                return False
+        if end not in inside and pcg.nodes[end].op != "input":
+            return False
+    return True
+
+
+def whole_row(pcg: PCG, node: int) -> int | None:
+    """The number of the row that computes a node whole, alike on all ranks, with addend gradients."""
+    letter = B if pcg.nodes[node].gradient else R
+    found = (n for n, row in enumerate(rows(pcg, node)) if row.index is None and row.output == letter)
+    return next(found, None)
+
+
+def batch_row(pcg: PCG, node: int) -> int | None:
+    """The number of the row that splits the samples of a node, of all its operands that have them."""
+    known, this = atoms(pcg), pcg.nodes[node]
+
+    def fits(row: Row) -> bool:
+        letters = list(zip(this.inputs, row.inputs, strict=True))
+        split = [(i, x) for i, x in letters if known[i].batch]
+        output = row.output in {S(a) for a in known[node].batch} if known[node].batch else row.output not in (R, B)
+        return (
+            not row.special
+            and bool(split)
+            and all(x in {S(a) for a in known[i].batch} for i, x in split)
+            and all(x in (R, B) for i, x in letters if not known[i].batch)
+            and output
+        )
+
+    plain = {n: row for n, row in enumerate(rows(pcg, node)) if fits(row)}
+    if plain:
+        return next(iter(plain))
+    return None if any(known[i].batch for i in (*this.inputs, node)) else whole_row(pcg, node)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The coordinate of every branch; the largest time, bytes and width of a coordinate."""
+
+    places: tuple[int, ...]
+    time: int
+    size: int
+    width: int
+
+
+def assignments(
+    times: Sequence[int], sizes: Sequence[int], widths: Sequence[int], coordinates: int
+) -> tuple[Assignment, ...]:
+    """All ways to place branches of which no other is as good in time, bytes and width, least time first.
+
+    Coordinates are alike: a branch goes at most one beyond those before it.
+    """
+    best: list[Assignment] = []
+    every = sorted(
+        (_largest(times, p, coordinates), _largest(sizes, p, coordinates), _largest(widths, p, coordinates), p)
+        for p in _places(len(times), coordinates)
+    )
+    for time, size, width, places in every:
+        if not any(other.size <= size and other.width <= width for other in best):
+            best.append(Assignment(places, time, size, width))
+    return tuple(best)
+
+
+def _places(branches: int, coordinates: int) -> Iterator[tuple[int, ...]]:
+    """Partitions of branches into at most so many coordinates, each once."""
+    if not branches:
+        yield ()
+        return
+    for places in _places(branches - 1, coordinates):
+        for place in range(min(coordinates, max(places, default=-1) + 2)):
+            yield (*places, place)
+
+
+def _largest(amounts: Sequence[int], places: Sequence[int], coordinates: int) -> int:
+    total = [0] * coordinates
+    for place, amount in zip(places, amounts, strict=True):
+        total[place] += amount
+    return max(total)
+
+
+def placeable(
+    pcg: PCG, bundle: Bundle, classes: Classes, operators: Mapping[int, object], weights: Mapping[int, object]
+) -> bool:
+    """Whether all that is inside is decided on by variables of its own."""
+    nodes = (i for i in bundle.nodes if classes.base[i] == i and not classes.constant[i])
+    held = (i for branch in bundle.branches for i in branch.weights)
+    read = (i for i in held if i in classes.uses and pcg.nodes[i].op == "parameter")
+    own = bundle.join in operators and all(i in operators for i in nodes)
+    return own and not classes.twin and all(i in weights for i in read)
+
+
+def inside(bundle: Bundle, places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """All nodes and weights of the branches, each with its coordinate."""
+    for branch, place in zip(bundle.branches, places, strict=True):
+        yield from ((i, place) for i in (*branch.nodes, *branch.weights))

@@ -1,0 +1,388 @@
+"""Bundles in a cost network: one more option of every variable inside, for each axis over which it can be placed.
+
+An option inside a bundle stands for one of the ordinary ones: computed whole on the axis (x at B, weights at B), its
+samples split on all others. It costs what that one does if its branch is at the slowest coordinate, and nothing
+otherwise, since that runs meanwhile; memory likewise, at the fullest coordinate. It goes together with the options of
+the same bundle and axis only. The `cat` pays the exchange. A bundle inside a branch may lie on a second axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from ...model.graph.layout import Action, Layout, R, is_split
+from ...model.graph.pcg import PCG
+from ..network.network import INFINITE, Edge, Table, Variable
+from ..strategies.operand_cost import Reads
+from ..strategies.operator_options import Domain
+from ..strategies.tensor_classes import Classes, Use
+from ..strategies.transitions import Table as Conversions
+from ..weights.storage import Storage
+from .branch_options import Level, Offer, Placed
+from .branch_selection import quickest, selections
+from .bundles import Bundle, assignments, batch_row, computed, find_bundles, placeable, whole_row
+
+
+@dataclass
+class Beside:
+    """Adds the bundles of a graph to the variables and edges of its network.
+
+    Where nodes can be computed in several ways, a bundle is of the first of each, or of those that take least time.
+    `optional` are the variables whose last option is to be unused, `modes` those that say which way is taken, `keepers`
+    names hubs that say themselves whether they are kept for backward, and the nodes that keep them.
+    """
+
+    pcg: PCG
+    classes: Classes
+    reads: Reads
+    operators: Mapping[int, tuple[int, Domain]]
+    weights: Mapping[int, tuple[int, Storage]]
+    hubs: Mapping[int, tuple[int, Conversions]]
+    variables: list[Variable]
+    edges: list[Edge]
+    optional: frozenset[int] = frozenset()
+    modes: frozenset[int] = frozenset()
+    keepers: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    def add(self) -> Mapping[int, tuple[Placed, ...]]:
+        """Lengthen variables and edges; for every variable what its further options stand for."""
+        offers = list(self._offers())
+        if not offers:
+            return {}
+        placed: dict[int, list[Placed]] = {}
+        extra: dict[int, list[tuple[int, int]]] = {}  # variable -> (offer, option)
+        for number, offer in enumerate(offers):
+            join = self.operators[offer.outer.join][0]
+            for v, option in (*offer.options.items(), *((join, option) for option in offer.ends)):
+                extra.setdefault(v, []).append((number, option))
+                placed.setdefault(v, []).append(offer.placed(option))
+        old = list(self.variables)
+        for v, those in extra.items():
+            self.variables[v] = self._longer(old[v], v, those, offers)
+        self.edges[:] = [self._edge(edge, extra, offers) for edge in self.edges]
+        return {v: tuple(those) for v, those in placed.items()}
+
+    @cached_property
+    def uses(self) -> Mapping[int, Sequence[tuple[int, Use]]]:
+        """What each node reads: the tensor, and how."""
+        found: dict[int, list[tuple[int, Use]]] = {}
+        for base, uses in self.classes.uses.items():
+            for use in uses:
+                found.setdefault(use.node, []).append((base, use))
+        return found
+
+    # What a bundle offers
+
+    def _offers(self) -> Iterator[Offer]:
+        """Every bundle over every axis, alone, and with those inside of it over another axis."""
+        found = [b for b in find_bundles(self.pcg) if self._placeable(b)]
+        axes = [axis for axis, size in enumerate(self.reads.placement.sizes) if size > 1]
+        for bundle, axis in product(found, axes):
+            inner = [b for b in found if b.join in bundle.nodes and b.fork in bundle.nodes]
+            inner = [b for b in inner if not any(b.join in other.nodes for other in inner)]
+            for second, samples in product((None, *(a for a in axes if a != axis and inner)), (True, False)):
+                below = [] if second is None else [(b, second) for b in inner]
+                if samples or len(axes) > 1:
+                    yield from self._in_ways([(bundle, axis), *below], samples)
+
+    def _placeable(self, bundle: Bundle) -> bool:
+        return placeable(self.pcg, bundle, self.classes, self.operators, self.weights)
+
+    def _in_ways(self, over: Sequence[tuple[Bundle, int]], samples: bool) -> Iterator[Offer]:
+        """Bundles over axes, in the first way to compute each tensor, and in those that take least time together."""
+        first = self._offer(over, samples, {})
+        if first is not None:
+            yield from self._balanced(first)
+        choices = selections(self.pcg, [bundle for bundle, _ in over])
+        tried = [(ways, self._offer(over, samples, ways)) for ways in choices]
+        timed = [(ways, self._times(offer)) for ways, offer in tried if offer is not None]
+        ways = quickest(self.pcg, timed)
+        quick = self._offer(over, samples, ways) if ways else None
+        if quick is not None:
+            yield from self._balanced(quick)
+
+    def _offer(self, over: Sequence[tuple[Bundle, int]], samples: bool, ways: Mapping[int, int]) -> Offer | None:
+        """The offer of bundles computed in these ways; None where something inside has no option for it."""
+        found = [(computed(self.pcg, bundle, ways) if ways else bundle, axis) for bundle, axis in over]
+        axes = {bundle.join: (bundle, axis) for bundle, axis in found if bundle is not None}
+        if len(axes) < len(over) or not all(self._placeable(bundle) for bundle, _ in axes.values()):
+            return None
+        offer = Offer(axes, samples)
+        within = all(join in offer.outer.nodes for join in list(axes)[1:])
+        return offer if within and self._fill(offer) else None
+
+    def _times(self, offer: Offer) -> Mapping[int, int]:
+        """ns of every node and weight inside; a hub counts with the node."""
+        time, _ = self._loads(offer)
+        found: dict[int, int] = {}
+        for i in (i for branch in offer.outer.branches for i in (*branch.nodes, *branch.weights)):
+            tensor = self.classes.variable(i)
+            variables = (of[n][0] for of, n in ((self.operators, i), (self.weights, i), (self.hubs, tensor)) if n in of)
+            found[i] = sum(time.get(v, 0) for v in variables)
+        return found
+
+    def _fill(self, offer: Offer) -> bool:
+        """Find the options that those inside stand for, and what they cost; whether each has one."""
+        bundle, axis = offer.axes[offer.outer.join]
+        for number, branch in enumerate(bundle.branches):
+            for i in branch.nodes:
+                if self.classes.base[i] != i or self.classes.constant[i]:
+                    continue
+                path: tuple[tuple[int, int], ...] = ((bundle.join, number),)
+                whole = [axis]
+                for join, (inner, second) in list(offer.axes.items())[1:]:
+                    place = next((n for n, b in enumerate(inner.branches) if i in b.nodes), None)
+                    if place is not None:
+                        path, whole = (*path, (join, place)), [axis, second]
+                # Where an inner bundle ends, samples are split over its axis too, or not at all.
+                at = {second: 0 for join, (_, second) in offer.axes.items() if join == i and not offer.samples}
+                if not self._inside(offer, path, i, self._option(offer, i, whole, at)):
+                    return False
+        for join, (inner, second) in list(offer.axes.items())[1:]:
+            given = self._given(join, offer.options[self.operators[join][0]])
+            if not innermost(given, second) or not self._read_whole(offer, inner, second):
+                return False
+        everywhere = 0  # the row that is R
+        for row in (batch_row(self.pcg, bundle.join), everywhere):
+            option = None if row is None else self._option(offer, bundle.join, [axis], {axis: row})
+            if option is not None and innermost(self._given(bundle.join, option), axis):
+                offer.ends[option] = 0
+        return bool(offer.ends)
+
+    def _given(self, node: int, option: int) -> Layout:
+        """The layout that an option offers."""
+        found = self.operators[node][1]
+        return found.output_space.layout(int(found.output[option]))
+
+    def _option(self, offer: Offer, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
+        """A node's option: whole on some axes, samples split on all others; `at` names the rows of axes."""
+        rows = [(batch_row if offer.samples else whole_row)(self.pcg, node)] * len(self.reads.placement.sizes)
+        for axis in whole:
+            rows[axis] = whole_row(self.pcg, node)
+        for axis, row in at.items():
+            rows[axis] = row
+        if None in rows:
+            return None
+        where = np.flatnonzero((self.operators[node][1].choice == np.array(rows)).all(axis=1))
+        return int(where[0]) if len(where) else None
+
+    def _inside(self, offer: Offer, path: tuple[tuple[int, int], ...], node: int, option: int | None) -> bool:
+        """Enter a node, its hub, and the weights that it reads; whether all have an option."""
+        if option is None:
+            return False
+        variable, found = self.operators[node]
+        offer.options[variable], offer.path[variable] = option, path
+        tensor = self.classes.variable(node)
+        if tensor in self.hubs:
+            hub, table = self.hubs[tensor]
+            offer.options[hub], offer.path[hub] = self._shared(offer, tensor, table, int(found.output[option])), path
+        for base, use in self.uses.get(node, ()):
+            if base not in self.weights:
+                continue
+            weight, storage = self.weights[base]
+            asked = int(self.reads.asked(use)[option])
+            alone = list(storage.space.layout(asked))
+            for join, _ in path:
+                alone[offer.axes[join][1]] = R
+            edge = np.flatnonzero(storage.plain & (storage.codes == asked))
+            paid = np.flatnonzero(storage.plain & (storage.codes == storage.space.code(tuple(alone))))
+            if not len(edge) or not len(paid) or base in self.hubs:
+                return False
+            offer.options[weight], offer.stored[weight], offer.path[weight] = int(edge[0]), int(paid[0]), path
+        return True
+
+    def _shared(self, offer: Offer, base: int, table: Conversions, code: int) -> int:
+        """The option of a hub that has a layout: of two the one that is kept, if what reads it keeps it."""
+        kept = not self.keepers.get(base, frozenset()).isdisjoint((*offer.outer.nodes, offer.outer.join))
+        return int(table.position[code]) + len(table.codes) * kept
+
+    def _read_whole(self, offer: Offer, inner: Bundle, axis: int) -> bool:
+        """What a bundle inside reads has to be whole on its axis; whether that can be."""
+        base = self.classes.base[inner.fork]
+        if base not in self.hubs:
+            return False
+        hub, table = self.hubs[base]
+        code = int(table.codes[offer.options[hub] % len(table.codes)])
+        layout = list(self.reads.space(base).layout(code))
+        reader = next(u for u in self.classes.uses[base] if u.node in inner.nodes)
+        asked = int(self.reads.asked(reader)[offer.options[self.operators[reader.node][0]]])
+        layout[axis] = self.reads.space(base).layout(asked)[axis]
+        offer.options[hub] = self._shared(offer, base, table, self.reads.space(base).code(tuple(layout)))
+        return True
+
+    # What it costs
+
+    def _balanced(self, offer: Offer) -> Iterator[Offer]:
+        """The offer for every way to place its branches that no other beats; of inner bundles the one of least time."""
+        time, size = self._loads(offer)
+        for join in list(offer.axes)[1:]:
+            *_, found = self._levels(offer, join, time, size)[:1]
+            ns = self._exchange_ns(found, offer.options[self.operators[join][0]])
+            offer.levels[join] = replace(found, exchange_ns=ns)
+        join = offer.outer.join
+        for level in self._levels(offer, join, time, size):
+            ends = {option: self._exchange_ns(level, option) for option in offer.ends}
+            yield replace(offer, ends=ends, levels={join: level} | offer.levels)
+
+    def _levels(self, offer: Offer, join: int, time: Mapping[int, int], size: Mapping[int, int]) -> list[Level]:
+        """The ways to place the branches of a bundle, with their times and bytes."""
+        bundle, axis = offer.axes[join]
+        count = range(len(bundle.branches))
+        mine = {n: [v for v in offer.options if offer.path[v][-1] == (join, n)] for n in count}
+        times, sizes = ([sum(of[v] for v in mine[n]) for n in count] for of in (time, size))
+        for level in offer.levels.values() if join == offer.outer.join else ():  # what is inside counts as a whole
+            branch = next(n for n, b in enumerate(bundle.branches) if level.bundle.join in b.nodes)
+            times[branch] += level.slowest[0] + level.exchange_ns
+            sizes[branch] += level.fullest[0]
+        node = self.pcg.nodes[join]
+        widths = [self.pcg.nodes[end].shape[node["dim"]] for end in node.inputs]
+        found = assignments(times, sizes, widths, self.reads.placement.sizes[axis])
+        return [Level(bundle, axis, x.places, tuple(times), tuple(sizes)) for x in found]
+
+    def _loads(self, offer: Offer) -> tuple[dict[int, int], dict[int, int]]:
+        """ns and bytes of every variable inside, with what it reads."""
+        time, size = {}, {}
+        for v, option in offer.options.items():
+            paid = offer.stored.get(v, option)
+            time[v], size[v] = int(self.variables[v].cost[paid]), int(self.variables[v].use[paid, 0])
+        for edge in self.edges:
+            if edge.v not in offer.options:
+                continue
+            option = offer.options[edge.v]
+            first = offer.options.get(edge.u)
+            if first is None and edge.u in self.optional and edge.cost[-1, option] < INFINITE:
+                continue  # another way to compute what is inside, which is unused
+            if first is None:  # enters the bundle in just the layout that is asked
+                same = np.flatnonzero(edge.cost[:, option] == 0)
+                first = int(same[0]) if len(same) else None
+            if first is not None and self._joins(offer, edge):
+                time[edge.v] += self._to_join(offer, edge, first, option)
+            elif first is not None:
+                time[edge.v] += int(edge.cost[first, option])
+                size[edge.v] += 0 if edge.use is None else int(edge.use[first, option, 0])
+        return time, size
+
+    def _joins(self, offer: Offer, edge: Edge) -> bool:
+        """Whether an edge leads from a branch to the `cat` of its bundle."""
+        join = offer.path[edge.u][-1][0] if edge.u in offer.path else -1
+        return join in offer.axes and self.operators[join][0] == edge.v
+
+    def _to_join(self, offer: Offer, edge: Edge, one: int, other: int) -> int:
+        """ns of a step to convert what a branch gives to how its `cat` reads it: whole on the bundle's axis."""
+        join = offer.path[edge.u][-1][0]
+        axis = offer.axes[join][1]
+        way = next(i for kind in (self.operators, self.hubs) for i, (v, _) in kind.items() if v == edge.u)
+        base = self.classes.variable(way)
+        table, tensor = self.reads.table(base), self.reads.space(base)
+        hub = self.hubs.get(base)
+        given = (
+            int(table.codes[one % len(table.codes)])
+            if hub and hub[0] == edge.u
+            else int(self.operators[way][1].output[one])
+        )
+        use = next(use for source, use in self.uses[join] if source == base)
+        asked = list(tensor.layout(int(self.reads.asked(use)[other])))
+        asked[axis] = tensor.layout(given)[axis]
+        return int(table.total[table.position[given], table.position[tensor.code(tuple(asked))]]) * self.reads.k
+
+    def _exchange_ns(self, level: Level, option: int) -> int:
+        """ns of a step to bring the branches together, and their gradients apart."""
+        node, coordinates = self.pcg.nodes[level.bundle.join], self.reads.placement.sizes[level.axis]
+        found = self.operators[level.bundle.join][1]
+        whole = list(self._given(level.bundle.join, option))
+        gathered, whole[level.axis] = whole[level.axis] == R, R
+        numel = int(found.output_space.numel[found.output_space.code(tuple(whole))])
+        widest = widest_piece(self.pcg, level.bundle, level.places, coordinates)
+        largest = numel // node.shape[node["dim"]] * widest * self.reads.precision.itemsize(node.dtype)
+        step_ns = self.reads.transitions.step_ns
+        return self.reads.k * sum(
+            step_ns(level.axis, action, size)
+            for action, size, back in exchanges(largest, coordinates, gathered)
+            if node.gradient or not back
+        )
+
+    # The longer tables
+
+    def _longer(self, old: Variable, v: int, those: Sequence[tuple[int, int]], offers: Sequence[Offer]) -> Variable:
+        cost, use = [], []
+        for number, option in those:
+            offer = offers[number]
+            if v not in offer.path:
+                cost.append(int(old.cost[option]) + offer.ends[option])
+                use.append(old.use[option])
+                continue
+            paid = offer.stored.get(v, option)
+            exchange = sum(x.exchange_ns for join, x in offer.levels.items() if self.operators[join][0] == v)
+            cost.append((int(old.cost[paid]) + exchange) * offer.slow(v))
+            use.append(old.use[paid] * offer.full(v))
+        return Variable(old.name, np.concatenate([old.cost, np.array(cost, np.int64)]), np.concatenate([old.use, use]))
+
+    def _edge(self, edge: Edge, extra: Mapping[int, Sequence[tuple[int, int]]], offers: Sequence[Offer]) -> Edge:
+        left, right = extra.get(edge.u, ()), extra.get(edge.v, ())
+        if not left and not right:
+            return edge
+        n, m = edge.cost.shape
+        cost = np.full((n + len(left), m + len(right)), INFINITE, np.int64)
+        cost[:n, :m] = edge.cost
+        use = None if edge.use is None else np.zeros((*cost.shape, 1), np.int64)
+        if use is not None:
+            use[:n, :m] = edge.use
+        for x, (at, option) in enumerate(left):
+            if edge.u not in offers[at].path:  # the outermost `cat`, read as ever
+                cost[n + x, :m] = edge.cost[option]
+                if use is not None and edge.use is not None:
+                    use[n + x, :m] = edge.use[option]
+            elif edge.v in self.optional:  # unused, it does not read what is inside
+                cost[n + x, m - 1] = 0
+            elif edge.v in self.modes and edge.v not in offers[at].options:  # what is taken elsewhere
+                cost[n + x, :m] = edge.cost[option]
+        for y, (at, option) in enumerate(right):
+            offer = offers[at]
+            if edge.v not in offer.path and edge.u in self.optional and edge.u not in offer.options:
+                cost[n - 1, m + y] = edge.cost[n - 1, option]  # another way to compute a branch, unused
+            if edge.v in offer.path and edge.u not in offer.options:
+                self._enter(edge, option, offer, cost[:n, m + y], None if use is None else use[:n, m + y])
+        for (x, (a, one)), (y, (b, other)) in product(enumerate(left), enumerate(right)):
+            if a != b or edge.u not in offers[a].path:
+                continue
+            offer, inside = offers[a], edge.v in offers[a].path
+            if self._joins(offer, edge):
+                ns = self._to_join(offer, edge, one, other)
+                cost[n + x, m + y] = ns if not inside or offer.slow(edge.v) else 0
+                continue
+            cost[n + x, m + y] = edge.cost[one, other] if offer.slow(edge.v) else 0
+            if use is not None and edge.use is not None and offer.full(edge.v):
+                use[n + x, m + y] = edge.use[one, other]
+        return Edge(edge.u, edge.v, cost, use)
+
+    def _enter(self, edge: Edge, option: int, offer: Offer, cost: Table, use: Table | None) -> None:
+        """What is read from outside has to be in the layout that is asked: no conversion takes place inside."""
+        same = edge.cost[:, option] == 0
+        cost[same] = 0
+        if use is not None and edge.use is not None and offer.full(edge.v):
+            use[same] = edge.use[same, option]
+
+
+def innermost(layout: Layout, axis: int) -> bool:
+    """Whether no axis further inside splits what an axis does: parts are then exchanged over that axis alone."""
+    return not is_split(layout[axis]) or layout[axis] not in layout[axis + 1 :]
+
+
+def widest_piece(pcg: PCG, bundle: Bundle, places: Sequence[int], coordinates: int) -> int:
+    """The most that the branches of one coordinate have along the joined dim."""
+    node, widths = pcg.nodes[bundle.join], [0] * coordinates
+    for end, place in zip(node.inputs, places, strict=True):
+        widths[place] += pcg.nodes[end].shape[node["dim"]]
+    return max(widths)
+
+
+def exchanges(largest_bytes: int, coordinates: int, gathered: bool) -> tuple[tuple[Action, int, bool], ...]:
+    """The collectives of a bundle's end, by the largest piece of a coordinate: action, bytes, whether backward."""
+    if gathered:
+        return (Action.GATHER, coordinates * largest_bytes, False), (Action.SLICE, largest_bytes, True)
+    return (Action.EXCHANGE, largest_bytes, False), (Action.EXCHANGE, largest_bytes, True)

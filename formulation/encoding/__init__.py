@@ -1,0 +1,1 @@
+"""From a PCG on a mesh to a cost network."""

@@ -1,0 +1,1 @@
+"""The cost network that every solver reads, its files and checks."""

@@ -1,0 +1,255 @@
+"""The cost network: the one form that every solver reads.
+
+    variables v with finite domains D_v
+    min  constant + Σ_v c_v(x_v) + Σ_(u,v) c_uv(x_u, x_v)                      (ns)
+    s.t. no cost is INFINITE;  Σ_v m_vr(x_v) + Σ_(u,v) m_uvr(x_u, x_v) ≤ M_r   ∀ r (bytes)
+
+Where capacities are many (a memory at tens of thousands of times), a variable names only the `rows` it counts on.
+Equal parts in a row are named by a `Chain`, so that a solver may solve one of them and count the rest.
+The mode z of a `Switch` decides on the tables of many variables and edges: c_v(z, x_v), c_uv(z, x_u, x_v), and what
+they use. What they take beside that for a while, e(z, ...), counts once, for the switch that takes most at a time:
+
+    Σ_v m_v0 + Σ_(u,v) m_uv0 + max_s Σ_(v ∈ s) e_v(z_s, x_v) + Σ_((u,v) ∈ s) e_uv(z_s, x_u, x_v) ≤ M_0
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+INFINITE = 1 << 60  # a cost of at least this much is forbidden
+Table = npt.NDArray[np.int64]
+Tables3: TypeAlias = tuple[Table, Table | None, Table | None]
+"""Cost [M, ...] in ns, use [M, ..., R] in bytes and extra [M, ...] in bytes, in each of M modes; None for nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variable:
+    """A choice among n options: `cost` [n] in ns, `use` [n, P] in bytes.
+
+    Column p of `use` counts on each of the capacities rows[p, 0] to rows[p, 1] (`rows` [P, 2], half-open; columns may
+    overlap, and then add up). Without `rows`, P is the number of capacities, and column r counts on capacity r.
+    """
+
+    name: str
+    cost: Table
+    use: Table
+    rows: Table | None = None
+
+    def dense(self, count: int) -> Table:
+        """[n, R]: what every option uses of each of R = `count` capacities."""
+        if self.rows is None:
+            return self.use
+        use = np.zeros((len(self.cost), count), np.int64)
+        for p, (first, last) in enumerate(self.rows.tolist()):
+            use[:, first:last] += self.use[:, p : p + 1]
+        return use
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edge:
+    """What two choices cost together: `cost` [n_u, n_v] in ns, `use` [n_u, n_v, R] in bytes, or None for nothing."""
+
+    u: int
+    v: int
+    cost: Table
+    use: Table | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """L equal copies in a row: `boundaries` b_0..b_L, and the interior variables of each copy in one common order.
+
+    Copy i holds its interior variables, the edges among them, and all edges between them, b_i and b_{i+1}.
+    Copies agree position by position; b_1..b_{L-1} cost and use nothing and touch nothing else, interiors neither.
+    """
+
+    boundaries: tuple[int, ...]
+    copies: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.copies)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Switch:
+    """A choice of M modes, option m of `variable` being mode m, that decides on the tables of others.
+
+    Those of a variable v, cost [M, n], use [M, n, R], extra [M, n], and of the edge of a number, cost [M, n_u, n_v] and
+    so on, take the place of its own, which are those of mode 0. `extra` is used of capacity 0 for a while: the switch
+    that takes most counts. No variable or edge belongs to two switches; those of a copy of a chain to one inside it.
+    """
+
+    variable: int
+    variables: Mapping[int, Tables3]
+    edges: Mapping[int, Tables3]
+
+    @property
+    def has_extra(self) -> bool:
+        """Whether anything is used for a while."""
+        return any(t[2] is not None and t[2].any() for t in (*self.variables.values(), *self.edges.values()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """A table of the network over the variables `scope`, z first where a switch decides; all else as of its parts."""
+
+    scope: tuple[int, ...]
+    cost: Table
+    use: Table | None
+    extra: Table | None = None
+    rows: Table | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an assignment costs (ns) and uses (bytes per capacity); `why` says what forbids it, else is empty."""
+
+    cost: int
+    use: tuple[int, ...]
+    feasible: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """Variables, edges between them, and capacities in bytes; `check` says whether the parts fit together."""
+
+    variables: tuple[Variable, ...]
+    edges: tuple[Edge, ...] = ()
+    capacities: tuple[int, ...] = ()
+    constant: int = 0
+    chains: tuple[Chain, ...] = ()
+    switches: tuple[Switch, ...] = ()
+
+    def check(self) -> None:
+        """Raise ValueError for the first inconsistency found, with the values at fault."""
+        from .checks import problems
+
+        for problem in problems(self):
+            raise ValueError(problem)
+
+    def terms(self, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None) -> Iterator[Term]:
+        """The tables of some variables, and of some edges, in that order (all)."""
+        of_variable = {v: (s.variable, t) for s in self.switches for v, t in s.variables.items()}
+        of_edge = {k: (s.variable, t) for s in self.switches for k, t in s.edges.items()}
+        for v in range(len(self.variables)) if variables is None else variables:
+            x = self.variables[v]
+            if v in of_variable:
+                z, tables = of_variable[v]
+                yield Term((z, v), *tables)
+            else:
+                yield Term((v,), x.cost, x.use, rows=x.rows)
+        for k in range(len(self.edges)) if edges is None else edges:
+            e = self.edges[k]
+            if k in of_edge:
+                z, tables = of_edge[k]
+                yield Term((z, e.u, e.v), *tables)
+            else:
+                yield Term((e.u, e.v), e.cost, e.use)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain lists and numbers; equal tables are stored once, forbidden costs as None."""
+        from .network_file import network_json
+
+        return network_json(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Network":
+        """The network that `to_json` wrote; raises PartitaError that says what is wrong, and where."""
+        from .network_file import read_network
+
+        return read_network(data)
+
+
+def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
+    """The cost, use and feasibility of an assignment (an option per variable), in exact Python integers.
+
+    Raises ValueError when the assignment does not name one option of every variable.
+    """
+    if len(assignment) != len(network.variables):
+        raise ValueError(f"{len(assignment)} options for {len(network.variables)} variables")
+    for variable, x in zip(network.variables, assignment, strict=True):
+        if not 0 <= x < len(variable.cost):
+            raise ValueError(f"{variable.name} has options 0 to {len(variable.cost) - 1}, not {x}")
+    cost, why = int(network.constant), ""
+    capacities = range(len(network.capacities))
+    steps = [0] * (len(capacities) + 1)  # by how much more is used of a capacity than of the one before
+    variables, edges = _decided(network)
+    for v, (variable, x) in enumerate(zip(network.variables, assignment, strict=True)):
+        if v in variables:
+            continue
+        here = variable.cost.item(x)  # `item` is several times faster than an index
+        cost += here
+        for p in range(variable.use.shape[1]):
+            first, last = (p, p + 1) if variable.rows is None else (variable.rows.item(p, 0), variable.rows.item(p, 1))
+            steps[first] += variable.use.item(x, p)
+            steps[last] -= variable.use.item(x, p)
+        if here >= INFINITE:
+            why = why or f"{variable.name} may not take option {x}"
+    for k, e in enumerate(network.edges):
+        if k in edges:
+            continue
+        i, j = assignment[e.u], assignment[e.v]
+        here = e.cost.item(i, j)
+        cost += here
+        if e.use is not None:
+            for r in capacities:
+                steps[r] += e.use.item(i, j, r)
+                steps[r + 1] -= e.use.item(i, j, r)
+        if here >= INFINITE:
+            names = network.variables[e.u].name, network.variables[e.v].name
+            why = why or f"{names[0]} with option {i} and {names[1]} with option {j} exclude each other"
+    for term in network.terms(variables, edges):
+        entry = tuple(assignment[v] for v in term.scope)
+        here = term.cost.item(entry)
+        cost += here
+        if term.use is not None:
+            for r in capacities:
+                steps[r] += term.use.item(*entry, r)
+                steps[r + 1] -= term.use.item(*entry, r)
+        if here >= INFINITE:
+            parts = (f"{network.variables[v].name} with option {x}" for v, x in zip(term.scope, entry, strict=True))
+            why = why or f"{', '.join(parts)} exclude each other"
+    use = list(accumulate(steps[:-1]))
+    if use:
+        use[0] += max(extras(network, assignment).values(), default=0)
+    for r, (total, capacity) in enumerate(zip(use, network.capacities, strict=True)):
+        if total > capacity:
+            why = why or f"capacity {r} is exceeded: {total} of {capacity} bytes"
+    return Evaluation(cost, tuple(use), not why, why)
+
+
+def extras(network: Network, assignment: Sequence[int]) -> dict[int, int]:
+    """What every switch of an assignment, by its variable, uses for a while."""
+    found = dict.fromkeys((s.variable for s in network.switches), 0)
+    for term in network.terms(*_decided(network)):
+        if term.extra is not None:
+            found[term.scope[0]] += term.extra.item(tuple(assignment[v] for v in term.scope))
+    return found
+
+
+def _decided(network: Network) -> tuple[set[int], set[int]]:
+    """The variables and the edges on whose tables a switch decides."""
+    variables = {v for s in network.switches for v in s.variables}
+    return variables, {k for s in network.switches for k in s.edges}
+
+
+def chain_edges(network: Network) -> tuple[list[list[list[int]]], list[int]]:
+    """The indices of the edges in each copy of each chain, and those in none, every list in the network's order."""
+    inside: dict[int, tuple[int, int]] = {}
+    link: dict[tuple[int, int], tuple[int, int]] = {}
+    for c, chain in enumerate(network.chains):
+        for i, copy in enumerate(chain.copies):
+            inside.update(dict.fromkeys(copy, (c, i)))
+            for pair in (chain.boundaries[i : i + 2], chain.boundaries[i : i + 2][::-1]):
+                link.setdefault((pair[0], pair[1]), (c, i))
+    edges: list[list[list[int]]] = [[[] for _ in chain.copies] for chain in network.chains]
+    rest: list[int] = []
+    for k, e in enumerate(network.edges):
+        place = inside.get(e.u) or inside.get(e.v) or link.get((e.u, e.v))
+        (edges[place[0]][place[1]] if place else rest).append(k)
+    return edges, rest

@@ -1,0 +1,41 @@
+"""What it costs a stage of a pipeline to hand a tensor to the next one, and to have a gradient that others have too."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...model.machine.collective_price import FREE, CollectivePrice
+from ...model.machine.machine import Machine
+from ..placement.placement import of_rows
+from ..reduction.cost import exchange_price
+from ..reduction.program import Reduction
+
+
+def transfer_price(machine: Machine, row: tuple[int, ...]) -> CollectivePrice:
+    """Every device sends to the one in its place in the next stage, all at once, the last stage to the first.
+
+    `row`: the pipeline's factor on every level. A line in the bytes that a device sends; the outermost level that the
+    pipeline uses gives the latency, and the busiest link on any level the rate. Free for a single stage.
+    """
+    if math.prod(row) == 1:
+        return FREE
+    inner = tuple(size // factor for size, factor in zip(machine.hierarchy, row, strict=True))
+    return exchange_price(machine, Reduction(of_rows((row, inner)), (0,)), "send")
+
+
+def messages(gradient: bool) -> int:
+    """How often a stage holds a tensor that it is handed or hands on, besides what backward needs.
+
+    Messages on their way, the last but two of which is waited for, and the gradient's. A stage between two others has
+    them on both sides, half of the former on each.
+    """
+    return 2 + gradient
+
+
+def exchanged_bytes(size_bytes: NDArray[np.int64], stages: int) -> NDArray[np.int64]:
+    """Bytes that a device sends of a gradient so that each of the stages that have the weight has its sum: a ring."""
+    sent: NDArray[np.int64] = -(-2 * (stages - 1) * size_bytes // stages)
+    return sent

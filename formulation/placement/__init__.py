@@ -1,0 +1,1 @@
+"""Where the axes of a mesh lie on the levels of a machine."""

@@ -1,0 +1,1 @@
+"""Strategies of operators, their options and costs, and the conversions between layouts."""

@@ -1,0 +1,1 @@
+"""How parameters are stored and what their gradients and updates cost."""

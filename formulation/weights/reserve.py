@@ -1,0 +1,28 @@
+"""What every rank holds besides what is decided: whole buffers, and room for what is gathered for a moment."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ...model.graph.buffer_updates import updated
+from ...model.graph.pcg import PCG
+from ...model.graph.sparse_tables import sparse_tables
+from ...model.machine.roofline import Precision
+from ..strategies.tensor_classes import classes
+from .storage import passing
+
+
+def fixed_bytes(pcg: PCG, precision: Precision, devices: int, micro_batches: int) -> int:
+    """Whole buffers, and room for the largest weight and its gradient, for a moment."""
+    constant = classes(pcg).constant
+    changed = {i for i, (reader, _) in updated(pcg).items() if not constant[reader]}
+    buffers = [pcg.nodes[i] for i in pcg.of("buffer") if i not in changed]
+    held = sum(n.numel * precision.buffer_itemsize(n.dtype) for n in buffers)
+    return held + passing(devices, micro_batches) * largest(pcg) * precision.itemsize("float32")
+
+
+@lru_cache(maxsize=64)
+def largest(pcg: PCG) -> int:
+    """Elements of the largest weight without sparse gradient."""
+    moving = {*pcg.of("parameter")} - sparse_tables(pcg).keys()
+    return max((pcg.nodes[i].numel for i in moving), default=0)

@@ -1,0 +1,299 @@
+"""How a parameter is stored: its layout, where its gradient and optimizer states are, whether it is gathered twice.
+
+Fully sharded data parallelism is a layout: stored split, asked whole (S -> B is an all-gather forward and a
+reduce-scatter backward, per micro-batch). ZeRO-1 shards the states over the axes on which the layout is B: gradients
+are reduce-scattered and parameters all-gathered, once a step. ZeRO-2 reduce-scatters gradients in every micro-batch,
+and accumulates shards (Rajbhandari et al., 2020). Offloaded states live in the host's memory, and visit the device for
+the update (Ren et al., 2021, without the update on the host). `regather` converts the weight a second time for the
+backward instead of keeping the converted copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations, product
+
+import numpy as np
+import numpy.typing as npt
+
+from ...model.graph.layout import B, P, R
+from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
+from ...model.machine.machine import Machine
+from ...model.machine.roofline import ITEMSIZE, Precision, Roofline
+from ..network.network import INFINITE
+from ..pipeline.stage_transfers import exchanged_bytes
+from ..placement.placement import Placement
+from ..reduction.schedule import schedule
+from ..special.balance import Spread
+from ..strategies.transitions import Codes, Space, space
+
+Array = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+BUCKET_BYTES = 25_000_000
+"""Gradients are synchronized in flat buckets of this size; a weight pays its share of what a full bucket costs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """Options of a parameter: `codes[o]` the stored layout, and flags.
+
+    `sharded`: its optimizer states are split over the axes at B, `scattered`: its accumulated gradient too,
+    `offloaded`: the states are in the host's memory, `regather`: it is converted again for backward. `spreads`: of
+    joined tables how they are spread over each axis, where the code has P.
+    """
+
+    space: Space
+    codes: Codes
+    sharded: Flags
+    scattered: Flags
+    offloaded: Flags
+    regather: Flags
+    spreads: tuple[Spread | None, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @cached_property
+    def numel(self) -> Array:
+        """Elements stored on a rank: the most that one has."""
+        return self.with_spread(self.space.numel[self.codes], lambda spread: spread.largest.elements)
+
+    @cached_property
+    def updated(self) -> Array:
+        """Elements that a rank updates: of sharded states its share."""
+        copies = np.where(self.space.has(self.codes, B), np.array(self.space.axes), 1).prod(axis=1)
+        return -(-self.numel // np.where(self.sharded, copies, 1))
+
+    @property
+    def flags(self) -> tuple[Flags, Flags, Flags, Flags]:
+        return self.sharded, self.scattered, self.offloaded, self.regather
+
+    @property
+    def plain(self) -> Flags:
+        """Which options have no flag."""
+        flagged: Flags = np.logical_or.reduce(self.flags)
+        return ~flagged
+
+    def only(self, keep: Flags) -> Storage:
+        """Some of the options."""
+        sharded, scattered, offloaded, regather = (flag[keep] for flag in self.flags)
+        return Storage(self.space, self.codes[keep], sharded, scattered, offloaded, regather, self.spreads)
+
+    def with_spread(self, amounts: Array, amount: Callable[[Spread], int]) -> Array:
+        """`amounts` of every option, but for spread tables another one."""
+        for spread, there in zip(self.spreads, self.space.has(self.codes, P).T, strict=False):
+            if spread is not None:
+                amounts = np.where(there, amount(spread), amounts)
+        return amounts
+
+
+SHARDS = ((False, False), (True, False), (True, True))
+"""Whether states are sharded, and whether gradients are too: data parallelism, ZeRO-1, ZeRO-2."""
+
+
+def passing(ranks: int, micro_batches: int) -> int:
+    """Tensors as large as the largest weight for which there must be room, for a moment.
+
+    Of several ranks, the weight as it is gathered and its gradient; of one, its gradient in a micro-batch, which is
+    added to that of those before.
+    """
+    return 2 if ranks > 1 else int(micro_batches > 1)
+
+
+LEAST = 64
+"""Weights below this part of the largest are neither scattered nor offloaded: so few bytes only blur the choice."""
+
+
+def storage(
+    tensor: Space,
+    trainable: bool,
+    kept: bool,
+    spreads: tuple[Spread | None, ...] = (),
+    *,
+    scatter: bool = False,
+    offload: bool = False,
+) -> Storage:
+    """All ways to store a parameter; `kept`: some consumer keeps it for backward, so it may be gathered again there.
+
+    Joined tables may be spread over one axis, and are whole on the others. `scatter`: gradients may be scattered in
+    every micro-batch, `offload`: states may be on the host; these options are the last.
+    """
+    legal = tensor.legal(addends=trainable)
+    at = tensor.has(legal, P)
+    spread = np.logical_and(at, [x is not None for x in spreads] or False).any(axis=1) & (at.sum(axis=1) == 1)
+    spread &= np.isin(tensor.letters[legal], (R, B, P)).all(axis=1)
+    legal = legal[~at.any(axis=1) | spread]
+    copies = legal[tensor.has(legal, B).any(axis=1)]
+    parts: list[tuple[Codes, tuple[bool, ...]]] = []
+    ways = product((False, True)[: 1 + kept], (False, True)[: 1 + offload], SHARDS[: 2 + scatter])
+    for again, offloaded, shards in sorted(ways, key=lambda way: way[1] or way[2][1]):
+        parts.append((copies if shards[0] else legal, (*shards, offloaded, again)))
+    codes = np.concatenate([part for part, _ in parts])
+    sharded, scattered, offloaded, regather = np.concatenate([np.tile(flags, (len(c), 1)) for c, flags in parts]).T
+    return Storage(tensor, codes, sharded, scattered, offloaded, regather, spreads)
+
+
+def worthwhile(choice: Storage, cost: Array, use: Array) -> Flags:
+    """Which options to keep: of scattered gradients and offloaded states those that some memory is a reason for.
+
+    An option is no better than another that converts alike and takes no more time (ns of a step) and memory (bytes).
+    """
+    alike, group = np.unique(choice.codes * 2 + choice.regather, return_inverse=True)
+    kind = choice.sharded + choice.scattered + len(SHARDS) * choice.offloaded
+    both = np.full((2, 2 * len(SHARDS), len(alike)), INFINITE, dtype=np.int64)
+    both[:, kind, group] = cost, use
+    beaten = np.zeros(both.shape[1:], dtype=np.bool_)
+    for one, other in permutations(range(len(beaten)), 2):
+        no_worse = (both[:, one] <= both[:, other]).all(axis=0)
+        beaten[other] |= no_worse & ((both[:, one] < both[:, other]).any(axis=0) | (one < other))
+    kept: Flags = ~(choice.scattered | choice.offloaded) | ~beaten[kind, group]
+    return kept
+
+
+# What a parameter keeps, and what training it costs
+
+
+def stored_itemsize(precision: Precision, sparse: bool = False) -> int:
+    """Bytes of an element of a parameter as it is stored; a table with a sparse gradient is updated as it is stored."""
+    return ITEMSIZE[precision.master if sparse else precision.parameters]
+
+
+def stored_bytes(
+    choice: Storage, trainable: bool, precision: Precision, states: int, sparse: bool = False, versions: int = 0
+) -> Array:
+    """Memory of the parameter, its gradient and its optimizer states on a rank, and of so many other `versions`."""
+    stored: Array = choice.numel * stored_itemsize(precision, sparse)
+    if not trainable:
+        return stored
+    gradients: Array = np.where(choice.scattered, choice.updated, choice.numel) * ITEMSIZE[precision.gradients]
+    kept: Array = np.where(choice.offloaded, 0, update_bytes(choice, precision, states))
+    return stored + gradients + kept + versions * ITEMSIZE[precision.master] * choice.numel
+
+
+def update_bytes(choice: Storage, precision: Precision, states: int) -> Array:
+    """What the optimizer keeps: states, and copies where it updates shards, or in another dtype."""
+    copies = choice.sharded | precision.copied
+    size: Array = choice.updated * (states + copies.astype(np.int64)) * ITEMSIZE[precision.master]
+    return size
+
+
+def per_step_ns(
+    choice: Storage,
+    machine: Machine,
+    placement: Placement,
+    precision: Precision,
+    roofline: Roofline,
+    states: int,
+    flat: bool = False,
+) -> Array:
+    """Synchronizing the gradient over the axes at B, and updating: once a step; `flat`: by collectives of one step."""
+    gradient, parameter = ITEMSIZE[precision.gradients], ITEMSIZE[precision.parameters]
+    total = np.zeros(len(choice), dtype=np.int64)
+    for axes, here in _summed(choice):
+        total_of, part_of, whole_of = (
+            schedule(machine, placement, axes, kind, flat).at(BUCKET_BYTES)
+            for kind in ("all_reduce", "reduce_scatter", "all_gather")
+        )
+        for those, moved in (
+            (~choice.sharded, [(total_of, gradient)]),
+            (choice.sharded & ~choice.scattered, [(part_of, gradient), (whole_of, parameter)]),
+            (choice.scattered, [(whole_of, parameter)]),
+        ):
+            total[here & those] += _bucketed(moved, choice.numel[here & those])
+    total += roofline.memory_ns(np.float64(update_traffic(precision, states)) * choice.updated)
+    if choice.offloaded.any():
+        assert machine.device.host_bandwidth is not None
+        visits = 2 * update_bytes(choice, precision, states) / machine.device.host_bandwidth * 1e9
+        total += np.where(choice.offloaded, np.ceil(visits).astype(np.int64), 0)
+    return total
+
+
+def update_traffic(precision: Precision, states: int) -> int:
+    """Bytes that an update reads and writes for an element.
+
+    Value and states are read and written. The gradient is read, and first cast if it is of another dtype; so is in the
+    end the value, if the model stores it in another one.
+    """
+    stored, gradient, item = (ITEMSIZE[x] for x in (precision.parameters, precision.gradients, precision.master))
+    casts = (2 * item if precision.gradients != precision.master else 0) + (item + stored if precision.copied else 0)
+    return item * (2 + 2 * states) + gradient + casts
+
+
+def scatter_ns(
+    choice: Storage, machine: Machine, placement: Placement, precision: Precision, flat: bool = False
+) -> Array:
+    """Adding up and splitting scattered gradients over the axes at B: in every micro-batch."""
+    total, gradient = np.zeros(len(choice), dtype=np.int64), ITEMSIZE[precision.gradients]
+    for axes, here in _summed(choice):
+        line = schedule(machine, placement, axes, "reduce_scatter", flat).at(BUCKET_BYTES)
+        those = here & choice.scattered
+        total[those] += _bucketed([(line, gradient)], choice.numel[those])
+    return total
+
+
+def _summed(choice: Storage) -> Iterator[tuple[tuple[int, ...], Flags]]:
+    """Axes over which gradients are added up, with the options of which they are."""
+    axes = [tuple(a for a, x in enumerate(row) if x == B) for row in choice.space.letters.tolist()]
+    of_option = [axes[code] for code in choice.codes.tolist()]
+    for found in dict.fromkeys(of_option):
+        if found:
+            yield found, np.array([other == found for other in of_option])
+
+
+def _bucketed(moved: Sequence[tuple[CollectivePrice, int]], numel: Array) -> Array:
+    """Time of so many elements' share of full buckets; `moved`: collectives, and the bytes of an element in each."""
+    latency = sum(line.latency_ns * item for line, item in moved)
+    rate = sum(line.ns_per_byte * item for line, item in moved)
+    times: Array = np.ceil(latency * numel / BUCKET_BYTES + rate * numel - ROUNDING_NS).astype(np.int64)
+    return times
+
+
+def exchange_ns(choice: Storage, stages: int, precision: Precision, transfer: CollectivePrice) -> Array:
+    """Adding up the gradients of a weight that several stages of a pipeline have: once a step."""
+    whole = choice.numel * ITEMSIZE[precision.gradients]
+    return transfer.ns_array(exchanged_bytes(whole, stages))
+
+
+def cast_ns(choice: Storage, precision: Precision, roofline: Roofline) -> Array:
+    """Casting the stored part to the compute dtype, once a use."""
+    if not precision.mixed:
+        return np.zeros(len(choice), dtype=np.int64)
+    item = ITEMSIZE[precision.parameters] + ITEMSIZE[precision.compute]
+    return roofline.memory_ns(np.float64(item) * choice.numel)
+
+
+def accumulate_ns(choice: Storage, precision: Precision, roofline: Roofline) -> Array:
+    """Adding a micro-batch's gradient to the accumulated one; of a scattered one then the share that it leaves."""
+    made, item = ITEMSIZE[precision.compute], ITEMSIZE[precision.gradients]
+    shares = np.where(choice.scattered, 3 * item * choice.updated, 0)
+    return roofline.memory_ns(np.float64(made + 2 * item) * choice.numel + shares)
+
+
+def looked_up_bytes(choice: Storage, rows: Collection[int], ids: int, precision: Precision) -> Array:
+    """Bytes of a sparse gradient of one micro-batch: for each of `ids` look-ups its id, and the part of a row here.
+
+    `rows` are the atoms of the table's rows; every rank has all look-ups, zeros for rows that it does not store.
+    """
+    sizes = tuple(1 if a in rows else size for a, size in enumerate(choice.space.sizes))
+    columns = space(choice.space.axes, sizes).numel[choice.codes]
+    whole: Array = ids * (columns * ITEMSIZE[precision.master] + ITEMSIZE["int64"])
+    return choice.with_spread(whole, lambda spread: spread_bytes(spread, ids, precision))
+
+
+def spread_bytes(spread: Spread, ids: int, precision: Precision) -> int:
+    """Bytes of such a gradient of spread tables: the ids of each table are looked up in every unit of it."""
+    of_each = ids // len(spread.rows)
+    return of_each * (spread.largest.columns * ITEMSIZE[precision.master] + spread.largest.units * ITEMSIZE["int64"])
+
+
+def looked_up_ns(looked_up: Array, micro_batches: int, roofline: Roofline) -> Array:
+    """Joining the sparse gradients of micro-batches, and updating the rows looked up: once a step."""
+    k = micro_batches
+    joined = k * (k + 1) - 2  # the j-th of them is joined by copying j: 2 * (2 + ... + k), read and written
+    # Gradients of one row are added up (read and written), then read; parameters are read and written.
+    joining, updating = (roofline.memory_ns(np.float64(passes) * looked_up) for passes in (joined, 5 * k))
+    times: Array = joining + updating
+    return times

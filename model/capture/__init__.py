@@ -1,0 +1,1 @@
+"""From an nn.Module and example inputs to a PCG."""

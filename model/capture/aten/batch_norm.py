@@ -1,0 +1,82 @@
+"""Batch norm: in training by the statistics of the batch, in evaluation by buffers that stand still."""
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from ...errors import PartitaError
+from ..translation import Index, Rule, Translation, Value
+
+T: TypeAlias = Translation
+A: TypeAlias = dict[str, Any]
+
+
+class _OneRank(nn.modules.batchnorm._BatchNorm):
+    """What a SyncBatchNorm is on one rank."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        """Any number of dims."""
+
+
+def stop_counting(module: nn.Module) -> None:
+    """Let batch norms not count their batches: additions in place that nothing depends on.
+
+    Raises PartitaError where something does: a cumulative average.
+    """
+    for name, part in module.named_modules():
+        if not isinstance(part, nn.modules.batchnorm._BatchNorm):
+            continue
+        if part.training and part.track_running_stats and part.momentum is None:
+            raise PartitaError(
+                f"{name or 'the module'!r} averages its running statistics over all batches (momentum=None): the "
+                "count is not planned; give it a momentum"
+            )
+        if isinstance(part, nn.SyncBatchNorm):
+            part.__class__ = _OneRank  # type: ignore[assignment]
+        part.num_batches_tracked = None
+
+
+def _batch_norm(t: T, a: A) -> Value:
+    if not a["training"]:
+        return _frozen(t, a)
+    operands = [("mean", a.get("running_mean")), ("var", a.get("running_var")), ("w", a["weight"]), ("bias", a["bias"])]
+    present = [(name, x) for name, x in operands if x is not None]
+    names = tuple(name for name, _ in present)
+    if any(t.at(x).op != "buffer" for name, x in present if name in ("mean", "var")):
+        raise t.refusal("a batch norm whose running statistics are no buffers of the module")
+    x, site, like = a["input"], t.norms, a.get("like", t.like)
+    t.norms += 1
+    rest: A = {"like": like, "momentum": a["momentum"], "eps": a["eps"], "site": site}
+    given = [x for _, x in present]
+    if t.statistics == "local":
+        return t.add("local_batch_norm", x, *given, operands=("x", *names), **rest)
+    sums = t.add("moments", x, shape=(2, t.shape(x)[1]), statistics=t.statistics, site=site)
+    return t.add("batch_norm", x, sums, *given, operands=("x", "s", *names), **rest)
+
+
+def _frozen(t: T, a: A) -> Index:
+    """x times a factor plus a shift per channel, both made of the buffers."""
+    x, mean, variance, weight, bias = (a[k] for k in ("input", "running_mean", "running_var", "weight", "bias"))
+    shape = t.shape(mean)
+    factor = t.add("rsqrt", t.add("shift", variance, shape=shape, value=a["eps"]), shape=shape)
+    factor = factor if weight is None else t.add("mul", factor, weight, shape=shape)
+    shift = t.add("neg", t.add("mul", mean, factor, shape=shape), shape=shape)
+    shift = shift if bias is None else t.add("add", bias, shift, shape=shape)
+    sizes = (*shape, *[1] * (len(t.shape(x)) - 2))
+    scaled = t.add("mul", x, t.view(factor, sizes), shape=t.shape(x))
+    return t.add("add", scaled, t.view(shift, sizes), shape=t.shape(x))
+
+
+def _functional(t: T, a: A) -> Value:
+    """As a graph with other changes in place has it: the buffers that it would return are those that it was given."""
+    y = _batch_norm(t, a | {"like": t.like[0]})
+    return [y, None, None, a.get("running_mean"), a.get("running_var")]
+
+
+TABLE: dict[str, Rule] = {
+    "batch_norm": _batch_norm,
+    "_native_batch_norm_legit_functional": _functional,
+    "_native_batch_norm_legit": _functional,
+    "_native_batch_norm_legit_no_training": lambda t, a: _functional(t, a | {"training": False}),
+}

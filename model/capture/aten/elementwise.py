@@ -1,0 +1,233 @@
+"""Elementwise operators, casts and dropout."""
+
+from math import log
+from typing import Any, TypeAlias
+
+from ...graph.pcg import FLOATS
+from ..translation import Index, Rule, Translation, Value, dtype_name
+from .folds import batch_mean, rms_norm
+
+T: TypeAlias = Translation
+A: TypeAlias = dict[str, Any]
+
+
+def _unary(op: str, **renamed: str) -> Rule:
+    """One operand; `renamed` maps the attributes of the operator to ATen's argument names."""
+    return lambda t, a: t.add(op, a["self"], **{ours: a[theirs] for ours, theirs in renamed.items()})
+
+
+def _binary(op: str) -> Rule:
+    return lambda t, a: t.add(op, t.tensor(a["self"]), t.tensor(a["other"]))
+
+
+def _sum_of(sign: int) -> Rule:
+    """self + sign * alpha * other."""
+
+    def rule(t: T, a: A) -> Value:
+        x, other, factor = a["self"], a["other"], sign * a.get("alpha", 1)
+        number, base = t.number(other), t.number(x)
+        if number is not None:
+            return t.add("shift", t.tensor(x), value=factor * number) if number or factor_changes(t, x) else x
+        if base is not None:
+            return t.add("shift", t.scale(other, factor), value=base)
+        if factor in (1, -1):
+            return t.add("add" if factor == 1 else "sub", x, other)
+        return t.add("add", x, t.scale(other, factor))
+
+    return rule
+
+
+def factor_changes(t: T, x: Value) -> bool:
+    """Whether adding zero changes the dtype."""
+    return t.at(x).dtype != dtype_name(t.like.dtype)
+
+
+def _reverse_sub(t: T, a: A) -> Value:
+    """other - alpha * self."""
+    return _sum_of(-1)(t, {"self": a["other"], "other": a["self"], "alpha": a["alpha"]})
+
+
+def _mul(t: T, a: A) -> Value:
+    for x, other in ((a["self"], a["other"]), (a["other"], a["self"])):
+        number = t.number(other)
+        if number is not None and t.number(x) is None:
+            return x if number == 1 and not factor_changes(t, x) else t.add("scale", x, value=number)
+    x, other = t.tensor(a["self"]), t.tensor(a["other"])
+    folded = rms_norm(t, x, other)
+    folded = rms_norm(t, other, x) if folded is None else folded
+    return t.add("mul", x, other) if folded is None else folded
+
+
+def _div(t: T, a: A) -> Value:
+    if a.get("rounding_mode"):
+        return None
+    number = t.number(a["other"])
+    if number:
+        folded = batch_mean(t, a["self"], number)
+        return t.add("scale", a["self"], value=1 / number) if folded is None else folded
+    return t.add("div", t.tensor(a["self"]), t.tensor(a["other"]))
+
+
+def _pow(t: T, a: A) -> Value:
+    base, exponent = t.number(a["self"]), t.number(a["exponent"])
+    if exponent is not None:
+        return a["self"] if exponent == 1 else t.add("pow", t.tensor(a["self"]), exponent=exponent)
+    if base is None or base <= 0 or dtype_name(t.like.dtype) not in FLOATS:
+        return t.add("power", t.tensor(a["self"]), a["exponent"])
+    return t.add("exp", t.add("scale", a["exponent"], value=log(base)))
+
+
+def _clamp(t: T, a: A) -> Value:
+    low, high = a.get("min"), a.get("max")
+    if isinstance(low, Index) or isinstance(high, Index):
+        return None
+    return t.add("clamp", a["self"], min=low, max=high)
+
+
+def _compare(relation: str) -> Rule:
+    def rule(t: T, a: A) -> Value:
+        number = t.number(a["other"])
+        if relation.startswith("logical"):  # of tensors only
+            return t.add("relate", a["self"], a["other"], relation=relation)
+        if number is not None:
+            return t.add("compare", a["self"], relation=relation, value=number)
+        return t.add("relate", a["self"], a["other"], relation=relation)
+
+    return rule
+
+
+def _not(t: T, a: A) -> Value:
+    """The inverse of truth values; of a number, whether it is zero."""
+    x = a["self"]
+    return t.add("logical_not", x) if t.at(x).dtype == "bool" else t.add("compare", x, relation="eq", value=0)
+
+
+def _invert(t: T, a: A) -> Value:
+    return _not(t, a) if t.at(a["self"]).dtype == "bool" else t.no("the bits of integers")
+
+
+def _where(t: T, a: A) -> Value:
+    dtype = dtype_name(t.like.dtype)
+    return t.add("where", a["condition"], t.tensor(a["self"], dtype), t.tensor(a["other"], dtype))
+
+
+def _masked_fill(t: T, a: A) -> Value:
+    value = t.number(a["value"])
+    filling = a["value"] if value is None else t.full(value, (), t.at(a["self"]).dtype)
+    return t.add("where", a["mask"], filling, a["self"])
+
+
+def _dropout(t: T, a: A) -> Value:
+    if not a["train"] or not a["p"]:
+        return a["input"]
+    return dropout(t, a["input"], a["p"])
+
+
+def dropout(t: T, x: Index, p: float) -> Index:
+    """Call sites are numbered in the order of the calls; what drops everything draws nothing."""
+    if p == 1:
+        return t.add("scale", x, shape=t.shape(x), value=0.0)
+    t.sites += 1
+    return t.add("dropout", x, shape=t.shape(x), p=p, site=t.sites - 1)
+
+
+def _softplus(t: T, a: A) -> Value:
+    return t.add("softplus", a["self"]) if (a["beta"], a["threshold"]) == (1, 20) else None
+
+
+def _elu(t: T, a: A) -> Value:
+    return t.scale(t.add("elu", a["self"], alpha=a["alpha"]), a["scale"]) if a["input_scale"] == 1 else None
+
+
+def _celu(t: T, a: A) -> Value:
+    """alpha * elu(x / alpha)."""
+    inner = t.add("elu", t.scale(a["self"], 1 / a["alpha"]), alpha=1.0)
+    return t.scale(inner, a["alpha"])
+
+
+def _hardtanh(t: T, a: A) -> Value:
+    low, high = a["min_val"], a["max_val"]
+    if (low, high) == (0, 6):
+        return t.add("relu6", a["self"])
+    return t.add("hardtanh", a["self"], min_val=low, max_val=high)
+
+
+def _cast(t: T, a: A) -> Value:
+    return t.to(a["self"], t.like.dtype)
+
+
+def _same(name: str = "self") -> Rule:
+    return lambda t, a: a[name]
+
+
+def _detach(t: T, a: A) -> Value:
+    return t.add("detach", a["self"], gradient=False) if t.at(a["self"]).gradient else a["self"]
+
+
+TABLE: dict[str, Rule] = {
+    **{
+        name: _unary(name)
+        for name in [
+            "relu",
+            "relu6",
+            "selu",
+            "mish",
+            "hardswish",
+            "hardsigmoid",
+            "silu",
+            "tanh",
+            "sigmoid",
+            "exp",
+            "log",
+            "sqrt",
+            "rsqrt",
+            "sin",
+            "cos",
+            "erf",
+            "abs",
+            "reciprocal",
+        ]
+    },
+    "logical_not": _not,
+    "bitwise_not": _invert,
+    "gelu": _unary("gelu", approximate="approximate"),
+    "leaky_relu": _unary("leaky_relu", slope="negative_slope"),
+    "elu": _elu,
+    "celu": _celu,
+    "hardtanh": _hardtanh,
+    "log_sigmoid": _unary("logsigmoid"),
+    "prelu": lambda t, a: t.add("prelu", a["self"], a["weight"]),
+    "softplus": _softplus,
+    "square": lambda t, a: t.add("pow", a["self"], exponent=2),
+    "neg": _unary("neg"),
+    "add": _sum_of(1),
+    "sub": _sum_of(-1),
+    "subtract": _sum_of(-1),
+    "rsub": _reverse_sub,
+    "mul": _mul,
+    "multiply": _mul,
+    "div": _div,
+    "divide": _div,
+    "true_divide": _div,
+    "pow": _pow,
+    "clamp": _clamp,
+    "clamp_min": _clamp,
+    "clamp_max": _clamp,
+    "maximum": _binary("maximum"),
+    "minimum": _binary("minimum"),
+    **{
+        name: _compare(name)
+        for name in ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "bitwise_and", "bitwise_or"]
+    },
+    "__and__": _compare("bitwise_and"),
+    "__or__": _compare("bitwise_or"),
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "dropout": _dropout,
+    "to": _cast,
+    "_to_copy": _cast,
+    "type_as": _cast,
+    **{name: _same() for name in ["clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy"]},
+    "detach": _detach,
+    "detach_": _detach,
+}

@@ -1,0 +1,203 @@
+"""Reductions, products, normalizations and attention."""
+
+from math import inf, prod, sqrt
+from string import ascii_letters
+from typing import Any, TypeAlias
+
+from ..translation import Index, Rule, Translation, Value
+from .elementwise import dropout
+from .views import interleave
+
+T: TypeAlias = Translation
+A: TypeAlias = dict[str, Any]
+
+
+def _reduce(op: str) -> Rule:
+    def rule(t: T, a: A) -> Value:
+        x = t.to(a["self"], a.get("dtype"))
+        dims = a.get("dim")
+        return t.reduce(op, x, [dims] if isinstance(dims, int) else dims, a.get("keepdim", False))
+
+    return rule
+
+
+def _norm(t: T, a: A) -> Value:
+    """The p-norm over all dims or some; `norm` calls p what `linalg_vector_norm` calls ord."""
+    order, dims = t.number(a.get("ord", a.get("p"))), a.get("dim")
+    x = t.to(a["self"], a.get("dtype"))
+    if not t.shape(x):
+        return t.view(t.reduce("norm", t.view(x, (1,)), [0], False, ord=2 if order is None else order), ())
+    dims = [dims] if isinstance(dims, int) else dims
+    return t.reduce("norm", x, dims, a.get("keepdim", False), ord=2 if order is None else order)
+
+
+def _cumulative(op: str) -> Rule:
+    def rule(t: T, a: A) -> Value:
+        x = t.to(a["self"], a["dtype"])
+        return t.add(op, x, dim=a["dim"] % len(t.shape(x))) if t.shape(x) else t.no("a tensor without dims")
+
+    return rule
+
+
+def _max(t: T, a: A) -> Value:
+    if "other" in a:
+        return t.add("maximum", a["self"], a["other"])
+    if "dim" in a:
+        return [t.reduce("amax", a["self"], [a["dim"]], a["keepdim"]), None]
+    return t.reduce("amax", a["self"], None, False)
+
+
+def _variance(t: T, a: A) -> Value:
+    x, dims, correction = a["self"], a.get("dim"), a.get("correction")
+    correction = int(a.get("unbiased", True)) if correction is None else correction
+    shape = t.shape(x)
+    count = prod(shape[d] for d in dims) if dims else prod(shape)
+    if not shape or count <= correction:
+        return t.no(f"a variance of {count} values with correction {correction}")
+    mean = t.reduce("mean", x, dims, True)
+    centred = t.add("sub", x, mean, shape=t.shape(x))
+    square = t.add("pow", centred, shape=t.shape(x), exponent=2)
+    total = t.reduce("mean", square, dims, a.get("keepdim", False))
+    return t.scale(total, count / (count - correction))
+
+
+def _deviation(t: T, a: A) -> Value:
+    variance = _variance(t, a)
+    return None if variance is None else t.add("sqrt", variance)
+
+
+def _softmax(op: str, x: str = "self") -> Rule:
+    def rule(t: T, a: A) -> Value:
+        inner = t.to(a[x], a.get("dtype"))
+        shape = t.shape(inner)
+        return t.add(op, inner, dim=a["dim"] % len(shape)) if shape else t.no("a tensor without dims")
+
+    return rule
+
+
+def _linear(t: T, a: A) -> Value:
+    return t.add("linear", *(x for x in (a["input"], a["weight"], a["bias"]) if x is not None))
+
+
+def _matmul(t: T, a: A) -> Value:
+    if "out_dtype" in a:
+        return t.no("out_dtype")
+    return t.add("matmul", a["self"], a["other"] if "other" in a else a["mat2"])
+
+
+def _add_matmul(first: str, second: str) -> Rule:
+    """beta * self + alpha * first @ second; Hugging Face's Conv1D arrives as one."""
+
+    def rule(t: T, a: A) -> Value:
+        if "out_dtype" in a:
+            return t.no("out_dtype")
+        product = t.scale(t.add("matmul", a[first], a[second]), a["alpha"])
+        return t.add("add", product, t.scale(a["self"], a["beta"])) if a["beta"] else product
+
+    return rule
+
+
+def _einsum(t: T, a: A) -> Value:
+    """A product of many is a chain of products of two, from the left; dims in `...` get letters of their own."""
+    equation, operands = a["equation"].replace(" ", ""), a["tensors"]
+    sources, arrow, output = equation.partition("->")
+    terms, spare = sources.split(","), [c for c in ascii_letters if c not in equation]
+    width = max(len(t.shape(x)) - len(s) + 3 if "..." in s else 0 for s, x in zip(terms, operands, strict=True))
+    dots = "".join(spare[:width])
+    if not arrow:
+        output = "..." + "".join(sorted(c for c in sources if c.isalpha() and sources.count(c) == 1))
+    output = output.replace("...", dots)
+    terms = [
+        s.replace("...", dots[width - (len(t.shape(x)) - len(s) + 3) :]) for s, x in zip(terms, operands, strict=True)
+    ]
+    if any(len(set(term)) < len(term) for term in terms):
+        return t.no("a letter that is repeated in one operand (a diagonal)")
+    return _chain(t, terms, operands, output)
+
+
+def _chain(t: T, terms: list[str], operands: list[Index], output: str) -> Index:
+    """Products of two from the left; what no later operand nor the output has is summed."""
+    pairs = [pair for term, x in zip(terms, operands, strict=True) for pair in zip(term, t.shape(x), strict=True)]
+    sizes = {letter: max(size for other, size in pairs if other == letter) for letter, _ in pairs}
+    (left, *others), (x, *rest) = terms, operands
+    if not others:
+        if set(left) == set(output):
+            return t.permute(x, [left.index(letter) for letter in output])
+        return t.add("einsum", x, equation=f"{left}->{output}")
+    for place, (term, y) in enumerate(zip(others, rest, strict=True)):
+        later = {*output, *"".join(others[place + 1 :])}
+        kept = "".join(c for c in dict.fromkeys(left + term) if c in later) if others[place + 1 :] else output
+        x = t.add("einsum", x, y, shape=[sizes[c] for c in kept], equation=f"{left},{term}->{kept}")
+        left = kept
+    return x
+
+
+def _layer_norm(t: T, a: A) -> Value:
+    given = [("x", a["input"]), ("w", a["weight"]), ("bias", a["bias"])]
+    given = [(name, x) for name, x in given if x is not None]
+    return t.add(
+        "layer_norm",
+        *(x for _, x in given),
+        like=a.get("like"),
+        normalized=len(a["normalized_shape"]),
+        eps=a["eps"],
+        operands=tuple(name for name, _ in given),
+    )
+
+
+def _rms_norm(t: T, a: A) -> Value:
+    inputs = [x for x in (a["input"], a["weight"]) if x is not None]
+    return t.add("rms_norm", *inputs, normalized=len(a["normalized_shape"]), eps=a["eps"])
+
+
+def _attention(t: T, a: A) -> Value:
+    q, k, v, mask, p = (a[name] for name in ("query", "key", "value", "attn_mask", "dropout_p"))
+    grouped = a["enable_gqa"] and t.shape(q)[-3] != t.shape(k)[-3]
+    if not p:
+        operands = (q, k, v) if mask is None else (q, k, v, mask)
+        attributes = {"grouped": True} if grouped else {}
+        return t.add("attention", *operands, causal=a["is_causal"], scale=a["scale"], **attributes)
+    if grouped:
+        k, v = (interleave(t, x, len(t.shape(x)) - 3, t.shape(q)[-3] // t.shape(x)[-3]) for x in (k, v))
+    shape = (*t.shape(q)[:-1], t.shape(k)[-2])
+    scores = t.add("matmul", q, t.transpose(k, -2, -1), shape=shape)
+    scores = t.scale(scores, 1 / sqrt(t.shape(q)[-1]) if a["scale"] is None else a["scale"])
+    mask = t.causal(*shape[-2:]) if a["is_causal"] else mask
+    if mask is not None and t.at(mask).dtype == "bool":
+        scores = t.add("where", mask, scores, t.full(-inf), shape=shape)
+    elif mask is not None:
+        scores = t.add("add", scores, mask, shape=shape)
+    weights = dropout(t, t.add("softmax", scores, shape=shape, dim=len(shape) - 1), p)
+    return t.add("matmul", weights, v)
+
+
+TABLE: dict[str, Rule] = {
+    "sum": _reduce("sum"),
+    "mean": _reduce("mean"),
+    "amax": _reduce("amax"),
+    "logsumexp": lambda t, a: t.reduce("logsumexp", a["self"], a["dim"], a["keepdim"]),
+    "linalg_vector_norm": _norm,
+    "norm": _norm,
+    "cumsum": _cumulative("cumsum"),
+    "cumprod": _cumulative("cumprod"),
+    "max": _max,
+    "var": lambda t, a: _variance(t, a),
+    "std": _deviation,
+    "softmax": _softmax("softmax"),
+    "_softmax": _softmax("softmax"),
+    "log_softmax": _softmax("log_softmax"),
+    "_log_softmax": _softmax("log_softmax"),
+    "linear": _linear,
+    "matmul": _matmul,
+    "mm": _matmul,
+    "bmm": _matmul,
+    "einsum": _einsum,
+    "mv": lambda t, a: t.add("matmul", a["self"], a["vec"]),
+    "dot": lambda t, a: t.add("matmul", a["self"], a["tensor"]),
+    "addmm": _add_matmul("mat1", "mat2"),
+    "baddbmm": _add_matmul("batch1", "batch2"),
+    "layer_norm": _layer_norm,
+    "native_layer_norm": lambda t, a: [_layer_norm(t, a | {"like": t.like[0]}), None, None],
+    "rms_norm": _rms_norm,
+    "scaled_dot_product_attention": _attention,
+}

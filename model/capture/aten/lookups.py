@@ -1,0 +1,166 @@
+"""Look-ups by number: embeddings and bags of them, gather, indexing by integer tensors; and what finds such numbers."""
+
+from typing import Any, TypeAlias
+
+from ..translation import Index, Rule, Translation, Value, broadcast
+from .bounds import bounds
+
+T: TypeAlias = Translation
+A: TypeAlias = dict[str, Any]
+
+
+def _embedding(t: T, a: A) -> Value:
+    """The row of the padding index gets no gradient: its look-ups are detached."""
+    if a["scale_grad_by_freq"]:
+        return t.no("scale_grad_by_freq")
+    ids, padding = a["indices"], a["padding_idx"]
+    t.limit(ids, t.shape(a["weight"])[0])
+    rows = t.add("embedding", a["weight"], ids, **_sparse(a))
+    if padding < 0 or not t.at(rows).gradient:
+        return rows
+    where = t.add("compare", ids, shape=t.shape(ids), dtype="bool", relation="eq", value=padding)
+    return t.add("where", t.view(where, (*t.shape(ids), 1)), t.add("detach", rows, gradient=False), rows)
+
+
+def _sparse(a: A) -> dict[str, bool]:
+    return {"sparse": True} if a["sparse"] else {}
+
+
+def _embedding_bag(t: T, a: A) -> Value:
+    """Bags of equal size, which arrive as flat ids and the places where bags start; a mean is a sum, scaled."""
+    table, ids, mode = a["weight"], a["indices"], ("sum", "mean", "max")[a["mode"]]
+    offsets, bags = t.at(a["offsets"]), t.shape(a["offsets"])[0]
+    padding = a.get("padding_idx")
+    if mode == "max" or a["scale_grad_by_freq"] or (padding is not None and padding >= 0):
+        return t.no("only sums and means of bags without padding are known")
+    if offsets.op != "arange" or offsets["start"] or offsets["step"] * bags != t.shape(ids)[0]:
+        return t.no("bags must be of one size: give the ids as a matrix, without offsets")
+    size = offsets["step"]
+    ids = t.view(ids, (bags, size))
+    t.limit(ids, t.shape(table)[0])
+    weights = [t.view(p, (bags, size)) for p in (a["per_sample_weights"],) if p is not None]
+    bag = t.add("embedding_bag", table, ids, *weights, like=t.like[0], **_sparse(a))
+    return [t.scale(bag, 1 / size) if mode == "mean" else bag, None, None, None]
+
+
+def _look_up(t: T, op: str, x: Index, ids: Index, **attributes: Any) -> Index:
+    """Truth values go through as numbers, since what is found among a rank's rows is added up."""
+    if t.at(x).dtype != "bool":
+        return t.add(op, x, ids, **attributes)
+    return t.to(t.add(op, t.to(x, "uint8"), ids, dtype="uint8", **attributes), "bool")
+
+
+def _gather(t: T, a: A) -> Value:
+    """Of the dims other than `dim`, only as much is read as there are ids."""
+    x, ids = a["self"], a["index"]
+    if not t.shape(x) or not t.shape(ids):
+        return t.no("a tensor without dims")
+    dim = a["dim"] % len(t.shape(x))
+    for d, size in enumerate(t.shape(ids)):
+        x = x if d == dim else t.slice(x, d, 0, size)
+    return _take_along(t, x, _narrow(t, ids, dim), dim)
+
+
+def _narrow(t: T, ids: Index, dim: int) -> Index:
+    """Ids that were expanded along other dims than `dim` as they were: the operator says itself what is broadcast."""
+    node = t.at(ids)
+    source = Index(node.inputs[0]) if node.op == "expand" else ids
+    same = len(t.shape(source)) == len(node.shape) and t.shape(source)[dim] == node.shape[dim]
+    return source if same else ids
+
+
+def _along(t: T, a: A) -> Value:
+    """Gather, with the dims other than `dim` broadcast; without a dim, of the flat tensors."""
+    x, ids, dim = a["self"], a["indices"], a["dim"]
+    if dim is None:
+        x, ids, dim = (*(t.view(i, (t.at(i).numel,)) for i in (x, ids)), 0)
+    return _take_along(t, x, ids, dim % len(t.shape(x)))
+
+
+def _take_along(t: T, x: Index, ids: Index, dim: int) -> Index:
+    t.limit(ids, t.shape(x)[dim])
+    return _look_up(t, "gather", x, ids, dim=dim)
+
+
+def _topk(t: T, a: A) -> Value:
+    """The values are looked up by the indices: that is the way of the gradient too."""
+    x = a["self"]
+    if not t.shape(x):
+        return t.no("a tensor without dims")
+    dim = a["dim"] % len(t.shape(x))
+    indices = t.add("topk", x, like=t.like[1], k=a["k"], dim=dim, largest=a["largest"])
+    return [_look_up(t, "gather", x, indices, like=t.like[0], dim=dim), indices]
+
+
+def _searchsorted(t: T, a: A) -> Value:
+    """Where values belong in sorted rows, before those that are equal."""
+    rows, values = a["sorted_sequence"], a["self"]
+    if a["right"] or a["side"] == "right" or a["sorter"] is not None or a["out_int32"]:
+        return t.no("only left, into rows that are sorted, as int64")
+    if not isinstance(values, Index) or len(t.shape(values)) != len(t.shape(rows)):
+        return t.no("rows and values must have equally many dims")
+    return t.add("searchsorted", rows, values)
+
+
+def _index(t: T, a: A) -> Value:
+    """`x[:, i, j]`: several index tensors in a row are one, into their dims made one."""
+    x, indices = a["self"], a["indices"]
+    given = [d for d, i in enumerate(indices) if i is not None]
+    tensors = [indices[d] for d in given]
+    if any(t.at(i).dtype in ("bool", "uint8") for i in tensors):
+        raise t.refusal("indexing by a boolean mask (how much it takes depends on the values; use torch.where)")
+    if given != list(range(given[0], given[-1] + 1)):
+        return t.no("index tensors with a slice between them; permute the tensor first")
+    dim, shape = given[0], t.shape(x)
+    number, size = _counted(t, tensors[0], shape[dim]), shape[dim]
+    for d, other in zip(given[1:], tensors[1:], strict=True):
+        inner = _counted(t, other, shape[d])
+        both = broadcast(t.shape(number), t.shape(inner))
+        number, size = t.add("add", t.scale(number, shape[d]), inner, shape=both), size * shape[d]
+    return _rows(t, t.view(x, (*shape[:dim], size, *shape[given[-1] + 1 :])), dim, number)
+
+
+def _counted(t: T, ids: Index, size: int) -> Index:
+    """Ids into a dim, all counted from its start: those that may be negative get the size added."""
+    t.limit(ids, size)
+    node = t.at(ids)
+    if bounds(t, ids)[0] >= 0:
+        return ids
+    if node.op == "constant":
+        return t.add("constant", shape=node.shape, dtype=node.dtype, values=tuple(v % size for v in node["values"]))
+    negative = t.add("compare", ids, shape=node.shape, dtype="bool", relation="lt", value=0)
+    counted = t.add("shift", ids, shape=node.shape, dtype=node.dtype, value=size)
+    return t.add("where", negative, counted, ids, shape=node.shape, dtype=node.dtype)
+
+
+def _rows(t: T, x: Index, dim: int, ids: Index) -> Index:
+    """Rows of a matrix are a look-up in a table."""
+    if dim == 0 and len(t.shape(x)) == 2:
+        return _look_up(t, "embedding", x, ids)
+    return _look_up(t, "index", x, ids, dim=dim)
+
+
+def _index_select(t: T, a: A) -> Value:
+    x, ids = a["self"], a["index"]
+    if not t.shape(x):
+        return t.no("a tensor without dims")
+    dim = a["dim"] % len(t.shape(x))
+    return _rows(t, x, dim, _counted(t, t.view(ids, (t.at(ids).numel,)), t.shape(x)[dim]))
+
+
+def _take(t: T, a: A) -> Value:
+    x, size = a["self"], t.at(a["self"]).numel
+    return _rows(t, t.view(x, (size,)), 0, _counted(t, a["index"], size))
+
+
+TABLE: dict[str, Rule] = {
+    "embedding": _embedding,
+    "embedding_bag": _embedding_bag,
+    "gather": _gather,
+    "take_along_dim": _along,
+    "index": _index,
+    "index_select": _index_select,
+    "take": _take,
+    "topk": _topk,
+    "searchsorted": _searchsorted,
+}

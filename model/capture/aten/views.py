@@ -1,0 +1,239 @@
+"""Views, cuts and joins, and constants."""
+
+from math import prod
+from typing import Any, TypeAlias
+
+from ...graph.pcg import FLOATS
+from ..translation import Index, Rule, Translation, Value, dtype_name
+
+T: TypeAlias = Translation
+A: TypeAlias = dict[str, Any]
+
+
+def _view(t: T, a: A) -> Value:
+    return t.no("bits read as another dtype") if "dtype" in a else t.view(a["self"], t.like.shape)
+
+
+def _expand(t: T, a: A) -> Value:
+    return t.expand(a["self"], tuple(int(size) for size in t.like.shape))
+
+
+def _broadcast(t: T, a: A) -> Value:
+    return [t.expand(x, tuple(int(size) for size in v.shape)) for x, v in zip(a["tensors"], t.like, strict=True)]
+
+
+def _permute(t: T, a: A) -> Value:
+    return t.permute(a["self"], [d % len(a["dims"]) for d in a["dims"]])
+
+
+def _swap(first: str, second: str) -> Rule:
+    return lambda t, a: t.transpose(a["self"], a[first], a[second])
+
+
+def _last_two(t: T, a: A) -> Value:
+    return t.transpose(a["self"], -2, -1) if len(t.shape(a["self"])) > 1 else a["self"]
+
+
+def _reverse_dims(t: T, a: A) -> Value:
+    return t.permute(a["self"], list(reversed(range(len(t.shape(a["self"]))))))
+
+
+def _move_dims(t: T, a: A) -> Value:
+    rank = len(t.shape(a["self"]))
+    source, target = (
+        [d % rank for d in (dims if isinstance(dims, list) else [dims])] for dims in (a["source"], a["destination"])
+    )
+    rest = iter(d for d in range(rank) if d not in source)
+    return t.permute(a["self"], [source[target.index(d)] if d in target else next(rest) for d in range(rank)])
+
+
+def _slice(t: T, a: A) -> Value:
+    stop = a["end"]
+    return t.slice(a["self"], a["dim"], a["start"] or 0, 2**62 if stop is None else stop, a["step"])
+
+
+def _select(t: T, a: A) -> Value:
+    x, dim, index = a["self"], a["dim"], a["index"]
+    index %= t.shape(x)[dim]
+    return t.view(t.slice(x, dim, index, index + 1), t.like.shape)
+
+
+def _narrow(t: T, a: A) -> Value:
+    return None if isinstance(a["start"], Index) else t.slice(a["self"], a["dim"], a["start"], a["start"] + a["length"])
+
+
+def _split(t: T, a: A) -> Value:
+    sizes = [int(v.shape[a["dim"]]) for v in t.like]
+    return t.pieces(a["self"], a["dim"], sizes)
+
+
+def _unbind(t: T, a: A) -> Value:
+    x = a["self"]
+    shape = t.shape(x)
+    dim = a["dim"] % len(shape)
+    return [t.view(t.slice(x, dim, i, i + 1), shape[:dim] + shape[dim + 1 :]) for i in range(shape[dim])]
+
+
+def _cat(t: T, a: A) -> Value:
+    parts = [x for x in a["tensors"] if prod(t.shape(x))]
+    dim = a["dim"] % len(t.like.shape)
+    return parts[0] if len(parts) == 1 else t.add("cat", *parts, dim=dim)
+
+
+def _stack(t: T, a: A) -> Value:
+    dim = a["dim"] % len(t.like.shape)
+    parts = [t.view(x, (*t.shape(x)[:dim], 1, *t.shape(x)[dim:])) for x in a["tensors"]]
+    return parts[0] if len(parts) == 1 else t.add("cat", *parts, dim=dim)
+
+
+def _repeat(t: T, a: A) -> Value:
+    x, repeats = a["self"], a["repeats"]
+    shape = (1,) * (len(repeats) - len(t.shape(x))) + t.shape(x)
+    apart = t.view(x, [size for s in shape for size in (1, s)])
+    spread = t.expand(apart, tuple(size for r, s in zip(repeats, shape, strict=True) for size in (r, s)))
+    return t.view(spread, t.like.shape)
+
+
+def _repeat_interleave(t: T, a: A) -> Value:
+    x, repeats = a.get("self"), a["repeats"]
+    if x is None or isinstance(repeats, Index):
+        return t.no("as often as a tensor says")
+    flat = a["dim"] is None
+    x = t.view(x, (prod(t.shape(x)),)) if flat else x
+    dim = 0 if flat else a["dim"] % len(t.shape(x))
+    return t.view(interleave(t, x, dim, repeats), t.like.shape)
+
+
+def interleave(t: T, x: Index, dim: int, repeats: int) -> Index:
+    """Every entry along `dim` `repeats` times in a row."""
+    shape = t.shape(x)
+    apart = t.view(x, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
+    spread = t.expand(apart, (*shape[: dim + 1], repeats, *shape[dim + 1 :]))
+    return t.view(spread, (*shape[:dim], shape[dim] * repeats, *shape[dim + 1 :]))
+
+
+def _pad(t: T, a: A) -> Value:
+    """Constant padding of zero dims is none."""
+    pad, mode, value = tuple(a["pad"]), a["mode"], a["value"] or 0.0
+    return t.add("pad", a["self"], pad=pad, mode=mode, value=float(value)) if any(pad) else a["self"]
+
+
+def _flip(*dims: int) -> Rule:
+    def rule(t: T, a: A) -> Value:
+        chosen = dims or a["dims"]
+        rank = len(t.shape(a["self"]))
+        return t.add("flip", a["self"], dims=tuple(d % rank for d in chosen)) if chosen else a["self"]
+
+    return rule
+
+
+def _roll(t: T, a: A) -> Value:
+    """Without dims, of the flat tensor."""
+    x, shifts, dims = a["self"], tuple(a["shifts"]), a["dims"]
+    shape = t.shape(x)
+    if dims:
+        return t.add("roll", x, shifts=shifts, dims=tuple(d % len(shape) for d in dims))
+    flat = (prod(shape),)
+    return t.view(t.add("roll", t.view(x, flat), shape=flat, shifts=shifts, dims=(0,)), shape)
+
+
+def _full(name: str | float) -> Rule:
+    def rule(t: T, a: A) -> Value:
+        value = t.number(a[name]) if isinstance(name, str) else name
+        if value is None:
+            return None
+        dtype = dtype_name(t.like.dtype)
+        exact = float(value) if dtype in FLOATS else bool(value) if dtype == "bool" else int(value)
+        return t.full(exact, tuple(int(s) for s in t.like.shape), dtype)
+
+    return rule
+
+
+def _arange(t: T, a: A) -> Value:
+    numbers = (a.get("start") or 0, a["end"], a.get("step") or 1)
+    start, stop, step = numbers
+    return t.add("arange", start=start, stop=stop, step=step)
+
+
+def _eye(t: T, a: A) -> Value:
+    """Where the row's number is the column's."""
+    rows, columns = t.like.shape
+    numbers = [t.add("arange", shape=(n,), dtype="int64", start=0, stop=n, step=1) for n in (rows, columns)]
+    equal = t.add("relate", t.view(numbers[0], (rows, 1)), numbers[1], shape=t.like.shape, dtype="bool", relation="eq")
+    return t.to(equal, t.like.dtype)
+
+
+def _one_hot(t: T, a: A) -> Value:
+    ids, classes = a["self"], a["num_classes"]
+    return t.to(hits(t, t.view(ids, (*t.shape(ids), 1)), len(t.shape(ids)), classes), "int64") if classes > 0 else None
+
+
+def hits(t: T, ids: Index, dim: int, size: int) -> Index:
+    """Where the position along `dim` is that in `ids`, which has size 1 there."""
+    shape = t.shape(ids)
+    numbers = t.add("arange", shape=(size,), dtype="int64", start=0, stop=size, step=1)
+    numbers = t.view(numbers, (size, *(1 for _ in shape[dim + 1 :])))
+    found = (*shape[:dim], size, *shape[dim + 1 :])
+    return t.add("relate", ids, numbers, shape=found, dtype="bool", relation="eq")
+
+
+def _triangle(op: str) -> Rule:
+    return lambda t, a: t.add(op, a["self"], diagonal=a["diagonal"])
+
+
+TABLE: dict[str, Rule] = {
+    **dict.fromkeys(
+        [
+            "view",
+            "reshape",
+            "_unsafe_view",
+            "view_as",
+            "reshape_as",
+            "flatten",
+            "unflatten",
+            "squeeze",
+            "unsqueeze",
+            "ravel",
+        ],
+        _view,
+    ),
+    "expand": _expand,
+    "expand_as": _expand,
+    "broadcast_to": _expand,
+    "broadcast_tensors": _broadcast,
+    "permute": _permute,
+    "transpose": _swap("dim0", "dim1"),
+    "swapaxes": _swap("axis0", "axis1"),
+    "swapdims": _swap("dim0", "dim1"),
+    "t": _last_two,
+    "mT": _last_two,
+    "numpy_T": _reverse_dims,
+    "movedim": _move_dims,
+    "moveaxis": _move_dims,
+    "slice": _slice,
+    "select": _select,
+    "narrow": _narrow,
+    **dict.fromkeys(["split", "split_with_sizes", "chunk", "tensor_split"], _split),
+    "unbind": _unbind,
+    "cat": _cat,
+    "concat": _cat,
+    "concatenate": _cat,
+    "stack": _stack,
+    "repeat": _repeat,
+    "repeat_interleave": _repeat_interleave,
+    **{name: _full("fill_value") for name in ["full", "full_like", "new_full"]},
+    **{name: _full(1) for name in ["ones", "ones_like", "new_ones"]},
+    **{name: _full(0) for name in ["zeros", "zeros_like", "new_zeros"]},
+    "scalar_tensor": _full("s"),
+    "arange": _arange,
+    "eye": _eye,
+    "one_hot": _one_hot,
+    "pad": _pad,
+    "constant_pad_nd": lambda t, a: _pad(t, a | {"mode": "constant"}),
+    "flip": _flip(),
+    "fliplr": _flip(1),
+    "flipud": _flip(0),
+    "roll": _roll,
+    "tril": _triangle("tril"),
+    "triu": _triangle("triu"),
+}

@@ -1,0 +1,393 @@
+"""Capture: from an nn.Module and example inputs to a PCG, by torch.export; nothing is computed, no weight is copied."""
+
+import copy
+import dataclasses
+import inspect
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from ..errors import PartitaError
+from ..graph.buffer_updates import STATISTICS, check_updates
+from ..graph.input_ranges import with_ranges
+from ..graph.joined_tables import merged
+from ..graph.pcg import FLOATS, PCG, Builder, live
+from ..graph.sparse_tables import settled
+from .aten import TABLE
+from .aten.batch_norm import stop_counting
+from .equal_layers import equal_layers
+from .gradients import check_hooks, only_autograd, trained
+from .repeated_calls import Repeating, note_calls
+from .translation import Index, Translation, dtype_name
+
+MAX_CONSTANT = 64
+"""Elements of the largest tensor constant that the graph itself holds; larger ones must be buffers."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Example inputs, flat: the tensors by name, and how the module is called with others in their place."""
+
+    names: tuple[str, ...]
+    tensors: tuple[torch.Tensor, ...]
+    _leaves: tuple[Any, ...]
+    _structure: Any
+
+    @classmethod
+    def of(cls, module: nn.Module, inputs: Any) -> "Inputs":
+        """Names are those of the arguments of `module.forward`. Raises PartitaError where the inputs do not fit it."""
+        if isinstance(inputs, torch.Tensor):
+            inputs = (inputs,)
+        if not isinstance(inputs, tuple | list | Mapping):
+            raise PartitaError(f"example inputs are a tuple or a dict of tensors, not {type(inputs).__name__}")
+        called = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+        leaves, structure = pytree.tree_flatten(called)
+        args, kwargs = pytree.tree_unflatten(range(len(leaves)), structure)
+        try:
+            bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise PartitaError(f"the example inputs do not fit {type(module).__name__}.forward: {error}") from error
+        wishes = {number: _name(path) for path, number in pytree.tree_flatten_with_path(dict(bound))[0]}
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        if not tensors:
+            raise PartitaError("the example inputs hold no tensor")
+        names = [wishes[number] for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        return cls(tuple(names), tensors, tuple(leaves), structure)
+
+    def call(self, module: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
+        """`module` with `tensors` in the places of the examples."""
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        return module(*args, **kwargs)
+
+    @property
+    def batch(self) -> int:
+        """The samples in the examples: dim 0 of the first tensor that has one."""
+        return next((t.shape[0] for t in self.tensors if t.dim()), 1)
+
+    @property
+    def batch_dims(self) -> tuple[int | None, ...]:
+        """For every tensor 0 if that dim counts samples, else None."""
+        return tuple(0 if t.dim() and t.shape[0] == self.batch else None for t in self.tensors)
+
+    def shapes(self, batch: int) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the tensors for `batch` samples."""
+        return tuple(
+            tuple(t.shape) if dim is None else (batch, *t.shape[1:])
+            for t, dim in zip(self.tensors, self.batch_dims, strict=True)
+        )
+
+
+def _name(path: Sequence[Any]) -> str:
+    parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
+    return "_".join(part for part in parts if part)
+
+
+def outputs(result: Any) -> tuple[bool, list[torch.Tensor]]:
+    """What a module minimizes: (True, [its loss]), or (False, the floating tensors that it returns)."""
+    if isinstance(result, torch.Tensor) and result.numel() == 1 and result.is_floating_point():
+        return True, [result]
+    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return True, [loss]
+    return False, [t for t in _tensors(result) if t.is_floating_point()]
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, Mapping):
+        for value in result.values():
+            yield from _tensors(value)
+    elif isinstance(result, list | tuple):
+        for value in result:
+            yield from _tensors(value)
+    elif dataclasses.is_dataclass(result):
+        for field in dataclasses.fields(result):
+            yield from _tensors(getattr(result, field.name))
+
+
+class _Flag:
+    """Something that forward may set: torch.export undoes what forward does to attributes of a module."""
+
+    value = False
+
+
+class _Exported(nn.Module):
+    """The module with flat inputs and flat outputs; afterwards `scalar` says whether it returned a loss."""
+
+    def __init__(self, module: nn.Module, inputs: Inputs) -> None:
+        super().__init__()
+        self.module = module
+        self.inputs = inputs
+        self.scalar = _Flag()
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.scalar.value, found = outputs(self.inputs.call(self.module, tensors))
+        return tuple(found)
+
+
+def _without_memory(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of the module whose parameters, and buffers without values, are fake tensors on the CPU."""
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        with mode:
+            fake = torch.empty(parameter.shape, dtype=parameter.dtype)
+            memo[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+    for buffer in module.buffers():
+        if buffer.device.type == "cpu":
+            memo[id(buffer)] = buffer
+        else:
+            with mode:
+                memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
+    try:
+        copied = copy.deepcopy(module, memo)
+    except (TypeError, RuntimeError, AttributeError) as error:
+        raise PartitaError(f"cannot copy the module {type(module).__name__} to capture it: {error}") from error
+    stop_counting(copied)
+    return copied
+
+
+_LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export._trace")
+"""Loggers that print the traceback of what a forward raises, which is then told in one line."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence those loggers meanwhile."""
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    before = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+def _export(
+    module: nn.Module, inputs: Inputs, batch: int, layers: Mapping[str, int]
+) -> tuple[torch.export.ExportedProgram, bool]:
+    """The program at `batch` samples, and whether it returns a loss. Of equal `layers`, two are in the program."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    copied = _without_memory(module, mode)
+    note_calls(copied, layers)
+    wrapped = _Exported(copied, inputs)
+    with mode:
+        examples = tuple(
+            torch.empty(shape, dtype=t.dtype) for shape, t in zip(inputs.shapes(batch), inputs.tensors, strict=True)
+        )
+    try:
+        with warnings.catch_warnings(), _quiet(), only_autograd():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(wrapped, examples, strict=False)
+            if any(_mutates(node) for node in program.graph.nodes):
+                if layers:
+                    raise PartitaError("what is changed in place is known only where all layers are traced")
+                program = program.run_decompositions({})
+    except PartitaError:
+        raise
+    except Exception as error:  # whatever the user's forward raises, or torch.export cannot follow
+        reason = str(error).strip().split("\n")[0]
+        raise PartitaError(f"cannot export {type(module).__name__}: {type(error).__name__}: {reason}") from error
+    return program, wrapped.scalar.value
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or str(target).startswith("aten.detach_"):
+        return False
+    mutable: bool = target._schema.is_mutable
+    return mutable
+
+
+def capture(
+    module: nn.Module,
+    inputs: Any,
+    *,
+    batch: int | None = None,
+    allow_unknown: bool = False,
+    statistics: str = "batch",
+) -> PCG:
+    """The graph of `module` at micro-batches of `batch` samples (default: as many as the examples have, at least 2).
+
+    `inputs` are arguments of `module.forward`, a tuple or a dict; their values do not matter and may be on meta, as
+    may the module, which stays as it is. Dim 0 of every input that has as many entries as the first input counts
+    samples. A scalar output is the loss, as is `.loss` of what is returned; otherwise the floating tensors that are
+    returned are each projected on fixed noise, and the sum stands for the loss. `statistics`: over what batch norms in
+    training normalize; the counter of their batches is left out. Raises PartitaError that names the
+    operator, the module and the line for what has no translation; with `allow_unknown` such operators are computed
+    whole on every rank.
+    """
+    if not isinstance(module, nn.Module):
+        raise PartitaError(f"a module is captured, a torch.nn.Module, not {type(module).__name__}")
+    if statistics not in STATISTICS:
+        raise PartitaError(f"statistics {statistics!r}: choose from {', '.join(STATISTICS)}")
+    lazy = next((name for name, weight in module.state_dict(keep_vars=True).items() if is_lazy(weight)), None)
+    if lazy is not None:
+        raise PartitaError(f"{lazy!r} has no shape yet: call the module once before it is captured")
+    check_hooks(module)
+    found = Inputs.of(module, inputs)
+    samples = max(2, found.batch) if batch is None else batch
+    if samples < 1:
+        raise PartitaError(f"batch {batch} is not positive")
+    layers = equal_layers(module)
+    try:
+        return _captured(module, found, samples, layers, allow_unknown, statistics)
+    except PartitaError:
+        if not layers:
+            raise
+        return _captured(module, found, samples, {}, allow_unknown, statistics)  # any other error comes again
+
+
+def _captured(
+    module: nn.Module,
+    inputs: Inputs,
+    batch: int,
+    layers: Mapping[str, int],
+    allow_unknown: bool,
+    statistics: str,
+) -> PCG:
+    """The graph, with equal `layers` translated again instead of traced; PartitaError also where that cannot be."""
+    program, scalar = _export(module, inputs, batch, layers)
+    builder = Builder(batch)
+    translation = (Repeating if layers else Translation)(TABLE, builder, allow_unknown, statistics)
+    sources = _sources(program, builder, module, inputs)
+    translation.least = _least(builder, module)
+    results = translation.run(program.graph, sources)
+    results = _unchanged(program, results, sources)
+    check_updates(builder.nodes)
+    if not results:
+        raise PartitaError(f"{type(module).__name__}.forward returns no floating tensor, so there is nothing to train")
+    loss = _loss(builder, results, scalar)
+    return _finish(builder, loss, _aliases(module, builder), translation.limits)
+
+
+def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn.Module, inputs: Inputs) -> list[Index]:
+    """Inputs, parameters, buffers and small constants, one node for each placeholder."""
+    tensors = {name.removeprefix("module."): t for name, t in (*program.state_dict.items(), *program.constants.items())}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    first: dict[int, str] = {}
+    for name, tensor in (*parameters.items(), *buffers.items()):
+        first.setdefault(id(tensor), name)
+    made: dict[str, int] = {}
+    order = iter(zip(inputs.names, inputs.shapes(builder.batch), inputs.tensors, inputs.batch_dims, strict=True))
+    nodes: list[Index] = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            name, shape, tensor, batch_dim = next(order)
+            nodes.append(Index(builder.input(name, shape, dtype_name(tensor.dtype), batch_dim)))
+            continue
+        target = (spec.target or "").removeprefix("module.")
+        weight = parameters.get(target, buffers.get(target))
+        if weight is None:
+            nodes.append(_constant(builder, target, tensors[target]))
+            continue
+        name = first[id(weight)]
+        if name not in made:
+            dtype = dtype_name(weight.dtype)
+            if target in parameters:
+                made[name] = builder.parameter(name, weight.shape, dtype, weight.requires_grad)
+            else:
+                made[name] = builder.add(
+                    "buffer", shape=weight.shape, name=name, dtype=dtype, path=name.rpartition(".")[0]
+                )
+        nodes.append(Index(made[name]))
+    return nodes
+
+
+def _least(builder: Builder, module: nn.Module) -> dict[int, int]:
+    """The smallest numbers of integer buffers, where their values are known: negative indices count from the end."""
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    known = [(i, buffers[n.name]) for i, n in enumerate(builder.nodes) if n.op == "buffer" and n.dtype not in FLOATS]
+    fake = torch._subclasses.FakeTensor
+    return {i: int(v.min()) for i, v in known if v.numel() and not v.is_meta and not isinstance(v, fake)}
+
+
+def _constant(builder: Builder, name: str, tensor: torch.Tensor) -> Index:
+    """A tensor made in forward from Python numbers, or a tensor attribute that is no buffer."""
+    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
+        raise PartitaError(f"the constant {name!r} has no values: it was made on the meta device")
+    if tensor.numel() > MAX_CONSTANT:
+        raise PartitaError(
+            f"the constant {name!r} has {tensor.numel()} elements; tensors of more than {MAX_CONSTANT} must be buffers "
+            "of the module (register_buffer)"
+        )
+    dtype, values = dtype_name(tensor.dtype), tensor.flatten().tolist()
+    if not all(math.isfinite(v) for v in values) and tensor.dim():
+        raise PartitaError(f"the constant {name!r} has entries that are not finite; make it a buffer of the module")
+    if not tensor.dim():
+        return Index(builder.add("full", shape=(), dtype=dtype, name=name, value=values[0]))
+    return Index(builder.add("constant", shape=tensor.shape, dtype=dtype, name=name, values=tuple(values)))
+
+
+def _unchanged(program: torch.export.ExportedProgram, results: Sequence[Any], sources: Sequence[Index]) -> list[Any]:
+    """What forward returns, without the buffers that it changes; only the operators that know how may change them."""
+    signature = program.graph_signature
+    given = {spec.target: source for spec, source in zip(signature.input_specs, sources, strict=True)}
+    returned, changed = [], list(signature.user_inputs_to_mutate.values())
+    for spec, result in zip(signature.output_specs, results, strict=True):
+        if spec.kind == OutputKind.USER_OUTPUT:
+            returned.append(result)
+        elif spec.target is not None and result != given.get(spec.target):
+            changed.append(spec.target.removeprefix("module."))
+    if changed:
+        names = ", ".join(dict.fromkeys(changed))
+        raise PartitaError(
+            f"forward changes {names} in place; only functions of inputs and weights are planned, and of buffers the "
+            "running statistics of batch norms"
+        )
+    return returned
+
+
+def _loss(builder: Builder, results: Sequence[Any], scalar: bool) -> int:
+    """The node that is minimized; results that are no loss are projected and added up."""
+    if scalar:
+        (loss,) = results
+        return loss if not builder.nodes[loss].shape else builder.add("view", int(loss), shape=(), name="loss")
+    total: int | None = None
+    for position, result in enumerate(results):
+        term = builder.add("projection", int(result), shape=(), name="projection", site=position)
+        total = term if total is None else builder.add("add", total, term, shape=(), name="loss")
+    assert total is not None
+    return total
+
+
+def _aliases(module: nn.Module, builder: Builder) -> list[tuple[str, str]]:
+    """Further names of tied parameters and buffers, with the name of their node."""
+    first: dict[int, str] = {}
+    pairs = []
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        if first.setdefault(id(tensor), name) != name:
+            pairs.append((name, first[id(tensor)]))
+    return pairs
+
+
+def _finish(builder: Builder, loss: int, aliases: Sequence[tuple[str, str]], limits: Mapping[int, int]) -> PCG:
+    """The graph without what the loss does not need (inputs stay), with ranges of integer inputs, and tables joined."""
+    nodes = builder.nodes
+    if not nodes[loss].gradient:
+        raise PartitaError("the loss depends on no trainable parameter")
+    builder.nodes, number = live(nodes, loss)
+    names = {node.name for node in builder.nodes}
+    builder.aliases = [(alias, name) for alias, name in aliases if name in names]
+    kept = {number[i]: limit for i, limit in limits.items() if i in number}
+    builder.nodes = with_ranges(settled(trained(builder.nodes, number[loss])), kept)
+    return merged(builder.build(number[loss]))

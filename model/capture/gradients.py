@@ -1,0 +1,71 @@
+"""Which weights get gradients, and gradients that are the user's own: torch.export, which traces what forward computes,
+would lose them silently.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from ..errors import PartitaError
+from ..graph.pcg import Node
+
+_MODULE_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def trained(nodes: Sequence[Node], loss: int) -> list[Node]:
+    """The nodes with parameters frozen that no gradient of the loss reaches: autograd gives these none, not zeros."""
+    reached = {loss}
+    for index in reversed(range(len(nodes))):
+        if index in reached:
+            reached.update(i for i in nodes[index].inputs if nodes[i].gradient)
+    return [
+        replace(node, gradient=False) if node.op == "parameter" and index not in reached else node
+        for index, node in enumerate(nodes)
+    ]
+
+
+def check_hooks(module: nn.Module) -> None:
+    """Raise PartitaError where a hook of a module or a parameter may change gradients."""
+    found = [(name, part, _MODULE_HOOKS) for name, part in module.named_modules()]
+    found += [(name, weight, _TENSOR_HOOKS) for name, weight in module.named_parameters()]
+    for name, owner, hooks in found:
+        if any(getattr(owner, hook, None) for hook in hooks):
+            raise PartitaError(f"{name or 'the module'!r} has a hook on its gradient, which a program would not run")
+
+
+@contextmanager
+def only_autograd() -> Iterator[None]:
+    """Raise PartitaError meanwhile for functions with a backward of their own, hooks and `torch.inference_mode`."""
+    apply: Callable[..., Any] = Function.apply.__func__  # type: ignore[attr-defined]
+    enter = torch.inference_mode.__enter__
+
+    def applied(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
+        if kind.__name__ == "CheckpointFunction":
+            raise PartitaError("forward uses a reentrant checkpoint, which is not known; use use_reentrant=False")
+        if kind.__module__.partition(".")[0] != "torch":
+            raise PartitaError(
+                f"{kind.__name__} has a backward of its own, which is not planned; write it with torch's functions"
+            )
+        return apply(kind, *args, **kwargs)
+
+    def hooked(tensor: Tensor, hook: Any) -> NoReturn:
+        raise PartitaError("forward registers a hook on a gradient, which a program would not run")
+
+    def entered(region: Any) -> None:
+        if region.mode:
+            raise PartitaError("forward computes under torch.inference_mode, which is not known; use torch.no_grad")
+        enter(region)
+
+    with (
+        patch.object(Function, "apply", classmethod(applied)),
+        patch.object(Tensor, "register_hook", hooked),
+        patch.object(torch.inference_mode, "__enter__", entered),
+    ):
+        yield

@@ -1,0 +1,129 @@
+"""Models by reference: a name of the zoo, or `path/to/file.py:factory` for a module of one's own."""
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import PartitaError
+
+
+def module_of(model: Mapping[str, Any]) -> tuple[nn.Module, Any]:
+    """The module that a plan was made for, as the plan says it, with example inputs; with weights.
+
+    Raises PartitaError where it does not say.
+    """
+    reference = model.get("reference")
+    if not (reference and isinstance(reference, str)):
+        raise PartitaError("the plan does not say how to build its module: give verify the module and its inputs")
+    return load_module(reference, small=bool(model.get("small")), sequence=model.get("sequence"), device="cpu")
+
+
+def load_module(
+    reference: str, *, small: bool = False, sequence: int | None = None, device: str = "meta"
+) -> tuple[nn.Module, Any]:
+    """The module that a reference names, and example inputs (a tuple or a dict).
+
+    A factory takes no arguments, or any of `small` and `sequence` by name, and returns (module, inputs). It runs with
+    `device` as the default device; on meta no weight takes memory, on cpu buffers have their values. A factory that
+    needs values while it builds (and so fails on meta) runs on the CPU. Raises PartitaError for what is not there,
+    does not run, or returns something else.
+    """
+    if ":" not in reference and not reference.endswith(".py"):
+        from ..zoo import build
+
+        return build(reference, small=small, sequence=sequence, device=device)
+    path, _, name = reference.rpartition(":")
+    if not path or not name.isidentifier():
+        raise PartitaError(f"{reference!r}: name the function that builds the model, as in {path or name}:factory")
+    file = Path(path)
+    factory = _factory(file, name)
+    options = _options(factory, reference, small, sequence)
+    if device == "meta":
+        try:
+            return _call(factory, options, device, file, reference)
+        except PartitaError:
+            device = "cpu"
+    return _call(factory, options, device, file, reference)
+
+
+def _factory(file: Path, name: str) -> Callable[..., Any]:
+    module = import_file(file)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        raise PartitaError(f"{file} has no function {name!r}; it has {', '.join(own) or 'none'}")
+    found: Callable[..., Any] = factory
+    return found
+
+
+def import_file(file: Path) -> ModuleType:
+    """Run the file as a module, with its folder importable meanwhile. PartitaError where it is none, or fails."""
+    if not file.is_file():
+        raise PartitaError(f"no file {str(file)!r}")
+    spec = importlib.util.spec_from_file_location(f"partita_user_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise PartitaError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickling look a class's module up
+    folder = str(file.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise PartitaError(failure(f"{file} cannot be imported", error, file)) from error
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def _options(factory: Callable[..., Any], reference: str, small: bool, sequence: int | None) -> dict[str, Any]:
+    """What the factory is called with: those of the options that it takes."""
+    parameters = inspect.signature(factory).parameters.values()
+    takes = {p.name for p in parameters}
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    given: dict[str, Any] = {"small": small or None, "sequence": sequence}
+    for option, value in given.items():
+        if value is not None and option not in takes and not anything:
+            raise PartitaError(f"{reference} takes no {option!r}; leave --{option} out")
+    return {option: value for option, value in given.items() if value is not None}
+
+
+def _call(
+    factory: Callable[..., Any], options: dict[str, Any], device: str, file: Path, reference: str
+) -> tuple[nn.Module, Any]:
+    try:
+        with torch.device(device):
+            made = factory(**options)
+    except (Exception, SystemExit) as error:
+        raise PartitaError(failure(f"{reference} failed", error, file)) from error
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
+        raise PartitaError(f"{reference} must return (module, example inputs), not {_describe(made)}")
+    module, inputs = made
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    if not isinstance(inputs, tuple | list | Mapping):
+        raise PartitaError(f"{reference} must return its example inputs as a tuple or a dict, not {_describe(inputs)}")
+    return module.train(), inputs
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(type(v).__name__ for v in value)})"
+    return type(value).__name__
+
+
+def failure(what: str, error: BaseException, file: Path) -> str:
+    """The exception by name, with the last line of the user's file that it went through."""
+    if isinstance(error, SyntaxError):
+        return f"{what}: SyntaxError at line {error.lineno}: {error.msg}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == file.name]
+    line = f" at line {frames[-1].lineno}" if frames else ""
+    return f"{what}: {type(error).__name__}{line}: {error}"

@@ -1,0 +1,299 @@
+"""Equal layers are traced once or twice, not a hundred times: calls that torch.export does not see are translated too.
+
+`note_calls` lets equal layers note how they are called. The first two calls that look alike (the same kinds of tensors,
+the same numbers) are traced between the operators `layer_begin` and `layer_end`; each later one is the operator
+`layer_again`, whose outputs come out of nowhere. `Repeating` translates such a call by translating the nodes of the
+first one again, under the names and with the weights of its layer. The second trace must equal the first: that finds
+layers that leave something behind for those after them, such as a cache.
+
+Where any of this does not hold, PartitaError is raised, and the module has to be traced whole.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from ..errors import PartitaError
+from .equal_layers import PLAIN, looks
+from .translation import Index, Translation, Value
+
+TRACED = 2
+"""Calls that look alike and are traced: the first is translated again and again, the other must equal it."""
+
+
+# -- operators of the exported graph ----------------------------------------------------------------------------------
+
+
+def _begin(given: Sequence[Tensor], call: int, path: str) -> list[Tensor]:
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in given]
+
+
+def _token(given: Sequence[Tensor], call: int, path: str) -> Tensor:
+    """What stands for all outputs of a call."""
+    return torch.empty(())
+
+
+def _output(token: Tensor, number: int, size: list[int], stride: list[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+_LIBRARY: Any = torch.library.Library("partita", "DEF")  # type: ignore[no-untyped-call]
+
+
+def _define(name: str, signature: str, fake: Callable[..., Any]) -> Any:
+    """An operator that has a shape, and nothing else: `requires_grad` is set by those who call it."""
+    _LIBRARY.define(name + signature)
+    torch.library.register_fake(f"partita::{name}", fake, lib=_LIBRARY)
+    _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    return getattr(torch.ops.partita, name).default
+
+
+BEGIN = _define("layer_begin", "(Tensor[] given, int call, str path) -> Tensor[]", _begin)
+END = _define("layer_end", "(Tensor[] given, int call, str path) -> Tensor", _token)
+AGAIN = _define("layer_again", "(Tensor[] given, int call, str path) -> Tensor", _token)
+OUTPUT = _define(
+    "layer_output", "(Tensor token, int number, int[] size, int[] stride, ScalarType dtype) -> Tensor", _output
+)
+
+
+# -- noting calls -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """Arguments or results without their tensors: what these look like, and where they and plain values stand.
+
+    A leaf is the number of a tensor, which may stand in several places, or (type, plain value).
+    """
+
+    looks: tuple[Any, ...]
+    leaves: tuple[Any, ...]
+    structure: Any
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """What has this form, with these tensors."""
+        for tensor, (*_, requires_grad) in zip(tensors, self.looks, strict=True):
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+        values = [tensors[leaf] if isinstance(leaf, int) else leaf[1] for leaf in self.leaves]
+        return pytree.tree_unflatten(values, self.structure)
+
+
+def _flat(value: Any) -> tuple[list[Tensor], _Form] | None:
+    """The tensors in a value and its form; None if there is more to it than tensors and plain values, or no tensor."""
+    leaves, structure = pytree.tree_flatten(value)
+    tensors = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values())
+    if not tensors or not all(isinstance(leaf, Tensor) or type(leaf) in PLAIN for leaf in leaves):
+        return None
+    number = {id(tensor): place for place, tensor in enumerate(tensors)}
+    places = tuple(number[id(leaf)] if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
+    return tensors, _Form(tuple(map(looks, tensors)), places, structure)
+
+
+@dataclass(slots=True)
+class _Call:
+    """Calls that look alike: how many were traced, the form of their results, and whether others may repeat them."""
+
+    number: int
+    traced: int = 0
+    result: _Form | None = None
+    fits: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class _Noted:
+    """A layer whose calls are noted; `calls` has those of all layers."""
+
+    calls: dict[object, _Call]
+    kind: int
+    path: str
+    layer: nn.Module
+
+    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        flat = _flat((args, kwargs))
+        if flat is None:
+            return forward(*args, **kwargs)
+        tensors, form = flat
+        call = self.calls.setdefault((self.kind, torch.is_grad_enabled(), form), _Call(len(self.calls)))
+        if not call.fits:
+            return forward(*args, **kwargs)
+        if call.traced < TRACED:
+            return self._trace(call, tensors, form, forward)
+        return _results(AGAIN(tensors, call.number, self.path), call.result)
+
+    def _trace(self, call: _Call, tensors: list[Tensor], form: _Form, forward: Callable[..., Any]) -> Any:
+        before = _attributes(self.layer)
+        args, kwargs = form.filled(BEGIN(tensors, call.number, self.path))
+        result = forward(*args, **kwargs)
+        flat = _flat(result)
+        after = _attributes(self.layer)
+        left = len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True))
+        if left or flat is None or call.result not in (None, flat[1]):
+            call.fits = False
+            return result
+        call.traced, call.result = call.traced + 1, flat[1]
+        return _results(END(flat[0], call.number, self.path), flat[1])
+
+
+def _results(token: Tensor, form: _Form | None) -> Any:
+    assert form is not None
+    return form.filled([OUTPUT(token, number, *look[:3]) for number, look in enumerate(form.looks)])
+
+
+def _attributes(layer: nn.Module) -> list[object]:
+    """All that a forward could have set."""
+    held = ((part._parameters, part._buffers, part._modules, vars(part)) for part in layer.modules())
+    return [thing for parts in held for names in parts for item in names.items() for thing in item]
+
+
+def note_calls(module: nn.Module, layers: Mapping[str, int]) -> None:
+    """Let `layers` of a module note their calls: (path, kind) as `equal_layers` finds them. Changes `module`."""
+    calls: dict[object, _Call] = {}
+    for path, kind in layers.items():
+        layer = module.get_submodule(path)
+        own: Any = type(layer)
+        try:
+            layer.__class__ = _noting(own)
+        except TypeError as error:
+            raise PartitaError(f"{path}: {own.__name__} cannot be extended: {error}") from error
+        vars(layer)["_noted"] = _Noted(calls, kind, path, layer)
+
+
+@cache
+def _noting(kind: Any) -> Any:
+    """A class like `kind`, under its name; a class, since torch.export calls forward with a `self` of its own."""
+
+    def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return self._noted(super(made, self).forward, *args, **kwargs)
+
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    made: Any = type(kind)(kind.__name__, (kind,), {"forward": forward, **names})
+    return made
+
+
+# -- translating ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """A call that was traced: the nodes between `begin` and `end`, and the weights that they read.
+
+    `weights` says for nodes before `begin` what comes after the layer's path in the name of the weight.
+    """
+
+    begin: fx.Node
+    nodes: tuple[fx.Node, ...]
+    end: fx.Node
+    weights: Mapping[fx.Node, str]
+
+    @property
+    def path(self) -> str:
+        return str(self.begin.args[2])
+
+    def form(self) -> list[object]:
+        """What the nodes are; equal for calls that do the same."""
+        numbers: dict[fx.Node, Any] = {self.begin: -1, **self.weights}
+        nodes = _form(self.nodes, numbers)
+        return [nodes, fx.map_arg(self.end.args[0], lambda arg: numbers[arg])]
+
+
+def _form(nodes: Iterable[fx.Node], numbers: dict[fx.Node, Any]) -> list[object]:
+    """Operators and arguments, with `numbers` for nodes; those of `nodes` are added to it."""
+    form: list[object] = []
+    for node in nodes:
+        target: object = node.target
+        if node.op == "get_attr":  # the body of a region
+            inner = getattr(node.graph.owning_module, str(node.target))
+            target = _form(inner.graph.nodes, {}) if isinstance(inner, fx.GraphModule) else inner
+        given = fx.map_arg((node.args, node.kwargs), lambda arg: numbers[arg])
+        form.append((node.op, "" if node.op == "placeholder" else target, given))
+        numbers[node] = len(form)
+    return form
+
+
+class Repeating(Translation):
+    """A translation of a graph with the operators above. Raises PartitaError where a call is none of those."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._pieces: dict[int, _Piece | None] = {}
+        self._names: dict[str, Index] = {}
+        self._moved: tuple[str, str] | None = None
+
+    def _call(self, node: fx.Node) -> Value:
+        arguments: Any = node.args
+        if node.target is BEGIN:
+            return self._resolve(arguments[0])
+        if node.target is END:
+            self._learn(node)
+            return self._resolve(arguments[0])
+        if node.target is AGAIN:
+            given, number, path = arguments
+            return self._again(self._resolve(given), self._pieces.get(number), path)
+        if node.target is OUTPUT:
+            return self._resolve(arguments[0])[arguments[1]]
+        return super()._call(node)
+
+    def _place(self, node: fx.Node) -> None:
+        super()._place(node)
+        if self._moved is not None:
+            model, path = self._moved
+            self._path = path + self._path[len(model) :]
+
+    def _learn(self, end: fx.Node) -> None:
+        """Keep the first of the calls that look alike, unless another one differs."""
+        piece = self._piece(end)
+        number: Any = end.args[1]
+        first = self._pieces.setdefault(number, piece)
+        if first is None or piece is None or (first is not piece and first.form() != piece.form()):
+            self._pieces[number] = None
+
+    def _piece(self, end: fx.Node) -> _Piece | None:
+        """The call that ends here, if it is a piece of its own: of what is outside, it reads its own weights alone."""
+        nodes: list[fx.Node] = []
+        begin = end.prev
+        while begin.target is not BEGIN:
+            if begin.op not in ("call_function", "get_attr") or begin.target in (END, AGAIN, OUTPUT):
+                return None
+            nodes.append(begin)
+            begin = begin.prev
+        inside = {begin, *nodes, end}
+        if begin.args[1:] != end.args[1:] or not all(inside.issuperset(node.users) for node in (begin, *nodes)):
+            return None
+        read = {source for node in (*nodes, end) for source in node.all_input_nodes} - inside
+        weights = {source: self._own(self.values.get(source), str(end.args[2])) for source in read}
+        if not all(weights.values()):
+            return None
+        return _Piece(begin, tuple(reversed(nodes)), end, weights)
+
+    def _own(self, value: Value, path: str) -> str:
+        """The name of a weight within the layer at `path`; empty for anything else."""
+        if not isinstance(value, Index) or self.at(value).op not in ("parameter", "buffer"):
+            return ""
+        name = self.at(value).name
+        return name.removeprefix(path) if name.startswith(f"{path}.") else ""
+
+    def _again(self, given: list[Value], piece: _Piece | None, path: str) -> list[Value]:
+        """Translate the nodes of `piece` for the layer at `path`."""
+        if piece is None:
+            raise PartitaError(f"{path} looks like layers that do not do the same")
+        outer, self.values = self.values, {piece.begin: given}
+        self.values |= {source: self._weight(path + rest) for source, rest in piece.weights.items()}
+        self._moved = piece.path, path
+        for node in piece.nodes:
+            if node.op == "call_function":
+                self.values[node] = self._call(node)
+        results: list[Value] = self._resolve(piece.end.args[0])
+        self.values, self._moved = outer, None
+        return results
+
+    def _weight(self, name: str) -> Index:
+        if not self._names:
+            sources = ((i, node) for i, node in enumerate(self.builder.nodes) if node.op in ("parameter", "buffer"))
+            self._names = {node.name: Index(i) for i, node in sources}
+        return self._names[name]

@@ -1,0 +1,396 @@
+"""From an exported ATen graph to the nodes of a PCG: the state of one translation, and steps that operators share.
+
+The table itself, ATen operator -> function, is in `aten`.
+"""
+
+import operator as python
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from ..errors import PartitaError
+from ..graph.pcg import FLOATS, Attribute, Builder, Node
+from ..operators.operator import capturing
+
+
+class Index(int):
+    """A node of the PCG, as opposed to a number."""
+
+
+Value: TypeAlias = Any
+"""What an fx node stands for: the index of a PCG node, a list of them, or a Python number."""
+
+Rule: TypeAlias = Callable[["Translation", dict[str, Any]], Value]
+"""Translates one ATen call, given its arguments by name with defaults filled in."""
+
+# Modules that are one operator: the operator is named after the module, not after what it does.
+_NAMED = frozenset(
+    [
+        "Linear",
+        "Bilinear",
+        "Embedding",
+        "LayerNorm",
+        "BatchNorm1d",
+        "BatchNorm2d",
+        "BatchNorm3d",
+        "RMSNorm",
+        "Dropout",
+        "GELU",
+        "SiLU",
+        "ReLU",
+        "Tanh",
+        "Sigmoid",
+        "ELU",
+        "LeakyReLU",
+        "Softplus",
+        "ReLU6",
+        "Hardtanh",
+        "Hardswish",
+        "Hardsigmoid",
+        "Mish",
+        "SELU",
+        "PReLU",
+        "LogSigmoid",
+        "GroupNorm",
+        "Upsample",
+        "Softmax",
+        "LogSoftmax",
+        "CrossEntropyLoss",
+        "MSELoss",
+    ]
+)
+_SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "InstanceNorm")
+_NAMED |= {f"{kind}{dims}d" for kind in _SPATIAL for dims in (1, 2, 3)}
+_SILENT = re.compile(r"_assert|sym_|_guard|mark_")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that all shapes can be expanded to."""
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def source_line(node: fx.Node) -> str:
+    """Where the user's code made this node: `file.py:12: code`, the innermost line outside torch."""
+    lines = re.findall(r'File "(.+?)", line (\d+), in .*\n\s*(.*)', node.stack_trace or "")
+    own = [line for line in lines if "/torch/" not in line[0]] or lines
+    return "{}:{}: {}".format(*own[-1]) if own else "an unknown line"
+
+
+class Translation:
+    """Translates fx nodes one after another into `builder`; `values` holds what they became."""
+
+    def __init__(
+        self, table: dict[str, Rule], builder: Builder, allow_unknown: bool, statistics: str = "batch"
+    ) -> None:
+        self.table = table
+        self.builder = builder
+        self.allow_unknown = allow_unknown
+        self.statistics = statistics  # over what a batch norm normalizes
+        self.sites = 0  # dropout calls so far
+        self.gradient = True  # whether what is computed now may have one
+        self.norms = 0  # batch norms in training so far
+        self.values: dict[fx.Node, Value] = {}
+        self._constants: dict[tuple[object, ...], Index] = {}
+        self.limits: dict[int, int] = {}
+        self.least: dict[int, int] = {}  # the smallest numbers of integer buffers whose values are known
+        self._current: fx.Node | None = None
+        self._reason = ""
+        self._path = ""
+        self._leaf = False
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    def run(self, graph: fx.Graph, arguments: Sequence[Value]) -> list[Value]:
+        """Translate a whole graph whose placeholders stand for `arguments`; what its output node returns."""
+        given = iter(arguments)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = next(given)
+            elif node.op == "call_function":
+                self.values[node] = self._call(node)
+            elif node.op == "output":
+                return [self._resolve(value) for value in node.args[0]]
+        raise PartitaError("the exported graph has no output")
+
+    def _resolve(self, argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            return self.values.get(argument)
+        if isinstance(argument, list | tuple):
+            return [self._resolve(a) for a in argument]
+        return argument
+
+    def _call(self, node: fx.Node) -> Value:
+        self._current = node
+        self._place(node)
+        target: Any = node.target
+        if target is python.getitem:
+            call: Any = node.args[0]
+            value = self._resolve(call)[node.args[1]]
+            if value is None and node.users:
+                raise self.refusal(f"output {node.args[1]} of operator {call.target}")
+            return value
+        name = getattr(target, "__name__", str(target))
+        if name in _WRAPPERS:
+            return _WRAPPERS[name](self, node)
+        if not isinstance(target, torch._ops.OpOverload):
+            raise self.refusal(f"{name} is not an operator of tensors")
+        packet = target._schema.name.rpartition("::")[2]
+        if _SILENT.match(packet):
+            return None
+        arguments = {}
+        for position, item in enumerate(target._schema.arguments):
+            value = node.args[position] if position < len(node.args) else node.kwargs.get(item.name, item.default_value)
+            arguments[item.name] = self._resolve(value)
+        self._reason = ""
+        rule = self.table.get(packet)
+        result = rule(self, arguments) if rule else self._registered(target, arguments)
+        if result is not None:
+            return result
+        if not self.allow_unknown or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+            reason = self._reason or (f"no translation for {arguments}" if rule else "no translation")
+            raise self.refusal(f"operator {target} ({reason})")
+        return self._opaque(node, str(target))
+
+    def _registered(self, target: Any, arguments: dict[str, Any]) -> Value:
+        """The operator of the registry that says itself what it captures."""
+        entry = capturing(target._schema.name)
+        if entry is None:
+            return None
+        tensors = [x for x in arguments.values() if isinstance(x, Index)]
+        odd = [
+            item.name
+            for item in target._schema.arguments
+            if not isinstance(arguments[item.name], Index)
+            and item.name not in entry.attributes
+            and arguments[item.name] != item.default_value
+        ]
+        if odd or len(tensors) > len(entry.operands):
+            return self.no(f"with {', '.join(odd) or f'{len(tensors)} tensors'}, which {entry.name!r} does not take")
+        return self.add(entry.name, *tensors, **{name: arguments[name] for name in entry.attributes})
+
+    def no(self, reason: str) -> Value:
+        """What a rule returns that has no translation, and why."""
+        self._reason = reason
+        return None
+
+    def limit(self, ids: Index, size: int) -> None:
+        """Note that ids count up to `size`: rows of a table, classes."""
+        self.limits[ids] = min(size, self.limits.get(ids, size))
+
+    def _place(self, node: fx.Node) -> None:
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        path, kind = stack[-1] if stack else ("", "")
+        self._path = re.sub(r"@\d+", "", re.sub(r"^module\.?", "", path))
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+        self._leaf = name.startswith("torch.nn.modules") and name.rpartition(".")[2] in _NAMED
+
+    def refusal(self, problem: str) -> PartitaError:
+        """The error that names the operator, the module and the line, and what can be done."""
+        assert self._current is not None
+        return PartitaError(
+            f"cannot capture {problem} in module {self._path or '(the top)'!r}, at {source_line(self._current)}; write "
+            "it with operators that are known, or allow unknown ones (--allow-unknown), which every rank computes whole"
+        )
+
+    def _opaque(self, node: fx.Node, target: str) -> Value:
+        """An operator that nothing is known of: whole inputs, whole outputs, the call kept as attributes."""
+        inputs: list[int] = []
+
+        def encode(argument: Any) -> Attribute:
+            if isinstance(argument, fx.Node):
+                inputs.append(self.values[argument])
+                return ("@", len(inputs) - 1)
+            if isinstance(argument, list | tuple):
+                return ("list", *map(encode, argument))
+            if isinstance(argument, torch.dtype):
+                return ("dtype", dtype_name(argument))
+            if argument is None or isinstance(argument, bool | int | float | str):
+                return argument
+            raise self.refusal(f"operator {target} with argument {argument!r}")
+
+        call = tuple(("", encode(a)) for a in node.args)
+        call += tuple((k, encode(a)) for k, a in node.kwargs.items() if k not in ("device", "pin_memory", "layout"))
+        value = node.meta["val"]
+        several = isinstance(value, list | tuple)
+        made = [
+            self.add("opaque", *inputs, like=v, target=target, arguments=call, output=i if several else None)
+            for i, v in enumerate(value if several else [value])
+        ]
+        return made if several else made[0]
+
+    # -- building -----------------------------------------------------------------------------------------------
+
+    @property
+    def like(self) -> Any:
+        """The (fake) tensor that the current call returns."""
+        assert self._current is not None
+        return self._current.meta["val"]
+
+    def at(self, index: int) -> Node:
+        return self.builder.nodes[index]
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        return self.at(index).shape
+
+    def add(self, op: str, *inputs: int, like: Any = None, shape: Any = None, **attributes: Any) -> Index:
+        """A node that returns what the current call returns, unless `like` or `shape` say otherwise."""
+        own = op not in ("view", "moments") and (self._leaf or self._path.rpartition(".")[2] == op)
+        name = self._path if own else f"{self._path}.{op}".lstrip(".")
+        dtype: str | None = attributes.pop("dtype", None)
+        if shape is None:
+            like = self.like if like is None else like
+            shape, dtype = like.shape, dtype or dtype_name(like.dtype)
+        sizes = tuple(int(size) for size in shape)
+        if not self.gradient:
+            attributes["gradient"] = False
+        made = self.builder.add(
+            op, *map(int, inputs), shape=sizes, dtype=dtype, name=name, path=self._path, **attributes
+        )
+        return Index(made)
+
+    def view(self, x: Index, shape: Sequence[int]) -> Index:
+        """The elements of `x` in row-major order under another shape; a view of a view is one view."""
+        shape = tuple(int(size) for size in shape)
+        if shape == self.shape(x):
+            return x
+        if self.at(x).op == "view":
+            return self.view(Index(self.at(x).inputs[0]), shape)
+        return self.add("view", x, shape=shape)
+
+    def permute(self, x: Index, dims: Sequence[int]) -> Index:
+        """The dims of `x` in another order; a permutation of a permutation is one permutation."""
+        if self.at(x).op == "permute":
+            dims = [self.at(x)["dims"][d] for d in dims]
+            x = Index(self.at(x).inputs[0])
+        if list(dims) == sorted(dims):
+            return x
+        return self.add("permute", x, shape=[self.shape(x)[d] for d in dims], dims=tuple(dims))
+
+    def transpose(self, x: Index, a: int, b: int) -> Index:
+        dims = list(range(len(self.shape(x))))
+        dims[a], dims[b] = dims[b], dims[a]
+        return self.permute(x, dims)
+
+    def expand(self, x: Index, shape: Sequence[int]) -> Index:
+        return x if tuple(shape) == self.shape(x) else self.add("expand", x, shape=shape)
+
+    def slice(self, x: Index, dim: int, start: int, stop: int, step: int = 1) -> Index:
+        shape = list(self.shape(x))
+        dim %= len(shape)
+        start, stop, step = slice(start, stop, step).indices(shape[dim])
+        size = len(range(start, stop, step))
+        if size == shape[dim]:
+            return x
+        shape[dim] = size
+        return self.add("slice", x, shape=shape, dim=dim, start=start, stop=stop, step=step)
+
+    def pieces(self, x: Index, dim: int, sizes: Sequence[int]) -> list[Index]:
+        """`x` cut along `dim`; equal pieces become a dim of their own first: what is inside a piece stays free."""
+        shape = self.shape(x)
+        dim %= len(shape)
+        if len(sizes) == 1:
+            return [x]
+        if len(set(sizes)) > 1:
+            ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+            return [self.slice(x, dim, start, stop) for start, stop in pairwise(ends)]
+        whole = self.view(x, (*shape[:dim], len(sizes), sizes[0], *shape[dim + 1 :]))
+        piece = (*shape[:dim], sizes[0], *shape[dim + 1 :])
+        return [self.view(self.slice(whole, dim, i, i + 1), piece) for i in range(len(sizes))]
+
+    def scale(self, x: Index, value: float) -> Index:
+        return x if value == 1 else self.add("scale", x, shape=self.shape(x), value=value)
+
+    def shift(self, x: Index, value: float) -> Index:
+        return self.add("shift", x, shape=self.shape(x), value=value)
+
+    def to(self, x: Index, dtype: str | torch.dtype | None) -> Index:
+        dtype = dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
+        if dtype is None or dtype == self.at(x).dtype:
+            return x
+        return self.add("to", x, shape=self.shape(x), dtype=dtype)
+
+    def full(self, value: float, shape: Sequence[int] = (), dtype: str | None = None) -> Index:
+        """A constant; one that exists is used again."""
+        dtype = dtype or dtype_name(torch.tensor(value).dtype)
+        key = ("full", value, type(value), tuple(shape), dtype)
+        if key not in self._constants:
+            self._constants[key] = Index(self.builder.add("full", shape=tuple(shape), dtype=dtype, value=value))
+        return self._constants[key]
+
+    def causal(self, rows: int, columns: int) -> Index:
+        """The mask of what a query may see: True up to its own position. One for the whole graph."""
+        key = ("causal", rows, columns)
+        if key not in self._constants:
+            ones = self.full(True, (rows, columns))
+            made = self.builder.add(
+                "tril", int(ones), shape=(rows, columns), dtype="bool", name="causal_mask", diagonal=0
+            )
+            self._constants[key] = Index(made)
+        return self._constants[key]
+
+    def number(self, value: Any) -> bool | int | float | None:
+        """The Python number that an argument is, if it is one: itself, or a scalar constant of the graph."""
+        if isinstance(value, bool | int | float) and not isinstance(value, Index):
+            return value
+        if isinstance(value, Index) and self.at(value).op == "full" and not self.shape(value):
+            number: bool | int | float = self.at(value)["value"]
+            return number
+        return None
+
+    def tensor(self, value: Any, dtype: str | None = None) -> Index:
+        """The node that an argument is; numbers become scalar constants."""
+        return value if isinstance(value, Index) else self.full(value, (), dtype)
+
+    def reduce(self, op: str, x: Index, dims: Sequence[int] | None, keepdim: bool, **attributes: Any) -> Index:
+        """sum, mean, amax and the like over `dims` (None: all)."""
+        shape = self.shape(x)
+        rank = len(shape)
+        chosen = tuple(sorted({d % rank for d in dims} if dims and rank else range(rank)))
+        if not chosen:
+            return x
+        kept = [1 if d in chosen else size for d, size in enumerate(shape) if keepdim or d not in chosen]
+        extra = attributes | ({"count": prod(shape[d] for d in chosen)} if op == "mean" else {})
+        counted = op == "sum" and self.at(x).dtype not in FLOATS
+        return self.add(op, x, shape=kept, dtype="int64" if counted else None, dims=chosen, keepdim=keepdim, **extra)
+
+
+def _inline(t: Translation, node: fx.Node, graph: Any, arguments: Sequence[Any]) -> list[Value]:
+    module = getattr(node.graph.owning_module, graph.target)
+    return t.run(module.graph, [t._resolve(a) for a in arguments])
+
+
+def _grad_mode(t: Translation, node: fx.Node) -> list[Value]:
+    """`torch.no_grad` and `enable_grad` regions: what is computed in the former has no gradient."""
+    enabled, graph, *arguments = node.args
+    before, t.gradient = t.gradient, bool(enabled)
+    results = _inline(t, node, graph, arguments)
+    t.gradient = before
+    if enabled or before is False:
+        return results
+    return [  # what was there before and is only handed through
+        t.add("detach", r, shape=t.shape(r), gradient=False) if isinstance(r, Index) and t.at(r).gradient else r
+        for r in results
+    ]
+
+
+def _autocast(t: Translation, node: fx.Node) -> list[Value]:
+    """Regions that switch autocast off are as if they were not there: precision is the plan's choice."""
+    _, _, enabled, _, graph, *arguments = node.args
+    if enabled:
+        raise t.refusal("an autocast region")
+    return _inline(t, node, graph, arguments)
+
+
+_WRAPPERS: dict[str, Callable[[Translation, fx.Node], list[Value]]] = {
+    "wrap_with_set_grad_enabled": _grad_mode,
+    "wrap_with_autocast": _autocast,
+}

@@ -1,0 +1,232 @@
+"""Where a graph can be cut into stages of a pipeline.
+
+A boundary lies between two entries of a list of layers (`layers.3` and `layers.4`), or outside of lists between two
+products (a linear, a convolution, a look-up) where a single tensor leads on. What is computed before it and read after
+it *crosses*: tensors with a gradient, at most `MOST_CROSSING`. Inputs, parameters, constants and what follows from
+inputs cheaply do not: each stage reads or computes them itself.
+
+No boundary separates a pass without gradient from the pass with gradient that it repeats (recycling, see `recycling`):
+then every pass would have to go through the whole pipeline, which a single graph a stage cannot say. So a model that
+recycles all of its layers has boundaries only before and after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, takewhile
+from typing import TypeAlias
+
+from ..operators.operator import operator
+from .batch import origin
+from .joined_tables import table_rows
+from .pcg import FLOATS, PCG, SOURCES
+from .recycling import twins
+from .segments import NUMBER, is_product
+from .sparse_tables import sparse_tables
+
+MOST_CROSSING = 2
+"""Tensors that cross a boundary at the most: the decoder of a translator also reads what the encoder gives."""
+
+MOST_PASSES = 3
+"""Over its inputs and output, of an operator that every stage may run for itself."""
+
+Entry: TypeAlias = tuple[str, int]
+"""An entry of a list of modules: the list's path, and the number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A place between nodes: those with an index below `position` come before. `crossing`: the tensors handed on.
+
+    These are never views: views are taken on the other side.
+    """
+
+    position: int
+    crossing: tuple[int, ...] = ()
+
+
+def boundaries(pcg: PCG) -> tuple[Boundary, ...]:
+    """The places where a graph can be cut, in order, with its start and its end, which nothing crosses.
+
+    They are the same at any batch.
+    """
+    return _boundaries(origin(pcg))
+
+
+def needed(pcg: PCG, results: tuple[int, ...], received: Set[int] = frozenset()) -> set[int]:
+    """The nodes that results need, as the graph computes them without alternatives, and without what is received."""
+    found: set[int] = set()
+    stack = list(results)
+    while stack:
+        index = stack.pop()
+        if index not in found and index not in received:
+            found.add(index)
+            stack += pcg.nodes[index].inputs
+    return found
+
+
+@lru_cache(maxsize=16)
+def _boundaries(pcg: PCG) -> tuple[Boundary, ...]:
+    crossing = _Crossing(pcg)
+    keys = _entries(pcg, crossing)
+    found = [Boundary(0)]
+    for (here, a), (there, b) in pairwise(keys):
+        most = _allowed(a, b)
+        places = [p for p in range(here + 1, there + 1) if most and crossing.fits(p, most)]
+        if not a[0][0] and not b[0][0]:
+            places = [p for p in places if crossing.leads(p, there)]
+        best = min(places, key=lambda p: (*crossing.size(p), -p), default=None)
+        if best is not None:
+            found.append(Boundary(best, crossing.at(best)))
+    return (*found, Boundary(len(pcg.nodes)))
+
+
+def _allowed(a: tuple[Entry, ...], b: tuple[Entry, ...]) -> int:
+    """How many tensors may cross between products of two entries; 0: there is no boundary.
+
+    Between entries of an outermost list more than one; of a list inside of another, or outside of lists, only one.
+    """
+    depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    if depth in (len(a), len(b)):  # one is inside of the other, or they are the same
+        return 0
+    if depth:
+        return int(a[depth][0] == b[depth][0])
+    return MOST_CROSSING if a[0][0] or b[0][0] else 1
+
+
+def _entries(pcg: PCG, crossing: _Crossing) -> list[tuple[int, tuple[Entry, ...]]]:
+    """Where in a graph which entries of lists are run, from the outermost list inwards, in order.
+
+    Only entries that hold products count; what lies between them belongs to those before. A product outside of lists
+    stands for itself.
+    """
+    products = [i for i in crossing.computed if _is_heavy(pcg, i)]
+    holding = {entry for i in products for entry in _lists(pcg.nodes[i].path)}
+    found: list[tuple[int, tuple[Entry, ...]]] = []
+    apart = {*products}
+    for index in crossing.computed:
+        key = tuple(entry for entry in _lists(pcg.nodes[index].path) if entry in holding)
+        if key or index in apart:
+            found.append((index, key or (("", index),)))
+    return found
+
+
+def _lists(path: str) -> list[Entry]:
+    return [(path[: match.start(1)], int(match[1])) for match in NUMBER.finditer(path)]
+
+
+def _is_heavy(pcg: PCG, index: int) -> bool:
+    """Whether a node is a product or a look-up."""
+    node = pcg.nodes[index]
+    looks_up = operator(node.op).looked_up(node, tuple(pcg.nodes[i] for i in node.inputs)) is not None
+    return is_product(pcg, index) or looks_up
+
+
+class _Crossing:
+    """Which tensors are computed before a place and read after it.
+
+    `free` are nodes that every stage computes itself, `base` what a node is a view of, `computed` all other nodes that
+    the graph computes without alternatives.
+    """
+
+    def __init__(self, pcg: PCG) -> None:
+        self.pcg = pcg
+        self.free, self.base = free(pcg), _bases(pcg)
+        own = (i for i in sorted(pcg.plain) if pcg.nodes[i].op not in SOURCES and i not in self.free)
+        self.computed = [i for i in own if self.base[i] == i]
+        last: dict[int, int] = {}
+        for reader in self.computed:
+            for i in pcg.nodes[reader].inputs:
+                last[self.base[i]] = reader
+        self.sets: list[tuple[int, ...]] = [()]
+        alive: list[int] = []
+        for index in range(len(pcg.nodes)):
+            if last.get(index, -1) > index and index in last and self._own(index):
+                alive.append(index)
+            alive = [i for i in alive if last[i] > index]
+            self.sets.append(tuple(alive))
+        # Between the ends of each pair nothing is cut.
+        together = [*twins(pcg).items(), *_parted_parameters(pcg)]
+        steps = [0] * (len(pcg.nodes) + 2)
+        for a, b in together:
+            steps[min(a, b) + 1] += 1
+            steps[max(a, b) + 1] -= 1
+        self.closed = [False]
+        depth = 0
+        for step in steps[1:]:
+            depth += step
+            self.closed.append(depth > 0)
+
+    def _own(self, index: int) -> bool:
+        return self.pcg.nodes[index].op not in SOURCES and index not in self.free
+
+    def at(self, position: int) -> tuple[int, ...]:
+        return self.sets[position]
+
+    def fits(self, position: int, most: int) -> bool:
+        """Whether a graph can be cut at a place that at most so many tensors cross."""
+        tensors = self.at(position)
+        trained = all(n.gradient and n.dtype in FLOATS for n in (self.pcg.nodes[i] for i in tensors))
+        return 0 < len(tensors) <= most and trained and not self.closed[position]
+
+    def leads(self, position: int, node: int) -> bool:
+        """Whether a node is computed from what crosses."""
+        return not needed(self.pcg, (node,)).isdisjoint(self.at(position))
+
+    def size(self, position: int) -> tuple[int, int]:
+        """How many tensors cross, and how many elements they have."""
+        tensors = self.at(position)
+        return len(tensors), sum(self.pcg.nodes[i].numel for i in tensors)
+
+
+@lru_cache(maxsize=16)
+def free(pcg: PCG) -> frozenset[int]:
+    """What every stage computes itself where it reads it: what follows from inputs and constants by cheap operators.
+
+    Cheap are those that compute a little for every element; products, what is drawn and what is not known are not.
+    """
+    found: set[int] = set()
+    for index, node in enumerate(pcg.nodes):
+        if node.op in SOURCES or node.gradient:
+            continue
+        entry = operator(node.op)
+        sources = [pcg.nodes[i] for i in node.inputs]
+        own = all(n.op in ("input", "buffer") or i in found for i, n in zip(node.inputs, sources, strict=True))
+        if own and not entry.transfer and (entry.creates or _is_cheap(pcg, index)):
+            found.add(index)
+    return frozenset(found)
+
+
+def _is_cheap(pcg: PCG, index: int) -> bool:
+    entry = operator(pcg.nodes[index].op)
+    return not (entry.matmul or entry.updates or entry.name == "opaque") and entry.passes <= MOST_PASSES
+
+
+def _bases(pcg: PCG) -> list[int]:
+    """For every node the tensor that it is a view of, if it is one; else itself."""
+    base: list[int] = []
+    for index, node in enumerate(pcg.nodes):
+        shows = node.op not in SOURCES and _is_view(pcg, index)
+        base.append(base[node.inputs[0]] if shows else index)
+    return base
+
+
+def _is_view(pcg: PCG, index: int) -> bool:
+    """Whether a node shows all elements of what it reads under another shape, at no cost."""
+    node = pcg.nodes[index]
+    entry = operator(node.op)
+    if entry.passes or entry.transfer or len(node.inputs) != 1:
+        return False
+    source = pcg.nodes[node.inputs[0]]
+    return source.numel == node.numel and source.gradient == node.gradient
+
+
+def _parted_parameters(pcg: PCG) -> Iterator[tuple[int, int]]:
+    """The first and the last reader of parameters that only one stage can have, since gradients are sparse or tables
+    are spread."""
+    for index in pcg.of("parameter"):
+        readers = pcg.consumers[index]
+        if len(readers) > 1 and (index in sparse_tables(pcg) or table_rows(pcg.nodes[index])):
+            yield readers[0], readers[-1]

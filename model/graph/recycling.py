@@ -1,0 +1,61 @@
+"""Recycling: passes without gradient over layers that one pass with gradient runs too (AlphaFold, Algorithm 2).
+
+A node of such a pass is the *twin* of the node with gradient that does the same. Layouts are chosen for the pass with
+gradient, and its twins follow, so that weights are stored for one kind of use and the search is as small as for one
+pass.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TypeAlias
+
+from ..operators.operator import operator
+from .batch import origin
+from .pcg import PCG, SOURCES, Node
+
+Key: TypeAlias = tuple[object, ...]
+
+
+def twins(pcg: PCG) -> Mapping[int, int]:
+    """Node of a pass without gradient -> the node with gradient that it repeats, in the order of the graph.
+
+    The k-th of the nodes that look alike (place in the module, operator, shape) in each pass repeats the k-th of them
+    in the pass with gradient. A repetition reads the same weights, or repetitions of what the other reads.
+    """
+    return _twins(origin(pcg))  # the same at any batch
+
+
+@lru_cache(maxsize=16)
+def _twins(pcg: PCG) -> Mapping[int, int]:
+    with_gradient: dict[Key, list[int]] = {}
+    without: dict[Key, list[int]] = {}
+    for index, node in enumerate(pcg.nodes):
+        if node.op not in SOURCES and not operator(node.op).creates:
+            (with_gradient if node.gradient else without).setdefault(_key(node), []).append(index)
+    found: dict[int, int] = {}
+    for key, nodes in without.items():
+        models = with_gradient.get(key, ())
+        if models and len(nodes) % len(models) == 0:
+            found |= {node: models[k % len(models)] for k, node in enumerate(nodes)}
+    kept: dict[int, int] = {}
+    for index in sorted(found):
+        if _repeats(pcg, index, found[index], kept):
+            kept[index] = found[index]
+    return kept
+
+
+def _key(node: Node) -> Key:
+    attributes = tuple(a for a in node.attributes if a[0] != "site")
+    return node.op, node.path, attributes, node.shape, node.dtype, len(node.inputs)
+
+
+def _repeats(pcg: PCG, index: int, model: int, found: Mapping[int, int]) -> bool:
+    """Whether a node does not only look like `model`: what it reads is decided already, since nodes come in order."""
+    alike = False
+    for mine, other in zip(pcg.nodes[index].inputs, pcg.nodes[model].inputs, strict=True):
+        if pcg.nodes[other].op in ("parameter", "buffer"):
+            if mine != other:
+                return False
+            alike |= pcg.nodes[other].gradient
+        alike |= found.get(mine) == other
+    return alike

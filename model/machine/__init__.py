@@ -1,0 +1,1 @@
+"""Machines: levels, links, collectives, and the roofline of a device."""

@@ -1,0 +1,315 @@
+"""A machine: a hierarchy of levels and the device at its leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import PartitaError
+from .wiring import Link, Switch, Wiring
+
+PRESETS = Path(__file__).resolve().parent / "presets"
+PROFILES = ("nccl-ring", "nccl-tree", "gloo")
+MAX_DEVICES = 2**24  # keeps byte counts times device counts far inside 64 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """`size` equal units under one unit of the next outer level, joined by one network.
+
+    `bandwidth` is what one unit reaches towards its siblings in collectives, bytes/s per direction, shared by all
+    devices below the unit; `latency_ns` is paid per message. `wiring` says how the units are joined where that is no
+    plain switch.
+    """
+
+    name: str
+    size: int
+    bandwidth: float
+    latency_ns: float
+    wiring: Wiring | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One rank's processor: memory in bytes, memory traffic in bytes/s, `peak` in FLOP/s by dtype.
+
+    `reserved_bytes` is what the context and the communication buffers take; `matmul_efficiency` is the share of the
+    peak that large matrix products reach; `launch_ns` is the time between two kernels that the host can launch.
+    `host_bandwidth` is what moves between the device and the host's memory, bytes/s in each direction; None: unknown.
+    """
+
+    name: str
+    memory_bytes: int
+    reserved_bytes: int
+    memory_bandwidth: float
+    peak: Mapping[str, float] = field(hash=False)
+    matmul_efficiency: float
+    launch_ns: float
+    host_bandwidth: float | None = None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What a plan may use."""
+        return self.memory_bytes - self.reserved_bytes
+
+    def flops(self, dtype: str) -> float:
+        """FLOP/s that matrix products of `dtype` reach; PartitaError if the device has no rate for it."""
+        if dtype not in self.peak:
+            raise PartitaError(f"device {self.name} has no peak for {dtype}; it has {', '.join(sorted(self.peak))}")
+        return self.peak[dtype] * self.matmul_efficiency
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Levels from the outermost inwards, and the device of which the innermost level counts copies.
+
+    `collectives` says whose algorithms move the data: one of PROFILES.
+    """
+
+    name: str
+    levels: tuple[Level, ...]
+    device: Device
+    collectives: str = "nccl-ring"
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise PartitaError(f"machine {self.name} has no levels")
+        if self.collectives not in PROFILES:
+            raise PartitaError(
+                f"machine {self.name} has collectives {self.collectives!r:.60} (known: {', '.join(PROFILES)})"
+            )
+        names = [level.name for level in self.levels]
+        if len(set(names)) < len(names):
+            raise PartitaError(f"machine {self.name} names a level twice: {', '.join(names)}")
+        for level in self.levels:
+            if isinstance(level.size, bool) or not isinstance(level.size, int) or level.size < 1:
+                raise PartitaError(f"level {level.name} of {self.name} has size {level.size!r}; a size is 1 or more")
+            if level.wiring is not None:
+                level.wiring.check(f"level {level.name} of {self.name}", level.size)
+        if self.devices > MAX_DEVICES:
+            raise PartitaError(f"machine {self.name} has {self.devices:,} devices; the most is {MAX_DEVICES:,}")
+        if self.device.capacity_bytes <= 0:
+            raise PartitaError(
+                f"device {self.device.name} reserves {self.device.reserved_bytes} of {self.device.memory_bytes} bytes"
+            )
+
+    @cached_property
+    def hierarchy(self) -> tuple[int, ...]:
+        """Sizes of the levels, outermost first."""
+        return tuple(level.size for level in self.levels)
+
+    @cached_property
+    def devices(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.hierarchy)
+
+    @cached_property
+    def node_level(self) -> int:
+        """The level whose units are computers: the one named `node`, else the last but one (-1: there is only one)."""
+        names = [level.name for level in self.levels]
+        return names.index("node") if "node" in names else len(names) - 2
+
+    def devices_below(self, level: int) -> int:
+        """Devices inside one unit of `level`; they share the unit's link."""
+        return math.prod(self.hierarchy[level + 1 :])
+
+    def per_device_bandwidth(self, level: int) -> float:
+        """A device's share of its unit's link at `level`, bytes/s, when all devices below the unit send at once."""
+        return self.levels[level].bandwidth / self.devices_below(level)
+
+    def latency_ns(self, level: int) -> float:
+        """Time of an empty message at `level`."""
+        return self.levels[level].latency_ns
+
+    def with_nodes(self, nodes: int) -> Machine:
+        """The same machine with `nodes` units on its outermost level."""
+        return replace(self, levels=(replace(self.levels[0], size=nodes), *self.levels[1:]))
+
+    @classmethod
+    def load(cls, name_or_path: str | Path, nodes: int | None = None) -> Machine:
+        """A preset by name, or a machine file by path (anything with a slash, a .yaml ending, or a Path).
+
+        `nodes` replaces the size of the outermost level. PartitaError: unknown name, unreadable or malformed file.
+        """
+        from .machine_file import read  # pydantic and yaml: only when a file is read
+
+        machine = read(_find(name_or_path))
+        return machine if nodes is None else machine.with_nodes(nodes)
+
+    @classmethod
+    def adhoc(cls, hierarchy: tuple[int, ...]) -> Machine:
+        """A machine of A100-80GB devices with these level sizes, for `--hierarchy 2x4`.
+
+        The innermost level is a DGX A100's NVSwitch, the next its network; every level further out gives a device
+        half the share of the one below at the same latency (an oversubscribed tree).
+        """
+        if not hierarchy:
+            raise PartitaError("a hierarchy needs at least one level")
+        base = cls.load("dgx-a100")
+        shares = [base.per_device_bandwidth(1), base.per_device_bandwidth(0)]
+        names = ADHOC_NAMES.get(len(hierarchy)) or tuple(f"level{i}" for i in range(len(hierarchy)))
+        levels = []
+        for index, (name, size) in enumerate(zip(names, hierarchy, strict=True)):
+            out = len(hierarchy) - 1 - index  # levels between this one and the devices
+            share = shares[0] if out == 0 else shares[1] / 2 ** (out - 1)
+            latency = base.latency_ns(0 if out else 1)
+            levels.append(Level(name, size, share * math.prod(hierarchy[index + 1 :]), latency))
+        return cls("adhoc-" + "x".join(map(str, hierarchy)), tuple(levels), base.device)
+
+    def to_json(self) -> dict[str, Any]:
+        """Name, levels, device and collectives in full."""
+        device = {f.name: getattr(self.device, f.name) for f in fields(Device)}
+        if self.device.host_bandwidth is None:
+            del device["host_bandwidth"]
+        return {
+            "name": self.name,
+            "levels": [_level_json(level) for level in self.levels],
+            "device": device | {"peak": dict(self.device.peak)},
+            "collectives": self.collectives,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Machine:
+        """Read what `to_json` gave. KeyError, TypeError or ValueError (PartitaError is one) where it is not that."""
+        if not isinstance(data["levels"], list):
+            raise ValueError(f"{data['levels']!r:.60} is not a list")
+        levels = tuple(
+            Level(_name(x["name"]), whole(x["size"]), _rate(x["bandwidth"]), number(x["latency_ns"]), _wiring(x))
+            for x in data["levels"]
+        )
+        d = data["device"]
+        device = Device(
+            _name(d["name"]),
+            whole(d["memory_bytes"]),
+            whole(d["reserved_bytes"]),
+            _rate(d["memory_bandwidth"]),
+            {_name(dtype): _rate(rate) for dtype, rate in d["peak"].items()},
+            _rate(d["matmul_efficiency"]),
+            number(d["launch_ns"]),
+            _rate(d["host_bandwidth"]) if "host_bandwidth" in d else None,
+        )
+        # Plans of older versions name no collectives.
+        return cls(_name(data["name"]), levels, device, _name(data.get("collectives", cls.collectives)))
+
+
+def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:
+    """The part of a machine that one stage of a pipeline has: `row` says by how much each level is divided.
+
+    The pipeline's coordinate is the most significant one on every level, so a stage has units that lie side by side.
+    The link of a unit that several stages are in is shared evenly among them, as all stages communicate at once: then
+    a collective inside of a stage costs what that of all stages at once does on the whole machine. Where the units of a
+    wired level are divided, no stage has less than is said here, but some may have more (`Wiring.part`).
+    PartitaError: a row that does not divide the levels.
+    """
+    if len(row) != len(machine.levels) or any(f < 1 or n % f for n, f in zip(machine.hierarchy, row, strict=True)):
+        raise PartitaError(
+            f"a pipeline over {row} units does not fit the hierarchy {machine.hierarchy} of {machine.name}"
+        )
+    stages = math.prod(row)
+    if stages == 1:
+        return machine
+    levels = []
+    for number, (level, factor) in enumerate(zip(machine.levels, row, strict=True)):
+        inside = math.prod(row[number + 1 :])  # stages that share the link of a unit
+        wiring = level.wiring and level.wiring.part(level.size, factor).shared_by(inside)
+        levels.append(replace(level, size=level.size // factor, bandwidth=level.bandwidth / inside, wiring=wiring))
+    return replace(machine, name=f"{machine.name}, a stage of {stages}", levels=tuple(levels))
+
+
+def merged(machine: Machine, devices: int, launches: bool = True) -> Machine:
+    """One device that computes, and moves data, as fast as `devices` of the machine's together, and has their memory.
+
+    It launches kernels as fast as one of them, or without `launches` in no time.
+    """
+    one = machine.device
+    host = None if one.host_bandwidth is None else one.host_bandwidth * devices
+    device = replace(
+        one,
+        memory_bytes=one.reserved_bytes + devices * one.capacity_bytes,
+        memory_bandwidth=one.memory_bandwidth * devices,
+        peak={dtype: rate * devices for dtype, rate in one.peak.items()},
+        host_bandwidth=host,
+        launch_ns=one.launch_ns if launches else 0.0,
+    )
+    return replace(machine, name=f"{devices} devices of {machine.name} as one", levels=(ALONE,), device=device)
+
+
+ALONE = Level("device", 1, 1.0, 0.0)
+"""The level of a machine of one device, on which nothing is sent."""
+
+ADHOC_NAMES = {1: ("gpu",), 2: ("node", "gpu"), 3: ("rack", "node", "gpu")}
+
+
+def machines() -> list[str]:
+    """Names of the presets, sorted."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def _find(name_or_path: str | Path) -> Path:
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
+        return Path(text)
+    if text in machines():
+        return PRESETS / f"{text}.yaml"
+    import difflib
+
+    near = difflib.get_close_matches(text.lower(), machines(), n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise PartitaError(
+        f"unknown machine {text[:60]!r}{hint} (known: {', '.join(machines())}; or a path to a .yaml file)"
+    )
+
+
+# What a machine in JSON may hold
+
+
+def whole(value: Any) -> int:
+    """`value` itself, if it is an integer of 64 bits; else ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
+        raise ValueError(f"{value!r:.60} is not an integer of 64 bits")
+    return value
+
+
+def number(value: Any) -> float:
+    """`value` itself, if it is a finite number of 0 or more; else ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
+        raise ValueError(f"{value!r:.60} is not a number of 0 or more")
+    return value
+
+
+def _rate(value: Any) -> float:
+    if not number(value):
+        raise ValueError(f"{value!r:.60} is not a rate above 0")
+    return value  # type: ignore[no-any-return]
+
+
+def _level_json(level: Level) -> dict[str, Any]:
+    data = {f.name: getattr(level, f.name) for f in fields(Level) if f.name != "wiring"}
+    return data if level.wiring is None else data | {"wiring": level.wiring.to_json()}
+
+
+def _wiring(level: Any) -> Wiring | None:
+    if "wiring" not in level:
+        return None
+    data = level["wiring"]
+    links = tuple(
+        Link(tuple((whole(a), whole(b)) for a, b in link["pairs"]), _rate(link["bandwidth"])) for link in data["links"]
+    )
+    switches = tuple(Switch(whole(x["units"]), _rate(x["bandwidth"]), _flag(x["duplex"])) for x in data["switches"])
+    return Wiring(links, switches, _rate(data["shared"]) if "shared" in data else None)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r:.60} is neither true nor false")
+    return value
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or len(value) > 200:
+        raise ValueError(f"{value!r:.60} is not a name")
+    return value

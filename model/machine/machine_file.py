@@ -1,0 +1,245 @@
+"""Reads a machine from YAML; whatever is wrong with the file becomes one line naming the file and the field."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from ..errors import PartitaError
+from .machine import Device, Level, Machine
+from .wiring import Link, Switch, Wiring
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 10  # a machine file needs 5
+MAX_NODES = 5_000  # a preset has about 120
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8")
+
+
+def read(path: Path) -> Machine:
+    """The machine that the file describes (format: docs/machines.md); PartitaError if there is none."""
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PartitaError(f"{path}: cannot read the machine file: {reason}") from None
+    if len(raw) > MAX_BYTES:
+        raise PartitaError(f"{path}: a machine file has at most {MAX_BYTES:,} bytes")
+    try:
+        document = yaml.load(raw.decode("utf-8"), _Loader)
+    except UnicodeDecodeError as error:
+        raise PartitaError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: \\U escapes and versions out of range
+        raise PartitaError(f"{path}: not a machine file: {_one_line(error)}") from None
+    try:
+        return _MachineFile.model_validate(document).machine()
+    except ValidationError as error:
+        raise PartitaError(f"{path}: {_first(error)}") from None
+    except PartitaError as error:
+        raise PartitaError(f"{path}: {error}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without what a machine file has no use for: aliases, tags, repeated keys, dates, deep nesting.
+
+    Numbers are those of YAML 1.2, so `25e9` is a number (YAML 1.1 takes it for a string).
+    """
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (yaml's own attribute)
+    depth = 0
+    nodes = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            raise yaml.MarkedYAMLError(None, None, "anchors and aliases are not allowed", event.start_mark)
+        if event.tag is not None:
+            raise yaml.MarkedYAMLError(None, None, "tags are not allowed", event.start_mark)
+        self.depth += 1
+        self.nodes += 1
+        if self.depth > MAX_DEPTH or self.nodes > MAX_NODES:
+            raise yaml.MarkedYAMLError(None, None, "too deep or too long for a machine", event.start_mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for (key, _), name in zip(node.value, keys, strict=False):
+            if keys.count(name) > 1:
+                raise yaml.MarkedYAMLError(None, None, f"the key {name[:60]!r} is there twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
+    text = node.value
+    if len(text) > 40:  # int() of thousands of digits is slow and refused by Python
+        raise yaml.MarkedYAMLError(None, None, "a number of more than 40 characters", node.start_mark)
+    return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(~|(?i:null)|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?i:true|false)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
+    list("-+.0123456789"),
+)
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
+
+
+# The format, as pydantic models
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():  # a name ends up in messages and in generated programs
+        raise ValueError("must be one line of printable text")
+    return text
+
+
+_Text = Annotated[
+    str,
+    StringConstraints(strict=True, strip_whitespace=True, min_length=1, max_length=2000),
+    AfterValidator(_printable),
+]
+_Positive = Annotated[float, Field(gt=0, le=1e24, allow_inf_nan=False)]
+
+
+def _whole(value: float) -> float:
+    if value != int(value):
+        raise ValueError("must be a whole number")
+    return value
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class _Number(_Strict):
+    """A positive number and where it comes from."""
+
+    value: _Positive
+    source: _Text
+
+
+class _Count(_Strict):
+    """A positive whole number and where it comes from; 80e9 counts as whole."""
+
+    value: Annotated[_Positive, AfterValidator(_whole)]
+    source: _Text
+
+
+class _Share(_Strict):
+    """A number above 0, at most 1, and where it comes from."""
+
+    value: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+    source: _Text
+
+
+class _LinkFile(_Strict):
+    pairs: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(min_length=1)
+    bandwidth: _Number
+
+    def link(self) -> Link:
+        return Link(tuple((a, b) for a, b in self.pairs), self.bandwidth.value)
+
+
+class _SwitchFile(_Strict):
+    units: _Count
+    bandwidth: _Number
+    duplex: bool = True
+
+    def switch(self) -> Switch:
+        return Switch(int(self.units.value), self.bandwidth.value, self.duplex)
+
+
+class _WiringFile(_Strict):
+    links: list[_LinkFile] = []
+    switches: list[_SwitchFile] = []
+    shared: _Number | None = None
+
+    def wiring(self) -> Wiring:
+        shared = None if self.shared is None else self.shared.value
+        return Wiring(tuple(x.link() for x in self.links), tuple(x.switch() for x in self.switches), shared)
+
+
+class _LevelFile(_Strict):
+    name: _Text
+    size: _Count
+    bandwidth: _Number
+    latency_ns: _Number
+    wiring: _WiringFile | None = None
+
+    def level(self) -> Level:
+        wiring = None if self.wiring is None else self.wiring.wiring()
+        return Level(self.name, int(self.size.value), self.bandwidth.value, self.latency_ns.value, wiring)
+
+
+class _DeviceFile(_Strict):
+    name: _Text
+    memory_bytes: _Count
+    reserved_bytes: _Count
+    memory_bandwidth: _Number
+    peak: dict[_Text, _Number] = Field(min_length=1)
+    matmul_efficiency: _Share
+    launch_ns: _Number
+    host_bandwidth: _Number | None = None
+
+    def device(self) -> Device:
+        unknown = sorted(set(self.peak) - set(DTYPES))
+        if unknown:
+            raise PartitaError(f"device.peak: unknown dtype {unknown[0][:60]!r} (known: {', '.join(DTYPES)})")
+        return Device(
+            self.name,
+            int(self.memory_bytes.value),
+            int(self.reserved_bytes.value),
+            self.memory_bandwidth.value,
+            {dtype: number.value for dtype, number in self.peak.items()},
+            self.matmul_efficiency.value,
+            self.launch_ns.value,
+            None if self.host_bandwidth is None else self.host_bandwidth.value,
+        )
+
+
+class _MachineFile(_Strict):
+    name: _Text
+    levels: list[_LevelFile] = Field(min_length=1, max_length=16)
+    device: _DeviceFile
+    collectives: _Text = "nccl-ring"
+
+    def machine(self) -> Machine:
+        levels = tuple(level.level() for level in self.levels)
+        return Machine(self.name, levels, self.device.device(), self.collectives)
+
+
+def _first(error: ValidationError) -> str:
+    """The first complaint: path of the field, what is wrong, and the value found there."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(_plain(str(part)) for part in first["loc"]) or "the file"
+    if first["type"] == "missing":
+        return f"{place}: is missing"
+    if first["type"] == "extra_forbidden":
+        return f"{place}: is not a field of a machine file"
+    if first["type"] == "model_type":
+        numbers = {kind.__name__ for kind in (_Number, _Count, _Share)}
+        shape = "{value: ..., source: ...}" if first["ctx"]["class_name"] in numbers else "a mapping"
+        first["msg"] = f"should be {shape}"
+    found = repr(first["input"])
+    return f"{place}: {first['msg']}, not {found if len(found) <= 60 else found[:57] + '...'}"
+
+
+def _plain(text: str) -> str:
+    short = text[:60]
+    return short if short.isprintable() else ascii(short)
+
+
+def _one_line(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    words = getattr(error, "problem", None) or str(error)
+    where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
+    return " ".join(str(words).split())[:200] + where

@@ -1,0 +1,61 @@
+"""What computing costs: a roofline per operator, and the bytes that a training state keeps.
+
+The optimum that Partita proves is the optimum of this model together with `collectives`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import PartitaError
+from ..graph.pcg import Node
+from .collective_price import ROUNDING_NS
+from .machine import Machine
+from .precision import ITEMSIZE as ITEMSIZE
+from .precision import PRECISIONS as PRECISIONS
+from .precision import Precision as Precision
+from .precision import precision as precision
+
+STATES = {"sgd": 0, "adam": 2, "adamw": 2}
+"""Tensors that an optimizer keeps beside each parameter."""
+
+
+def optimizer_states(name: str) -> int:
+    """Number of states an optimizer keeps a parameter; PartitaError lists the known optimizers."""
+    if name not in STATES:
+        raise PartitaError(f"optimizer {name!r} is not known; known are {', '.join(STATES)}")
+    return STATES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A kernel takes the longer of its arithmetic and its memory traffic, and at least a launch."""
+
+    machine: Machine
+    dtype: str
+
+    def ns(
+        self, flops: npt.NDArray[np.float64], size_bytes: npt.NDArray[np.float64], kernels: float = 1.0
+    ) -> npt.NDArray[np.int64]:
+        device = self.machine.device
+        busy = np.maximum(flops / device.flops(self.dtype), size_bytes / device.memory_bandwidth) * 1e9
+        times: npt.NDArray[np.int64] = np.ceil(busy + kernels * device.launch_ns - ROUNDING_NS).astype(np.int64)
+        return times
+
+    def memory_ns(self, size_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Time of reading and writing `size_bytes` in a kernel shared with others (no launch of its own)."""
+        times: npt.NDArray[np.int64] = np.ceil(size_bytes / self.machine.device.memory_bandwidth * 1e9).astype(np.int64)
+        return times
+
+
+def backward_factor(node: Node, inputs: tuple[Node, ...], matmul: bool) -> float:
+    """Arithmetic of the backward relative to the forward: one product for every input with a gradient.
+
+    Fused attention recomputes the scores: five products for the forward's two.
+    """
+    if not node.gradient:
+        return 0.0
+    if node.op == "attention":
+        return 2.5
+    return float(sum(i.gradient for i in inputs)) if matmul else 1.0

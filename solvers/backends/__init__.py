@@ -1,0 +1,1 @@
+"""The solvers behind the protocol: elimination, CP-SAT, MILP, SMT."""

@@ -1,0 +1,153 @@
+"""The solver to take: elimination for the bound and the pruning, programs where the lists grow too long.
+
+Label lists finish most networks by themselves. Where they grow long, the linear and the mixed-integer program are tried
+on small networks. Then CP-SAT composes: the rest of the network as it is left by the reduced costs, and every chain by
+how many copies use which of the copy's labels (`program.py`). Slacks grow as in elimination, so the program only ever
+holds what can be part of a solution within the slack. Networks too wide for elimination go another way
+(`flat/portfolio.py`).
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from ...formulation.network.network import Network
+from ...formulation.network.pairwise import pairwise
+from ..elimination.circuit import Circuit
+from ..elimination.labels import Listing, enumerate_labels
+from ..elimination.memory_price import Price, search_within, sweep
+from ..elimination.order import TooWideError, compile_network, restrict
+from ..elimination.tables import Tables
+from ..elimination.transient_memory import has_extras, solve_transient, without_extras
+from ..protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
+from ..wide.form import fits, flattened
+from ..wide.portfolio import solve_flat, try_programs
+from ..wide.solve_reduced import solve_instead
+from .cp_program import Columns, build, trail
+from .cpsat import CpSatPlain, run, solve_whole
+from .elimination import close_by_labels
+
+_FEW_LABELS, _LABELS = 1 << 13, 1 << 18  # in one table, under several capacities and under one, which sorts them
+_COLUMNS = 1 << 15  # of one chain in a program
+
+
+class Auto:
+    """For every network whose totals are exact in floats; exact unless the time ends it."""
+
+    name = "auto"
+
+    def accepts(self, network: Network) -> bool:
+        """Whether the totals are exact in floats, or add up in 64 bits so that reduction may bring them there."""
+        with suppress(TooWideError):
+            if compile_network(network).exact:
+                return True
+        plain = without_extras(network) if has_extras(network) else network
+        return fits(flattened(pairwise(plain).network))
+
+    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
+        """The best assignment, or the best found within the limits and a proved bound."""
+        search = Search(network, limits, self.name)
+        return search.run(lambda: self._solve(search))
+
+    def _solve(self, search: Search) -> Solution:
+        network = search.network
+        if has_extras(network):
+            answer = solve_transient(search, self.solve)
+            left = not (search.done or search.limits.quick or answer.status is Status.INFEASIBLE)
+            return solve_whole(search) if left and CpSatPlain().accepts(network) else answer
+        try:
+            circuit = compile_network(network)
+        except TooWideError:
+            return self._flat(search)
+        if not circuit.exact:  # in 64 bits perhaps: uses may be larger there
+            return self._flat(search)
+        best = sweep(circuit, search)
+        if best is None:
+            return search.finish("no solution, at any price of memory", infeasible=True)
+        if search.done or search.limits.quick:
+            return _told(search.finish("" if search.done else PRICED), "prices", search)
+        limit = _FEW_LABELS if len(network.capacities) > 1 else _LABELS
+        lists = partial(close_by_labels, circuit, best, search, limit)
+        programs = partial(try_programs, search)
+        for part, way in (("label lists", lists), ("programs", programs)):
+            solution = way()
+            if solution is not None and (search.done or solution.status is Status.INFEASIBLE):
+                return _told(solution, part, search)
+        return close_by_counting(circuit, best, search)
+
+    def _flat(self, search: Search) -> Solution:
+        if not search.network.switches:
+            return solve_flat(search)
+        pairs = pairwise(search.network)
+
+        def solve(network: Network, limits: Limits) -> Solution:
+            inner = Search(network, limits, self.name)
+            return inner.run(lambda: solve_flat(inner))
+
+        return solve_instead(search, pairs.network, pairs.lift, solve)
+
+
+def _told(solution: Solution, part: str, search: Search) -> Solution:
+    """The same; where it has no words it is told what part proved it, or that the time is up."""
+    words = f"proved by {part}" if search.bound >= search.ceiling else STOPPED
+    return solution if solution.words else replace(solution, words=words)
+
+
+def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution:
+    """Solve programs within a growing slack until the incumbent is proved best."""
+
+    def count(through: Tables, reach: int) -> bool:
+        return _count_within(circuit, best, through, reach, search)
+
+    return search_within(circuit, best, search, count, ("counting", "CP-SAT"))
+
+
+def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, search: Search) -> bool:
+    """Offer the best solution within `reach` and below the ceiling, if any; whether the search for it was complete."""
+    most = best.most(circuit, reach)
+    small = restrict(circuit, through, most)
+    if small is None:
+        return True
+    slots = small.forward(small.tables(1, best.price), search.until)
+    tops = small.copies
+    listing = enumerate_labels(
+        small, best.price, slots, small.backward(slots, search.until), most, _COLUMNS, search.until, tops or (0,)
+    )
+    chains = [
+        Columns(
+            c.boundaries[0],
+            c.boundaries[-1],
+            len(c),
+            listing.slots[top].at,
+            listing.slots[top].time,
+            listing.slots[top].use,
+        )
+        for c, top in zip(search.network.chains, tops, strict=True)
+    ]
+    rest = sorted(small.below([small.root], stop=tops))
+    factors = [small.factors[slot] for slot in rest if slot < len(small.factors)]
+    variables = {v for f in factors for v in f.scope} | {v for c in chains for v in (c.first, c.last)}
+    size = {v: len(small.kept[small.domain[v]]) for v in variables}
+    program = build(factors, size, search.network.capacities, chains)
+
+    def decode(picks: dict[int, int], counts: list[list[int]]) -> tuple[int, ...] | None:
+        walks = []
+        for columns, ns in zip(chains, counts, strict=True):
+            walk, left = trail(picks[columns.first], columns.ends, ns)
+            if left:
+                return None
+            walks.append(walk)
+        return _assemble(listing, picks, walks)
+
+    return run(program, search, decode, reach + 1)
+
+
+def _assemble(listing: Listing, picks: dict[int, int], walks: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The assignment of the rest's options and of each chain's labels in their order."""
+    circuit = listing.circuit
+    for chain, one, walk in zip(circuit.network.chains, circuit.copies, walks, strict=True):
+        for i, label in enumerate(walk):
+            picks = picks | {chain.boundaries[i + 1]: int(listing.slots[one].at[1, label])}
+    starts = [(one, label, i) for one, walk in zip(circuit.copies, walks, strict=True) for i, label in enumerate(walk)]
+    return circuit.assemble(starts, listing.choose, picks)

@@ -1,0 +1,82 @@
+"""A file to be solved: a cost network of ours, or an instance of the IOPDDL contest."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...formulation.network.contest import Contest
+from ...formulation.network.network import INFINITE, Network
+from ...model.errors import PartitaError
+from ...model.files import check_file_writable, read_json, write_atomically
+from ...model.garbage_collection import without_collection
+from ..protocol import Limits, Progress, Solution, solver
+
+_REST = 0.02, 3.0  # of the time limit, at most seconds: for starting, checking the answer and writing it
+
+
+@without_collection()  # what was read is large and soon gone
+def read_instance(path: Path | str) -> Contest | Network:
+    """What a file holds, `.json` or `.json.gz`; raises PartitaError that says what is wrong, and where."""
+    data = read_json(path)
+    return Contest.from_json(data) if isinstance(data, dict) and "problem" in data else Network.from_json(data)
+
+
+def solve_instance(
+    path: Path | str,
+    name: str = "auto",
+    seconds: float | None = None,
+    gap: float = 0.0,
+    output: Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Solve the instance in a file by a solver of this name; what `partita solve --json` prints.
+
+    The seconds count from here, reading included. A choice is priced again on the instance as it was read, and then
+    kept in the file `output`. Raises PartitaError where a file or the solver does not suit.
+    """
+    started = time.perf_counter()
+    if output is not None:
+        check_file_writable(output)
+    backend, instance = solver(name), read_instance(path)
+    network = instance.network() if isinstance(instance, Contest) else instance
+    if not backend.accepts(network):
+        why = ": its numbers are too large to add up exactly" if name == "auto" else "; `--solver auto` may"
+        raise PartitaError(f"{name} cannot solve {path}{why}")
+    read = time.perf_counter() - started
+    left = float("inf") if seconds is None else seconds_left(seconds, read)
+    answer = backend.solve(network, Limits(left, progress=progress, gap=gap))
+    summary = _summary(answer) | {"seconds": time.perf_counter() - started, "seconds_reading": read}
+    if answer.assignment is None:
+        return summary
+    if isinstance(instance, Contest):
+        verdict = instance.evaluate(answer.assignment)
+        if not verdict.feasible or verdict.cost != answer.objective:
+            why = verdict.why or f"it costs {verdict.cost}, not {answer.objective}"
+            raise PartitaError(f"the answer of {name} does not hold on {path}: {why}")
+        summary["evaluated"] = verdict.cost
+    if output is None:
+        return summary
+    if isinstance(instance, Contest):
+        instance.write(output, answer.assignment)
+    else:
+        write_atomically(output, f"{summary['assignment']}\n")
+    return summary | {"output": str(output)}
+
+
+def seconds_left(limit: float, spent: float) -> float:
+    """What a solver may take of a time limit, so that its answer is there before the end."""
+    return max(0.0, limit - min(_REST[0] * limit, _REST[1]) - spent)
+
+
+def _summary(answer: Solution) -> dict[str, Any]:
+    return {
+        "status": answer.status.value,
+        "objective": answer.objective,
+        "bound": answer.bound if -INFINITE < answer.bound < INFINITE else None,
+        "gap": answer.gap,
+        "seconds": answer.seconds,
+        "source": answer.source,
+        "words": answer.words,
+        "assignment": None if answer.assignment is None else [int(option) for option in answer.assignment],
+    }

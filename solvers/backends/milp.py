@@ -1,0 +1,45 @@
+"""MILP: the network reduced, then linear program, reduced-cost fixing and mixed-integer program (`flat/integer.py`)."""
+
+from __future__ import annotations
+
+from ...formulation.network.network import Network
+from ...formulation.network.pairwise import pairwise
+from ..elimination.transient_memory import EXTRAS, has_extras
+from ..protocol import NO_LIMITS, Limits, Search, Solution
+from ..wide.close import close, reduction
+from ..wide.form import fits, flattened
+from ..wide.solve_reduced import solve_instead
+
+_MOST_PAIRS = 1_000_000  # entries that reduction may leave; beyond, the linear program alone takes minutes
+
+
+class MILP:
+    """Exact for any network that reduction brings to a moderate size; chains are ignored.
+
+    Switches become options (`pairwise`), which has no place for what they use for a while.
+    """
+
+    name = "milp"
+
+    def accepts(self, network: Network) -> bool:
+        """Whether reduction can add up the totals; what it leaves may be too large."""
+        return not has_extras(network) and fits(flattened(pairwise(network).network))
+
+    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
+        """The best assignment, or the best found within the limits and a proved bound."""
+        search = Search(network, limits, self.name)
+        if has_extras(network):
+            return search.finish(EXTRAS)
+        if network.switches:
+            pairs = pairwise(network)
+            return search.run(lambda: solve_instead(search, pairs.network, pairs.lift, self.solve))
+        return search.run(lambda: _solve(search))
+
+
+def _solve(search: Search) -> Solution:
+    small = reduction(search)
+    if isinstance(small, Solution):
+        return small
+    if len(small.flat.table) > _MOST_PAIRS:
+        return search.finish(f"too large for one program: {len(small.flat.table)} pairs")
+    return close(search, small)

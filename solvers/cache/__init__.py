@@ -1,0 +1,1 @@
+"""Answers that are kept, in memory and on disk."""

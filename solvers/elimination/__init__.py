@@ -1,0 +1,1 @@
+"""Exact elimination on cost networks: circuits, label lists, memory prices."""

@@ -1,0 +1,244 @@
+"""A cost network compiled for elimination: a circuit of buckets, evaluated in the min-plus semiring.
+
+A bucket joins its inputs over one eliminated variable v and the kept ones x:  out(x) = min_v Σ_j in_j(v, x).
+Equal copies of a chain are compiled once, to a table F over its two boundaries; the chain is a min-plus power of F
+by repeated squaring, again buckets, so L layers cost log L products. A restricted circuit ends in the middle of its
+longest chain instead, so that two lists of half the chain meet there and none of the whole is made. `forward` gives
+the optimum, `backward` (the reverse mode of the same circuit) the best cost of any solution through every option and
+every pair of an edge.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, floor, inf, log2, prod
+from typing import TypeVar
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE, Network
+from .bucket import Bucket, Join
+from .factors import Factor
+from .kernels import Floats, Ints
+from .tables import Tables, backward, forward
+
+_State = TypeVar("_State", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """Slots 0..len(factors)-1 hold the factors, the next the buckets in order; the last bucket is the optimum.
+
+    `leaves` are the factors without what has no choice, as the slots hold them: a table of many variables of one option
+    each would have more dims than numpy can count.
+
+    `kept[d]` are the options left in domain d, as the network numbers them; variable v has domain `domain[v]`
+    (equal copies and the boundaries of a chain share). `copies` holds the slot of each chain's F, `blocks` those of
+    parts that were eliminated first.
+    """
+
+    network: Network
+    factors: tuple[Factor, ...]
+    leaves: tuple[Factor, ...]
+    buckets: tuple[Bucket, ...]
+    domain: tuple[int, ...]
+    kept: Mapping[int, Ints]
+    copies: tuple[int, ...]
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def root(self) -> int:
+        return len(self.factors) + len(self.buckets) - 1
+
+    @property
+    def options(self) -> int:
+        """How many options are left, equal copies counted once."""
+        return sum(len(k) for k in self.kept.values())
+
+    def work(self, axes: int) -> float:
+        """Additions of the buckets that differ, if all but switches had their options on each of so many axes."""
+        different = {(b.dims, b.modes, tuple(kept for _, kept in b.inputs)) for b in self.buckets}
+        return float(sum(modes * (prod(dims) // modes) ** axes for dims, modes, _ in different))
+
+    @cached_property
+    def in_all(self) -> tuple[int, int]:
+        """The entries of all tables together, and the additions that make them; what is equal by its form, once."""
+        known: dict[Hashable, int] = {}
+        kinds = [known.setdefault((id(f.time), id(f.use)), len(known)) for f in self.leaves]
+        entries = additions = 0
+        for bucket in self.buckets:
+            key = bucket.dims, tuple((kinds[slot], axes) for slot, axes in bucket.inputs)
+            if key not in known:
+                entries, additions = entries + prod(bucket.dims[1:]), additions + prod(bucket.dims)
+            kinds.append(known.setdefault(key, len(known)))
+        return entries, additions
+
+    def below(self, top: Iterable[int], stop: Iterable[int] = ()) -> set[int]:
+        """The slots `top` and all that they are made of, not looking beneath those of `stop`."""
+        found: set[int] = set()
+        stack, closed = list(top), set(stop)
+        while stack:
+            slot = stack.pop()
+            if slot not in found:
+                found.add(slot)
+                if slot >= len(self.factors) and slot not in closed:
+                    stack.extend(child for child, _ in self.buckets[slot - len(self.factors)].inputs)
+        return found
+
+    def rounding(self, price: Sequence[float], total: float) -> float:
+        """How far floats may put a total off: nothing without a price, as integers below 2^53 are exact."""
+        if not any(price):
+            return 0.0
+        return (sum(len(b.inputs) for b in self.buckets) + 8) * 2.0**-52 * (abs(total) + 2 * self.debt)
+
+    @cached_property
+    def debt(self) -> float:
+        """A bound on how much negative costs may take off a total."""
+        many = sum(len(chain) for chain in self.network.chains) + 1
+        return -float(sum(_each(self._times, lambda t: t[t < np.inf].min(initial=0.0)))) * many
+
+    @cached_property
+    def most_cost(self) -> int:
+        """The sum of the largest permitted costs: no feasible assignment of the network costs more."""
+        return self.network.constant + self._sum(self._times, lambda t: t[t < np.inf].max(initial=-INFINITE))
+
+    @cached_property
+    def exact(self) -> bool:
+        """`exact_in_floats`, found from one copy of a chain."""
+        cost = self._sum(self._times, lambda t: np.abs(t[t < np.inf]).max(initial=0))
+        return max(cost, self.most_use, abs(self.network.constant), *self.network.capacities) < 1 << 52
+
+    @cached_property
+    def most_use(self) -> float:
+        """The sum of the largest uses, of whatever capacity."""
+        return self._sum([f.use for f in self.factors], lambda use: use.max(initial=0))
+
+    def exact_price(self, price: Sequence[float]) -> tuple[float, ...]:
+        """The price rounded so that totals of cost and priced use are exact in floats: then equal tables are equal."""
+        most = 1.0 + abs(self.most_cost) + self.debt + sum(price) * self.most_use
+        grain = 2.0 ** min(1000, floor(51 - log2(most)))
+        return tuple(ceil(p * grain) / grain for p in price)
+
+    @property
+    def _times(self) -> list[Floats]:
+        return [f.time for f in self.factors]
+
+    def _sum(self, tables: Sequence[Floats | None], measure: Callable[[Floats], float]) -> int:
+        """The sum of a measure over the factors' tables, those of a chain's copy as often as there are copies."""
+        of = list(map(int, _each(tables, measure)))
+        again = (
+            (len(chain) - 1) * sum(of[slot] for slot in self.below([one]) if slot < len(of))
+            for chain, one in zip(self.network.chains, self.copies, strict=True)
+        )
+        return sum(of) + sum(again)
+
+    def tables(self, time: int, price: Sequence[float]) -> list[Floats]:
+        found: dict[tuple[int, int], Floats] = {}  # equal factors give one table
+        for f in self.leaves:
+            if (id(f.time), id(f.use)) not in found:
+                found[id(f.time), id(f.use)] = f.priced(time, price)
+        return [found[id(f.time), id(f.use)] for f in self.leaves]
+
+    def forward(self, tables: Iterable[Floats], until: float = inf) -> Tables:
+        """The table of every slot; the root's only entry is the optimum, +inf when there is none."""
+        return forward(tables, self.buckets, until)
+
+    def backward(self, slots: Tables, until: float = inf) -> Tables:
+        """The best total through every entry of every slot, least over all the places of a shared one."""
+        return backward(slots, self.buckets, until)
+
+    def decode(self, slots: Tables) -> tuple[int, ...]:
+        """A best assignment in the network's options; ties go to the lower option, bucket by bucket."""
+
+        start: list[tuple[int, tuple[int, ...], int]] = [(self.root, (), 0)]
+        return self.assemble(start, lambda slot, values: self._best(slots, slot, values))
+
+    def totals(self, slots: Tables) -> tuple[int, tuple[int, ...]]:
+        """Cost, without the constant, and use of the assignment that `decode` gives, in time that grows with log L.
+
+        Equal entries are counted, from the root down to the factors, instead of visited.
+        """
+        cost, use = 0, [0] * len(self.network.capacities)
+        many: list[dict[tuple[int, ...], int]] = [{} for _ in slots]
+        many[self.root][()] = 1
+        known: dict[object, tuple[int, list[int]]] = {}
+        for slot in range(self.root, len(self.factors) - 1, -1):
+            for values, n in many[slot].items():
+                states = self._best(slots, slot, values)[1]
+                for (child, _), state in zip(self.buckets[slot - len(self.factors)].inputs, states, strict=True):
+                    many[child][state] = many[child].get(state, 0) + n
+        for leaf, entries in zip(self.leaves, many, strict=False):
+            for values, n in entries.items():
+                key = id(leaf.time), id(leaf.use), values
+                if key not in known:
+                    known[key] = (
+                        int(leaf.time[values]),
+                        [] if leaf.use is None else leaf.use[values].astype(int).tolist(),
+                    )
+                its_cost, its_use = known[key]
+                cost += n * its_cost
+                for r, u in enumerate(its_use):
+                    use[r] += n * u
+        return cost, tuple(use)
+
+    def _best(self, slots: Tables, slot: int, values: tuple[int, ...]) -> tuple[int, list[tuple[int, ...]]]:
+        """The best option of a bucket's variable at an entry of its table, and the entries of its inputs."""
+        bucket = self.buckets[slot - len(self.factors)]
+        key = slots.made[slot], values
+        if key not in slots.choices:
+            slots.choices[key] = Join(bucket, slots.arrays).best(values)
+        here = (slots.choices[key], *values)
+        return here[0], [tuple([here[a] for a in axes]) for _, axes in bucket.inputs]
+
+    def assemble(
+        self,
+        starts: list[tuple[int, _State, int]],
+        choose: Callable[[int, _State], tuple[int, list[_State]]],
+        given: Mapping[int, int] | None = None,
+    ) -> tuple[int, ...]:
+        """The assignment found by descending from `starts`: (slot, state, index of the copy it begins with).
+
+        `choose` gives, for the state of a bucket, the option of its variable and the states of its inputs; `given`
+        are the options of variables that are known.
+        """
+        picks = [0] * len(self.network.variables)
+        copy_of = {one: c for c, one in enumerate(self.copies)}
+        inside: dict[tuple[int, _State], dict[int, int]] = {}  # the interior of a copy, by its state
+        chosen: dict[tuple[int, _State], tuple[int, list[_State]]] = {}
+        rest = dict(given or {})
+        placed: list[tuple[int, int, dict[int, int]]] = []
+        stack = [(slot, state, at, rest) for slot, state, at in starts]
+        while stack:
+            slot, state, at, found = stack.pop()
+            if slot in copy_of and found is rest:
+                new = (slot, state) not in inside
+                found = inside.setdefault((slot, state), {})
+                placed.append((copy_of[slot], at, found))
+                if not new:
+                    continue
+            if slot < len(self.factors):
+                continue
+            bucket = self.buckets[slot - len(self.factors)]
+            if (slot, state) not in chosen:
+                chosen[slot, state] = choose(slot, state)
+            option, states = chosen[slot, state]
+            if bucket.half:
+                picks[self.network.chains[bucket.chain].boundaries[at + bucket.half]] = option
+            elif bucket.variable is not None:
+                found[bucket.variable] = option
+            for k, (child, _) in enumerate(bucket.inputs):
+                stack.append((child, states[k], at + bucket.start + bucket.half * (k > 0), found))
+        for c, i, found in placed:
+            copies = self.network.chains[c].copies
+            for v, first in zip(copies[i], copies[0], strict=True):
+                picks[v] = found.get(first, 0)
+        for v, x in rest.items():
+            picks[v] = x
+        kept = {d: options.tolist() for d, options in self.kept.items()}
+        return tuple([kept[d][x] for d, x in zip(self.domain, picks, strict=True)])
+
+
+def _each(tables: Sequence[Floats | None], measure: Callable[[Floats], float]) -> list[float]:
+    """A measure of every table, taken once of those that are the same; 0 where there is none."""
+    known = {id(t): 0.0 if t is None else measure(t) for t in {id(t): t for t in tables}.values()}
+    return [known[id(t)] for t in tables]

@@ -1,0 +1,108 @@
+"""The tables of a cost network as floats, exact below 2^53."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE, Network, Table
+from .kernels import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factor:
+    """A table of the network over some variables: `time` +inf where forbidden, `use` [..., R] or None.
+
+    With `rows` [P, 2], `use` [..., P] counts as that of a `Variable` with them; the factors of a circuit have none.
+    `extra` [...] is what the switch scope[0] uses for a while. Of equal copies only the first has factors. The floats
+    hold integers below 2^53, exactly.
+    """
+
+    scope: tuple[int, ...]
+    time: Floats
+    use: Floats | None
+    rows: Ints | None = None
+    extra: Floats | None = None
+
+    def priced(self, time: int, price: Sequence[float]) -> Floats:
+        """time * cost + Σ_r price_r * use_r, +inf where forbidden; `time` is 0 or 1."""
+        table = self.time if time == 1 else np.where(self.time < np.inf, 0.0, np.inf)
+        if self.use is not None:
+            for r, p in enumerate(price):
+                if p:
+                    table = table + self.use[..., r] * p
+        return table
+
+    def narrow(self) -> "Factor":
+        """The same without the variables that have no choice; where none has one, over the first of them."""
+        keep = [k for k, n in enumerate(self.time.shape) if n > 1] or [0]
+        if len(keep) == len(self.scope):
+            return self
+        shape = [self.time.shape[k] for k in keep]
+        use = None if self.use is None else self.use.reshape(*shape, -1)
+        extra = None if self.extra is None else self.extra.reshape(shape)
+        return Factor(tuple(self.scope[k] for k in keep), self.time.reshape(shape), use, self.rows, extra)
+
+    def take(self, options: Sequence[Ints]) -> "Factor":
+        """The same over some of the options."""
+        at = np.ix_(*options)
+        use, extra = (None if table is None else table[at] for table in (self.use, self.extra))
+        return Factor(self.scope, self.time[at], use, self.rows, extra)
+
+
+def dense(network: Network) -> Network:
+    """The same network without `rows`: every variable with its use of every capacity."""
+    if all(v.rows is None for v in network.variables):
+        return network
+    count = len(network.capacities)
+    return replace(network, variables=tuple(replace(v, use=v.dense(count), rows=None) for v in network.variables))
+
+
+def reachable(network: Network) -> Network:
+    """The same network; capacities that no floats hold become what all uses add up to, which binds as little."""
+    if max(network.capacities, default=0) < 1 << 52:
+        return network
+    uses = [t for term in network.terms() for t in (term.use, term.extra) if t is not None]
+    most = _sum_of(uses, lambda t: t.max(initial=0))
+    return replace(network, capacities=tuple(min(capacity, most) for capacity in network.capacities))
+
+
+def network_factors(
+    network: Network, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None
+) -> list[Factor]:
+    """The factors of some variables and edges (all)."""
+    known: dict[int, Floats] = {}
+    used: dict[int, Floats | None] = {}
+    factors = []
+    for term in network.terms(variables, edges):
+        use, extra = (None if table is None else _uses(table, used) for table in (term.use, term.extra))
+        factors.append(Factor(term.scope, _floats(term.cost, known), use, term.rows, extra))
+    return factors
+
+
+def _floats(cost: Ints, known: dict[int, Floats]) -> Floats:
+    if id(cost) not in known:
+        known[id(cost)] = np.where(cost >= INFINITE, np.inf, cost.astype(np.float64))
+    return known[id(cost)]
+
+
+def _uses(use: Ints, known: dict[int, Floats | None]) -> Floats | None:
+    if id(use) not in known:
+        known[id(use)] = use.astype(np.float64) if use.any() else None
+    return known[id(use)]
+
+
+def exact_in_floats(network: Network) -> bool:
+    """Whether all costs, and all uses, sum to less than 2^52 in absolute value, and the constant is less."""
+    terms = list(network.terms())
+    cost = _sum_of([t.cost for t in terms], lambda t: np.abs(np.where(t >= INFINITE, 0, t)).max())
+    uses = [table for t in terms for table in (t.use, t.extra) if table is not None]
+    use = _sum_of(uses, lambda t: t.max(initial=0))
+    return max(cost, use, abs(network.constant), *reachable(network).capacities) < 1 << 52
+
+
+def _sum_of(tables: Sequence[Table], measure: Callable[[Table], np.int64]) -> int:
+    """The sum of a measure over tables, which is taken once of each."""
+    known = dict(zip(map(id, tables), tables, strict=True))
+    return sum(many * int(measure(known[table])) for table, many in Counter(map(id, tables)).items())

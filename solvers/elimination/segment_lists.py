@@ -1,0 +1,218 @@
+"""A network whose segments are lists: one variable takes the place of all of a segment's, an option of it of a label.
+
+A segment is a copy of a chain, or what a switch outside of chains decides on (a block). Its labels are the nondominated
+(time, use, extra) of every assignment around it, from elimination (`labels.py`); so what segments use for a while is a
+number of each option, and a network without switches remains, of a few variables beside the lists.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE, Chain, Edge, Network, Table, Variable
+from .circuit import Circuit
+from .factors import Factor
+from .kernels import Ints
+from .labels import Listing, enumerate_labels
+from .transient_relaxation import Groups, share, with_factors
+
+_ROUNDED = 1e-12  # by which shares of a price are less, so that floats do not make them more
+
+
+def blocks_of(network: Network) -> tuple[frozenset[int], ...]:
+    """What switches outside of chains decide on, with the variables that only this touches; one where they touch."""
+    chained = {v for c in network.chains for v in (*c.boundaries, *(v for copy in c.copies for v in copy))}
+    near: dict[int, set[int]] = {v: set() for v in range(len(network.variables))}
+    for term in network.terms():
+        for v in term.scope:
+            near[v].update(term.scope)
+    found: list[set[int]] = []
+    for switch in network.switches:
+        if switch.variable in chained:
+            continue
+        block = {switch.variable, *switch.variables} - chained
+        around = set[int]().union(*(near[v] for v in block)) - block - chained
+        while private := {v for v in around if near[v] <= block | {v}}:
+            block |= private
+            around -= private
+        touching = [b for b in found if any(near[v] & b for v in block)]
+        found = [b for b in found if b not in touching] + [block.union(*touching)]
+    return tuple(frozenset(b) for b in found)
+
+
+def list_segments(
+    circuit: Circuit, groups: Groups, price: Sequence[float], most: float, high: int, limit: int, until: float
+) -> "Columns":
+    """The labels of the segments of a circuit `with_means(_, groups)`, or of a plain one where there are no groups.
+
+    Those of solutions of a total of at most `most` that use at most `high` for a while. Raises TooManyError beyond
+    `limit` labels in a slot.
+    """
+    column, prices = _columns(circuit, groups, price)
+    rows = max(1, len(groups))
+    known, extras = [sum(price[:rows]), *price[rows:]], len(prices)
+    wide = _widened(circuit, groups, column, extras)
+    prices = known + prices
+    slots = wide.forward(wide.tables(1, prices), until)
+    through = wide.backward(slots, until)
+    width, tops = len(known), (*wide.copies, *wide.blocks)
+    most_use = np.array([np.inf] * width + [high] * extras)
+    listing = enumerate_labels(wide, prices, slots, through, most + 1.0, limit, until, tops, most_use)
+    segments = []
+    for top in tops:
+        labels, ends = listing.slots[top], wide.buckets[top - len(wide.factors)].kept
+        extra = labels.use[:, width:].max(axis=1)
+        segments.append(Segment(top, ends, labels.at, labels.time, labels.use[:, :width], extra))
+    return Columns(listing, tuple(segments))
+
+
+def _columns(circuit: Circuit, groups: Groups, price: Sequence[float]) -> tuple[dict[int, int], list[float]]:
+    """The column of each switch's extras, no two of a segment alike, and the price of a byte in every column."""
+    network = circuit.network
+    column, prices = dict[int, int](), list[tuple[int, float]]()  # the group of each column, and its price
+    for part in (*(frozenset(chain.copies[0]) for chain in network.chains), *blocks_of(network)):
+        taken = set[int]()
+        for z in (s.variable for s in network.switches if s.variable in part):
+            group = next((g for g, group in enumerate(groups) if z in group), -1)
+            free = next((k for k, (g, _) in enumerate(prices) if g == group and k not in taken), len(prices))
+            if free == len(prices):
+                prices.append((group, price[group] / len(groups[group]) * (1 - _ROUNDED) if group >= 0 else 0.0))
+            taken.add(free)
+            column[z] = free
+    return column, [p for _, p in prices]
+
+
+def _widened(circuit: Circuit, groups: Groups, column: Mapping[int, int], extras: int) -> Circuit:
+    """The circuit with what is used in truth, then a column for the extras of each switch of a segment."""
+    rows = max(1, len(groups))
+
+    def widened(f: Factor) -> Factor:
+        if f.use is None and f.extra is None:
+            return f
+        used = np.zeros((*f.time.shape, count)) if f.use is None else f.use
+        use = np.concatenate([used[..., :1], used[..., rows:], np.zeros((*f.time.shape, extras))], axis=-1)
+        if f.extra is not None:
+            if groups and f.scope[0] in groups[0]:
+                use[..., 0] -= share(f, groups[0])
+            use[..., count - rows + 1 + column[f.scope[0]]] = f.extra
+        return replace(f, use=use)
+
+    first, *others = circuit.network.capacities
+    count = len(circuit.network.capacities)
+    capacities = (first, *others[rows - 1 :], *[0] * extras)
+    return with_factors(circuit, capacities, [widened(f) for f in circuit.factors])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """N labels: what the variables `ends` around it take, `at` [E, N], `time` [N], `use` [N, R], `extra` [N]."""
+
+    slot: int
+    ends: tuple[int, ...]
+    at: Ints
+    time: Ints
+    use: Ints
+    extra: Ints
+
+    def variable(self, labels: Ints) -> Variable:
+        """The choice among some labels."""
+        return Variable("labels", self.time[labels], self.use[labels])
+
+    def link(self, end: int, options: int, labels: Ints) -> Table:
+        """[options, labels]: 0 where the variable of an end takes what the label has there, else INFINITE."""
+        return np.where(self.at[end, labels] == np.arange(options)[:, None], 0, INFINITE).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The lists of a circuit's segments: of the first copy of each chain, then of the blocks.
+
+    `order`: what each variable of a network of them is: (v, -1, 0) the variable v of the circuit's, (_, k, i) the label
+    of segment k in the copy i of its chain. They stand as the circuit's do.
+    """
+
+    listing: Listing
+    segments: tuple[Segment, ...]
+
+    @cached_property
+    def levels(self) -> list[int]:
+        """What labels use for a while, in ascending order."""
+        found: list[int] = np.unique(np.concatenate([s.extra for s in self.segments])).tolist()
+        return found
+
+    @cached_property
+    def order(self) -> list[tuple[int, int, int]]:
+        network, ends = self.listing.circuit.network, {v for s in self.segments for v in s.ends}
+        alone = ends.union(*(f.scope for f in self._rest), *(chain.boundaries for chain in network.chains))
+        found = [(v, -1, 0) for v in alone]
+        for k, segment in enumerate(self.segments):
+            copies = network.chains[k].copies if k < len(network.chains) else (segment.ends,)
+            found += [(min(copy, default=-1), k, i) for i, copy in enumerate(copies)]
+        return sorted(found)
+
+    @cached_property
+    def _rest(self) -> list[Factor]:
+        """The factors outside of segments."""
+        circuit = self.listing.circuit
+        inside = circuit.below(segment.slot for segment in self.segments)
+        return [f for slot, f in enumerate(circuit.factors) if slot not in inside]
+
+    @cached_property
+    def _outside(self) -> tuple[dict[int, Variable], list[Edge]]:
+        """The variables outside of segments, by their numbers in the circuit's network, and their edges."""
+        count = self.segments[0].use.shape[1]
+        variables = {}
+        for v in (v for v, k, _ in self.order if k < 0):
+            size = self._size(v)
+            zeros = np.zeros(size, np.int64), np.zeros((size, count), np.int64)
+            variables[v] = Variable(self.listing.circuit.network.variables[v].name, *zeros)
+        edges = []
+        for f in self._rest:
+            cost = np.where(f.time < np.inf, f.time, INFINITE).astype(np.int64)
+            use = np.zeros((*cost.shape, count)) if f.use is None else f.use[..., :count]
+            if len(f.scope) == 1:
+                variables[f.scope[0]] = replace(variables[f.scope[0]], cost=cost, use=use.astype(np.int64))
+            else:
+                u, v = f.scope
+                edges.append(Edge(u, v, cost, None if f.use is None else use.astype(np.int64)))
+        return variables, edges
+
+    def _size(self, variable: int) -> int:
+        circuit = self.listing.circuit
+        return len(circuit.kept[circuit.domain[variable]])
+
+    def within(self, high: int) -> list[Ints] | None:
+        """The labels of each segment that use at most `high` for a while; None where one has none."""
+        labels = [np.flatnonzero(s.extra <= high) for s in self.segments]
+        return labels if all(map(len, labels)) else None
+
+    def network(self, labels: Sequence[Ints], capacities: tuple[int, ...]) -> Network:
+        """The network of some labels of each segment."""
+        whole, (outside, edges) = self.listing.circuit.network, self._outside
+        at = {place if place[1] >= 0 else place[0]: n for n, place in enumerate(self.order)}
+        own = [s.variable(kept) for s, kept in zip(self.segments, labels, strict=True)]
+        variables = tuple(outside[v] if k < 0 else own[k] for v, k, _ in self.order)
+        edges = [replace(e, u=at[e.u], v=at[e.v]) for e in edges]
+        for k, (segment, kept) in enumerate(zip(self.segments, labels, strict=True)):
+            links = [segment.link(j, self._size(v), kept) for j, v in enumerate(segment.ends)]
+            for place in (place for place in self.order if place[1] == k):
+                i = place[2]
+                ends = whole.chains[k].boundaries[i : i + 2] if k < len(whole.chains) else segment.ends
+                edges += [Edge(at[v], at[place], link) for v, link in zip(ends, links, strict=True)]
+        chains = tuple(
+            Chain(tuple(at[b] for b in chain.boundaries), tuple((at[place],) for place in self.order if place[1] == k))
+            for k, chain in enumerate(whole.chains)
+        )
+        return Network(variables, tuple(edges), capacities, whole.constant, chains)
+
+    def assemble(self, labels: Sequence[Ints], assignment: Sequence[int]) -> tuple[int, ...]:
+        """The assignment of the circuit's network that one of `network` stands for."""
+        given, starts = dict[int, int](), list[tuple[int, int, int]]()
+        for (v, k, i), x in zip(self.order, assignment, strict=True):
+            if k < 0:
+                given[v] = x
+            else:
+                starts.append((self.segments[k].slot, int(labels[k][x]), i))
+        return self.listing.circuit.assemble(starts, self.listing.choose, given)

@@ -1,0 +1,148 @@
+"""The tables of a circuit's slots, in which what is equal but for a constant is computed and kept once.
+
+Along equal layers the messages of elimination soon repeat but for a constant, as powers in the min-plus semiring do, so
+a deep network costs little more than a shallow one even where it cannot be cut into a chain. Equality is that of the
+numbers, of a table less its least entry.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from time import perf_counter
+from typing import overload
+
+import numpy as np
+
+from ..protocol import OutOfTimeError
+from .bucket import Bucket, Join
+from .kernels import Floats, fingerprint
+
+
+@dataclass(eq=False)
+class Tables(Sequence[Floats]):
+    """One table a slot: entry i is `arrays[i] + offsets[i]`; those of equal `kinds` share their array.
+
+    `made[i]` tells what a bucket's table was made of: equal ones choose alike, as `choices` remembers.
+    """
+
+    arrays: list[Floats] = field(default_factory=list)
+    offsets: list[float] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)
+    choices: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
+
+    @overload
+    def __getitem__(self, index: int) -> Floats: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Floats]: ...
+    def __getitem__(self, index: int | slice) -> Floats | list[Floats]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        table: Floats = self.arrays[index] + self.offsets[index] if self.offsets[index] else self.arrays[index]
+        return table
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def put(self, index: int, array: Floats, offset: float, kind: int) -> None:
+        self.arrays[index], self.offsets[index], self.kinds[index] = array, offset, kind
+
+    def append(self, array: Floats, offset: float, kind: int, made: int = -1) -> None:
+        self.arrays.append(array)
+        self.offsets.append(offset)
+        self.kinds.append(kind)
+        self.made.append(made)
+
+
+class Kinds:
+    """Numbers tables by what they hold, up to a constant, and remembers what was computed of them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        self._arrays: list[Floats] = []
+        self._known: dict[int, tuple[Floats, tuple[Floats, float, int]]] = {}
+        self._memo: dict[Hashable, list[tuple[Floats, float, int]]] = {}
+
+    def of(self, table: Floats) -> tuple[Floats, float, int]:
+        """The table less its least entry, that entry, and the number."""
+        if id(table) in self._known:
+            return self._known[id(table)][1]
+        least = float(table.min(initial=inf))
+        least = least if np.isfinite(least) else 0.0
+        plain = np.asarray(table - least if least else table, order="C")
+        alike = self._numbers.setdefault((int(fingerprint(plain.reshape(-1))), plain.shape), [])
+        number = next((n for n in alike if np.array_equal(self._arrays[n], plain)), len(self._arrays))
+        if number == len(self._arrays):
+            self._arrays.append(plain)
+            alike.append(number)
+        found = self._arrays[number], least, number
+        self._known[id(table)] = table, found  # the table is held, so that its id stays its own
+        return found
+
+    def once(self, key: Hashable, make: Callable[[], Iterable[Floats]]) -> list[tuple[Floats, float, int]]:
+        """What `make` computes, once for every key."""
+        if key not in self._memo:
+            self._memo[key] = [self.of(table) for table in make()]
+            self._known.clear()  # temporaries of one call
+        return self._memo[key]
+
+
+def forward(tables: Iterable[Floats], buckets: Iterable[Bucket], until: float = inf) -> Tables:
+    """The table of every slot: the factors' `tables`, then the buckets in order; see `check_clock` for `until`."""
+    kinds, slots, numbers = Kinds(), Tables(), dict[Hashable, int]()
+    for table in tables:
+        slots.append(*kinds.of(table))
+    for bucket in buckets:
+        check_clock(until)
+        key = bucket.dims, tuple((slots.kinds[child], axes) for child, axes in bucket.inputs)
+        ((array, offset, kind),) = kinds.once(key, lambda b=bucket: [Join(b, slots.arrays).forward()])  # type: ignore[misc]
+        slots.append(
+            array,
+            offset + sum(slots.offsets[child] for child, _ in bucket.inputs),
+            kind,
+            numbers.setdefault(key, len(numbers)),
+        )
+    return slots
+
+
+def check_clock(until: float) -> None:
+    """Raise OutOfTimeError after `until`, in seconds of `time.perf_counter`."""
+    if perf_counter() > until:
+        raise OutOfTimeError
+
+
+def backward(slots: Tables, buckets: Sequence[Bucket], until: float = inf) -> Tables:
+    """The best total through every entry of every slot, least over all the places of a shared one."""
+    kinds, first = Kinds(), len(slots) - len(buckets)
+    through = Tables([np.full(0, inf)] * len(slots), [0.0] * len(slots), [-1] * len(slots))
+    root = len(slots) - 1
+    through.put(root, *kinds.of(slots[root]))
+    for index in range(root, first - 1, -1):
+        check_clock(until)
+        bucket = buckets[index - first]
+        least = slots.offsets[index] - sum(slots.offsets[child] for child, _ in bucket.inputs)
+        key = "outside", through.kinds[index], slots.kinds[index]
+        ((outside, offset, kind),) = kinds.once(
+            key,
+            lambda i=index: [outside_of(through.arrays[i], slots.arrays[i])],  # type: ignore[misc]
+        )
+        total = through.offsets[index] + offset - least
+        places = bucket.dims, kind, tuple((slots.kinds[child], axes) for child, axes in bucket.inputs)
+
+        def marginals(b: Bucket = bucket, o: Floats = outside, i: int = index, low: float = least) -> list[Floats]:
+            return Join(b, slots.arrays).backward(o, o + slots.arrays[i] + low)
+
+        for (child, _), (array, low, number) in zip(bucket.inputs, kinds.once(places, marginals), strict=True):
+            if through.kinds[child] < 0:
+                through.put(child, array, total + low, number)
+            else:
+                both = np.minimum(through[child], array + (total + low))
+                through.put(child, *kinds.of(both))
+    return through
+
+
+def outside_of(through: Floats, inside: Floats) -> Floats:
+    """What the rest of the network adds to each entry, +inf where there is no entry."""
+    out = np.full(inside.shape, inf)
+    np.subtract(through, inside, out=out, where=through < inf)
+    return out

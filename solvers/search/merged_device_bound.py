@@ -1,0 +1,99 @@
+"""What no placement goes below: a stage whose devices compute, and keep, as one device that is as fast and as large.
+
+On any mesh a device has at least its even share of all arithmetic, of all memory traffic and of every tensor that is
+kept, launches every kernel, and sends something besides. So the plan of one device that is all devices of a stage at
+once is a bound for every mesh and every placement, of which there is one network for each number of stages and of
+micro-batches, with one option for most nodes. It knows of memory: where all placements have to compute segments again,
+so has it to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
+
+import numpy as np
+
+from ...formulation.bundles.bundles import find_bundles
+from ...formulation.encoding.encode import encode
+from ...formulation.encoding.encoding import Encoding
+from ...formulation.encoding.shared_tables import Tables
+from ...formulation.pipeline.configuration import rows
+from ...formulation.placement.placement import Placement
+from ...formulation.weights.reserve import fixed_bytes
+from ...model.machine.machine import merged
+from ...model.machine.roofline import precision
+from .part_bounds import Answer, Query
+from .parts import Networks
+from .pipeline_problem import Whole
+from .shortest_cut import Times
+from .state import Effort
+
+_ONE = Placement((1,), ((1,),))
+
+
+@dataclass
+class Even(Networks):
+    """The parts of a model on merged devices; of the configuration only the stages and the micro-batches count."""
+
+    @property
+    def merged(self) -> int:
+        return self.whole.question.machine.devices // self.configuration.devices
+
+    @property
+    def handed(self) -> Times:
+        """[n]: the least over all places of the pipeline."""
+        own, hierarchy = self.configuration, self.whole.question.machine.hierarchy
+        places = rows(hierarchy, own.devices)
+        return reduce(np.minimum, (self.whole.handed(own.along(row)) for row in places))
+
+    def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
+        """What bounds the least time of a part: nothing is one solution for all placements."""
+        return replace(super().solve(i, j, query, effort), objective=None, assignment=None)
+
+    def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
+        own = self.configuration
+        q, kept = self.whole.question, in_flight or own.in_flight(0)
+        modes = own.modes(q.recompute if in_flight else q.fastest)
+        return _encoding(self.whole, self.merged, own.micro_batches, i, j, kept, modes, own.versions, own.later)
+
+
+@lru_cache(maxsize=4)
+def _encoding(
+    whole: Whole,
+    devices: int,
+    micro_batches: int,
+    i: int,
+    j: int,
+    in_flight: int,
+    modes: tuple[str, ...],
+    versions: int,
+    later: int,
+) -> Encoding:
+    """The network of a part on so many devices merged. Branches that may run side by side launch nothing there."""
+    q = whole.question
+    graph, form = whole.graph(i, j, micro_batches), precision(q.dtype)
+    machine = merged(q.machine, devices, launches=not (q.bundles and find_bundles(graph)))
+    apart = devices * (q.machine.device.capacity_bytes - fixed_bytes(graph, form, devices, micro_batches))
+    return encode(
+        graph,
+        machine,
+        _ONE,
+        micro_batches=micro_batches,
+        dtype=q.dtype,
+        optimizer=q.optimizer,
+        capacity_bytes=apart + fixed_bytes(graph, form, 1, micro_batches),
+        bundles=False,
+        in_flight=in_flight,
+        recompute=modes,
+        offload=q.offload,
+        shared=_tables(whole, devices, micro_batches),
+        versions=versions,
+        later=later,
+    )
+
+
+@lru_cache(maxsize=2)
+def _tables(whole: Whole, devices: int, micro_batches: int) -> Tables:
+    """What the parts have in common."""
+    return Tables()

@@ -1,0 +1,305 @@
+"""The parts of a model as cost networks: encoded when they are asked for, their ends and shared weights restricted.
+
+What a process has encoded last is kept, since a part is asked several times: without a limit of memory, then with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil
+from time import monotonic
+
+import numpy as np
+import numpy.typing as npt
+
+from ...formulation.encoding.encode import encode
+from ...formulation.encoding.encoding import Encoding
+from ...formulation.encoding.shared_tables import Tables
+from ...formulation.network.network import INFINITE, Edge, Network, Table, Tables3, evaluate
+from ...formulation.pipeline.configuration import Configuration
+from ...formulation.pipeline.stage_transfers import transfer_price
+from ...model.errors import PartitaError
+from ...model.graph.layout import Layout, P
+from ...model.machine.machine import stage_machine
+from ..backends.table_spread import balanced
+from ..protocol import INTERRUPTED, Limits, Solution, Solver, Status
+from .part_bounds import ANY, Answer, Ends, Letters, Need, Query, Side
+from .pipeline_problem import Whole
+from .shortest_cut import Times
+from .state import Effort, Level
+from .unpipelined import least_use, unbounded
+from .zero_bubble_bound import Waits
+
+Choices = tuple[int, tuple[Layout, ...]]
+"""A variable, and the layout that each of its options stands for."""
+
+
+@lru_cache(maxsize=6)
+def encoding(whole: Whole, configuration: Configuration, i: int, j: int, in_flight: int) -> Encoding:
+    """The cost network of part (i, j), with so many micro-batches in flight (0: where memory is no matter)."""
+    q, row = whole.question, configuration.row
+    graph = whole.graph(i, j, configuration.micro_batches)
+    names = {node.name for node in graph.nodes}
+    return encode(
+        graph,
+        stage_machine(q.machine, row),
+        configuration.placement,
+        micro_batches=configuration.micro_batches,
+        dtype=q.dtype,
+        optimizer=q.optimizer,
+        fixed={name: rows for name, rows in q.fixed.items() if name in names},
+        balance=balanced,
+        bundles=q.bundles,
+        offload=q.offload,
+        in_flight=in_flight or configuration.in_flight(0),
+        recompute=configuration.modes(q.recompute if in_flight else q.fastest),
+        transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
+        shared=_tables(whole, configuration),
+        versions=configuration.versions,
+        later=configuration.later,
+    )
+
+
+@lru_cache(maxsize=2)
+def _tables(whole: Whole, configuration: Configuration) -> Tables:
+    """What the parts of one configuration have in common."""
+    return Tables()
+
+
+@dataclass
+class Networks:
+    """The parts of a model in one configuration, as a solver of cost networks finds their times.
+
+    `options` are those of the largest network so far, `solving` the seconds inside the solver.
+    """
+
+    whole: Whole
+    configuration: Configuration
+    solver: Solver
+    options: int = 0
+    solving: float = 0.0
+
+    @property
+    def merged(self) -> int:
+        """Of how many devices the memory that a network speaks of is."""
+        return 1
+
+    @property
+    def floors(self) -> Times:
+        return self.whole.floors(self.configuration)
+
+    @property
+    def handed(self) -> Times:
+        return self.whole.handed(self.configuration)
+
+    @property
+    def waits(self) -> Waits | None:
+        return self.whole.waits(self.configuration)
+
+    @property
+    def stages(self) -> npt.NDArray[np.bool_]:
+        """All parts but the whole, or the whole alone."""
+        count = self.whole.count
+        found = np.triu(np.ones((count, count), dtype=np.bool_), 1)
+        found[0, -1] = False
+        return found if self.configuration.devices > 1 else np.triu(~found, count - 1)
+
+    def kind(self, i: int, j: int) -> Hashable:
+        return self.whole.kind(i, j)
+
+    def group(self, boundary: int) -> Hashable:
+        return self.whole.group(boundary)
+
+    def shared(self, i: int, j: int) -> tuple[bool, ...]:
+        return self.whole.shared(i, j)
+
+    def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
+        return encoding(self.whole, self.configuration, i, j, in_flight)
+
+    def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
+        """The least time of a part. Without a limit of memory only a bound is sought, one for what is inside."""
+        try:
+            found = self.encoding(i, j, query.in_flight)
+        except PartitaError as refusal:  # something cannot be cut so finely
+            return Answer(INFINITE, refusal=str(refusal))
+        variables, whole = _Variables(found, tuple(self.whole.weights)), (i, j) == (0, self.whole.count - 1)
+        within = found.network if whole else self._inside(found, variables, i, j)
+        if query.in_flight == 0:
+            free = replace(within, capacities=(unbounded(within),))
+            bound = self._solved(free, effort).bound
+            return Answer(bound, inside=bound)
+        bounded = effort.level is Level.BOUNDED
+        network = self._in_share(within if bounded else variables.restricted(query))
+        solution = self._solved(network, effort)
+        prices = tuple(p * self.merged for p in solution.prices if any(solution.prices))
+        if solution.status is Status.INFEASIBLE:
+            missing = (least_use(network) - network.capacities[0]) // self.merged  # but for what is used for a while
+            return Answer(INFINITE, inside=INFINITE if bounded else 0, missing=max(0, missing))
+        inside = solution.bound if bounded else 0
+        if solution.assignment is None or (bounded and not whole):
+            return Answer(solution.bound, inside=inside, prices=prices)
+        ends, flights = variables.ends(solution.assignment), query.in_flight
+        return Answer(solution.bound, solution.objective, flights, ends, solution.assignment, inside, prices=prices)
+
+    def decoded(self, i: int, j: int, in_flight: int, answer: Answer) -> tuple[Encoding, tuple[int, ...]]:
+        """The network of a stage, and its assignment for an answer that a part of its kind gave."""
+        found = self.encoding(i, j, in_flight)
+        assert answer.assignment is not None and answer.objective is not None
+        verdict = evaluate(found.network, answer.assignment)
+        assert verdict.feasible and verdict.cost == answer.objective, (verdict, answer.objective)
+        return found, answer.assignment
+
+    def _inside(self, found: Encoding, variables: _Variables, i: int, j: int) -> Network:
+        """What a part costs at the least inside of a larger one: ends in whatever layouts, and handed on for nothing.
+
+        Without what other parts may have too: weights of several stages, and nodes that each stage computes itself.
+        """
+        shared, sent = _of_nodes(found, self.whole.repeated(i, j)), {variable for variable, _ in variables.right}
+        ends = sent | {variable for variable, _ in variables.left}
+        return replace(_without(found.network, cost=shared | sent, own=ends), constant=0)
+
+    def need(self, i: int, j: int, in_flight: int) -> Need:
+        """The least memory of a part inside of any other, whatever time it takes; nothing where it cannot be cut."""
+        try:
+            found = self.encoding(i, j, in_flight)
+        except PartitaError:
+            return Need(0, INFINITE)
+        variables = _Variables(found, tuple(self.whole.weights))
+        shared = self.whole.repeated(i, j) | self.whole.held_elsewhere(i, j)
+        ends = {variable for variable, _ in (*variables.left, *variables.right)}  # inside there are no messages
+        within = self._in_share(_without(found.network, use=_of_nodes(found, shared), lone=ends))
+        stored = [None if own is None else found.network.variables[own[0]].use for own in variables.stored]
+        least = tuple(0 if use is None else int(use.min()) for use in stored)
+        return Need(least_use(within), within.capacities[0], least)
+
+    def _in_share(self, network: Network) -> Network:
+        """The network with a stage's part of the memory, where a device has several stages."""
+        capacity = self.whole.question.machine.device.capacity_bytes
+        others = self.merged * (capacity - capacity // self.configuration.chunks)
+        return replace(network, capacities=(network.capacities[0] - others,)) if others else network
+
+    def _solved(self, network: Network, effort: Effort) -> Solution:
+        cutoff, level = None, effort.level
+        if effort.cutoff is not None and effort.cutoff < INFINITE:  # a bound must reach it, not only nearly
+            cutoff = ceil(effort.cutoff / (1 - Fraction(effort.gap)))
+        prices = tuple(p / self.merged for p in effort.prices)
+        quick, rough = level in (Level.BOUNDED, Level.PRICED), level is Level.BOUNDED
+        limits = Limits(max(effort.seconds, 0.01), cutoff, None, effort.gap, quick, rough, prices)
+        self.options = max(self.options, sum(len(v.cost) for v in network.variables))
+        began = monotonic()
+        solution = self.solver.solve(network, limits)
+        self.solving += monotonic() - began
+        if solution.words == INTERRUPTED:
+            raise KeyboardInterrupt
+        return solution
+
+
+class _Variables:
+    """The variables of a part that other stages must agree with."""
+
+    def __init__(self, found: Encoding, weights: tuple[str, ...]) -> None:
+        nodes = found.pcg.nodes
+        self.found = found
+        self.left = [self._operator(i) for i, n in enumerate(nodes) if n.op == "receive"]
+        self.right = [self._operator(i) for i, n in enumerate(nodes) if n.op == "send"]
+        stored = {
+            nodes[base].name: (variable, tuple(storage.space.layout(int(c)) for c in storage.codes))
+            for base, (variable, storage) in found.weights.items()
+            if nodes[base].get("stages", 1) > 1
+        }
+        self.stored = [stored.get(name) for name in weights]
+
+    def _operator(self, node: int) -> Choices:
+        variable, domain = self.found.operators[node]
+        ordinary = tuple(domain.output_space.layout(int(code)) for code in domain.output)
+        further = self.found.placed.get(variable, ())
+        return variable, (*ordinary, *(ordinary[placed.option] for placed in further))
+
+    def ends(self, assignment: tuple[int, ...]) -> Ends:
+        def taken(choices: list[Choices]) -> Letters:
+            return tuple(layouts[assignment[variable]] for variable, layouts in choices)
+
+        stored = tuple(None if own is None else own[1][assignment[own[0]]] for own in self.stored)
+        return taken(self.left), taken(self.right), stored
+
+    def restricted(self, query: Query) -> Network:
+        """The network in which layouts that are not meant are forbidden; no stage is handed addends."""
+        network = self.found.network
+        for variable, layouts in self.left:
+            network = _forbid(network, variable, [P in layout for layout in layouts])
+        pairs = [(self.left, query.left), (self.right, query.right)]
+        pairs += [([own], side) for own, side in zip(self.stored, query.shared, strict=True) if own is not None]
+        for choices, side in pairs:
+            if side != ANY:
+                network = _only(network, choices, side)
+        return network
+
+
+def _only(network: Network, choices: list[Choices], side: Side) -> Network:
+    """The network where the layouts of one or two variables are among those meant."""
+    if len(choices) == 1:
+        variable, layouts = choices[0]
+        return _forbid(network, variable, [(layout,) not in side for layout in layouts])
+    (u, before), (v, after) = choices
+    cost = np.array([[0 if (a, b) in side else INFINITE for b in after] for a in before], dtype=np.int64)
+    return replace(network, edges=(*network.edges, Edge(u, v, cost)))
+
+
+def _forbid(network: Network, variable: int, forbidden: Sequence[bool]) -> Network:
+    """The network without some options of a variable, on whose tables no switch decides."""
+    old = network.variables[variable]
+    new = replace(old, cost=np.where(forbidden, INFINITE, old.cost))
+    return replace(network, variables=(*network.variables[:variable], new, *network.variables[variable + 1 :]))
+
+
+def _of_nodes(found: Encoding, nodes: Iterable[int]) -> set[int]:
+    """The variables of nodes: what computes or stores them, and their hubs."""
+    variables: set[int] = set()
+    for n in nodes:
+        base = found.classes.base[n]
+        variables |= {found.operators[base][0]} if base in found.operators else set()
+        variables |= {found.weights[base][0]} if base in found.weights else set()
+        variables |= {found.hubs[base][0]} if base in found.hubs else set()
+    return variables
+
+
+def _without(
+    network: Network,
+    cost: AbstractSet[int] = frozenset(),
+    own: AbstractSet[int] = frozenset(),
+    use: AbstractSet[int] = frozenset(),
+    lone: AbstractSet[int] = frozenset(),
+) -> Network:
+    """The network without what variables cost or use, by themselves and with others, and without what is used for a
+    while; of those in `own` only what they cost by themselves, of those in `lone` what they use."""
+    none: dict[tuple[int, ...], Table] = {}
+
+    def nothing(table: Table) -> Table:
+        return none.setdefault(table.shape, np.zeros_like(table))
+
+    def tables(c: Table, u: Table | None, scope: AbstractSet[int], alone: bool = False) -> tuple[Table, Table | None]:
+        free, empty = scope & (cost | own if alone else cost), scope & (use | lone if alone else use)
+        return nothing(c) if free else c, nothing(u) if u is not None and empty else u
+
+    def decided(each: Mapping[int, Tables3], scope: Callable[[int], set[int]], alone: bool) -> dict[int, Tables3]:
+        return {k: (*tables(c, u, scope(k), alone), None) for k, (c, u, _) in each.items()}
+
+    edges = network.edges
+    owned = ((x, tables(x.cost, x.use, {v}, alone=True)) for v, x in enumerate(network.variables))
+    return replace(
+        network,
+        variables=tuple(replace(x, cost=c, use=x.use if u is None else u) for x, (c, u) in owned),
+        edges=tuple(Edge(e.u, e.v, *tables(e.cost, e.use, {e.u, e.v})) for e in edges),
+        switches=tuple(
+            replace(
+                s,
+                variables=decided(s.variables, lambda v: {v}, True),
+                edges=decided(s.edges, lambda k: {edges[k].u, edges[k].v}, False),
+            )
+            for s in network.switches
+        ),
+    )

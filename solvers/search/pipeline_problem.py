@@ -1,0 +1,169 @@
+"""A planning problem whose plans may be pipelines: the parts of its graph between boundaries."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE
+from ...formulation.pipeline.configuration import Configuration
+from ...formulation.pipeline.stage_transfers import transfer_price
+from ...formulation.strategies.node_floors import floors_ns
+from ...formulation.strategies.tensor_classes import classes
+from ...model.graph.batch import with_batch
+from ...model.graph.pcg import PCG
+from ...model.graph.stages import boundaries, kind, stage
+from ...model.machine.roofline import precision
+from ...model.operators.operator import operator
+from .planning_problem import Question
+from .shortest_cut import Times
+from .zero_bubble_bound import Waits
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A question, and the parts between boundaries of its graph: 0 is its start, the last one its end."""
+
+    question: Question
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Elsewhere what is known of the question is found once, however often it is sent."""
+        return _read, (self._written,)
+
+    @cached_property
+    def _written(self) -> bytes:
+        return pickle.dumps(self.question)
+
+    @cached_property
+    def count(self) -> int:
+        """The number of boundaries, both ends included."""
+        return len(boundaries(self.question.pcg))
+
+    @cached_property
+    def _segments(self) -> tuple[PCG, ...]:
+        """The graphs between every boundary and the next."""
+        return tuple(stage(self.question.pcg, i, i + 1).graph for i in range(self.count - 1))
+
+    def kind(self, i: int, j: int) -> Hashable:
+        """Equal for parts that are computed, and cost, alike."""
+        return self._kinds[i, j]
+
+    @cached_property
+    def _kinds(self) -> dict[tuple[int, int], int]:
+        """A number for the kind of every part."""
+        numbers: dict[Hashable, int] = {}
+        parts = ((i, j) for i in range(self.count) for j in range(i + 1, self.count))
+        return {part: numbers.setdefault(kind(self.question.pcg, *part), len(numbers)) for part in parts}
+
+    @cached_property
+    def weights(self) -> dict[str, frozenset[int]]:
+        """The weights that several segments have, and in which they are."""
+        found: dict[str, set[int]] = {}
+        for number, graph in enumerate(self._segments):
+            for node in graph.nodes:
+                if node.op == "parameter" and node.get("stages", 1) > 1:
+                    found.setdefault(node.name, set()).add(number)
+        return {name: frozenset(found[name]) for name in sorted(found)}
+
+    def group(self, boundary: int) -> Hashable:
+        """Equal for boundaries that tensors of the same form cross."""
+        return tuple(
+            (node.shape, node.dtype, node["atoms"]) for node in self._segments[boundary].nodes if node.op == "receive"
+        )
+
+    def shared(self, i: int, j: int) -> tuple[bool, ...]:
+        """Of every weight in `weights`, whether it is in part (i, j) and in others too."""
+        inside = frozenset(range(i, j))
+        return tuple(bool(own & inside) and not own <= inside for own in self.weights.values())
+
+    def floors(self, configuration: Configuration) -> Times:
+        """[n, n]: what the nodes of part (i, j) take at the least, wherever they are placed; INFINITE where i >= j."""
+        return _floors(self, configuration.micro_batches, configuration.devices)
+
+    def waits(self, configuration: Configuration) -> Waits | None:
+        """Until when stages work at the least, where that is not what their times alone say."""
+        if not configuration.split:
+            return None
+        p, k = configuration.devices, configuration.micro_batches
+        _, forward, backward, inward = _sums(self, k, p)
+        return Waits(forward, backward, inward, p, k)
+
+    def handed(self, configuration: Configuration) -> Times:
+        """[n]: what a stage takes at the least to hand on, or to be handed, what crosses a boundary."""
+        q, k, item = self.question, configuration.micro_batches, precision(self.question.dtype).itemsize
+        price = transfer_price(q.machine, configuration.row)
+        devices = q.machine.devices // configuration.devices
+        nodes = with_batch(q.pcg, q.batch // k).nodes
+        crossing = ([nodes[i] for i in boundary.crossing] for boundary in boundaries(q.pcg))
+        return np.array([k * 2 * sum(price.ns(n.numel * item(n.dtype) // devices) for n in own) for own in crossing])
+
+    def graph(self, i: int, j: int, micro_batches: int) -> PCG:
+        """What part (i, j) computes of a micro-batch; it may be handed addends, as inside of a larger part."""
+        graph = stage(with_batch(self.question.pcg, self.question.batch // micro_batches), i, j).graph
+        return graph if i == 0 else _loose(graph)
+
+    def repeated(self, i: int, j: int) -> frozenset[int]:
+        """The nodes of part (i, j) that other segments may have too."""
+        return frozenset(n for n, old in enumerate(stage(self.question.pcg, i, j).nodes) if self._times[old] > 1)
+
+    def held_elsewhere(self, i: int, j: int) -> frozenset[int]:
+        """The `receive` nodes of part (i, j) whose tensors other parts may keep for backward too."""
+        pcg, known, bounds = self.question.pcg, classes(self.question.pcg), boundaries(self.question.pcg)
+        found = stage(pcg, i, j)
+
+        def elsewhere(tensor: int) -> bool:
+            saved = operator(pcg.nodes[tensor].op).saved
+            before = any(use.node < bounds[i].position for use in known.reads.get(tensor, ()))
+            return before or tensor in bounds[j].crossing or not {"y", "noise"}.isdisjoint(saved)
+
+        pairs = zip(found.graph.nodes, found.nodes, strict=True)
+        return frozenset(n for n, (node, old) in enumerate(pairs) if node.op == "receive" and elsewhere(old))
+
+    @cached_property
+    def _times(self) -> Counter[int]:
+        """How many segments have a node; what crosses a boundary belongs to the one that computes it."""
+        return Counter(
+            old
+            for i in range(self.count - 1)
+            for node, old in zip(self._segments[i].nodes, stage(self.question.pcg, i, i + 1).nodes, strict=True)
+            if node.op not in ("receive", "send")
+        )
+
+
+@lru_cache(maxsize=2)
+def _read(written: bytes) -> Whole:
+    return Whole(pickle.loads(written))
+
+
+@lru_cache(maxsize=64)
+def _loose(graph: PCG) -> PCG:
+    """The graph whose `receive` nodes may have addends."""
+    nodes = (
+        replace(n, attributes=tuple(sorted((*n.attributes, ("loose", True))))) if n.op == "receive" else n
+        for n in graph.nodes
+    )
+    return replace(graph, nodes=tuple(nodes), origin=None if graph.origin is None else _loose(graph.origin))
+
+
+@lru_cache(maxsize=512)
+def _floors(whole: Whole, micro_batches: int, stages: int) -> Times:
+    """The times of parts that their nodes take at the least."""
+    at = micro_batches * _sums(whole, micro_batches, stages)[0]
+    times = at[None, :] - at[:, None]
+    return np.where(np.triu(np.ones_like(times), 1) > 0, times, INFINITE)
+
+
+@lru_cache(maxsize=512)
+def _sums(whole: Whole, micro_batches: int, stages: int) -> Times:
+    """[4, n]: what the nodes before every boundary take at the least for one micro-batch (see `Floor`)."""
+    q = whole.question
+    small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
+    before = np.cumsum(floors_ns(small, q.machine, count, precision(q.dtype)), axis=1)
+    before = np.concatenate([np.zeros((len(before), 1), dtype=np.int64), before], axis=1)
+    return before[:, [b.position for b in boundaries(q.pcg)]]

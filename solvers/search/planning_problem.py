@@ -1,0 +1,135 @@
+"""What is planned: a graph and a batch on a machine, and what alone bounds the answer, before any network is made."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from ...formulation.encoding.alternatives import Ways
+from ...formulation.encoding.encode import encode
+from ...formulation.encoding.encoding import Encoding
+from ...formulation.encoding.recomputation import offered
+from ...formulation.placement.placement import Placement
+from ...formulation.strategies.tensor_classes import classes
+from ...model.errors import PartitaError
+from ...model.graph.atoms import atoms
+from ...model.graph.batch import with_batch
+from ...model.graph.pcg import PCG, SOURCES
+from ...model.machine.machine import Machine
+from ...model.machine.roofline import ITEMSIZE, backward_factor, precision
+from ...model.operators.operator import operator
+from ..backends.table_spread import balanced
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is planned: `pcg` for `batch` samples a step, over these placements and numbers of micro-batches.
+
+    Placements of so many axes that one elimination takes about `most_work` additions are left out. Without `bundles`
+    no branches run side by side. Where `pcg` has several ways to compute nodes, `plain` is the graph without: it stands
+    in for placements of so many axes that only the other one is too wide. `recompute` are the modes that a segment may
+    have. `offload`: states may be on the host.
+    """
+
+    pcg: PCG
+    machine: Machine
+    batch: int
+    placements: tuple[Placement, ...]
+    micro_batches: tuple[int, ...]
+    dtype: str
+    optimizer: str
+    fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    most_work: float = inf
+    bundles: bool = True
+    plain: PCG | None = None
+    recompute: tuple[str, ...] = ("none",)
+    offload: bool = False
+
+    @property
+    def fastest(self) -> tuple[str, ...]:
+        """The modes among which a plan chooses where memory is no matter: nothing is gained by computing it again."""
+        return ("none",) if "none" in self.recompute else self.recompute
+
+    def encoding(self, placement: Placement, k: int, plain: bool = False, fast: bool = False) -> Encoding:
+        """The network of one placement and number of micro-batches; `fast`: in the modes that are fastest only."""
+        return encode(
+            with_batch(self.plain if plain and self.plain else self.pcg, self.batch // k),
+            self.machine,
+            placement,
+            micro_batches=k,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            fixed=self.fixed,
+            balance=balanced,
+            bundles=self.bundles,
+            recompute=self.fastest if fast else self.recompute,
+            offload=self.offload,
+        )
+
+    def floor_ns(self) -> int:
+        """No plan is faster: all arithmetic at the devices' full rate, evenly spread, and nothing else."""
+        rate = self.machine.device.flops(precision(self.dtype).compute) * self.machine.devices
+        whole = with_batch(self.pcg, self.batch)
+        work = sum(min(_work(whole, way) for way in ways) for ways in Ways(whole, classes(whole)).needed())
+        return int(work / rate * 1e9 * (1 - 1e-9))
+
+    def fits(self) -> tuple[int, ...]:
+        """The numbers of micro-batches without those that need too much memory at any split.
+
+        Every tensor that is kept for backward is kept somewhere, as is every parameter: a device holds its share at
+        least. Of segments that may be computed again only what enters them is sure to be kept.
+        """
+        whole, form = with_batch(self.pcg, self.batch), precision(self.dtype)
+        grouped = classes(whole)
+        kept: dict[int, int] = {}
+        fixed = sum(whole.nodes[i].numel for i in whole.of("parameter") if i in whole.plain) * ITEMSIZE[form.parameters]
+        again = offered(whole, grouped, self.bundles) if self.recompute != ("none",) else ()
+        segment = {i: s.name for s in again for i in s.nodes}
+        for index in (ways[0] for ways in Ways(whole, grouped).needed() if len(ways) == 1):
+            node = whole.nodes[index]
+            if not node.gradient or node.op in SOURCES:
+                continue
+            entry = operator(node.op)
+            named = zip(entry.named(node), node.inputs, strict=True)
+            for tensor in (*(i for name, i in named if name in entry.saved), *((index,) if "y" in entry.saved else ())):
+                base = grouped.base[tensor]
+                if index in segment and segment[index] == segment.get(base):
+                    continue
+                if whole.nodes[base].op not in ("parameter", "buffer") and not grouped.constant[base]:
+                    kept[base] = whole.nodes[base].numel * form.itemsize(whole.nodes[base].dtype)
+        known, devices = atoms(whole), self.machine.devices
+        cut = sum(size for base, size in kept.items() if known[base].batch)
+        fixed += sum(size for base, size in kept.items() if not known[base].batch)
+        capacity = self.machine.device.capacity_bytes * devices
+        return tuple(k for k in self.micro_batches if fixed + cut / k <= capacity)
+
+
+def _work(pcg: PCG, index: int) -> float:
+    """Arithmetic of a node, forward and backward."""
+    node, inputs = pcg.nodes[index], tuple(pcg.nodes[i] for i in pcg.nodes[index].inputs)
+    if node.op in SOURCES or not operator(node.op).passes:
+        return 0.0
+    entry = operator(node.op)
+    return entry.work(node, inputs) * (1 + backward_factor(node, inputs, entry.matmul))
+
+
+def divisors(n: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    return tuple(d for d in range(1, n + 1) if n % d == 0)
+
+
+def check_batch(batch: int, micro_batches: int | None) -> tuple[int, ...]:
+    """The numbers of micro-batches to consider. PartitaError if the one that is asked does not divide the batch."""
+    if micro_batches is None:
+        return divisors(batch)
+    if batch % micro_batches:
+        raise PartitaError(f"a batch of {batch} is not divided by {micro_batches} micro-batches")
+    return (micro_batches,)
+
+
+def atom_sizes(pcg: PCG, batch: int, micro_batches: Sequence[int]) -> set[int]:
+    """The sizes that can be split, of every tensor at every number of micro-batches."""
+    sizes: set[int] = set()
+    for found in set(atoms(with_batch(pcg, batch))):
+        for atom, size in enumerate(found.sizes):
+            sizes |= {size // k for k in micro_batches if size % k == 0} if atom in found.batch else {size}
+    return sizes

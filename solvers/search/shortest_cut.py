@@ -1,0 +1,87 @@
+"""The master problem: where a pipeline is cut, if every stage's time is known for every part of the model.
+
+    min  M + ⌈(Σ_s W_s(i_s, i_s+1) - M) / R⌉   over paths  0 = i_0, i_1, ..., i_p = n - 1  and  M ≥ W_s(i_s, i_s+1) ∀ s
+
+For a given M that is a shortest path through p layers. The sum of a shortest path never grows with M, so an interval of
+values of M is done where its ends have the same sum, or where its least M with the sum of its largest one is no better
+than what is known: few of the values are looked at. (As one CP-SAT program over y[s, i, j] it takes seconds to minutes
+for 25 to 50 places to cut, where this takes milliseconds.)
+
+Where each of d devices has several stages, M is the longest of their sums. Of these only M ≥ ⌈Σ_s W_s / d⌉ is used: the
+optimum is a bound of what the stages take then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...formulation.network.network import INFINITE
+from ...formulation.pipeline.configuration import waited
+
+Times: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The nodes of a path, p + 1 of them, and what it costs (ns)."""
+
+    nodes: tuple[int, ...]
+    objective: int
+
+
+def best_path(times: Sequence[Times], rounds: int | None, devices: int) -> Path | None:
+    """The cheapest path from node 0 to the last; `times[s]` [n, n] holds W_s, INFINITE where there is none.
+
+    `rounds` is R: K, times the stages of each of the `devices` (None: min M). Ties go to the smaller M, then to the
+    earlier nodes. None: there is no path.
+    """
+    loosest = _shortest(times, INFINITE - 1)
+    if loosest is None:
+        return None
+    least, taken = loosest[0], [int(t[u, v]) for t, (u, v) in zip(times, pairwise(loosest[1]), strict=True)]
+    each = [t[(t >= least // len(times)) & (t <= max(taken))] for t in {id(t): t for t in times}.values()]
+    values = np.unique(np.concatenate(each))  # no sum is less than the loosest path's, and for no larger M any less
+    known = {len(values) - 1: loosest}
+
+    def shortest(at: int) -> tuple[int, tuple[int, ...]]:
+        if at not in known:
+            known[at] = _shortest(times, int(values[at])) or (INFINITE, ())
+        return known[at]
+
+    def cost(at: int, total: int) -> tuple[int, int]:
+        longest = max(int(values[at]), -(-total // devices))
+        return INFINITE if total >= INFINITE else waited(longest, total, rounds), at
+
+    best = cost(len(values) - 1, least)
+    stack = [(0, len(values) - 1)]
+    while stack:
+        first, last = stack.pop()
+        totals = shortest(first)[0], shortest(last)[0]
+        best = min(best, cost(first, totals[0]), cost(last, totals[1]))
+        if last - first > 1 and totals[0] != totals[1] and cost(first + 1, totals[1]) < best:
+            middle = (first + last) // 2
+            stack += [(middle, last), (first, middle)]
+    return Path(shortest(best[1])[1], best[0])
+
+
+def _shortest(times: Sequence[Times], most: int) -> tuple[int, tuple[int, ...]] | None:
+    """The least sum of a path whose stages take at most `most`, and that path."""
+    last = len(times[0]) - 1
+    reach, came = np.zeros(1, dtype=np.int64), []
+    for s, t in enumerate(times):  # from node 0, and to the last one only
+        part = t[slice(None) if s else slice(1), last:] if s == len(times) - 1 else t[slice(None) if s else slice(1)]
+        through = reach[:, None] + np.where(part <= most, part, INFINITE)
+        came.append(through.argmin(axis=0))
+        reach = np.minimum(through[came[-1], np.arange(through.shape[1])], INFINITE)
+    if reach[0] >= INFINITE:
+        return None
+    nodes = [0]
+    for back in reversed(came):
+        nodes.append(int(back[nodes[-1]]))
+    return int(reach[0]), (*reversed(nodes[1:]), last)

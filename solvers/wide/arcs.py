@@ -1,0 +1,112 @@
+"""Options and edges that cannot matter: arc consistency under infinite costs, and tables that are sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE
+from ..elimination.kernels import Bools, Ints, compiled
+from .form import Flat
+from .substitution import Reduced, idle_edges, incidence, kept_edges, kept_options
+
+
+def without_dead_options(flat: Flat) -> Reduced | None:
+    """Without options of no finite price, or without a finite partner on some edge (AC-3); None if none is left."""
+    alive = flat.cost < INFINITE
+    if not np.logical_or.reduceat(alive, flat.start[:-1]).all():
+        return None
+    first, edges = incidence(flat)
+    stack, waiting = np.arange(len(flat.ends)), np.ones(len(flat.ends), np.bool_)
+    if not _propagate(flat.start, flat.ends, flat.at, flat.table, first, edges, stack, waiting, alive):
+        return None
+    return Reduced(flat) if alive.all() else kept_options(flat, alive)
+
+
+def without_sums(flat: Flat) -> Reduced | None:
+    """With the least of every row, then column, of a table moved to the options' prices, and without tables of zeros.
+
+    What is left of a table is 0 exactly where it was the sum of a price of either end. The least price of a variable
+    moves to the constant. None if a variable has no finite price.
+    """
+    table, cost = flat.table.copy(), flat.cost.copy()
+    needed = np.zeros(len(flat.ends), np.bool_)
+    moved = _normalise(flat.start, flat.ends, flat.at, table, cost, needed)
+    needed |= ~idle_edges(flat)
+    least = np.minimum.reduceat(cost, flat.start[:-1]) if flat.variables else np.zeros(0, np.int64)
+    if (least >= INFINITE).any():
+        return None
+    if needed.all() and not moved and not least.any():
+        return Reduced(flat)
+    cost = np.where(cost >= INFINITE, INFINITE, cost - np.repeat(least, flat.sizes))
+    new = replace(flat, cost=cost, table=table, constant=flat.constant + int(least.sum()))
+    return Reduced(kept_edges(new, needed))
+
+
+@compiled
+def _propagate(
+    start: Ints, ends: Ints, at: Ints, table: Ints, first: Ints, edges: Ints, stack: Ints, waiting: Bools, alive: Bools
+) -> bool:
+    """Mark the options without support dead, edge by edge from a stack; False where a variable loses all."""
+    top = stack.shape[0]
+    while top:
+        top -= 1
+        e = stack[top]
+        waiting[e] = False
+        u, v = ends[e, 0], ends[e, 1]
+        width = start[v + 1] - start[v]
+        for side in range(2):
+            own, other = (u, v) if side == 0 else (v, u)
+            step, across = (width, 1) if side == 0 else (1, width)
+            lost, left = False, False
+            for x in range(start[own + 1] - start[own]):
+                if not alive[start[own] + x]:
+                    continue
+                found = False
+                for y in range(start[other + 1] - start[other]):
+                    if table[at[e] + x * step + y * across] < INFINITE and alive[start[other] + y]:
+                        found = True
+                        break
+                alive[start[own] + x] = found
+                lost |= not found
+                left |= found
+            if not left:
+                return False
+            if lost:
+                for k in range(first[own], first[own + 1]):
+                    if not waiting[edges[k]]:
+                        waiting[edges[k]] = True
+                        stack[top] = edges[k]
+                        top += 1
+    return True
+
+
+@compiled
+def _normalise(start: Ints, ends: Ints, at: Ints, table: Ints, cost: Ints, needed: Bools) -> bool:
+    """Move the least of rows and columns from `table` to `cost`; whether any moved. Sets which edges still matter."""
+    moved = False
+    for e in range(ends.shape[0]):
+        u, v = ends[e, 0], ends[e, 1]
+        rows, columns = start[u + 1] - start[u], start[v + 1] - start[v]
+        for side in range(2):
+            own, count, others = (u, rows, columns) if side == 0 else (v, columns, rows)
+            step, across = (columns, 1) if side == 0 else (1, columns)
+            for x in range(count):
+                base = at[e] + x * step
+                least = table[base]
+                for y in range(others):
+                    least = min(least, table[base + y * across])
+                if least == 0 or least >= INFINITE:
+                    continue
+                moved = True
+                for y in range(others):
+                    if table[base + y * across] < INFINITE:
+                        table[base + y * across] -= least
+                if cost[start[own] + x] < INFINITE:
+                    cost[start[own] + x] += least
+        for i in range(at[e], at[e + 1]):
+            if table[i] != 0:
+                needed[e] = True
+                break
+    return moved

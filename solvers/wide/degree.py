@@ -1,0 +1,208 @@
+"""Variables of at most two neighbours, eliminated where they use no capacity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE
+from ..elimination.kernels import Bools, Ints, compiled
+from .form import Flat
+from .substitution import Reduced, Substitution, idle_edges, incidence, offsets, ragged, substituted
+
+_WORK = 1 << 26  # additions for one variable, above which it is left alone
+_GROWTH = 4  # so is one whose tables would become so many times as large
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elimination:
+    """Variables `taken` [T] with prices `cost` (from `start` [T+1]) and neighbours `near` [T, 2], or -1.
+
+    The table with neighbour s of the k-th one lies at at[k, s] of `table`, [options of the neighbour, own options].
+    """
+
+    rest: Ints
+    taken: Ints
+    start: Ints
+    cost: Ints
+    near: Ints
+    at: Ints
+    table: Ints
+
+    def lift(self, choice: Ints) -> Ints:
+        """The choice with the cheapest option of every eliminated variable."""
+        full = np.zeros(len(self.rest) + len(self.taken), np.int64)
+        full[self.rest] = choice
+        _cheapest(self.taken, self.start, self.cost, self.near, self.at, self.table, full)
+        return full
+
+
+def eliminated(flat: Flat) -> Reduced | None:
+    """Without some variables of degree at most two and no use, no two of them neighbours; None if one has no way out.
+
+    One of degree 1 is a price of its neighbour, one of degree 2 an edge between its neighbours.
+    """
+    first, edges = incidence(flat)
+    plain = np.ones(flat.variables, np.bool_)
+    plain[flat.piece_of] = False
+    plain[flat.ends[~idle_edges(flat)].ravel()] = False
+    taken = np.empty(flat.variables, np.int64)
+    taken = taken[: _independent(first, edges, flat.ends, flat.start, _WORK, _GROWTH, plain, taken)]
+    if not len(taken):
+        return Reduced(flat)
+    out = _extracted(flat, taken, first, edges)
+    cost = flat.cost.copy()
+    pairs = np.flatnonzero(out.near[:, 1] >= 0)
+    ends = out.near[pairs]
+    at = offsets(flat.sizes[ends[:, 0]] * flat.sizes[ends[:, 1]])
+    table = np.empty(at[-1], np.int64)
+    row = np.empty(np.diff(out.start).max(), np.int64)
+    constant = _eliminate(out.start, out.cost, out.near, out.at, out.table, flat.start, row, cost, at, table)
+    if constant >= INFINITE:
+        return None
+    gone = np.zeros(flat.variables, np.bool_)
+    gone[taken] = True
+    keep = ~gone[flat.ends].any(axis=1)
+    old = np.repeat(keep, np.diff(flat.at))
+    uses = None
+    if flat.pair_use is not None:
+        uses = np.concatenate([flat.pair_use[old], np.zeros((len(table), flat.pair_use.shape[1]), np.int64)])
+    new = replace(
+        flat,
+        cost=cost,
+        ends=np.concatenate([flat.ends[keep], ends]),
+        at=offsets(np.concatenate([np.diff(flat.at)[keep], np.diff(at)])),
+        table=np.concatenate([flat.table[old], table]),
+        pair_use=uses,
+        constant=flat.constant + int(constant),
+    )
+    return Reduced(substituted(new, _without(new, gone)).flat, (out.lift,))
+
+
+def _without(flat: Flat, gone: Bools) -> Substitution:
+    """All variables but these, as they are."""
+    root = np.where(gone, -1, np.cumsum(~gone) - 1)
+    _, options = ragged(flat.sizes)
+    return Substitution(root, flat.start[:-1], options, offsets(flat.sizes[~gone]))
+
+
+def _extracted(flat: Flat, taken: Ints, first: Ints, edges: Ints) -> Elimination:
+    """What lifting needs of these variables."""
+    degree = first[taken + 1] - first[taken]
+    near, edge = np.full((len(taken), 2), -1, np.int64), np.full((len(taken), 2), -1, np.int64)
+    for side in range(2):
+        has = np.flatnonzero(degree > side)
+        edge[has, side] = edges[first[taken[has]] + side]
+        near[has, side] = flat.ends[edge[has, side]].sum(axis=1) - taken[has]
+    swap = (degree == 2) & (near[:, 0] > near[:, 1])
+    near[swap], edge[swap] = near[swap][:, ::-1], edge[swap][:, ::-1]
+    sizes = np.where(near >= 0, flat.sizes[taken][:, None] * flat.sizes[near], 0)
+    at = offsets(sizes.ravel())
+    table = np.empty(at[-1], np.int64)
+    _gather(flat.start, flat.ends, flat.at, flat.table, taken, edge, at, table)
+    owner, x = ragged(flat.sizes[taken])
+    gone = np.zeros(flat.variables, np.bool_)
+    gone[taken] = True
+    cost = flat.cost[flat.start[taken[owner]] + x]
+    return Elimination(
+        np.flatnonzero(~gone), taken, offsets(flat.sizes[taken]), cost, near, at[:-1].reshape(-1, 2), table
+    )
+
+
+@compiled
+def _independent(
+    first: Ints, edges: Ints, ends: Ints, start: Ints, work: int, growth: int, open_: Bools, taken: Ints
+) -> int:
+    """Fill `taken` with open variables of degree at most 2, pairwise no neighbours; how many."""
+    found = 0
+    for v in range(open_.shape[0]):
+        if not open_[v] or first[v + 1] - first[v] > 2:
+            continue
+        n, product, total = start[v + 1] - start[v], 1, 0
+        for k in range(first[v], first[v + 1]):
+            w = ends[edges[k], 0] + ends[edges[k], 1] - v
+            product *= start[w + 1] - start[w]
+            total += start[w + 1] - start[w]
+        if n * product > work or product > growth * n * max(1, total):
+            continue
+        taken[found] = v
+        found += 1
+        for k in range(first[v], first[v + 1]):
+            open_[ends[edges[k], 0] + ends[edges[k], 1] - v] = False
+    return found
+
+
+@compiled
+def _gather(start: Ints, ends: Ints, at: Ints, table: Ints, taken: Ints, edge: Ints, new_at: Ints, out: Ints) -> None:
+    """Copy the tables of the taken variables, so that their own options come last."""
+    for k in range(taken.shape[0]):
+        for side in range(2):
+            e = edge[k, side]
+            if e < 0:
+                continue
+            v, w = taken[k], ends[e, 0] + ends[e, 1] - taken[k]
+            own, other = start[v + 1] - start[v], start[w + 1] - start[w]
+            step, across = (other, 1) if v < w else (1, own)
+            for y in range(other):
+                for x in range(own):
+                    out[new_at[2 * k + side] + y * own + x] = table[at[e] + x * step + y * across]
+
+
+@compiled
+def _eliminate(
+    own_start: Ints, own_cost: Ints, near: Ints, at: Ints, table: Ints, start: Ints, row: Ints,
+    cost: Ints, new_at: Ints, out: Ints,
+) -> int:  # fmt: skip
+    """Add the least price of every taken variable, by its neighbours' options, to `cost` or to `out`.
+
+    The sum of those without neighbours is returned, or INFINITE.
+    """
+    constant, pair = 0, 0
+    for k in range(near.shape[0]):
+        first, n = own_start[k], own_start[k + 1] - own_start[k]
+        a, b = near[k, 0], near[k, 1]
+        if a < 0:
+            least = INFINITE
+            for x in range(n):
+                least = min(least, own_cost[first + x])
+            constant = INFINITE if least >= INFINITE or constant >= INFINITE else constant + least
+            continue
+        for i in range(start[a + 1] - start[a]):
+            least = INFINITE
+            for x in range(n):
+                more = table[at[k, 0] + i * n + x]
+                price = own_cost[first + x]
+                row[x] = INFINITE if more >= INFINITE or price >= INFINITE else price + more
+                least = min(least, row[x])
+            if b < 0:
+                j = start[a] + i
+                cost[j] = INFINITE if least >= INFINITE or cost[j] >= INFINITE else cost[j] + least
+                continue
+            width = start[b + 1] - start[b]
+            for j in range(width):
+                least = INFINITE
+                base = at[k, 1] + j * n
+                for x in range(n):
+                    more = table[base + x]
+                    least = min(least, row[x] + more if row[x] < INFINITE and more < INFINITE else INFINITE)
+                out[new_at[pair] + i * width + j] = least
+        pair += b >= 0
+    return constant
+
+
+@compiled
+def _cheapest(taken: Ints, start: Ints, cost: Ints, near: Ints, at: Ints, table: Ints, choice: Ints) -> None:
+    """Set the cheapest option of every taken variable for the choice of the others."""
+    for k in range(taken.shape[0]):
+        n = start[k + 1] - start[k]
+        least, best = INFINITE, 0
+        for x in range(n):
+            total = cost[start[k] + x]
+            for side in range(2):
+                if near[k, side] >= 0 and total < INFINITE:
+                    more = table[at[k, side] + choice[near[k, side]] * n + x]
+                    total = INFINITE if more >= INFINITE else total + more
+            if total < least:
+                least, best = total, x
+        choice[taken[k]] = best

@@ -1,0 +1,156 @@
+"""What messages and prices prove: a bound on every choice, on those with an option, on those with a pair of options.
+
+For messages m_e,i of an edge e to the option i at one of its ends, and prices μ_r >= 0 per byte of a capacity,
+
+    Σ_v min_i (c_i + Σ_r μ_r use_ri + Σ_e m_e,i) + Σ_e min_ij (c_ij - m_e,i - m_e,j) - Σ_r μ_r M_r
+
+is at most the cost of any choice within the capacities (Lagrangian and local-polytope duality; any messages and prices
+are valid). An option for which the same sum reaches the cost of a known choice is deleted: reduced-cost fixing.
+All numbers are put on a grid of a power of two on which float64 adds exactly; products are rounded to the safe side.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE
+from ..elimination.kernels import Floats, Ints
+from .form import Flat
+from .substitution import Reduced, kept_options, offsets
+
+_BITS = 50  # of a sum, so that no addition rounds
+_UP, _DOWN = 1 + 2.0**-40, 1 - 2.0**-40  # more than the roundings of a sum of products, and of one product
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Least:
+    """The least that any choice costs, any with an option `options` [options], any with a pair `entries` [entries].
+
+    Without the network's constant; +inf where there is none.
+    """
+
+    total: float
+    options: Floats
+    entries: Floats
+
+    def bound(self, flat: Flat) -> int:
+        """No choice costs less: INFINITE where there is none."""
+        return INFINITE if math.isinf(self.total) else flat.constant + math.ceil(self.total)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Where things of a `Flat` lie: `side` [E, 2] is where each end of each edge starts in arrays of messages.
+
+    Per entry of the table: its `edge`, and the `options` [2, entries] that it joins. `end` [messages] is the option
+    that each message is about.
+    """
+
+    side: Ints
+    end: Ints
+    edge: Ints
+    options: Ints
+
+    @staticmethod
+    def of(flat: Flat) -> Places:
+        sizes = flat.sizes[flat.ends]
+        stop = np.cumsum(sizes).reshape(-1, 2)
+        side = stop - sizes
+        count = int(stop[-1, 1]) if len(stop) else 0
+        whose = np.repeat(np.arange(sizes.size), sizes.ravel())
+        end = flat.start[flat.ends.ravel()[whose]] + np.arange(count) - side.ravel()[whose]
+        edge = np.repeat(np.arange(len(flat.ends)), np.diff(flat.at))
+        i, j = np.divmod(np.arange(len(flat.table)) - flat.at[edge], sizes[edge, 1])
+        return Places(side, end, edge, np.stack([i, j]) + flat.start[flat.ends[edge].T])
+
+    def messages(self, flat: Flat, k: int) -> Ints:
+        """[entries]: where the messages to end k (0, 1) of every entry are."""
+        at: Ints = self.options[k] + (self.side[:, k] - flat.start[flat.ends[:, k]])[self.edge]
+        return at
+
+
+def least(flat: Flat, messages: Floats, prices: Floats, places: Places | None = None) -> Least:
+    """What messages [those to u of edge 0, to v of edge 0, to u of edge 1, ...] and prices [R] prove."""
+    places = places or Places.of(flat)
+    prices, messages = (np.where(np.isfinite(x), x, 0.0) for x in (np.maximum(prices, 0.0), messages))
+    shares, paid = _priced(flat, prices)
+    cost, table = _floats(flat.cost), _floats(flat.table)
+    pairs = np.zeros(len(table)) if flat.pair_use is None else flat.pair_use @ prices * _DOWN
+    grid = _grid(flat, cost, table, messages, [shares, pairs], paid)
+    cost, table, shares, pairs = (np.floor(x / grid) * grid for x in (cost, table, shares, pairs))
+    messages = np.round(messages / grid) * grid
+    alone = cost
+    np.add.at(alone, pieces(flat), shares)
+    np.add.at(alone, places.end, messages)
+    to = [places.messages(flat, k) for k in (0, 1)]
+    pairs = table + pairs - messages[to[0]] - messages[to[1]]
+    best = np.full(len(messages), np.inf)  # of each message: the least entry in its row or column
+    for k in (0, 1):
+        np.minimum.at(best, to[k], pairs)
+    low = _minima(alone, flat.start), _minima(pairs, flat.at)
+    total = low[0].sum() + low[1].sum() - math.ceil(paid / grid) * grid
+    if not np.isfinite(total):
+        return Least(math.inf, np.full(len(cost), np.inf), np.full(len(table), np.inf))
+    more = alone - np.repeat(low[0], flat.sizes)
+    extra = best - np.repeat(low[1], flat.sizes[flat.ends].sum(axis=1))  # what the best entry of a row costs more
+    np.add.at(more, places.end, extra)
+    with np.errstate(invalid="ignore"):  # inf - inf: an option that is out
+        both = sum(more[places.options[k]] - extra[to[k]] for k in (0, 1)) + (pairs - low[1][places.edge])
+    return Least(float(total), total + more, np.where(np.isnan(both), np.inf, total + both))
+
+
+def fixed(flat: Flat, proved: Least, ceiling: int) -> Reduced | None:
+    """The same without options and pairs whose least cost is `ceiling` or more; capacities keep their places.
+
+    None where that leaves nothing: no choice costs less than `ceiling`.
+    """
+    reach = ceiling - 1 - flat.constant
+    keep = proved.options <= reach
+    if proved.total > reach or not np.logical_or.reduceat(keep, flat.start[:-1]).all():
+        return None
+    table = np.where(proved.entries <= reach, flat.table, INFINITE)
+    return kept_options(replace(flat, table=table), keep)
+
+
+def _priced(flat: Flat, prices: Floats) -> tuple[Floats, float]:
+    """At most what every piece's options pay [use], and at least what the limits are worth."""
+    worth = math.fsum((prices * flat.limits).tolist()) * _UP
+    if not prices.any():
+        return np.zeros(len(flat.use)), 0.0
+    unit = 2.0 ** (math.ceil(math.log2(prices.sum())) - _BITS)  # prefix sums are exact
+    prices = np.floor(prices / unit) * unit
+    until = np.concatenate([[0.0], np.cumsum(prices)])
+    each = until[flat.rows[:, 1]] - until[flat.rows[:, 0]]
+    return flat.use * np.repeat(each, np.diff(flat.use_at)) * _DOWN, worth
+
+
+def _grid(flat: Flat, cost: Floats, table: Floats, messages: Floats, priced: list[Floats], paid: float) -> float:
+    """A power of two so large that sums of its multiples, as they occur here, are exact."""
+    sizes = offsets(flat.sizes[flat.ends].ravel())
+    parts = [(cost, flat.start), (table, flat.at), (messages, sizes), (messages, sizes)]
+    parts += zip(priced, (flat.use_at, flat.at), strict=True)
+    most = paid + math.fsum(_most(values, starts) for values, starts in parts)
+    return 2.0 ** (math.ceil(math.log2(most + 1)) - _BITS)
+
+
+def _most(values: Floats, starts: Ints) -> float:
+    """The sum over parts of the largest finite number in each."""
+    sizes = np.where(np.isfinite(values), np.abs(values), 0.0)
+    return math.fsum(np.maximum.reduceat(sizes, starts[:-1]).tolist()) if len(values) else 0.0
+
+
+def _floats(costs: Ints) -> Floats:
+    return np.where(costs >= INFINITE, np.inf, costs.astype(np.float64))
+
+
+def pieces(flat: Flat) -> Ints:
+    """[use]: the option that each use is of."""
+    first = flat.start[flat.piece_of] - flat.use_at[:-1]
+    return np.repeat(first, np.diff(flat.use_at)) + np.arange(len(flat.use))
+
+
+def _minima(values: Floats, starts: Ints) -> Floats:
+    return np.minimum.reduceat(values, starts[:-1]) if len(values) else np.zeros(0)

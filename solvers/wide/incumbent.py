@@ -1,0 +1,79 @@
+"""What the threads of one search know together."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from threading import Lock
+
+from ...formulation.network.network import INFINITE
+from ..elimination.kernels import Ints
+from .form import Flat
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Knowledge:
+    """The best choice with its cost, and a bound, each with the part that gave it; the parts whose bound was wrong."""
+
+    choice: Ints | None
+    cost: int | None
+    finder: str
+    bound: int
+    prover: str
+    refuted: tuple[str, ...]
+
+
+class Known:
+    """The best choice of a network so far, and the bound that each part has proved of it.
+
+    A choice that costs less than a bound refutes it: then no bound of that part is believed any more. `changed`: when
+    the last news came (perf_counter).
+    """
+
+    def __init__(self, flat: Flat, bound: int = -INFINITE) -> None:
+        self.flat, self.lock = flat, Lock()
+        self.choice: Ints | None = None
+        self.cost: int | None = None
+        self.finder = ""
+        self.bounds = {"reduction": bound}
+        self.refuted: tuple[str, ...] = ()
+        self.changed = time.perf_counter()
+
+    @property
+    def bound(self) -> int:
+        return self.now().bound
+
+    def now(self) -> Knowledge:
+        """All of it at one moment; of equal bounds, the first."""
+        with self.lock:
+            valid = {part: bound for part, bound in self.bounds.items() if part not in self.refuted}
+            prover = max(valid, key=lambda part: valid[part], default="nobody")
+            bound = valid.get(prover, -INFINITE)
+            return Knowledge(self.choice, self.cost, self.finder, bound, prover, self.refuted)
+
+    def take(self, choice: Ints | None, part: str) -> None:
+        """Keep a choice, if it is feasible and the best so far."""
+        cost = None if choice is None else self.flat.price(choice)
+        with self.lock:
+            if cost is not None and (self.cost is None or cost < self.cost):
+                self.choice, self.cost, self.finder = choice, cost, part
+                self._changed()
+
+    def prove(self, bound: int, part: str) -> None:
+        """Note that no choice costs less."""
+        with self.lock:
+            if bound > self.bounds.get(part, -INFINITE):
+                self.bounds[part] = bound
+                self._changed()
+
+    def withdraw(self, part: str) -> None:
+        """Believe nothing that this part has proved."""
+        with self.lock:
+            if part in self.bounds and part not in self.refuted:
+                self.refuted += (part,)
+
+    def _changed(self) -> None:
+        self.changed = time.perf_counter()
+        if self.cost is not None:
+            wrong = [part for part, bound in self.bounds.items() if bound > self.cost and part not in self.refuted]
+            self.refuted += tuple(wrong)

@@ -1,0 +1,120 @@
+"""Variables that are functions of a neighbour become part of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE
+from ..elimination.kernels import Bools, Ints, compiled
+from .form import Flat
+from .substitution import Reduced, Substitution, incidence, offsets, substituted
+
+
+def merged(flat: Flat) -> Reduced:
+    """Every variable of which each option of a neighbour leaves one option, merged into that neighbour.
+
+    Its prices, edges and pieces of use move to the neighbour; pieces keep their rows. Where the neighbour has more
+    options its other tables grow: only by as many entries as the one between the two had, so that nothing gets wider.
+    """
+    parent, via = np.full((2, flat.variables), -1, np.int64)
+    facing = np.bincount(flat.ends.ravel(), flat.sizes[flat.ends[:, ::-1]].ravel(), flat.variables).astype(np.int64)
+    around, edges = incidence(flat)
+    _parents(
+        flat.start, flat.ends, flat.at, flat.table, facing, around, edges, parent, via, np.arange(flat.variables),
+        np.zeros(flat.variables, np.bool_),
+    )  # fmt: skip
+    if (parent < 0).all():
+        return Reduced(flat)
+    root = parent.copy()
+    roots = np.flatnonzero(parent < 0)
+    root[roots] = roots
+    while (root[root] != root).any():
+        root = root[root]
+    number = np.full(flat.variables, -1, np.int64)
+    number[roots] = np.arange(len(roots))
+    first = offsets(flat.sizes[root])
+    options = np.empty(first[-1], np.int64)
+    done, path = np.zeros(flat.variables, np.bool_), np.empty(flat.variables, np.int64)
+    _compose(flat.start, flat.ends, flat.at, flat.table, parent, via, root, first, options, done, path)
+    return substituted(flat, Substitution(number[root], first[:-1], options, offsets(flat.sizes[roots])))
+
+
+@compiled
+def _parents(
+    start: Ints, ends: Ints, at: Ints, table: Ints, facing: Ints, around: Ints, edges: Ints,
+    parent: Ints, via: Ints, above: Ints, grown: Bools,
+) -> None:  # fmt: skip
+    """Set the neighbour that determines a variable and the edge to it, without cycles; `above` leads to roots.
+
+    `facing` [V] counts the options of a variable's neighbours: each option more is that many entries more. `around`
+    and `edges` are the incidence. Of `grown` variables some table grows: no other of theirs may, this time.
+    """
+    for e in range(ends.shape[0]):
+        for side in range(2):
+            by, own = (ends[e, 0], ends[e, 1]) if side == 0 else (ends[e, 1], ends[e, 0])
+            if parent[own] >= 0:
+                continue
+            width = start[ends[e, 1] + 1] - start[ends[e, 1]]
+            step, across = (width, 1) if side == 0 else (1, width)
+            functional = True
+            for x in range(start[by + 1] - start[by]):
+                finite = 0
+                for y in range(start[own + 1] - start[own]):
+                    finite += table[at[e] + x * step + y * across] < INFINITE
+                    if finite > 1:
+                        break
+                if finite != 1:
+                    functional = False
+                    break
+            if not functional:
+                continue
+            top = by
+            while above[top] != top:
+                above[top] = above[above[top]]
+                top = above[top]
+            count, own_count = start[by + 1] - start[by], start[own + 1] - start[own]
+            growth = (facing[own] - count) * (start[top + 1] - start[top] - own_count)
+            if top == own or growth > count * own_count:
+                continue
+            if growth > 0:
+                busy = grown[own] or grown[top]
+                for k in range(around[own], around[own + 1]):
+                    busy |= grown[ends[edges[k], 0]] or grown[ends[edges[k], 1]]
+                if busy:
+                    continue
+                grown[top] = True
+                for k in range(around[own], around[own + 1]):
+                    grown[ends[edges[k], 0]] = grown[ends[edges[k], 1]] = True
+            facing[top] += facing[own] - count - own_count
+            parent[own], via[own], above[own] = by, e, top
+
+
+@compiled
+def _compose(
+    start: Ints, ends: Ints, at: Ints, table: Ints, parent: Ints, via: Ints, root: Ints, first: Ints, options: Ints,
+    done: Bools, path: Ints,
+) -> None:  # fmt: skip
+    """Fill in, for every variable, its option under every option of its root."""
+    for last in range(parent.shape[0]):
+        v, length = last, 0
+        while not done[v] and parent[v] >= 0:
+            path[length] = v
+            length += 1
+            v = parent[v]
+        if not done[v]:
+            done[v] = True
+            for x in range(start[v + 1] - start[v]):
+                options[first[v] + x] = x
+        while length:
+            length -= 1
+            v = path[length]
+            done[v] = True
+            e, by, r = via[v], parent[v], root[v]
+            width = start[ends[e, 1] + 1] - start[ends[e, 1]]
+            step, across = (width, 1) if ends[e, 0] == by else (1, width)
+            for x in range(start[r + 1] - start[r]):
+                base = at[e] + options[first[by] + x] * step
+                y = 0
+                while table[base + y * across] >= INFINITE:
+                    y += 1
+                options[first[v] + x] = y

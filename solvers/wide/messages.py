@@ -1,0 +1,201 @@
+"""Bounds for large networks: tree-reweighted messages, sequential (TRW-S, Kolmogorov 2006), and prices of capacities.
+
+A message moves cost between an edge and the options at its end, which leaves the price of every choice as it is; what
+remains at the variables, each at its least, is a bound. A pass goes over the variables in order, or back: each collects
+what its edges know, and shares it equally among the edges ahead. A capacity is paid for by use, at a price, and its
+limit is paid back. All numbers are multiples of a `grain`, a power of two, and below 2^50 of them: floats add exactly.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE
+from ..elimination.kernels import Bools, Floats, Ints
+from .deadline import NEVER, Deadline
+from .form import Flat
+from .passes import arcs_of, floats, margins, on_grid, origins, push_on, send
+
+_FINEST = -20  # no grain is smaller than 2^-20
+_EXACT = 2.0**50  # so many grains are added without rounding
+_BELOW = 1 - 2.0**-40  # a sum of rounded products, times this, is at most the exact one
+MOMENTUM = 0.8  # of messages: without it, three times as many passes; 0.95 swings
+INERTIA = 0.85  # of prices
+FIRST = 10  # so many sweeps before the first prices
+PEAKS = 5  # so many more capacities are priced in a step
+AIM = 0.02  # how far above the bound a step aims that knows of no solution
+PACE, FASTER = 0.01, 1.05  # the first step of prices, as a part of Polyak's; its growth until the bound first stalls
+PATIENCE, SLOWER = 20, 1.5  # after so many passes without a better bound, back to the best, and on at a slower pace
+
+
+class Messages:
+    """The messages of a network under prices of its capacities, and what they prove.
+
+    `bound` is proved at any time: no solution without deleted options costs less; INFINITE where there is none. `value`
+    is what the present messages prove. `hat` [options] is the least cost of an option as far as its variable knows,
+    `least` [options] what is proved of solutions that take it. `prices` [R] are per unit of every capacity.
+    """
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat = flat
+        self.arcs, self.source = arcs_of(flat)
+        self.said = np.zeros(int(flat.sizes[flat.ends].sum()))
+        self.rest = np.zeros(flat.variables)
+        self.alive = flat.cost < INFINITE
+        self.hat, self.proved = np.zeros(len(flat.cost)), np.zeros(len(flat.cost))
+        self.least = np.full(len(flat.cost), -np.inf)
+        self.prices = np.zeros(len(flat.limits))
+        self.value, self.bound = -math.inf, -INFINITE
+        self.forward, self.known = True, False  # the direction of the next pass; whether `rest` is of these prices
+        self.pace, self.stale, self.rising = PACE, 0, True
+        self.piece = np.repeat(np.arange(len(flat.piece_of)), np.diff(flat.use_at))
+        self.option = np.arange(len(flat.use)) + (flat.start[flat.piece_of] - flat.use_at[:-1])[self.piece]
+        largest = max((int(np.abs(x[x < INFINITE]).max(initial=0)) for x in (flat.cost, flat.table)), default=0)
+        self.grain = 2.0 ** max(_FINEST, largest.bit_length() + 6 - 50)
+        self.table = np.zeros(0)
+        self._load()
+
+    def copy(self) -> Messages:
+        """The same state, to go on from apart."""
+        other = copy.copy(self)
+        for name in ("said", "rest", "alive", "hat", "proved", "least", "cost"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
+
+    def sweep(self, times: int = 1) -> float:
+        """Pass over the variables and back; returns what that proves at these prices, never less than before."""
+        for _ in range(2 * times):
+            self._step()
+        return self.value
+
+    def climb(self, passes: int, target: float | None = None, until: Deadline = NEVER) -> float:
+        """Passes, messages and prices moving on uphill in between; ends where the bound was best, and returns it.
+
+        `target`: the cost of a solution, if one is known. Another thread may read `bound` meanwhile.
+        """
+        for _ in range(1 if self.known else FIRST):
+            self.sweep()
+            if until.past:
+                return self.value
+        best, prices, said = self.value, self.prices, self.said.copy()
+        before, speed = np.full(len(said), np.inf), np.zeros(len(prices))
+        for _ in range(passes):
+            if self.bound >= INFINITE or until.past:
+                break
+            if len(prices):
+                goal = self.value + AIM * abs(self.value) + 1 if target is None else target
+                speed = INERTIA * speed + self._uphill(goal)
+                self.reprice(self.prices + speed)
+            push_on(self.said, before, MOMENTUM, self.grain)
+            self.known = False
+            self._step()
+            self.stale = 0 if self.value > best + 1e-5 * abs(best) else self.stale + 1
+            if self.value > best:
+                self.pace *= FASTER if self.rising else 1.0
+                best, prices, said = self.value, self.prices, self.said.copy()
+            elif self.stale >= PATIENCE:
+                self.pace, self.stale, self.rising = self.pace / SLOWER, 0, False
+                self._return(prices, said)
+                before[:], speed[:] = np.inf, 0.0
+        self._return(prices, said)
+        return self.value
+
+    def reprice(self, prices: Floats) -> None:
+        """Take other prices (negative ones as 0), rounded so that their sums are exact."""
+        prices = np.maximum(prices, 0.0)
+        total = float(prices.sum())
+        step = 2.0 ** (math.frexp(total)[1] - 50) if total > 0 else 1.0
+        self.prices = np.round(prices / step) * step
+        self._load()
+
+    def delete(self, options: Bools) -> None:
+        """Go on without these options ([options])."""
+        self.alive &= ~options
+        self.cost[options] = np.inf
+
+    def fix(self, cost: float) -> Bools:
+        """[options]: which no solution of at most this cost takes."""
+        above: Bools = self.least > cost
+        return above
+
+    def choice(self) -> tuple[Ints, Floats]:
+        """The option of every variable that seems best now, and how much worse the next seems (inf: there is none)."""
+        best, gap = np.zeros(self.flat.variables, np.int64), np.zeros(self.flat.variables)
+        margins(self.flat.start, self.hat, best, gap)
+        return best, gap
+
+    def shares(self) -> tuple[Floats, Floats]:
+        """[options] how much of every option makes up the present bound, 1 for every variable; [R] what they use."""
+        flat, weight = self.flat, np.zeros(len(self.hat))
+        pairs = np.zeros(0 if flat.pair_use is None else len(self.table))
+        origins(not self.forward, self.arcs, self.table, self.said, self.hat, self.grain, weight, pairs)
+        used = np.bincount(self.piece, weight[self.option] * flat.use, len(flat.piece_of))
+        rows = len(flat.limits) + 1
+        loads = np.cumsum(np.bincount(flat.rows[:, 0], used, rows) - np.bincount(flat.rows[:, 1], used, rows))[:-1]
+        if flat.pair_use is not None:
+            loads = loads + pairs @ flat.pair_use[self.source]
+        return weight, loads
+
+    def _uphill(self, goal: float) -> Floats:
+        """[R]: a step of the prices by Polyak's rule, on the priced capacities and the peaks of excess."""
+        excess = self.shares()[1] - self.flat.limits
+        steps = np.where(self.prices > 0, excess, 0.0)
+        peaks = _peaks(excess)
+        steps[peaks] = excess[peaks]
+        norm = float(steps @ steps)
+        return steps * (self.pace * max(goal - self.value, 1e-4 * abs(goal)) / norm) if norm > 0 else steps
+
+    def _return(self, prices: Floats, said: Floats) -> None:
+        """Back to these prices and messages, which may be of a finer grain."""
+        self.said[:] = on_grid(said, self.grain)
+        self.reprice(prices)
+        self.sweep()
+
+    def _load(self) -> None:
+        """Costs and tables under the present prices and grain; nothing is proved of them yet."""
+        flat, grain = self.flat, self.grain
+        sums = np.concatenate([[0.0], np.cumsum(self.prices)])
+        price = sums[flat.rows[:, 1]] - sums[flat.rows[:, 0]]
+        paid = on_grid(price[self.piece] * flat.use * _BELOW, grain)
+        cost = floats(flat.cost, grain) + np.bincount(self.option, paid, len(flat.cost))
+        self.cost = np.where(self.alive, cost, np.inf)
+        if flat.pair_use is not None:
+            paid = flat.pair_use[self.source] @ self.prices * _BELOW
+            self.table = on_grid(floats(flat.table[self.source], grain) + paid, grain)
+        elif not len(self.table) or grain > 1:
+            self.table = floats(flat.table[self.source], grain)
+        self.due = math.fsum((self.prices * flat.limits).tolist()) / _BELOW
+        self.known = False
+
+    def _step(self) -> None:
+        """One pass; where numbers grow too large for the grain, again with a coarser one."""
+        if self.bound >= INFINITE:
+            return
+        while True:
+            state = self.cost, self.said, self.hat, self.rest, self.proved
+            largest = send(self.forward, self.arcs, self.table, *state, self.grain)
+            if largest <= _EXACT * self.grain:
+                break
+            if math.isinf(largest):
+                self.value, self.bound = math.inf, INFINITE
+                return
+            self.grain *= 64
+            self.said[:] = on_grid(self.said, self.grain)
+            self._load()
+        if self.known:
+            paid = math.nextafter(self.flat.constant - self.due, -math.inf)
+            np.maximum(self.least, np.nextafter(self.proved + paid, -np.inf), out=self.least)
+        self.known, self.forward = True, not self.forward
+        self.value = self.flat.constant + math.fsum(self.rest) - self.due
+        self.bound = max(self.bound, math.ceil(math.nextafter(self.value, -math.inf)))
+
+
+def _peaks(excess: Floats) -> Ints:
+    """The largest of every run of capacities in excess, at most `PEAKS` of them, the largest first."""
+    over = np.concatenate([[False], excess > 0, [False]])
+    first, last = np.flatnonzero(over[1:] & ~over[:-1]), np.flatnonzero(~over[1:] & over[:-1])
+    peaks = np.array([a + int(np.argmax(excess[a:b])) for a, b in zip(first, last, strict=True)], np.int64)
+    return peaks[np.argsort(-excess[peaks], kind="stable")[:PEAKS]]

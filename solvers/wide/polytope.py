@@ -1,0 +1,215 @@
+"""The local polytope of a network, and the capacities that bind it, as rows of a linear program.
+
+    x[v,i] >= 0      variable v takes option i
+    y[e,p,q] >= 0    edge e = (u,v) joins an option of u's class p to one of v's class q
+    min  Σ c[v,i] x[v,i] + Σ c[e,p,q] y[e,p,q]                                     (ns)
+    s.t. (1) Σ_i x[v,i] = 1                                         ∀ v
+         (2) Σ_q y[e,p,q] = Σ_{i ∈ p} x[u,i]                        ∀ e, p
+         (3) Σ_p y[e,p,q] = Σ_{j ∈ q} x[v,j]                        ∀ e, q
+         (4) Σ m[v,i,r] x[v,i] + Σ m[e,p,q,r] y[e,p,q] ≤ M_r        ∀ r that is held (bytes)
+         (5) Σ_{(v,i) ∈ C} x[v,i] ≤ |C's variables| - 1             ∀ covers C that are held
+
+Rows of an edge's table that differ by a constant are one class, and so are columns; the constants move to the options.
+Forbidden x and y do not exist. Prices of (2) and (3) are messages, those of (4) prices of bytes (`fixing.py`).
+A cover is a set of options that exceed a capacity together: what (4) lets through because floats are not exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE
+from ..elimination.kernels import Floats, Ints
+from .fixing import pieces
+from .form import Flat
+from .highs import Program
+
+_NONE = np.zeros(0, np.int64)
+_SPARE = 1e-9  # the share by which a capacity is loosened, so that rounding cuts off nothing within it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Polytope:
+    """The columns and the rows (1) to (3).
+
+    Column k is `option[k]` for k < len(option), then a pair of classes, of which `entry` is one entry of the table.
+    `column` [options] is -1 where an option is forbidden.
+    Message m of the network stands for `offset[m]` plus the price of row `row[m]`, where that is not -1.
+    """
+
+    flat: Flat
+    option: Ints
+    column: Ints
+    entry: Ints
+    cost: Floats
+    ends: tuple[Ints, Ints]  # row and column of every coefficient
+    ones: Floats  # the coefficients
+    right: Floats
+    row: Ints
+    offset: Floats
+
+    def choice(self, point: Floats) -> Ints:
+        """[V]: the option of every variable that a point takes most of."""
+        x = np.zeros(len(self.column))
+        x[self.option] = point[: len(self.option)]
+        whose = np.repeat(np.arange(self.flat.variables), self.flat.sizes)
+        order = np.lexsort((-np.arange(len(x)), x, whose))  # the last of each variable is its largest
+        return order[self.flat.start[1:] - 1] - self.flat.start[:-1]
+
+    def messages(self, prices: Floats) -> Floats:
+        """The messages that the prices of the rows are, in the order of `fixing.least`."""
+        known = np.where(self.row < 0, 0.0, prices[self.row]) if len(prices) else np.zeros(len(self.row))
+        return self.offset + known
+
+
+def polytope(flat: Flat) -> Polytope:
+    """The local polytope of a network."""
+    live = flat.cost < INFINITE
+    option = np.flatnonzero(live)
+    column = np.where(live, np.cumsum(live) - 1, -1)
+    sizes = flat.sizes
+    cost = flat.cost.astype(np.float64)
+    rows, columns, signs = (
+        [np.repeat(np.arange(flat.variables), sizes)[option]],
+        [column[option]],
+        [np.ones(len(option))],
+    )
+    entries, costs, row, offset = [], [], [], []
+    below, right = flat.variables, len(option)  # the next row, the next column
+    for e, (u, v) in enumerate(flat.ends.tolist()):
+        at = [np.flatnonzero(live[flat.start[w] : flat.start[w + 1]]) for w in (u, v)]
+        classes = _classes(flat, e, at)
+        here = [np.full(sizes[w], -1) for w in (u, v)]
+        for k, w in enumerate((u, v)):
+            move = np.zeros(sizes[w])
+            move[at[k]] = classes.offsets[k]
+            offset.append(move)
+            cost[flat.start[w] : flat.start[w + 1]] += move
+            row.append(here[k])
+        if classes.apart:
+            continue
+        p, q = classes.cells
+        for k, (of, c) in enumerate(zip(classes.of, (p, q), strict=True)):
+            here[k][at[k]] = below + of
+            rows += [below + c, below + of]
+            columns += [right + np.arange(len(c)), column[flat.start[(u, v)[k]] + at[k]]]
+            signs += [np.ones(len(c)), -np.ones(len(of))]
+            below += classes.count[k]
+        entries.append(flat.at[e] + at[0][classes.first[0][p]] * sizes[v] + at[1][classes.first[1][q]])
+        costs.append(classes.cost)
+        right += len(p)
+    return Polytope(
+        flat,
+        option,
+        column,
+        _joined(entries),
+        np.concatenate([cost[option], *costs]),
+        (np.concatenate(rows), np.concatenate(columns)),
+        np.concatenate(signs),
+        (np.arange(below) < flat.variables).astype(np.float64),
+        _joined(row),
+        np.concatenate([np.zeros(0), *offset]),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Classes:
+    """The classes of one edge: `of` every option at each end, their `count`, the `first` of each; the cells between
+    them that are not forbidden, their cost; what moves to the options. `apart`: neither cost nor use is left between
+    the ends."""
+
+    of: tuple[Ints, Ints]
+    count: tuple[int, int]
+    first: tuple[Ints, Ints]
+    cells: tuple[Ints, Ints]
+    cost: Floats
+    offsets: tuple[Floats, Floats]
+    apart: bool
+
+
+def _classes(flat: Flat, e: int, at: list[Ints]) -> _Classes:
+    u, v = flat.ends[e]
+    shape = flat.sizes[u], flat.sizes[v]
+    span = slice(flat.at[e], flat.at[e + 1])
+    table = flat.table[span].reshape(shape)[np.ix_(*at)]
+    table = np.where(table >= INFINITE, np.inf, table.astype(np.float64))
+    offsets = []
+    for axis in (1, 0):
+        least = table.min(axis=axis, initial=np.inf)
+        offsets.append(np.where(np.isinf(least), 0.0, least))
+        table = table - np.expand_dims(offsets[-1], axis)
+    both = table[..., None]
+    if flat.pair_use is not None:
+        use = flat.pair_use[span].reshape(*shape, -1)[np.ix_(*at)]
+        both = np.concatenate([both, np.where(np.isinf(both), 0.0, use)], axis=2)
+    both, first_u, of_u = np.unique(both, axis=0, return_index=True, return_inverse=True)
+    both, first_v, of_v = np.unique(both, axis=1, return_index=True, return_inverse=True)
+    p, q = np.nonzero(both[..., 0] < np.inf)
+    return _Classes(
+        (of_u.ravel(), of_v.ravel()),
+        both.shape[:2],
+        (first_u, first_v),
+        (p, q),
+        both[p, q, 0],
+        (offsets[0], offsets[1]),
+        both.shape[:2] == (1, 1) and len(p) == 1 and not both[..., 1:].any(),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """The capacities (4) and covers (5) in a program, in this order; a cover: options, most taken."""
+
+    rows: list[int] = field(default_factory=list)
+    covers: list[tuple[Ints, int]] = field(default_factory=list)
+
+
+def program(shape: Polytope, held: Held, scale: float, whole: bool = False) -> tuple[Program, Floats]:
+    """The polytope under what is held, and the bytes that 1 is in every row (4); `scale` ns are 1 in its objective."""
+    from scipy.sparse import csr_array, vstack
+
+    width = len(shape.cost)
+    uses = _uses(shape, held.rows)
+    limits = shape.flat.limits[held.rows].astype(np.float64)
+    unit = np.maximum(np.maximum(limits, uses.max(axis=1).toarray().ravel() if len(limits) else limits), 1.0)
+    at = [shape.column[options] for options, _ in held.covers]
+    covers = csr_array(
+        (np.ones(sum(map(len, at))), (np.repeat(np.arange(len(at)), list(map(len, at))), _joined(at))),
+        shape=(len(at), width),
+    )
+    equal = csr_array((shape.ones, shape.ends), shape=(len(shape.right), width))
+    below = vstack([uses.multiply(1 / unit[:, None]), covers], format="csr")
+    most = np.concatenate([limits / unit * (1 + _SPARE), [float(count) for _, count in held.covers]])
+    return Program(shape.cost / scale, equal, shape.right, below, most, len(shape.option) if whole else 0), unit
+
+
+def _uses(shape: Polytope, rows: list[int]) -> Any:
+    """[rows, columns]: what every column uses of some capacities, sparse."""
+    from scipy.sparse import csr_array
+
+    flat, whose = shape.flat, np.repeat(np.arange(len(shape.flat.piece_of)), np.diff(shape.flat.use_at))
+    column = shape.column[pieces(flat)]
+    many = np.flatnonzero((flat.use > 0) & (column >= 0))
+    at: list[Ints] = []
+    columns: list[Ints] = []
+    amounts: list[Ints] = []
+    for k, r in enumerate(rows):
+        here = many[(flat.rows[whose[many], 0] <= r) & (r < flat.rows[whose[many], 1])]
+        at.append(np.full(len(here), k))
+        columns.append(column[here])
+        amounts.append(flat.use[here])
+        if flat.pair_use is not None:
+            pairs = flat.pair_use[shape.entry, r]
+            here = np.flatnonzero(pairs)
+            at.append(np.full(len(here), k))
+            columns.append(len(shape.option) + here)
+            amounts.append(pairs[here])
+    places = _joined(at), _joined(columns)
+    return csr_array((_joined(amounts).astype(np.float64), places), shape=(len(rows), len(shape.cost)))
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return np.concatenate([_NONE, *parts])

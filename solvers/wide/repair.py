@@ -1,0 +1,30 @@
+"""Repair: descent under prices that rise where a capacity is exceeded, until none is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..elimination.kernels import Floats, Ints, compiled
+from .blocks import Net, Scratch, changed_load, clear, grow, random, solve_tree, sum_prices, take
+
+
+@compiled
+def relax(
+    net: Net, room: Scratch, choice: Ints, load: Ints, prices: Floats, blocks: int, most: int, state: Ints
+) -> None:
+    """Solve blocks under fixed prices, whatever they use."""
+    sum_prices(prices, room.prefix)
+    for _ in range(blocks):
+        count = grow(net, room, random(state, choice.shape[0]), most, state)
+        solve_tree(net, room, count, choice, 0.0, state)
+        changed_load(net, room, count, choice)
+        clear(net, room, count)
+        take(room, count, choice, load)
+
+
+def risen(prices: Floats, load: Ints, limits: Ints, share: float, unit: float) -> Floats:
+    """Prices raised where a row is exceeded, most where it is exceeded most, by a share of the largest (or `unit`)."""
+    excess = np.maximum(load - limits, 0).astype(np.float64)
+    step = share * max(prices.max(initial=0.0), unit)
+    raised: Floats = prices + step * excess / max(excess.max(initial=0.0), 1.0)
+    return raised

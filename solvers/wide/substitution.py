@@ -1,0 +1,196 @@
+"""Putting new variables for the old ones of a `Flat`, the common ground of all steps that reduce it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE
+from ..elimination.kernels import Bools, Ints, compiled
+from .form import Flat
+
+_SUMS = 1 << 62  # in place of INFINITE where plain sums are wanted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduced:
+    """A smaller network of the same optimum, and the way back to the one it was made of; `cut` as by `in_floats`."""
+
+    flat: Flat
+    lifts: tuple[Callable[[Ints], Ints], ...] = ()
+    cut: bool = False
+
+    def lift(self, choice: Ints) -> Ints:
+        """The choice of the original network, no dearer, for one of `flat`."""
+        for back in reversed(self.lifts):
+            choice = back(choice)
+        return choice
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Substitution:
+    """Every old variable as a function of a new one.
+
+    Old variable v takes the option `options[first[v] + x]` where the new variable `root[v]` takes x; where `root[v]`
+    is -1, v is gone (no edge, no piece), with the option 0. The new variables' options lie at `start`.
+    """
+
+    root: Ints
+    first: Ints
+    options: Ints
+    start: Ints
+
+    def lift(self, choice: Ints) -> Ints:
+        live = self.root >= 0
+        old = np.zeros(len(self.root), np.int64)
+        old[live] = self.options[self.first[live] + choice[self.root[live]]]
+        return old
+
+
+def offsets(sizes: Ints) -> Ints:
+    """[n + 1]: where parts of these sizes begin and end when they lie in a row."""
+    at = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=at[1:])
+    return at
+
+
+def ragged(sizes: Ints) -> tuple[Ints, Ints]:
+    """The part that every element belongs to and its place in there, for parts of these sizes in a row."""
+    part = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+    return part, np.arange(len(part), dtype=np.int64) - offsets(sizes)[part]
+
+
+def incidence(flat: Flat) -> tuple[Ints, Ints]:
+    """`first` [V+1] and `edges` [2E]: variable v has the edges edges[first[v]] to edges[first[v+1]]."""
+    order = np.argsort(flat.ends.ravel(), kind="stable")
+    return offsets(np.bincount(flat.ends.ravel(), minlength=flat.variables)), order // 2
+
+
+def pair_columns(flat: Flat) -> range:
+    """The capacities that edges may use."""
+    return range(0 if flat.pair_use is None else flat.pair_use.shape[1])
+
+
+def idle_edges(flat: Flat) -> Bools:
+    """[E]: whether an edge uses no capacity."""
+    if flat.pair_use is None or not len(flat.ends):
+        return np.ones(len(flat.ends), np.bool_)
+    return ~np.logical_or.reduceat(flat.pair_use.any(axis=1), flat.at[:-1])
+
+
+def kept_options(flat: Flat, keep: Bools) -> Reduced:
+    """Only these options [options], at least one of every variable."""
+    counts = np.add.reduceat(keep, flat.start[:-1], dtype=np.int64)
+    start, everyone = offsets(counts), np.arange(flat.variables, dtype=np.int64)
+    _, options = ragged(flat.sizes)
+    return substituted(flat, Substitution(everyone, start[:-1], options[keep], start))
+
+
+def kept_edges(flat: Flat, keep: Bools) -> Flat:
+    """Only these edges [E]."""
+    if keep.all():
+        return flat
+    sizes = np.diff(flat.at)
+    entries = np.repeat(keep, sizes)
+    uses = None if flat.pair_use is None else flat.pair_use[entries]
+    return replace(flat, ends=flat.ends[keep], at=offsets(sizes[keep]), table=flat.table[entries], pair_use=uses)
+
+
+def substituted(flat: Flat, by: Substitution) -> Reduced:
+    """The network over the new variables: edges within one become its price and pieces, parallel ones are added up."""
+    fresh = len(by.start) - 1
+    sizes = np.diff(by.start)
+    ends = by.root[flat.ends]
+    low, high = ends.min(axis=1, initial=fresh), ends.max(axis=1, initial=-1)
+    inner = low == high
+    keys, group = np.unique(low[~inner] * fresh + high[~inner], return_inverse=True)
+    of = np.full(len(ends), -1, np.int64)
+    of[~inner] = group
+    new_ends = np.stack([keys // fresh, keys % fresh], axis=1) if len(keys) else np.zeros((0, 2), np.int64)
+    at = offsets(sizes[new_ends[:, 0]] * sizes[new_ends[:, 1]])
+
+    def summed(table: Ints, unary: Ints, most: int) -> Ints:
+        out = np.zeros(at[-1], np.int64)
+        _add_tables(
+            table, flat.at, flat.ends, flat.start, by.root, by.first, by.options, by.start, of, at, out, unary, most
+        )
+        return out
+
+    cost = _costs(flat, by)
+    table = summed(flat.table, cost, INFINITE)
+    pieces = [(by.root[flat.piece_of], flat.rows, _piece_uses(flat, by))]
+    uses = None
+    if flat.pair_use is not None:
+        uses = np.zeros((at[-1], flat.pair_use.shape[1]), np.int64)
+        for r in pair_columns(flat):
+            own = np.zeros(by.start[-1], np.int64)
+            uses[:, r] = summed(np.ascontiguousarray(flat.pair_use[:, r]), own, _SUMS)
+            users = np.unique(by.root[flat.ends[inner, 0]])
+            where = ragged(sizes[users])
+            pieces.append((users, np.tile([r, r + 1], (len(users), 1)), own[by.start[users][where[0]] + where[1]]))
+    new = Flat(by.start, cost, new_ends, at, table, flat.limits, *_joined(pieces, sizes), uses, flat.constant)
+    return Reduced(new, (by.lift,))
+
+
+def _costs(flat: Flat, by: Substitution) -> Ints:
+    """What the new variables' options cost: the prices of all old variables in them."""
+    live = np.flatnonzero(by.root >= 0)
+    part, x = ragged(np.diff(by.start)[by.root[live]])
+    v = live[part]
+    price, option = flat.cost[flat.start[v] + by.options[by.first[v] + x]], by.start[by.root[v]] + x
+    total = np.zeros(by.start[-1], np.int64)
+    np.add.at(total, option, np.where(price < INFINITE, price, 0))
+    total[option[price >= INFINITE]] = INFINITE
+    return total
+
+
+def _piece_uses(flat: Flat, by: Substitution) -> Ints:
+    """What the pieces use, by options of the new variables."""
+    sizes = np.diff(by.start)[by.root[flat.piece_of]]
+    piece, x = ragged(sizes)
+    uses: Ints = flat.use[flat.use_at[piece] + by.options[by.first[flat.piece_of[piece]] + x]]
+    return uses
+
+
+def _joined(parts: list[tuple[Ints, Ints, Ints]], sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """`piece_of`, `rows`, `use_at` and `use` of these pieces, those of one variable and the same rows added up."""
+    owner, rows = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+    use = np.concatenate([p[2] for p in parts])
+    width = int(rows.max(initial=0)) + 1
+    _, firsts, group = np.unique(
+        (owner * width + rows[:, 0]) * width + rows[:, 1], return_index=True, return_inverse=True
+    )
+    piece, x = ragged(sizes[owner])
+    use_at = offsets(sizes[owner[firsts]])
+    total = np.zeros(use_at[-1], np.int64)
+    np.add.at(total, use_at[group[piece]] + x, use)
+    return owner[firsts], rows[firsts], use_at, total
+
+
+@compiled
+def _add_tables(
+    table: Ints, at: Ints, ends: Ints, start: Ints, root: Ints, first: Ints, options: Ints, new_start: Ints,
+    of: Ints, new_at: Ints, out: Ints, unary: Ints, most: int,
+) -> None:  # fmt: skip
+    """Add every old edge's table to that of its new edge `of[e]`, or, within one new variable, to `unary`."""
+    for e in range(ends.shape[0]):
+        u, v = ends[e, 0], ends[e, 1]
+        a, b = root[u], root[v]
+        width = start[v + 1] - start[v]
+        rows, columns = new_start[a + 1] - new_start[a], new_start[b + 1] - new_start[b]
+        if a == b:
+            for x in range(rows):
+                more = table[at[e] + options[first[u] + x] * width + options[first[v] + x]]
+                i = new_start[a] + x
+                unary[i] = most if more >= most or unary[i] >= most else min(most, unary[i] + more)
+            continue
+        step_x, step_y = (columns, 1) if a < b else (1, rows)
+        for x in range(rows):
+            source = at[e] + options[first[u] + x] * width
+            target = new_at[of[e]] + x * step_x
+            for y in range(columns):
+                more = table[source + options[first[v] + y]]
+                i = target + y * step_y
+                out[i] = most if more >= most or out[i] >= most else min(most, out[i] + more)
