@@ -113,15 +113,15 @@ def model_network(model: Model) -> Network:
     """The network that `partita plan --save-network` keeps for a case: of its mesh's first placement."""
     from ..formulation.placement.placement import distinct, placements
     from ..model.zoo.registry import entry
-    from ..solvers.search.planning_problem import Question
+    from ..solvers.search.planning_problem import PlanningProblem
     from .plan import prepared
 
     assert model.mesh is not None and model.micro_batches is not None
     graph, machine, batch = prepared(model)
     known, counts = entry(model.model), (model.micro_batches,)
     places = tuple(distinct(placements(machine.hierarchy, mesh=model.mesh)))
-    question = Question(graph, machine, batch, places, counts, known.dtype, known.optimizer)
-    return question.encoding(places[0], model.micro_batches).network
+    problem = PlanningProblem(graph, machine, batch, places, counts, known.dtype, known.optimizer)
+    return problem.encoding(places[0], model.micro_batches).network
 
 
 def _save(make: Callable[[], Network], folder: Path) -> Path:

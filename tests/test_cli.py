@@ -23,7 +23,7 @@ from partita.codegen.planner.request import DTYPES
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import Network, Variable
 from partita.formulation.placement.placement import Placement
-from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.planning_problem import PlanningProblem
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -173,16 +173,18 @@ def test_a_model_that_fits_no_placement_is_refused_with_what_is_missing(partita:
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Interrupt the search when it asks for another network than the first ones."""
-    whole, asked = Question.encoding, 0
+    whole, asked = PlanningProblem.encoding, 0
 
-    def encoding(self: Question, placement: Placement, k: int, plain: bool = False, fast: bool = False) -> Encoding:
+    def encoding(
+        self: PlanningProblem, placement: Placement, k: int, plain: bool = False, fast: bool = False
+    ) -> Encoding:
         nonlocal asked
         asked += 1
         if asked > after:
             raise KeyboardInterrupt
         return whole(self, placement, k, plain, fast)
 
-    monkeypatch.setattr(Question, "encoding", encoding)
+    monkeypatch.setattr(PlanningProblem, "encoding", encoding)
 
 
 def test_interrupted_before_any_plan(partita: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Plans that may be pipelines: which there are for a question, and the plan of what the search found."""
+"""Plans that may be pipelines: which there are for a problem, and the plan of what the search found."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ...model.graph.stages import boundaries, stage
 from ...model.machine.machine import Machine, stage_machine
 from ...solvers.executors import Later, usable_cores
 from ...solvers.protocol import Limits, Solution, Solver, Status
-from ...solvers.search.planning_problem import Question, atom_sizes
-from ...solvers.search.search import OuterFound, Solved, Space, search
+from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
+from ...solvers.search.search import SearchResult, Solved, Space, search
 from ...solvers.search.unpipelined import Found
 from ..plan.pipeline_checks import check_stale
 from ..plan.pipeline_plan import PipelinePlan
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 
-def space(question: Question, settings: Settings) -> Space | None:
+def space(problem: PlanningProblem, settings: Settings) -> Space | None:
     """The pipelines to look at besides plans that have none; None where there are only these.
 
     PartitaError: more stages than the model can be cut into, or for no number of micro-batches; strategies that are
     fixed for what the model has not.
     """
-    graph, machine = question.pcg, question.machine
+    graph, machine = problem.pcg, problem.machine
     chunks = settings.chunks
     if not looked_at(graph, settings):
         if chunks > 1:
             raise PartitaError(f"{chunks} chunks are stages of a pipeline, but none is looked at: give stages too")
         return None
-    found = _rows(question, settings, _cuts(graph))
+    found = _rows(problem, settings, _cuts(graph))
     unknown = [name for name, _ in settings.fix if name not in {node.name for node in graph.nodes}]
     if unknown:
         raise PartitaError(f"no node is named {unknown[0]!r}")
-    sizes = atom_sizes(graph, question.batch, (1,))
+    sizes = atom_sizes(graph, problem.batch, (1,))
     inner = {row: reordered(_inner(machine, row, settings.mesh), sizes) for row in found}
-    none = {} if settings.stages is not None else {(1,) * len(machine.hierarchy): question.placements}
+    none = {} if settings.stages is not None else {(1,) * len(machine.hierarchy): problem.placements}
     return Space(none | inner, settings.schedule, chunks, step_ns)
 
 
@@ -69,11 +69,11 @@ def _cuts(graph: PCG) -> int:
     return len(boundaries(graph)) - 1
 
 
-def _rows(question: Question, settings: Settings, cuts: int) -> list[Row]:
+def _rows(problem: PlanningProblem, settings: Settings, cuts: int) -> list[Row]:
     """The pipeline's factors on the levels, where the schedule can be run and the model cut."""
-    chunks, schedule, counts = settings.chunks, settings.schedule, question.micro_batches
+    chunks, schedule, counts = settings.chunks, settings.schedule, problem.micro_batches
     needed = settings.stages is not None or chunks > 1
-    found = [row for row in divisions(question.machine, settings.stages) if math.prod(row) * chunks <= cuts]
+    found = [row for row in divisions(problem.machine, settings.stages) if math.prod(row) * chunks <= cuts]
     if not found and needed:
         count = (settings.stages or 2) * chunks
         raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
@@ -82,10 +82,10 @@ def _rows(question: Question, settings: Settings, cuts: int) -> list[Row]:
         least = "a multiple of" if chunks > 1 else "at least"
         raise PartitaError(
             f"{schedule} with {settings.stages or 2} stages needs {least} {settings.stages or 2} micro-batches, "
-            f"a batch of {question.batch} has {', '.join(map(str, counts))} in this model"
+            f"a batch of {problem.batch} has {', '.join(map(str, counts))} in this model"
         )
     if schedule == "2bw" and found:
-        check_stale(question.pcg, question.dtype, question.offload)
+        check_stale(problem.pcg, problem.dtype, problem.offload)
     if split(schedule) and found and settings.recompute not in ("auto", "none"):
         raise PartitaError(
             f"{schedule} splits backwards, and would compute segments twice again: "
@@ -113,15 +113,17 @@ def _inner(machine: Machine, row: Row, mesh: tuple[int, ...] | None) -> tuple[Pl
     return distinct(placements(stage_machine(machine, row).hierarchy, mesh=mesh))
 
 
-def search_all(question: Question, among: Space, backend: Solver, limits: Limits, settings: Settings) -> OuterFound:
+def search_all(
+    problem: PlanningProblem, among: Space, backend: Solver, limits: Limits, settings: Settings
+) -> SearchResult:
     """Search plans with and without pipelines, on processes of its own where no executor is given."""
     if settings.executor is not None:
-        return search(question, among, backend, limits, settings.executor)
+        return search(problem, among, backend, limits, settings.executor)
     with Later(settings.workers or usable_cores()) as own:
-        return search(question, among, backend, limits, own)
+        return search(problem, among, backend, limits, own)
 
 
-def alone(found: OuterFound) -> Found:
+def alone(found: SearchResult) -> Found:
     """What was found, told as of a search without pipelines."""
     best, solution = None, None
     if len(found.stages) == 1:
@@ -137,8 +139,8 @@ def alone(found: OuterFound) -> Found:
 
 
 def pipelined(
-    question: Question,
-    found: OuterFound,
+    problem: PlanningProblem,
+    found: SearchResult,
     model: dict[str, Any],
     told: dict[str, Any],
     module: tuple[nn.Module, Any] | None,
@@ -146,14 +148,14 @@ def pipelined(
     """The plan of the pipeline that was found; priced once more, which shares nothing of the search."""
     best = found.configuration
     assert best is not None and found.objective is not None
-    made = replace(_decoded(question, best, found.bounds, found.stages), model=model, report=dict(told), module=module)
-    reports, rewritten = [part.report for part in made.stages], bool(question.pcg.alternatives)
+    made = replace(_decoded(problem, best, found.bounds, found.stages), model=model, report=dict(told), module=module)
+    reports, rewritten = [part.report for part in made.stages], bool(problem.pcg.alternatives)
     _confirm(made, found.objective, rewritten, best)
     work = [flops(encoding, assignment) for encoding, assignment in found.stages]
     unsplit, total = (sum(part) for part in zip(*work, strict=True))
     bundles = [told for own in reports for told in own.get("bundles", [])]
     if rewritten:
-        solved = _own(question, best, found.bounds, found.stages)
+        solved = _own(problem, best, found.bounds, found.stages)
         made.report["rewritten"] = [told for each in solved for told in changes(*each)]
     made.report.update(
         capacity_bytes=made.machine.device.capacity_bytes,
@@ -163,33 +165,35 @@ def pipelined(
     return made
 
 
-def step_ns(question: Question, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved]) -> int:
+def step_ns(problem: PlanningProblem, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved]) -> int:
     """The predicted step of stages as they were solved."""
-    return priced(_decoded(question, best, bounds, stages, told=False)).objective_ns
+    return priced(_decoded(problem, best, bounds, stages, told=False)).objective_ns
 
 
 def _decoded(
-    question: Question, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved], told: bool = True
+    problem: PlanningProblem, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved], told: bool = True
 ) -> PipelinePlan:
     """The plan that the assignments of all stages mean; `told`: with what is reported of each."""
-    machine, samples = question.machine, question.batch // best.micro_batches
+    machine, samples = problem.machine, problem.batch // best.micro_batches
     part, transfer = stage_machine(machine, best.row), transfer_price(machine, best.row)
     made = tuple(
         Plan(
-            taken, part, best.placement, best.micro_batches, chosen, question.dtype, question.optimizer,
+            taken, part, best.placement, best.micro_batches, chosen, problem.dtype, problem.optimizer,
             report=report(encoding, assignment) if told else {}, recompute=encoding.recomputed(assignment),
             in_flight=best.in_flight(s), transfer=transfer,
         )
-        for s, (encoding, assignment) in enumerate(_own(question, best, bounds, stages))
+        for s, (encoding, assignment) in enumerate(_own(problem, best, bounds, stages))
         for taken, chosen in [decided(encoding, assignment)]
     )  # fmt: skip
-    plain = with_batch(question.plain or question.pcg, samples)
+    plain = with_batch(problem.plain or problem.pcg, samples)
     return PipelinePlan(plain, machine, best.row, bounds, made, best.schedule, best.chunks)
 
 
-def _own(question: Question, best: Configuration, bounds: Sequence[int], stages: Sequence[Solved]) -> list[Solved]:
+def _own(
+    problem: PlanningProblem, best: Configuration, bounds: Sequence[int], stages: Sequence[Solved]
+) -> list[Solved]:
     """The networks of stages, that equal ones have in common, each with its own part of the graph."""
-    graph = with_batch(question.pcg, question.batch // best.micro_batches)
+    graph = with_batch(problem.pcg, problem.batch // best.micro_batches)
     cut = [stage(graph, *ends).graph for ends in pairwise(bounds)]
     return [(replace(e, pcg=own), assignment) for own, (e, assignment) in zip(cut, stages, strict=True)]
 

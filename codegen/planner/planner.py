@@ -27,7 +27,7 @@ from ...solvers.cache.cached_solver import Cached
 from ...solvers.cache.store import Store, store_in
 from ...solvers.protocol import Limits, Progress, Solver, Status
 from ...solvers.protocol import solver as find_solver
-from ...solvers.search.planning_problem import Question, check_batch
+from ...solvers.search.planning_problem import PlanningProblem, check_batch
 from ...solvers.search.unpipelined import search
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
@@ -38,7 +38,7 @@ from .request import PlanRequest, check_gap, check_schedules, check_seconds, che
 from .rewritten import decided
 from .search_report import searched_outside, searched_space, without_plan
 from .searches import searched
-from .settings import Settings, question_of, without_stages
+from .settings import Settings, planning_problem, without_stages
 from .variants import Way, best_of, named
 
 if TYPE_CHECKING:
@@ -242,17 +242,17 @@ def plan_graph(
     rewritten = rewritings(graph, rules, settings.saturation, _kept(graph, settings)) if settings.rules else None
     plain, graph = graph, rewritten.graph if rewritten else graph
     rewrote = time.monotonic()
-    question = question_of(graph, machine, settings, plain)
+    problem = planning_problem(graph, machine, settings, plain)
     if settings.save_network:
         without_stages("--save-network", settings)
-        _save_network(question, settings.save_network)
-    meshes = {place.sizes for place in question.placements}
-    _tell(progress, f"searching {len(question.placements)} placements of {len(meshes)} meshes")
+        _save_network(problem, settings.save_network)
+    meshes = {place.sizes for place in problem.placements}
+    _tell(progress, f"searching {len(problem.placements)} placements of {len(meshes)} meshes")
     limits = Limits(settings.time_limit or float("inf"), cutoff, progress, settings.gap)
     began = time.monotonic()
-    backend, among = _backend(settings), space(question, settings)
-    over = searched(question, among, backend, limits, settings, lambda words: _tell(progress, words))
-    question, found, outside = over.question, over.found, over.outside
+    backend, among = _backend(settings), space(problem, settings)
+    over = searched(problem, among, backend, limits, settings, lambda words: _tell(progress, words))
+    problem, found, outside = over.problem, over.found, over.outside
     ended = time.monotonic()
     seconds = {
         "capture": round(captured - start, 3),
@@ -263,19 +263,19 @@ def plan_graph(
     result: dict[str, Any] = {
         "status": found.status.value,
         "bound_ns": found.bound if found.bound < INFINITE else None,
-        "space": searched_space(question, found, rewritten, getattr(backend, "kept", 0))
+        "space": searched_space(problem, found, rewritten, getattr(backend, "kept", 0))
         if among is None or outside is None
-        else searched_outside(question, among, outside),
+        else searched_outside(problem, among, outside),
         "seconds": seconds,
     }
     if outside is not None and outside.configuration is not None and outside.configuration.devices > 1:
         assert outside.objective is not None
         gap = (outside.objective - found.bound) / outside.objective
         result |= {"objective_ns": outside.objective, "gap": gap, "solver": backend.name}
-        return _emitted(pipelined(question, outside, model, result, module), seconds, start, ended)
+        return _emitted(pipelined(problem, outside, model, result, module), seconds, start, ended)
     if found.encoding is None or found.solution is None:
         seconds["total"] = round(ended - start, 3)
-        raise without_plan(question, found, model, result)
+        raise without_plan(problem, found, model, result)
     best, solution = found.encoding, found.solution
     assert solution.assignment is not None and solution.objective is not None
     gap = (solution.objective - found.bound) / solution.objective
@@ -290,7 +290,7 @@ def plan_graph(
     )  # fmt: skip
     _confirm(made, rewritten)
     if "bundles" in made.report and not found.interrupted:
-        made.report["without_bundles"] = _without_bundles(question, settings, start)
+        made.report["without_bundles"] = _without_bundles(problem, settings, start)
     return _emitted(made, seconds, start, ended)
 
 
@@ -343,17 +343,17 @@ def _backend(settings: Settings) -> Solver:
     return found if settings.store is None else Cached(found, settings.store)
 
 
-def _without_bundles(question: Question, settings: Settings, start: float) -> dict[str, Any]:
+def _without_bundles(problem: PlanningProblem, settings: Settings, start: float) -> dict[str, Any]:
     """The best plan in which no branches run side by side, in the time left: what they gain is the difference."""
     left = max(1.0, (settings.time_limit or math.inf) - (time.monotonic() - start))
-    found = search(replace(question, bundles=False), _backend(settings), Limits(left, gap=settings.gap))
+    found = search(replace(problem, bundles=False), _backend(settings), Limits(left, gap=settings.gap))
     bound = found.bound if found.bound < INFINITE else None
     return {"status": found.status.value, "objective_ns": found.objective, "bound_ns": bound}
 
 
-def _save_network(question: Question, path: str) -> None:
+def _save_network(problem: PlanningProblem, path: str) -> None:
     """Keep the network of the first placement, with the fewest micro-batches; gzipped if the name ends in `.gz`."""
-    first: Encoding = question.encoding(question.placements[0], min(question.micro_batches), fast=True)
+    first: Encoding = problem.encoding(problem.placements[0], min(problem.micro_batches), fast=True)
     raw = json.dumps(first.network.to_json()).encode()
     write_atomically(path, gzip.compress(raw, mtime=0) if path.endswith(".gz") else raw)
 

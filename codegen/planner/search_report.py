@@ -8,14 +8,16 @@ from typing import Any
 from ...formulation.rewriting.saturate import Rewritten
 from ...model.errors import NoPlanError, PartitaError
 from ...solvers.protocol import Status
-from ...solvers.search.planning_problem import Question
-from ...solvers.search.search import OuterFound, Space
+from ...solvers.search.planning_problem import PlanningProblem
+from ...solvers.search.search import SearchResult, Space
 from ...solvers.search.unpipelined import Found
 
 INTERRUPTED_EARLY = "interrupted before any plan was found"
 
 
-def searched_space(question: Question, found: Found, rewritten: Rewritten | None, kept: int = 0) -> dict[str, Any]:
+def searched_space(
+    problem: PlanningProblem, found: Found, rewritten: Rewritten | None, kept: int = 0
+) -> dict[str, Any]:
     """What was searched; `kept` of the networks were solved before.
 
     Machine levels, and the rows of a placement over them, are named outermost first.
@@ -24,13 +26,13 @@ def searched_space(question: Question, found: Found, rewritten: Rewritten | None
     hit = [f"rewriting: {limit}" for limit in rewritten.limits_hit] if rewritten else []
     hit += ["rewriting: width"] if found.unrewritten else []
     return {
-        "meshes": len({p.sizes for p in question.placements}),
-        "placements": len(question.placements) - found.left_out,
+        "meshes": len({p.sizes for p in problem.placements}),
+        "placements": len(problem.placements) - found.left_out,
         "left_out": found.left_out,
         "axis_order": "outermost level first",
-        "micro_batches": list(question.micro_batches),
-        "recompute": list(question.recompute),
-        **({"offload": True} if question.offload else {}),
+        "micro_batches": list(problem.micro_batches),
+        "recompute": list(problem.recompute),
+        **({"offload": True} if problem.offload else {}),
         "options": found.options,
         "networks_solved": found.solved,
         "networks_kept": kept,
@@ -39,7 +41,7 @@ def searched_space(question: Question, found: Found, rewritten: Rewritten | None
     }
 
 
-def searched_outside(question: Question, among: Space, found: OuterFound) -> dict[str, Any]:
+def searched_outside(problem: PlanningProblem, among: Space, found: SearchResult) -> dict[str, Any]:
     """What was searched, pipelines too: the rows of the pipeline's axis, and what each leaves to a stage's mesh."""
     done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
     ended = "interrupt" if found.interrupted else "gap" if found.near else "bound" if found.exhausted else "time"
@@ -50,9 +52,9 @@ def searched_outside(question: Question, among: Space, found: OuterFound) -> dic
         "placements": len(every) - found.left_out,
         "left_out": found.left_out,
         "axis_order": "outermost level first",
-        "micro_batches": list(question.micro_batches),
-        **({"offload": True} if question.offload else {}),
-        "recompute": list(question.recompute),
+        "micro_batches": list(problem.micro_batches),
+        **({"offload": True} if problem.offload else {}),
+        "recompute": list(problem.recompute),
         "stages": pipelines,
         "schedule": among.schedule,
         "configurations": found.configurations,
@@ -64,9 +66,11 @@ def searched_outside(question: Question, among: Space, found: OuterFound) -> dic
     }
 
 
-def without_plan(question: Question, found: Found, model: dict[str, Any], searched: dict[str, Any]) -> PartitaError:
+def without_plan(
+    problem: PlanningProblem, found: Found, model: dict[str, Any], searched: dict[str, Any]
+) -> PartitaError:
     """The error for a search that found nothing: no placement fits, or it ended too soon."""
-    machine, gib = question.machine, 2**30
+    machine, gib = problem.machine, 2**30
     capacity = machine.device.capacity_bytes
     if found.status is Status.INFEASIBLE:
         missing, needs = found.missing_bytes or 0, f"more than {capacity / gib:.2f} GiB a device"
@@ -75,17 +79,17 @@ def without_plan(question: Question, found: Found, model: dict[str, Any], search
             needs += f"{missing / gib:.2f} GiB are missing"
         return PartitaError(
             f"the model fits no placement on {machine.devices} x {machine.device.name}: it needs {needs}"
-            + (", with optimizer states in the host's memory" if question.offload else "")
+            + (", with optimizer states in the host's memory" if problem.offload else "")
             + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")
         )
     summary = {
         "model": model.get("reference"),
         "machine": machine.name,
         "devices": machine.devices,
-        "batch": question.batch,
+        "batch": problem.batch,
         "sequence": model.get("sequence"),
-        "dtype": question.dtype,
-        "optimizer": question.optimizer,
+        "dtype": problem.dtype,
+        "optimizer": problem.optimizer,
         "micro_batches": None,
         **{key: searched.get(key) for key in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
         "memory_bytes": None,

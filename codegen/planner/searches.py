@@ -1,4 +1,4 @@
-"""A question searched with or without pipelines, and once more where nothing fits: with the host's memory."""
+"""A problem searched with or without pipelines, and once more where nothing fits: with the host's memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ...solvers.protocol import Limits, Solver, Status
-from ...solvers.search.planning_problem import Question
-from ...solvers.search.search import OuterFound, Space
+from ...solvers.search.planning_problem import PlanningProblem
+from ...solvers.search.search import SearchResult, Space
 from ...solvers.search.unpipelined import Found, search
 from .pipelined import alone, search_all
 from .stand_ins import with_stand_ins
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class Searched:
     """What was asked last, what was found, by which rewritings; `outside` where pipelines were looked at."""
 
-    question: Question
+    problem: PlanningProblem
     found: Found
     rewrites: list[dict[str, str]]
-    outside: OuterFound | None
+    outside: SearchResult | None
 
 
 def searched(
-    question: Question,
+    problem: PlanningProblem,
     among: Space | None,
     backend: Solver,
     limits: Limits,
@@ -37,13 +37,13 @@ def searched(
     tell: Callable[[str], None],
 ) -> Searched:
     """Search plans; with optimizer states on the host where these are asked for, or where nothing fits without."""
-    first = _once(question, among, backend, limits, settings)
+    first = _once(problem, among, backend, limits, settings)
     stale = among is not None and among.schedule == "2bw" and all(prod(row) > 1 for row in among.placements)
     if settings.offload is not None or stale or not _full(first, limits):  # 2bw has nothing elsewhere
         return first
     tell("nothing fits: searching with optimizer states in the host's memory")
     left = replace(limits, seconds=limits.seconds - first.found.seconds)
-    again = _once(replace(question, offload=True), among, backend, left, settings)
+    again = _once(replace(problem, offload=True), among, backend, left, settings)
     found = replace(
         again.found,
         seconds=first.found.seconds + again.found.seconds,
@@ -53,16 +53,18 @@ def searched(
     return replace(again, found=found)
 
 
-def _once(question: Question, among: Space | None, backend: Solver, limits: Limits, settings: Settings) -> Searched:
+def _once(
+    problem: PlanningProblem, among: Space | None, backend: Solver, limits: Limits, settings: Settings
+) -> Searched:
     if among is not None:
-        outside = search_all(question, among, backend, limits, settings)
-        return Searched(question, alone(outside), [], outside)
-    return Searched(question, *with_stand_ins(question, search(question, backend, limits), backend, limits), None)
+        outside = search_all(problem, among, backend, limits, settings)
+        return Searched(problem, alone(outside), [], outside)
+    return Searched(problem, *with_stand_ins(problem, search(problem, backend, limits), backend, limits), None)
 
 
 def _full(first: Searched, limits: Limits) -> bool:
     """Whether no plan fits the memory, or none that is good enough, and the host's may take some of it."""
     none = (first.found if first.outside is None else first.outside).objective is None
     cut = limits.cutoff is not None and first.found.missing_bytes is not None
-    host = first.question.machine.device.host_bandwidth
+    host = first.problem.machine.device.host_bandwidth
     return none and host is not None and (cut or first.found.status is Status.INFEASIBLE)

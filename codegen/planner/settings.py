@@ -15,7 +15,7 @@ from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...solvers.cache.store import Store
-from ...solvers.search.planning_problem import Question, atom_sizes, check_batch
+from ...solvers.search.planning_problem import PlanningProblem, atom_sizes, check_batch
 from ..emission.spmd.micro import divided
 from .pipelined import inside
 from .request import check_recompute
@@ -54,7 +54,7 @@ class Settings:
     offload: bool | None = None  # None: where nothing fits without
 
 
-def question_of(graph: PCG, machine: Machine, settings: Settings, plain: PCG | None = None) -> Question:
+def planning_problem(graph: PCG, machine: Machine, settings: Settings, plain: PCG | None = None) -> PlanningProblem:
     """What is asked of a graph; where it has several ways to compute nodes, `plain` is the one without.
 
     PartitaError: what is asked for cannot be meant.
@@ -63,7 +63,7 @@ def question_of(graph: PCG, machine: Machine, settings: Settings, plain: PCG | N
     asked = settings.mesh is not None or settings.mapping is not None
     if not asked and not settings.fix:
         places = reordered(places, atom_sizes(graph, settings.batch, counts))
-    return Question(
+    return PlanningProblem(
         graph, machine, settings.batch, places, counts,
         settings.dtype, settings.optimizer, _fixed(settings.fix, places), math.inf if asked else MOST_WORK,
         plain=plain if graph.alternatives else None, recompute=check_recompute(settings.recompute),

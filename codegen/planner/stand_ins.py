@@ -19,7 +19,7 @@ from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...solvers.protocol import Limits, Solver, Status
-from ...solvers.search.planning_problem import Question
+from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.unpipelined import Found, search
 from .rewritten import changes, decided
 
@@ -28,21 +28,23 @@ AMPLE = 2**50
 """Bytes of a device that hold any model."""
 
 
-def with_stand_ins(question: Question, found: Found, backend: Solver, limits: Limits) -> tuple[Found, list[Change]]:
+def with_stand_ins(
+    problem: PlanningProblem, found: Found, backend: Solver, limits: Limits
+) -> tuple[Found, list[Change]]:
     """The better of what was found and of what the wide placements have for graphs rewritten beforehand.
 
     With it the tensors that its plan computes otherwise than the graph that was captured.
     """
     told = _changes(found)
-    if not found.unrewritten or question.fixed or found.interrupted:
+    if not found.unrewritten or problem.fixed or found.interrupted:
         return found, told
     start = time.monotonic()
-    wide = tuple(question.placements[number] for number in sorted(found.unrewritten))
-    for graph, rewritten in _graphs(question, found, backend, limits):
+    wide = tuple(problem.placements[number] for number in sorted(found.unrewritten))
+    for graph, rewritten in _graphs(problem, found, backend, limits):
         left = limits.seconds - found.seconds - (time.monotonic() - start)
         if left <= 0:
             break
-        asked = replace(question, pcg=graph, plain=None, placements=wide)
+        asked = replace(problem, pcg=graph, plain=None, placements=wide)
         other = search(asked, backend, replace(limits, seconds=left, cutoff=found.objective))
         if other.objective is not None:
             told = rewritten
@@ -56,25 +58,27 @@ def alone(machine: Machine) -> Machine:
     return replace(machine, levels=levels, device=replace(machine.device, memory_bytes=AMPLE))
 
 
-def _graphs(question: Question, found: Found, backend: Solver, limits: Limits) -> Iterator[tuple[PCG, list[Change]]]:
+def _graphs(
+    problem: PlanningProblem, found: Found, backend: Solver, limits: Limits
+) -> Iterator[tuple[PCG, list[Change]]]:
     """Graphs that stand in, each with what it computes otherwise than the graph that was captured."""
-    machine, share = alone(question.machine), max(1, question.batch // question.machine.devices)
+    machine, share = alone(problem.machine), max(1, problem.batch // problem.machine.devices)
     places = distinct(placements(machine.hierarchy))
-    one = replace(question, machine=machine, batch=share, placements=places, micro_batches=(1,), bundles=False)
+    one = replace(problem, machine=machine, batch=share, placements=places, micro_batches=(1,), bundles=False)
     seen: list[PCG] = []
     for answer in (_found(one, backend, limits), found):
         if answer is None or answer.encoding is None or not answer.encoding.pcg.alternatives:
             continue
-        graph = with_batch(_taken(answer.encoding, answer), question.pcg.batch)
+        graph = with_batch(_taken(answer.encoding, answer), problem.pcg.batch)
         if graph not in seen:
             seen.append(graph)
             yield graph, _changes(answer)
 
 
-def _found(question: Question, backend: Solver, limits: Limits) -> Found | None:
+def _found(problem: PlanningProblem, backend: Solver, limits: Limits) -> Found | None:
     """The answer for one device; None where the batch of a single one cannot be cut out."""
     try:
-        return search(question, backend, replace(limits, progress=None))
+        return search(problem, backend, replace(limits, progress=None))
     except PartitaError:
         return None
 

@@ -7,7 +7,7 @@ from math import prod
 
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.placement.placement import Row
-from .pipeline_problem import Whole
+from .pipeline_problem import PipelineProblem
 from .state import Level, State
 
 
@@ -43,7 +43,7 @@ class Candidate:
         return self.level in (Level.BOUNDED, Level.PRICED), self.bound, len(c.matrix), c
 
 
-def evenly_spread(whole: Whole, configuration: Configuration) -> int:
+def evenly_spread(whole: PipelineProblem, configuration: Configuration) -> int:
     """A bound: the step, in ns, if all arithmetic is spread evenly over the devices."""
     total = int(whole.floors(configuration)[0, -1])
     share = total // configuration.devices

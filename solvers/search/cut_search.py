@@ -27,7 +27,7 @@ from .interval_table import Bounds
 from .part_bounds import ANY, Answer, Letters, Need, Query, Side
 from .shortest_cut import Times, best_path
 from .state import Effort, Level, Stages, State
-from .zero_bubble_bound import Waits
+from .zero_bubble_bound import ZeroBubbleBound
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -52,7 +52,7 @@ class Parts(Protocol):
         ...
 
     @property
-    def waits(self) -> Waits | None:
+    def zero_bubble(self) -> ZeroBubbleBound | None:
         """Until when stages work, where that is not what they are busy."""
         ...
 
@@ -82,26 +82,26 @@ class Parts(Protocol):
         ...
 
 
-def pursue(parts: Parts, configuration: Configuration, state: State, reach: int, effort: Effort) -> Stages | None:
+def search_cuts(parts: Parts, configuration: Configuration, state: State, reach: int, effort: Effort) -> Stages | None:
     """Raise the bound of a configuration until it is `reach` or proved best within the effort; the best plan found.
 
     `effort.cutoff` is not used: it follows from `reach`.
     """
-    return _Pursuit(parts, configuration, state, reach, effort).run()
+    return _CutSearch(parts, configuration, state, reach, effort).run()
 
 
 def raise_bound(parts: Parts, configuration: Configuration, state: State) -> None:
     """Raise the bound of a configuration by what is known of its parts."""
-    _Pursuit(parts, configuration, state, INFINITE, Effort(Level.RELAXED)).raise_bound()
+    _CutSearch(parts, configuration, state, INFINITE, Effort(Level.RELAXED)).raise_bound()
 
 
-class _Pursuit:
+class _CutSearch:
     def __init__(self, parts: Parts, configuration: Configuration, state: State, reach: int, effort: Effort) -> None:
         self.parts, self.configuration, self.state = parts, configuration, state
         self.reach, self.effort = reach, effort
         self.until = monotonic() + effort.seconds
         self.floors, self.handed, self.stages = parts.floors, parts.handed, parts.stages
-        self.waits = parts.waits
+        self.zero_bubble = parts.zero_bubble
         self.count = len(self.floors)
         self.kinds = positions(parts.stages, parts.kind, parts.shared)
         self.proved = Bounds(state.known, self._groups, self._sides)
@@ -166,17 +166,17 @@ class _Pursuit:
 
     def _ended(self, busy: list[Times]) -> list[Times]:
         """Until when the stages work, from any place to any other."""
-        if self.waits is None:
+        if self.zero_bubble is None:
             return busy
         at = np.array([b for b, _ in self.places])
-        return [self.waits.until(s, at[:, None], at[None, :], times) for s, times in enumerate(busy)]
+        return [self.zero_bubble.until(s, at[:, None], at[None, :], times) for s, times in enumerate(busy)]
 
     def _ends(self, places: list[Place], busy: Sequence[int]) -> Sequence[int]:
         """Until when stages work that are busy so long."""
-        if self.waits is None:
+        if self.zero_bubble is None:
             return busy
         spans = enumerate(pairwise(b for b, _ in places))
-        return [int(self.waits.until(s, i, j, busy[s])) for s, (i, j) in spans]
+        return [int(self.zero_bubble.until(s, i, j, busy[s])) for s, (i, j) in spans]
 
     def _step_ns(self, places: list[Place], busy: Sequence[int]) -> int:
         return self.configuration.step_ns(self._ends(places, busy))

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .part_bounds import Known, Query, Side
+from .part_bounds import PartBounds, Query, Side
 from .shortest_cut import Times
 
 Sides: TypeAlias = tuple[Side, ...]
@@ -22,7 +22,7 @@ class Bounds:
 
     def __init__(
         self,
-        known: Known,
+        known: PartBounds,
         groups: Callable[[Hashable], tuple[Hashable, Hashable]],
         sides: Callable[[Hashable], Sides],
     ) -> None:

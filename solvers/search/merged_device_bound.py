@@ -25,7 +25,7 @@ from ...model.machine.machine import merged
 from ...model.machine.roofline import precision
 from .part_bounds import Answer, Query
 from .parts import Networks
-from .pipeline_problem import Whole
+from .pipeline_problem import PipelineProblem
 from .shortest_cut import Times
 from .state import Effort
 
@@ -33,17 +33,17 @@ _ONE = Placement((1,), ((1,),))
 
 
 @dataclass
-class Even(Networks):
+class MergedDeviceBound(Networks):
     """The parts of a model on merged devices; of the configuration only the stages and the micro-batches count."""
 
     @property
     def merged(self) -> int:
-        return self.whole.question.machine.devices // self.configuration.devices
+        return self.whole.problem.machine.devices // self.configuration.devices
 
     @property
     def handed(self) -> Times:
         """[n]: the least over all places of the pipeline."""
-        own, hierarchy = self.configuration, self.whole.question.machine.hierarchy
+        own, hierarchy = self.configuration, self.whole.problem.machine.hierarchy
         places = rows(hierarchy, own.devices)
         return reduce(np.minimum, (self.whole.handed(own.along(row)) for row in places))
 
@@ -53,14 +53,14 @@ class Even(Networks):
 
     def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
         own = self.configuration
-        q, kept = self.whole.question, in_flight or own.in_flight(0)
+        q, kept = self.whole.problem, in_flight or own.in_flight(0)
         modes = own.modes(q.recompute if in_flight else q.fastest)
         return _encoding(self.whole, self.merged, own.micro_batches, i, j, kept, modes, own.versions, own.later)
 
 
 @lru_cache(maxsize=4)
 def _encoding(
-    whole: Whole,
+    whole: PipelineProblem,
     devices: int,
     micro_batches: int,
     i: int,
@@ -71,7 +71,7 @@ def _encoding(
     later: int,
 ) -> Encoding:
     """The network of a part on so many devices merged. Branches that may run side by side launch nothing there."""
-    q = whole.question
+    q = whole.problem
     graph, form = whole.graph(i, j, micro_batches), precision(q.dtype)
     machine = merged(q.machine, devices, launches=not (q.bundles and find_bundles(graph)))
     apart = devices * (q.machine.device.capacity_bytes - fixed_bytes(graph, form, devices, micro_batches))
@@ -94,6 +94,6 @@ def _encoding(
 
 
 @lru_cache(maxsize=2)
-def _tables(whole: Whole, devices: int, micro_batches: int) -> Tables:
+def _tables(whole: PipelineProblem, devices: int, micro_batches: int) -> Tables:
     """What the parts have in common."""
     return Tables()

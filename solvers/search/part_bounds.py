@@ -108,7 +108,7 @@ class Need:
 
 
 @dataclass(slots=True)
-class Known:
+class PartBounds:
     """All answers so far, by the kind of the part."""
 
     answers: dict[Hashable, list[tuple[Query, Answer]]] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Known:
     def add(self, kind: Hashable, query: Query, answer: Answer) -> None:
         self.answers.setdefault(kind, []).append((query, answer))
 
-    def inherit(self, other: Known) -> None:
+    def inherit(self, other: PartBounds) -> None:
         """What holds without a limit of memory also holds where micro-batches are cut finer by a whole factor."""
         for kind, answers in other.answers.items():
             mine = self.answers.get(kind, [])

@@ -28,20 +28,20 @@ from ...model.machine.machine import stage_machine
 from ..backends.table_spread import balanced
 from ..protocol import INTERRUPTED, Limits, Solution, Solver, Status
 from .part_bounds import ANY, Answer, Ends, Letters, Need, Query, Side
-from .pipeline_problem import Whole
+from .pipeline_problem import PipelineProblem
 from .shortest_cut import Times
 from .state import Effort, Level
 from .unpipelined import least_use, unbounded
-from .zero_bubble_bound import Waits
+from .zero_bubble_bound import ZeroBubbleBound
 
 Choices = tuple[int, tuple[Layout, ...]]
 """A variable, and the layout that each of its options stands for."""
 
 
 @lru_cache(maxsize=6)
-def encoding(whole: Whole, configuration: Configuration, i: int, j: int, in_flight: int) -> Encoding:
+def encoding(whole: PipelineProblem, configuration: Configuration, i: int, j: int, in_flight: int) -> Encoding:
     """The cost network of part (i, j), with so many micro-batches in flight (0: where memory is no matter)."""
-    q, row = whole.question, configuration.row
+    q, row = whole.problem, configuration.row
     graph = whole.graph(i, j, configuration.micro_batches)
     names = {node.name for node in graph.nodes}
     return encode(
@@ -65,7 +65,7 @@ def encoding(whole: Whole, configuration: Configuration, i: int, j: int, in_flig
 
 
 @lru_cache(maxsize=2)
-def _tables(whole: Whole, configuration: Configuration) -> Tables:
+def _tables(whole: PipelineProblem, configuration: Configuration) -> Tables:
     """What the parts of one configuration have in common."""
     return Tables()
 
@@ -77,7 +77,7 @@ class Networks:
     `options` are those of the largest network so far, `solving` the seconds inside the solver.
     """
 
-    whole: Whole
+    whole: PipelineProblem
     configuration: Configuration
     solver: Solver
     options: int = 0
@@ -97,8 +97,8 @@ class Networks:
         return self.whole.handed(self.configuration)
 
     @property
-    def waits(self) -> Waits | None:
-        return self.whole.waits(self.configuration)
+    def zero_bubble(self) -> ZeroBubbleBound | None:
+        return self.whole.zero_bubble(self.configuration)
 
     @property
     def stages(self) -> npt.NDArray[np.bool_]:
@@ -178,7 +178,7 @@ class Networks:
 
     def _in_share(self, network: Network) -> Network:
         """The network with a stage's part of the memory, where a device has several stages."""
-        capacity = self.whole.question.machine.device.capacity_bytes
+        capacity = self.whole.problem.machine.device.capacity_bytes
         others = self.merged * (capacity - capacity // self.configuration.chunks)
         return replace(network, capacities=(network.capacities[0] - others,)) if others else network
 

@@ -21,34 +21,34 @@ from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries, kind, stage
 from ...model.machine.roofline import precision
 from ...model.operators.operator import operator
-from .planning_problem import Question
+from .planning_problem import PlanningProblem
 from .shortest_cut import Times
-from .zero_bubble_bound import Waits
+from .zero_bubble_bound import ZeroBubbleBound
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
-    """A question, and the parts between boundaries of its graph: 0 is its start, the last one its end."""
+class PipelineProblem:
+    """A problem, and the parts between boundaries of its graph: 0 is its start, the last one its end."""
 
-    question: Question
+    problem: PlanningProblem
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Elsewhere what is known of the question is found once, however often it is sent."""
+        """Elsewhere what is known of the problem is found once, however often it is sent."""
         return _read, (self._written,)
 
     @cached_property
     def _written(self) -> bytes:
-        return pickle.dumps(self.question)
+        return pickle.dumps(self.problem)
 
     @cached_property
     def count(self) -> int:
         """The number of boundaries, both ends included."""
-        return len(boundaries(self.question.pcg))
+        return len(boundaries(self.problem.pcg))
 
     @cached_property
     def _segments(self) -> tuple[PCG, ...]:
         """The graphs between every boundary and the next."""
-        return tuple(stage(self.question.pcg, i, i + 1).graph for i in range(self.count - 1))
+        return tuple(stage(self.problem.pcg, i, i + 1).graph for i in range(self.count - 1))
 
     def kind(self, i: int, j: int) -> Hashable:
         """Equal for parts that are computed, and cost, alike."""
@@ -59,7 +59,7 @@ class Whole:
         """A number for the kind of every part."""
         numbers: dict[Hashable, int] = {}
         parts = ((i, j) for i in range(self.count) for j in range(i + 1, self.count))
-        return {part: numbers.setdefault(kind(self.question.pcg, *part), len(numbers)) for part in parts}
+        return {part: numbers.setdefault(kind(self.problem.pcg, *part), len(numbers)) for part in parts}
 
     @cached_property
     def weights(self) -> dict[str, frozenset[int]]:
@@ -86,17 +86,17 @@ class Whole:
         """[n, n]: what the nodes of part (i, j) take at the least, wherever they are placed; INFINITE where i >= j."""
         return _floors(self, configuration.micro_batches, configuration.devices)
 
-    def waits(self, configuration: Configuration) -> Waits | None:
+    def zero_bubble(self, configuration: Configuration) -> ZeroBubbleBound | None:
         """Until when stages work at the least, where that is not what their times alone say."""
         if not configuration.split:
             return None
         p, k = configuration.devices, configuration.micro_batches
         _, forward, backward, inward = _sums(self, k, p)
-        return Waits(forward, backward, inward, p, k)
+        return ZeroBubbleBound(forward, backward, inward, p, k)
 
     def handed(self, configuration: Configuration) -> Times:
         """[n]: what a stage takes at the least to hand on, or to be handed, what crosses a boundary."""
-        q, k, item = self.question, configuration.micro_batches, precision(self.question.dtype).itemsize
+        q, k, item = self.problem, configuration.micro_batches, precision(self.problem.dtype).itemsize
         price = transfer_price(q.machine, configuration.row)
         devices = q.machine.devices // configuration.devices
         nodes = with_batch(q.pcg, q.batch // k).nodes
@@ -105,16 +105,16 @@ class Whole:
 
     def graph(self, i: int, j: int, micro_batches: int) -> PCG:
         """What part (i, j) computes of a micro-batch; it may be handed addends, as inside of a larger part."""
-        graph = stage(with_batch(self.question.pcg, self.question.batch // micro_batches), i, j).graph
+        graph = stage(with_batch(self.problem.pcg, self.problem.batch // micro_batches), i, j).graph
         return graph if i == 0 else _loose(graph)
 
     def repeated(self, i: int, j: int) -> frozenset[int]:
         """The nodes of part (i, j) that other segments may have too."""
-        return frozenset(n for n, old in enumerate(stage(self.question.pcg, i, j).nodes) if self._times[old] > 1)
+        return frozenset(n for n, old in enumerate(stage(self.problem.pcg, i, j).nodes) if self._times[old] > 1)
 
     def held_elsewhere(self, i: int, j: int) -> frozenset[int]:
         """The `receive` nodes of part (i, j) whose tensors other parts may keep for backward too."""
-        pcg, known, bounds = self.question.pcg, classes(self.question.pcg), boundaries(self.question.pcg)
+        pcg, known, bounds = self.problem.pcg, classes(self.problem.pcg), boundaries(self.problem.pcg)
         found = stage(pcg, i, j)
 
         def elsewhere(tensor: int) -> bool:
@@ -131,14 +131,14 @@ class Whole:
         return Counter(
             old
             for i in range(self.count - 1)
-            for node, old in zip(self._segments[i].nodes, stage(self.question.pcg, i, i + 1).nodes, strict=True)
+            for node, old in zip(self._segments[i].nodes, stage(self.problem.pcg, i, i + 1).nodes, strict=True)
             if node.op not in ("receive", "send")
         )
 
 
 @lru_cache(maxsize=2)
-def _read(written: bytes) -> Whole:
-    return Whole(pickle.loads(written))
+def _read(written: bytes) -> PipelineProblem:
+    return PipelineProblem(pickle.loads(written))
 
 
 @lru_cache(maxsize=64)
@@ -152,7 +152,7 @@ def _loose(graph: PCG) -> PCG:
 
 
 @lru_cache(maxsize=512)
-def _floors(whole: Whole, micro_batches: int, stages: int) -> Times:
+def _floors(whole: PipelineProblem, micro_batches: int, stages: int) -> Times:
     """The times of parts that their nodes take at the least."""
     at = micro_batches * _sums(whole, micro_batches, stages)[0]
     times = at[None, :] - at[:, None]
@@ -160,9 +160,9 @@ def _floors(whole: Whole, micro_batches: int, stages: int) -> Times:
 
 
 @lru_cache(maxsize=512)
-def _sums(whole: Whole, micro_batches: int, stages: int) -> Times:
+def _sums(whole: PipelineProblem, micro_batches: int, stages: int) -> Times:
     """[4, n]: what the nodes before every boundary take at the least for one micro-batch (see `Floor`)."""
-    q = whole.question
+    q = whole.problem
     small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
     before = np.cumsum(floors_ns(small, q.machine, count, precision(q.dtype)), axis=1)
     before = np.concatenate([np.zeros((len(before), 1), dtype=np.int64), before], axis=1)

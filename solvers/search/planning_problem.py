@@ -21,7 +21,7 @@ from ..backends.table_spread import balanced
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanningProblem:
     """What is planned: `pcg` for `batch` samples a step, over these placements and numbers of micro-batches.
 
     Placements of so many axes that one elimination takes about `most_work` additions are left out. Without `bundles`

@@ -31,11 +31,11 @@ from ...model.garbage_collection import seldom_collected
 from ..executors import Serial, in_order
 from ..protocol import NO_LIMITS, Limits, Progress, Solver, Status
 from .candidate import Candidate, evenly_spread, plainness
-from .cut_search import pursue, raise_bound
-from .merged_device_bound import Even
+from .cut_search import raise_bound, search_cuts
+from .merged_device_bound import MergedDeviceBound
 from .parts import Networks
-from .pipeline_problem import Whole
-from .planning_problem import Question
+from .pipeline_problem import PipelineProblem
+from .planning_problem import PlanningProblem
 from .state import Effort, Level, Stages, State
 from .unpipelined import works
 
@@ -59,8 +59,8 @@ BOUNDS = (Level.RELAXED, Level.BOUNDED)
 
 Solved: TypeAlias = tuple[Encoding, tuple[int, ...]]
 """The network of a stage and its assignment."""
-StepNs: TypeAlias = Callable[[Question, Configuration, tuple[int, ...], Sequence[Solved]], int]
-"""Of a question, a configuration, the boundaries where it is cut and the stages; it can be pickled."""
+StepNs: TypeAlias = Callable[[PlanningProblem, Configuration, tuple[int, ...], Sequence[Solved]], int]
+"""Of a problem, a configuration, the boundaries where it is cut and the stages; it can be pickled."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Space:
 
 
 @dataclass(frozen=True)
-class OuterFound:
+class SearchResult:
     """The best plan (None: none found), what is proved, and how the search went.
 
     `stages` are the networks of the plan's stages with their assignments, `asked` the configurations of which any part
@@ -106,17 +106,17 @@ class OuterFound:
 
 
 def search(
-    question: Question,
+    problem: PlanningProblem,
     space: Space,
     solver: Solver,
     limits: Limits = NO_LIMITS,
     executor: Executor | None = None,
-) -> OuterFound:
+) -> SearchResult:
     """The best plan over all configurations; ends early on time or KeyboardInterrupt, with the best so far.
 
     `executor`: who computes (None: this thread); anything that it sends elsewhere can be pickled.
     """
-    return _Search(Whole(question), space, solver, limits, executor or Serial()).run()
+    return _Search(PipelineProblem(problem), space, solver, limits, executor or Serial()).run()
 
 
 class _Asked(NamedTuple):
@@ -128,13 +128,15 @@ class _Asked(NamedTuple):
     reach: int
 
 
-_Task: TypeAlias = tuple[Whole, Configuration, bool, State, int, tuple[Effort, ...], Solver, StepNs | None]
+_Task: TypeAlias = tuple[PipelineProblem, Configuration, bool, State, int, tuple[Effort, ...], Solver, StepNs | None]
 
 
 class _Search:
     """Also the iterator of the next tasks: it has none while all that is worthwhile is under way."""
 
-    def __init__(self, whole: Whole, space: Space, solver: Solver, limits: Limits, executor: Executor) -> None:
+    def __init__(
+        self, whole: PipelineProblem, space: Space, solver: Solver, limits: Limits, executor: Executor
+    ) -> None:
         self.whole, self.space, self.solver, self.limits, self.executor = whole, space, solver, limits, executor
         self.start = time.monotonic()
         self.best: tuple[Configuration, Stages] | None = None
@@ -155,7 +157,7 @@ class _Search:
     def left(self) -> float:
         return self.limits.seconds - (time.monotonic() - self.start)
 
-    def run(self) -> OuterFound:
+    def run(self) -> SearchResult:
         try:
             self._enumerate()
             if self.families:
@@ -185,7 +187,7 @@ class _Search:
         for row, places in space.placements.items():
             p = prod(row)
             order = (space.schedule, space.chunks) if p > 1 else ("1f1b", 1)
-            counts = admitted(order[0], p, self.whole.question.micro_batches)
+            counts = admitted(order[0], p, self.whole.problem.micro_batches)
             for placement in places if p * order[1] < self.whole.count and counts else ():
                 if len(placement.sizes) > axes:
                     self.left_out += 1
@@ -201,10 +203,10 @@ class _Search:
 
     def _axes(self) -> int:
         """The most axes of a mesh for which all configurations together are not too much work."""
-        work, counts = works(self.whole.question, plain=False), len(self.whole.question.micro_batches)
+        work, counts = works(self.whole.problem, plain=False), len(self.whole.problem.micro_batches)
         meshes = [len(p.sizes) for places in self.space.placements.values() for p in places]
         in_all = {n: counts * sum(max(LEAST, work[axes]) for axes in meshes if axes <= n) for n in work}
-        most = self.whole.question.most_work
+        most = self.whole.problem.most_work
         return max((n for n in work if work[n] <= most and in_all[n] <= MOST * most), default=1)
 
     # What is asked next
@@ -337,9 +339,9 @@ class _Search:
 
     def _bound(self) -> int:
         known = [INFINITE if self.objective is None else self.objective, *(c.bound for c in self._candidates())]
-        return min(known) if self.families else self.whole.question.floor_ns()
+        return min(known) if self.families else self.whole.problem.floor_ns()
 
-    def _found(self) -> OuterFound:
+    def _found(self) -> SearchResult:
         everything, bound, objective = [*self._candidates(), *self.evens.values()], self._bound(), self.objective
         if objective is None:
             status = Status.INFEASIBLE if bound >= INFINITE and not self.interrupted else Status.UNKNOWN
@@ -352,7 +354,7 @@ class _Search:
         missing = min((s.missing for s in states if s.missing is not None), default=None)
         if refusals and status is Status.INFEASIBLE and missing is None:
             raise PartitaError(refusals[0])
-        return OuterFound(
+        return SearchResult(
             status,
             configuration,
             objective,
@@ -380,13 +382,13 @@ def _pursued(task: _Task) -> tuple[State, Stages | None]:
     whole, configuration, even, before, reach, efforts, solver, step_ns = task
     state = before.copy()  # what is found is known when it is heard, whoever computes
     kept, began = getattr(solver, "kept", 0), time.monotonic()
-    parts = (Even if even else Networks)(whole, configuration, solver)
+    parts = (MergedDeviceBound if even else Networks)(whole, configuration, solver)
     stages = None
     for effort in efforts:
-        stages = pursue(parts, configuration, state, reach, effort)
+        stages = search_cuts(parts, configuration, state, reach, effort)
     if stages is not None and step_ns is not None:
-        exact = step_ns(whole.question, configuration, stages.bounds, _decoded(parts, stages))
-        assert exact >= stages.objective or whole.question.pcg.alternatives, (exact, stages.objective)
+        exact = step_ns(whole.problem, configuration, stages.bounds, _decoded(parts, stages))
+        assert exact >= stages.objective or whole.problem.pcg.alternatives, (exact, stages.objective)
         stages = replace(stages, objective=exact)
     state.kept += getattr(solver, "kept", 0) - kept
     state.seconds += time.monotonic() - began

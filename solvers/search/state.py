@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import inf
 
-from .part_bounds import Answer, Known, Query, Side
+from .part_bounds import Answer, PartBounds, Query, Side
 
 
 class Level(IntEnum):
@@ -38,7 +38,7 @@ class State:
     """What is known of a configuration; it can be put aside, and taken up again elsewhere."""
 
     bound: int = 0
-    known: Known = field(default_factory=Known)
+    known: PartBounds = field(default_factory=PartBounds)
     sides: dict[Hashable, tuple[Side, ...]] = field(default_factory=dict)  # of groups of boundaries
     shared: dict[int, tuple[Side, ...]] = field(default_factory=dict)  # of weights that several stages have
     tried: dict[tuple[Hashable, Query, Level], int] = field(default_factory=dict)  # under which cutoff
@@ -53,7 +53,9 @@ class State:
 
     def copy(self) -> State:
         """Another state with what is known here."""
-        known = Known({k: [*v] for k, v in self.known.answers.items()}, {k: {**v} for k, v in self.known.needs.items()})
+        known = PartBounds(
+            {k: [*v] for k, v in self.known.answers.items()}, {k: {**v} for k, v in self.known.needs.items()}
+        )
         return replace(self, known=known, sides={**self.sides}, shared={**self.shared}, tried={**self.tried})
 
 

@@ -19,7 +19,7 @@ from ...model.errors import PartitaError
 from ..elimination.memory_price import least_use_of
 from ..elimination.order import TooWideError, compile_network
 from ..protocol import INTERRUPTED, NO_LIMITS, Limits, Progress, Solution, Solver, Status
-from .planning_problem import Question, divisors
+from .planning_problem import PlanningProblem, divisors
 
 
 @dataclass(frozen=True)
@@ -67,25 +67,25 @@ FIRST = 0.1
 
 
 def search(
-    question: Question,
+    problem: PlanningProblem,
     backend: Solver,
     limits: Limits = NO_LIMITS,
 ) -> Found:
-    """Solve the whole question. Ends early on time or KeyboardInterrupt, with the best plan so far and its bound.
+    """Solve the whole problem. Ends early on time or KeyboardInterrupt, with the best plan so far and its bound.
 
     The answer is optimal over all placements and numbers of micro-batches that are named, or says its bound.
     """
-    return _Search(question, backend, limits).run()
+    return _Search(problem, backend, limits).run()
 
 
 class _Search:
     def __init__(
         self,
-        question: Question,
+        problem: PlanningProblem,
         backend: Solver,
         limits: Limits,
     ) -> None:
-        self.question, self.solver, self.limits = question, backend, limits
+        self.problem, self.solver, self.limits = problem, backend, limits
         self.start = time.monotonic()
         self.best: tuple[Encoding, Solution] | None = None
         self.queue: list[_Candidate] = []
@@ -101,7 +101,7 @@ class _Search:
         self.rich = 0  # the most for which it is so with all ways to compute nodes
         self.unrewritten: set[int] = set()
         self.too_wide: list[_Candidate] = []
-        self.floor = question.floor_ns()
+        self.floor = problem.floor_ns()
 
     @property
     def objective(self) -> int:
@@ -119,15 +119,15 @@ class _Search:
         return self.limits.seconds - (time.monotonic() - self.start)
 
     def run(self) -> Found:
-        fitting = self.question.fits()
-        self.question = replace(self.question, micro_batches=fitting or self.question.micro_batches[-1:])
-        first = min(self.question.micro_batches)
-        for number in range(len(self.question.placements)):
+        fitting = self.problem.fits()
+        self.problem = replace(self.problem, micro_batches=fitting or self.problem.micro_batches[-1:])
+        first = min(self.problem.micro_batches)
+        for number in range(len(self.problem.placements)):
             self._push(_Candidate(False, self.floor, False, first, number))
         candidate: _Candidate | None = None
         try:
-            self.rich = quick_axes(self.question, plain=False)
-            self.axes = quick_axes(self.question, plain=True) if self.question.plain else self.rich
+            self.rich = quick_axes(self.problem, plain=False)
+            self.axes = quick_axes(self.problem, plain=True) if self.problem.plain else self.rich
             self._dive()
             while self.queue and self.left() > 0 and not self.interrupted:
                 candidate = heapq.heappop(self.queue)
@@ -163,7 +163,7 @@ class _Search:
         if candidate.bound >= self.reach:
             self.discarded += 1
             self.unproved.append(candidate.bound)
-        elif len(self.question.placements[candidate.number].sizes) > self.axes:
+        elif len(self.problem.placements[candidate.number].sizes) > self.axes:
             self.too_wide.append(candidate)
         elif not candidate.fine and candidate.bound >= self.limits.within(COARSE).ceiling(self.objective):
             heapq.heappush(self.queue, replace(candidate, fine=True))
@@ -172,7 +172,7 @@ class _Search:
 
     def _dive(self) -> None:
         """A first plan soon, with as few micro-batches as fit: one axis for nodes, one for devices of a node."""
-        places = self.question.placements
+        places = self.problem.placements
 
         def order(number: int) -> tuple[bool, int]:
             found = places[number]
@@ -180,7 +180,7 @@ class _Search:
             return not apart or len(found.sizes) > min(2, self.axes), -len(found.sizes)
 
         number = min(range(len(places)), key=order)
-        for k in sorted(self.question.micro_batches):
+        for k in sorted(self.problem.micro_batches):
             if self.best is None and self.left() > 0 and not self.interrupted:
                 self._ask(_Candidate(False, 0, True, k, number), FIRST)
 
@@ -198,10 +198,10 @@ class _Search:
 
     def _ask(self, candidate: _Candidate, coarse: float = COARSE) -> None:
         """Solve a candidate's network, first without its capacity; one that is not fine to the gap `coarse`."""
-        placement = self.question.placements[candidate.number]
+        placement = self.problem.placements[candidate.number]
         try:
             plain = len(placement.sizes) > self.rich
-            encoding = self.question.encoding(placement, candidate.k, plain, fast=not candidate.relaxed)
+            encoding = self.problem.encoding(placement, candidate.k, plain, fast=not candidate.relaxed)
         except PartitaError as refusal:  # a fixed strategy, or the batch itself, cannot be cut so finely
             self.refusal = refusal
             return
@@ -233,7 +233,7 @@ class _Search:
         if not (fits and relaxed.status is Status.OPTIMAL):
             self._push(_Candidate(candidate.fine, bound, True, candidate.k, candidate.number))
             # Finer ones need less memory, and cost no less than this.
-            for k in self.question.micro_batches:
+            for k in self.problem.micro_batches:
                 if k > candidate.k and k % candidate.k == 0 and not self._between(candidate.k, k):
                     self._push(_Candidate(candidate.fine, bound, False, k, candidate.number))
 
@@ -252,7 +252,7 @@ class _Search:
         return False
 
     def _between(self, low: int, high: int) -> bool:
-        return any(low < k < high and k % low == 0 and high % k == 0 for k in self.question.micro_batches)
+        return any(low < k < high and k % low == 0 and high % k == 0 for k in self.problem.micro_batches)
 
     def _solve(
         self, network: Network, bound: int, gap: float = 0.0, quick: bool = False, fits: bool = True
@@ -290,25 +290,25 @@ class _Search:
             self.best = encoding, solution
 
 
-def quick_axes(question: Question, plain: bool) -> int:
+def quick_axes(problem: PlanningProblem, plain: bool) -> int:
     """For how many axes formulating and eliminating is quick."""
-    work = works(question, plain)
-    return max((n for n in work if work[n] <= question.most_work), default=1)
+    work = works(problem, plain)
+    return max((n for n in work if work[n] <= problem.most_work), default=1)
 
 
-def works(question: Question, plain: bool) -> dict[int, float]:
+def works(problem: PlanningProblem, plain: bool) -> dict[int, float]:
     """The additions of formulating and of one elimination for meshes of so many axes.
 
-    Judged by the shortest axis, which splits most; 0 where the question limits no work.
+    Judged by the shortest axis, which splits most; 0 where the problem limits no work.
     """
-    most = max(len(p.sizes) for p in question.placements)
-    if most == 1 or question.most_work == inf:
+    most = max(len(p.sizes) for p in problem.placements)
+    if most == 1 or problem.most_work == inf:
         return dict.fromkeys(range(1, most + 1), 0.0)
-    hierarchy = question.machine.hierarchy
+    hierarchy = problem.machine.hierarchy
     size, level = min((d, i) for i, n in enumerate(hierarchy) for d in divisors(n) if d > 1)
     narrow = Placement((size,), (tuple(size if i == level else 1 for i in range(len(hierarchy))),))
     try:
-        encoding = question.encoding(narrow, min(question.micro_batches), plain, fast=True)
+        encoding = problem.encoding(narrow, min(problem.micro_batches), plain, fast=True)
         circuit = compile_network(encoding.network)
     except TooWideError:
         return {1: 0.0} | dict.fromkeys(range(2, most + 1), inf)

@@ -23,7 +23,7 @@ Index = npt.NDArray[np.int64] | int
 
 
 @dataclass(frozen=True, eq=False)
-class Waits:
+class ZeroBubbleBound:
     """`forward`, `backward` and `inward` [n] are what everything before a boundary takes at the least, in ns."""
 
     forward: Times

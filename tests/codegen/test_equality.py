@@ -23,7 +23,7 @@ from partita.model.graph.layout import P, atom_of, is_split
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Level, Machine
 from partita.model.zoo import entry, zoo
-from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.planning_problem import PlanningProblem
 from partita.solvers.search.unpipelined import least_use
 
 BATCH = 12
@@ -85,8 +85,10 @@ def planned(name: str, machine: Machine, mesh: tuple[int, ...]) -> Plan:
 def tightened(name: str, free: Plan) -> Machine:
     """The same machine with a quarter of the memory between what `free` takes and the least that any plan takes."""
     pieces = 1 if graph(name).of("moments") else BATCH  # statistics of a batch are those of all of it
-    question = Question(graph(name), free.machine, BATCH, (free.placement,), (pieces,), "float64", optimizer(name))
-    network = question.encoding(free.placement, pieces).network
+    problem = PlanningProblem(
+        graph(name), free.machine, BATCH, (free.placement,), (pieces,), "float64", optimizer(name)
+    )
+    network = problem.encoding(free.placement, pieces).network
     capacity = free.machine.device.capacity_bytes
     least = least_use(network) + capacity - network.capacities[0]
     return replace(

@@ -39,7 +39,7 @@ from partita.model.graph.segments import MODES
 from partita.model.graph.stages import boundaries, stage
 from partita.model.machine.machine import Machine, stage_machine
 from partita.solvers.protocol import Status, solver
-from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.planning_problem import PlanningProblem
 from partita.solvers.search.search import Space, search
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -89,7 +89,7 @@ class Instance:
     schedule: str = "1f1b"
     chunks: int = 1
 
-    def question(self) -> Question:
+    def problem(self) -> PlanningProblem:
         with torch.device("meta"):
             module = Tower(64, self.layers, len(self.modes) > 1).train()
         batch = max(self.micro_batches) * 4
@@ -99,7 +99,9 @@ class Instance:
         machine = replace(machine, levels=slow, device=replace(machine.device, launch_ns=20.0))
         fixed = {n.name: (row,) for n in graph.nodes for end, row in self.fixed if n.name.endswith(end)}
         every, modes = distinct(placements(self.levels)), self.modes
-        return Question(graph, machine, batch, every, self.micro_batches, "float32", "adam", fixed, recompute=modes)
+        return PlanningProblem(
+            graph, machine, batch, every, self.micro_batches, "float32", "adam", fixed, recompute=modes
+        )
 
     def space(self, machine: Machine) -> Space:
         """Meshes of one axis, so that all that they allow can be looked at."""
@@ -145,7 +147,7 @@ def all_of(found: Encoding, decided: dict[int, int], make: Make, rng: random.Ran
     return total[..., 0], total[..., 1]
 
 
-def front(q: Question, graph: PCG, row: Row, place: Placement, k: int, flight: int) -> Front:
+def front(q: PlanningProblem, graph: PCG, row: Row, place: Placement, k: int, flight: int) -> Front:
     """What a stage takes by what it needs, for every layout of its ends, whatever it computes again."""
     machine, names = stage_machine(q.machine, row), {n.name for n in graph.nodes}
     transfer = transfer_price(q.machine, row) if prod(row) > 1 else None
@@ -190,7 +192,7 @@ def stairs(times: Ints, needs: Ints) -> list[tuple[int, int]]:
     return list(zip(times[first].tolist(), needs[first].tolist(), strict=True))
 
 
-def fronts(instance: Instance, q: Question) -> Iterator[tuple[Configuration, list[Front]]]:
+def fronts(instance: Instance, q: PlanningProblem) -> Iterator[tuple[Configuration, list[Front]]]:
     """The stages of every configuration and every cut."""
     space, last = instance.space(q.machine), len(boundaries(q.pcg)) - 1
     known: dict[Hashable, Front] = {}
@@ -243,8 +245,8 @@ INSTANCES = {
 def test_the_best_of_all_plans(name: str) -> None:
     """Whatever memory a device has: too little for any plan, so much that no plan needs more, and all between."""
     instance = INSTANCES[name]
-    question = instance.question()
-    every = list(fronts(instance, question))
+    problem = instance.problem()
+    every = list(fronts(instance, problem))
     needs = {
         made.chunks * need for made, stages in every for own in stages for steps in own.values() for _, need in steps
     }
@@ -255,9 +257,9 @@ def test_the_best_of_all_plans(name: str) -> None:
     assert None in bests and len(bests) > 2
     again: set[str] = set()
     for best, capacity in bests.items():
-        machine, reserved = question.machine, question.machine.device.reserved_bytes
+        machine, reserved = problem.machine, problem.machine.device.reserved_bytes
         limited = replace(machine, device=replace(machine.device, memory_bytes=capacity + reserved))
-        asked = replace(question, machine=limited)
+        asked = replace(problem, machine=limited)
         found = search(asked, instance.space(limited), solver("auto"))
         assert found.objective == best
         if best is None:

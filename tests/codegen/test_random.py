@@ -19,7 +19,7 @@ from partita.formulation.placement.placement import placements
 from partita.model.graph.batch import with_batch
 from partita.model.graph.pcg import PCG, Builder
 from partita.model.machine.machine import Level, Machine
-from partita.solvers.search.planning_problem import Question, divisors
+from partita.solvers.search.planning_problem import PlanningProblem, divisors
 from partita.solvers.search.unpipelined import least_use
 
 Judge = Callable[..., dict[str, Any]]
@@ -301,10 +301,10 @@ def check(rng: random.Random, judge: Judge) -> None:
     plan = plan_graph(graph, machine, wanted, {})
     if rng.random() < 0.5:  # once more, with less memory than that plan takes
         k = counts[-1] if wish is None else wish
-        question = Question(
+        problem = PlanningProblem(
             graph, machine, graph.batch, placements(machine.hierarchy, mesh=mesh), (k,), "float64", optimizer
         )
-        network = question.encoding(plan.placement, k).network
+        network = problem.encoding(plan.placement, k).network
         least = least_use(network) + machine.device.capacity_bytes - network.capacities[0]
         room = max(0, plan.report["memory_bytes"] - least)
         capacity = least + int(rng.choice((0, 0.2, 0.6)) * room)

@@ -20,7 +20,7 @@ from partita.formulation.rewriting.saturate import rewritings
 from partita.model.graph.pcg import PCG, Builder
 from partita.model.machine.machine import Machine
 from partita.solvers.search import unpipelined as search
-from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.planning_problem import PlanningProblem
 
 Judge = Callable[..., dict[str, Any]]
 
@@ -76,9 +76,9 @@ def test_branches_side_by_side_are_computed_in_the_best_ways(mesh: tuple[int, ..
     judge(joint, graph)
 
 
-def narrow(question: Question, plain: bool) -> int:
+def narrow(problem: PlanningProblem, plain: bool) -> int:
     """As if only meshes of one axis were narrow enough for all rewritings."""
-    return max(len(p.sizes) for p in question.placements) if plain else 1
+    return max(len(p.sizes) for p in problem.placements) if plain else 1
 
 
 def test_wide_placements_have_graphs_that_are_rewritten_beforehand(

@@ -27,9 +27,9 @@ from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
 from partita.model.graph.stages import boundaries
 from partita.model.machine.machine import Machine
-from partita.solvers.search.pipeline_problem import Whole
-from partita.solvers.search.planning_problem import Question
-from partita.solvers.search.zero_bubble_bound import Waits
+from partita.solvers.search.pipeline_problem import PipelineProblem
+from partita.solvers.search.planning_problem import PlanningProblem
+from partita.solvers.search.zero_bubble_bound import ZeroBubbleBound
 
 from .conftest import Judge
 from .pipelines import at_random, captured, piped
@@ -37,16 +37,18 @@ from .pipelines import at_random, captured, piped
 ASKED: dict[str, Any] = {"schedule": "zero-bubble", "workers": 1, "cache": "none"}
 
 
-def waits_of(plan: PipelinePlan, batch: int) -> Waits:
+def zero_bubble_bound(plan: PipelinePlan, batch: int) -> ZeroBubbleBound:
     name = plan.model.get("reference", "")
     place, counts = plan.stages[0].placement, (plan.micro_batches,)
-    question = Question(captured(name, batch), plan.machine, batch, (place,), counts, plan.dtype, "adam")
-    found = Whole(question).waits(Configuration(plan.row, place.matrix, plan.micro_batches, "zero-bubble"))
+    problem = PlanningProblem(captured(name, batch), plan.machine, batch, (place,), counts, plan.dtype, "adam")
+    found = PipelineProblem(problem).zero_bubble(
+        Configuration(plan.row, place.matrix, plan.micro_batches, "zero-bubble")
+    )
     assert found is not None
     return found
 
 
-def bound_ns(plan: PipelinePlan, waits: Waits) -> int:
+def bound_ns(plan: PipelinePlan, waits: ZeroBubbleBound) -> int:
     busy, ends = priced(plan).busy_ns, enumerate(pairwise(plan.bounds))
     return max(int(waits.until(s, i, j, busy[s])) for s, (i, j) in ends)
 
@@ -64,7 +66,7 @@ def test_no_plan_is_faster_than_what_bounds_it(name: str, size: int, micros: int
     drawn = at_random(captured(name, batch), size, (1,), micros, random.Random(micros), schedule="zero-bubble")
     cheap = piped(captured(name, batch), (size,), (size,), micros, schedule="zero-bubble", model=model)
     for plan in (replace(drawn, model=model), cheap, slowed(cheap)):
-        bound = bound_ns(plan, waits_of(plan, batch))
+        bound = bound_ns(plan, zero_bubble_bound(plan, batch))
         assert max(priced(plan).busy_ns) <= bound <= priced(plan).objective_ns
 
 
@@ -82,7 +84,7 @@ def slowed(plan: PipelinePlan) -> PipelinePlan:
 def test_it_is_tight_where_only_products_take_time() -> None:
     """Equal stages of layers that are products: half of each backward is for weights."""
     plan = slowed(piped(captured("gpt2", 24), (3,), (3,), 12, schedule="zero-bubble", model={"reference": "gpt2"}))
-    bound, cost = bound_ns(plan, waits_of(plan, 24)), priced(plan)
+    bound, cost = bound_ns(plan, zero_bubble_bound(plan, 24)), priced(plan)
     assert 0.97 * cost.objective_ns <= bound < cost.objective_ns
 
 

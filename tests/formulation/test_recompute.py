@@ -24,7 +24,7 @@ from partita.model.graph.pcg import PCG, Builder
 from partita.model.graph.segments import MODES, segments
 from partita.model.machine.machine import Machine
 from partita.solvers.protocol import Status, solver
-from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.planning_problem import PlanningProblem
 from partita.solvers.search.unpipelined import search
 
 ALONE, PAIR = of_rows([(1,)]), of_rows([(2,)])
@@ -143,16 +143,16 @@ def test_a_search_over_micro_batches_finds_the_best_of_all_modes() -> None:
     recomputing = 0
     for capacity in sorted({size for size, *_ in every})[::4]:
         small = replace(machine(ALONE), device=replace(device, memory_bytes=capacity, reserved_bytes=0))
-        question = Question(graph, small, 16, (ALONE,), (1, 2, 4), "float32", "adam", recompute=MODES)
+        problem = PlanningProblem(graph, small, 16, (ALONE,), (1, 2, 4), "float32", "adam", recompute=MODES)
         _, best, k, again = min((e for e in every if e[0] <= capacity), key=lambda e: e[1])
-        assert k in question.fits()
-        found = search(question, solver("auto"))
+        assert k in problem.fits()
+        found = search(problem, solver("auto"))
         assert (found.status, found.objective) == (Status.OPTIMAL, best)
         recomputing += bool(again)
     assert recomputing > 1
     tight = replace(machine(ALONE), device=replace(device, memory_bytes=min(every)[0] - 1, reserved_bytes=0))
     nothing = search(
-        Question(graph, tight, 16, (ALONE,), (1, 2, 4), "float32", "adam", recompute=MODES), solver("auto")
+        PlanningProblem(graph, tight, 16, (ALONE,), (1, 2, 4), "float32", "adam", recompute=MODES), solver("auto")
     )
     assert (nothing.status, nothing.solution) == (Status.INFEASIBLE, None)
 

@@ -27,7 +27,7 @@ from partita.solvers.cache.cached_solver import Cached
 from partita.solvers.cache.digest import asked_of, digest
 from partita.solvers.cache.store import FILE, Store
 from partita.solvers.protocol import INTERRUPTED, NO_LIMITS, STOPPED, Limits, Progress, Solution, Status, solver
-from partita.solvers.search.planning_problem import Question
+from partita.solvers.search.planning_problem import PlanningProblem
 from partita.solvers.search.unpipelined import Found, search
 
 
@@ -274,11 +274,11 @@ def test_the_digest_of_many_layers_is_quick(make_transformer: Callable[..., Netw
 
 
 @pytest.fixture(scope="module")
-def question() -> Question:
+def problem() -> PlanningProblem:
     module, inputs = load_module("gpt2", small=True, sequence=None)
     graph, machine = capture(module, inputs, batch=12), partita.Machine.adhoc((2, 2))
     places = distinct(placements(machine.hierarchy))
-    return Question(graph, machine, 12, places, (1, 2, 3, 4, 6, 12), "float32", "adamw", most_work=MOST_WORK)
+    return PlanningProblem(graph, machine, 12, places, (1, 2, 3, 4, 6, 12), "float32", "adamw", most_work=MOST_WORK)
 
 
 def plan_of(found: Found) -> object:
@@ -294,18 +294,18 @@ from partita.solvers.protocol import solver
 from partita.solvers.search import search
 from partita.solvers.store import Store
 with open(sys.argv[1], "rb") as file:
-    question = pickle.load(file)
+    problem = pickle.load(file)
 backend = Cached(solver("auto"), Store(sys.argv[2]))
 print("ready", flush=True)
-found = search(question, backend)
+found = search(problem, backend)
 print(found.objective, flush=True)
 """
 
 
 @pytest.fixture
-def searcher(question: Question, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def searcher(problem: PlanningProblem, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     asked, running = tmp_path / "question", list[subprocess.Popen[str]]()
-    asked.write_bytes(pickle.dumps(question))
+    asked.write_bytes(pickle.dumps(problem))
 
     def start() -> subprocess.Popen[str]:
         command = [sys.executable, "-c", SEARCHER, str(asked), str(tmp_path)]
@@ -326,12 +326,12 @@ def searcher(question: Question, tmp_path: Path) -> Iterator[Callable[[], subpro
 
 
 def test_a_search_killed_at_any_time_goes_on_to_the_same_plan(
-    question: Question, searcher: Callable[[], subprocess.Popen[str]], tmp_path: Path
+    problem: PlanningProblem, searcher: Callable[[], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     backend = solver("auto")
-    search(question, backend)
+    search(problem, backend)
     began = time.perf_counter()
-    undisturbed = search(question, backend)
+    undisturbed = search(problem, backend)
     whole, draw = time.perf_counter() - began, random.Random(0)
     for share in (0.4, 0.9):
         process = searcher()
@@ -342,9 +342,9 @@ def test_a_search_killed_at_any_time_goes_on_to_the_same_plan(
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         connection.close()
     others = [searcher(), searcher()]  # at once, beside this one
-    resumed = search(question, Cached(backend, Store(tmp_path)))
+    resumed = search(problem, Cached(backend, Store(tmp_path)))
     assert {int(process.communicate()[0]) for process in others} == {undisturbed.objective}
     again = Cached(backend, Store(tmp_path))
-    repeated = search(question, again)
+    repeated = search(problem, again)
     assert plan_of(undisturbed) == plan_of(resumed) == plan_of(repeated)
     assert again.kept == repeated.solved and repeated.solving < undisturbed.solving

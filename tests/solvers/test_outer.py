@@ -40,12 +40,12 @@ from partita.model.graph.stages import boundaries, stage
 from partita.model.machine.machine import Machine, stage_machine
 from partita.solvers.executors import Processes, Serial
 from partita.solvers.protocol import Limits, Progress, Status, solver
-from partita.solvers.search.cut_search import pursue
-from partita.solvers.search.merged_device_bound import Even
+from partita.solvers.search.cut_search import search_cuts
+from partita.solvers.search.merged_device_bound import MergedDeviceBound
 from partita.solvers.search.parts import Networks
-from partita.solvers.search.pipeline_problem import Whole
-from partita.solvers.search.planning_problem import Question
-from partita.solvers.search.search import OuterFound, Space, search
+from partita.solvers.search.pipeline_problem import PipelineProblem
+from partita.solvers.search.planning_problem import PlanningProblem
+from partita.solvers.search.search import SearchResult, Space, search
 from partita.solvers.search.state import Effort, Level, State
 
 
@@ -92,8 +92,8 @@ MODELS: dict[str, tuple[Any, torch.Tensor]] = {
 }
 
 
-def asked(name: str, levels: tuple[int, ...], memory: float, batch: int, modes: tuple[str, ...]) -> Question:
-    """A question on a machine whose devices have so many bytes for a plan."""
+def asked(name: str, levels: tuple[int, ...], memory: float, batch: int, modes: tuple[str, ...]) -> PlanningProblem:
+    """A problem on a machine whose devices have so many bytes for a plan."""
     made, x = MODELS[name]
     with torch.device("meta"):
         module = made().train()
@@ -103,24 +103,24 @@ def asked(name: str, levels: tuple[int, ...], memory: float, batch: int, modes: 
     graph = capture(module, (x,), batch=batch)
     counts = tuple(k for k in range(1, batch + 1) if batch % k == 0)
     places = distinct(placements(levels))
-    return Question(
+    return PlanningProblem(
         graph, replace(machine, device=device, levels=slow), batch, places, counts, "float32", "adam", recompute=modes
     )
 
 
-def everything(question: Question) -> Space:
-    none = (1,) * len(question.machine.levels)
-    found = {row: distinct(placements(stage_machine(question.machine, row).hierarchy)) for row in rows_of(question)}
-    return Space({none: question.placements} | found)
+def everything(problem: PlanningProblem) -> Space:
+    none = (1,) * len(problem.machine.levels)
+    found = {row: distinct(placements(stage_machine(problem.machine, row).hierarchy)) for row in rows_of(problem)}
+    return Space({none: problem.placements} | found)
 
 
-def rows_of(question: Question) -> list[tuple[int, ...]]:
-    return list(rows(question.machine.hierarchy))
+def rows_of(problem: PlanningProblem) -> list[tuple[int, ...]]:
+    return list(rows(problem.machine.hierarchy))
 
 
-def best_of_all(question: Question, space: Space) -> int | None:
+def best_of_all(problem: PlanningProblem, space: Space) -> int | None:
     """The least step, stage by stage, for all layouts of what crosses and of weights that stages have in common."""
-    q, least = question, None
+    q, least = problem, None
     last = len(boundaries(q.pcg)) - 1
     for row, places in space.placements.items():
         p = prod(row)
@@ -129,7 +129,7 @@ def best_of_all(question: Question, space: Space) -> int | None:
         for place, k, inner in product(places, counts, combinations(range(1, last), p - 1)):
             bounds, graph = (0, *inner, last), with_batch(q.pcg, q.batch // k)
             made = Configuration(row, place.matrix, k, name)
-            waits = Whole(q).waits(made)
+            waits = PipelineProblem(q).zero_bubble(made)
             fronts = [front(q, stage(graph, *ends).graph, made, s) for s, ends in enumerate(pairwise(bounds))]
             for taken in product(*fronts):
                 agree = all(a[1] == b[0] for a, b in pairwise(taken)) and len({t[2] for t in taken if t[2]}) < 2
@@ -142,7 +142,7 @@ def best_of_all(question: Question, space: Space) -> int | None:
     return least
 
 
-def front(q: Question, graph: PCG, made: Configuration, number: int) -> dict[Any, int]:
+def front(q: PlanningProblem, graph: PCG, made: Configuration, number: int) -> dict[Any, int]:
     """The least time of a stage for every layout of its ends and of the weight that other stages have."""
     row, k, p, name = made.row, made.micro_batches, made.devices, made.schedule
     found = encode(
@@ -207,12 +207,12 @@ def test_the_best_of_everything(
     expected: tuple[int, ...],
     schedule: str,
 ) -> None:
-    question = replace(asked(name, levels, memory, counts[-1], modes), micro_batches=counts)
-    space = replace(everything(question), schedule=schedule)
+    problem = replace(asked(name, levels, memory, counts[-1], modes), micro_batches=counts)
+    space = replace(everything(problem), schedule=schedule)
     if pipelines_only:
         space = replace(space, placements={row: x for row, x in space.placements.items() if prod(row) > 1})
-    found = search(question, space, solver("auto"))
-    best = best_of_all(question, space)
+    found = search(problem, space, solver("auto"))
+    best = best_of_all(problem, space)
     assert (found.objective, found.bounds) == (best, expected)
     assert found.status is (Status.INFEASIBLE if best is None else Status.OPTIMAL)
 
@@ -241,18 +241,18 @@ class Late(Future[Any]):
         return super().result()
 
 
-def told(found: OuterFound) -> tuple[Any, ...]:
+def told(found: SearchResult) -> tuple[Any, ...]:
     assignments = [assignment for _, assignment in found.stages]
     return found.status, found.objective, found.bound, found.configuration, found.bounds, assignments, found.solved
 
 
 def test_any_executor_gives_the_same() -> None:
-    question = replace(asked("short", (4,), 14 * MIB, 8, MODES), micro_batches=(4, 8))
-    space, limits = everything(question), Limits(gap=0.05)
-    alone = told(search(question, space, solver("auto"), limits))
+    problem = replace(asked("short", (4,), 14 * MIB, 8, MODES), micro_batches=(4, 8))
+    space, limits = everything(problem), Limits(gap=0.05)
+    alone = told(search(problem, space, solver("auto"), limits))
     with ThreadPoolExecutor(3) as threads, Processes(2) as processes:
         for executor in (Backwards(), threads, processes):
-            assert told(search(question, space, solver("auto"), limits, executor)) == alone
+            assert told(search(problem, space, solver("auto"), limits, executor)) == alone
 
 
 class Lazy(Backwards):
@@ -265,10 +265,10 @@ class Lazy(Backwards):
 
 
 def test_what_is_under_way_is_not_waited_for_once_nothing_is_open() -> None:
-    question = asked("short", (4,), 20 * MIB, 8, MODES)
-    space, limits, executor = everything(question), Limits(gap=0.3), Lazy()
-    alone = told(search(question, space, solver("auto"), limits))
-    assert told(search(question, space, solver("auto"), limits, executor)) == alone
+    problem = asked("short", (4,), 20 * MIB, 8, MODES)
+    space, limits, executor = everything(problem), Limits(gap=0.3), Lazy()
+    alone = told(search(problem, space, solver("auto"), limits))
+    assert told(search(problem, space, solver("auto"), limits, executor)) == alone
     assert executor.waiting
 
 
@@ -283,15 +283,15 @@ class Copies(Executor):
 
 @pytest.mark.parametrize(("levels", "memory", "batch"), [((4,), 40, 16), ((2, 2), 24, 8)])
 def test_nothing_is_known_before_it_is_heard(levels: tuple[int, ...], memory: int, batch: int) -> None:
-    question = asked("short", levels, memory * MIB, batch, MODES)
-    space, limits = everything(question), Limits(gap=0.05)
-    alone, copies = (search(question, space, solver("auto"), limits, e) for e in (Serial(), Copies()))
+    problem = asked("short", levels, memory * MIB, batch, MODES)
+    space, limits = everything(problem), Limits(gap=0.05)
+    alone, copies = (search(problem, space, solver("auto"), limits, e) for e in (Serial(), Copies()))
     assert told(alone) == told(copies)
 
 
 def test_another_goes_on_where_processes_break_down() -> None:
-    question = replace(asked("short", (4,), 14 * MIB, 8, MODES), micro_batches=(4, 8))
-    space, asked_of = everything(question), list[int]()
+    problem = replace(asked("short", (4,), 14 * MIB, 8, MODES), micro_batches=(4, 8))
+    space, asked_of = everything(problem), list[int]()
 
     class Breaks(Serial):
         def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -302,22 +302,22 @@ def test_another_goes_on_where_processes_break_down() -> None:
             future.set_exception(BrokenExecutor("a process was killed"))
             return future
 
-    found, best = (search(question, space, solver("auto"), executor=e) for e in (Breaks(), Serial()))
+    found, best = (search(problem, space, solver("auto"), executor=e) for e in (Breaks(), Serial()))
     assert len(asked_of) > 5
     assert (found.status, found.objective, found.bound) == (best.status, best.objective, best.bound)
 
 
 @pytest.mark.parametrize(("name", "memory"), [("short", 14), ("tied", 24), ("short", 400)])
 def test_no_placement_goes_below_merged_devices(name: str, memory: int) -> None:
-    question = asked(name, (2, 2), memory * MIB, 8, MODES)
-    whole, backend = Whole(question), solver("auto")
-    for row, places in everything(question).placements.items():
-        for place, k in product(places, question.micro_batches):
+    problem = asked(name, (2, 2), memory * MIB, 8, MODES)
+    whole, backend = PipelineProblem(problem), solver("auto")
+    for row, places in everything(problem).placements.items():
+        for place, k in product(places, problem.micro_batches):
             own = Configuration(row, place.matrix, k)
             bounds, plans = State(), State()
             for level in (Level.RELAXED, Level.BOUNDED):
-                pursue(Even(whole, own, backend), own, bounds, INFINITE, Effort(level))
-            found = pursue(Networks(whole, own, backend), own, plans, INFINITE, Effort(Level.CLOSED))
+                search_cuts(MergedDeviceBound(whole, own, backend), own, bounds, INFINITE, Effort(level))
+            found = search_cuts(Networks(whole, own, backend), own, plans, INFINITE, Effort(Level.CLOSED))
             assert 0 < bounds.bound <= (INFINITE if found is None else found.objective), (own, bounds.bound)
 
 
@@ -351,15 +351,15 @@ def test_floors_are_those_of_the_quickest_ways() -> None:
 
 
 def test_an_interrupt_keeps_the_best() -> None:
-    question = replace(asked("short", (2, 2), 24 * MIB, 8, PLAIN), micro_batches=(4, 8))
-    space = everything(question)
+    problem = replace(asked("short", (2, 2), 24 * MIB, 8, PLAIN), micro_batches=(4, 8))
+    space = everything(problem)
 
     def interrupt(news: Progress) -> None:
         if news.incumbent is not None:
             raise KeyboardInterrupt
 
-    found = search(question, space, solver("auto"), Limits(progress=interrupt))
-    best = search(question, space, solver("auto"))
+    found = search(problem, space, solver("auto"), Limits(progress=interrupt))
+    best = search(problem, space, solver("auto"))
     assert found.interrupted and found.status is Status.FEASIBLE
     assert found.objective is not None and best.objective is not None
     assert found.bound <= best.objective <= found.objective

@@ -12,7 +12,7 @@ from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import waited
 from partita.model.graph.layout import S
 from partita.solvers.search.interval_table import Bounds
-from partita.solvers.search.part_bounds import ANY, Answer, Known, Query, Side
+from partita.solvers.search.part_bounds import ANY, Answer, PartBounds, Query, Side
 from partita.solvers.search.shortest_cut import best_path
 
 
@@ -50,7 +50,7 @@ def test_arrays_hold_what_is_known_of_every_query(seed: int) -> None:
     rng = random.Random(seed)
     groups = ("left", "right")
     sides: dict[object, tuple[Side, ...]] = dict.fromkeys(groups, (ANY,))
-    known = Known()
+    known = PartBounds()
     bounds = Bounds(known, lambda _: groups, lambda group: sides[group])
     for _ in range(40):
         left, right = (rng.choice(sides[group]) for group in groups)

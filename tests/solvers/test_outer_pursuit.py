@@ -10,10 +10,10 @@ import pytest
 
 from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import Configuration
-from partita.solvers.search.cut_search import pursue
+from partita.solvers.search.cut_search import search_cuts
 from partita.solvers.search.part_bounds import Answer, Need, Query
 from partita.solvers.search.state import Effort, Level, State
-from partita.solvers.search.zero_bubble_bound import Waits
+from partita.solvers.search.zero_bubble_bound import ZeroBubbleBound
 
 LAYOUTS = ((0,), (1,), (2,))
 OPTIONS = 3
@@ -43,7 +43,7 @@ class Made:
             self.floors[i, j] = sum(int(own[0].min()) for own in each[i:j])
         self.handed = np.zeros(n, dtype=np.int64)
         self.stages = self.floors < INFINITE
-        self.waits: Waits | None = None
+        self.zero_bubble: ZeroBubbleBound | None = None
         self.asked = 0
 
     def kind(self, i: int, j: int) -> object:
@@ -113,20 +113,20 @@ def best_of_all(made: Made, configuration: Configuration) -> int | None:
             stored = {taken[0][2], taken[-1][2]} if made.tied and p > 1 else {None}
             if agree and len(stored) == 1:
                 busy = [stages[s][ends] for s, ends in enumerate(taken)]
-                if made.waits is not None:
-                    busy = [int(made.waits.until(s, *bounds[s : s + 2], ns)) for s, ns in enumerate(busy)]
+                if made.zero_bubble is not None:
+                    busy = [int(made.zero_bubble.until(s, *bounds[s : s + 2], ns)) for s, ns in enumerate(busy)]
                 step = configuration.step_ns(busy)
                 least = step if least is None else min(least, step)
     return least
 
 
-def some_waits(rng: random.Random, segments: int, configuration: Configuration) -> Waits:
+def some_waits(rng: random.Random, segments: int, configuration: Configuration) -> ZeroBubbleBound:
     """Of every segment some ns forward, and backward, part of it for weights."""
     each = [[0, 0, 0]]
     for _ in range(segments):
         backward = rng.randint(0, 40)
         each.append([rng.randint(0, 40), backward, rng.randint(0, backward)])
-    return Waits(*np.cumsum(each, axis=0).T, configuration.devices, configuration.micro_batches)
+    return ZeroBubbleBound(*np.cumsum(each, axis=0).T, configuration.devices, configuration.micro_batches)
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -136,19 +136,19 @@ def test_it_finds_the_best_of_all(seed: int) -> None:
     schedule = rng.choice(["1f1b", "gpipe", "2bw", "zero-bubble"])
     configuration = Configuration((rng.randint(1, 3),), ((1,),), rng.randint(1, 6), schedule)
     if configuration.split:
-        made.waits = some_waits(rng, len(made.segments), configuration)
+        made.zero_bubble = some_waits(rng, len(made.segments), configuration)
     expected, state = best_of_all(made, configuration), State()
-    relaxed = pursue(made, configuration, state, INFINITE, Effort(Level.RELAXED))
+    relaxed = search_cuts(made, configuration, state, INFINITE, Effort(Level.RELAXED))
     assert relaxed is None and state.bound <= (expected or INFINITE)
-    found = pursue(made, configuration, state, INFINITE, Effort(Level.CLOSED))
+    found = search_cuts(made, configuration, state, INFINITE, Effort(Level.CLOSED))
     if expected is None:
         assert found is None and state.bound >= INFINITE
         return
     assert found is not None and (found.objective, state.bound) == (expected, expected)
-    assert made.waits or configuration.step_ns([a.objective for a in found.answers]) == expected
+    assert made.zero_bubble or configuration.step_ns([a.objective for a in found.answers]) == expected
     below, above = State(), State()
-    assert pursue(made, configuration, below, expected, Effort(Level.CLOSED)) is None and below.bound == expected
-    assert pursue(made, configuration, above, expected + 1, Effort(Level.CLOSED)).objective == expected
+    assert search_cuts(made, configuration, below, expected, Effort(Level.CLOSED)) is None and below.bound == expected
+    assert search_cuts(made, configuration, above, expected + 1, Effort(Level.CLOSED)).objective == expected
 
 
 def test_equal_layers_are_asked_once() -> None:
@@ -157,6 +157,6 @@ def test_equal_layers_are_asked_once() -> None:
         [((j - i) * 100 + (i == 0), (((1,),) * (i > 0), ((1,),) * (j < 40), (None,)))]
     )
     state = State()
-    found = pursue(made, Configuration((8,), ((1,),), 64), state, INFINITE, Effort(Level.CLOSED))
+    found = search_cuts(made, Configuration((8,), ((1,),), 64), state, INFINITE, Effort(Level.CLOSED))
     assert found is not None and found.bounds == tuple(range(0, 41, 5))
     assert made.asked < 80

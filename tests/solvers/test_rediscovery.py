@@ -12,7 +12,7 @@ from partita.model.graph.pcg import PCG, Builder
 from partita.model.machine.machine import Machine
 from partita.solvers.backends.elimination import Elimination
 from partita.solvers.protocol import Status
-from partita.solvers.search.planning_problem import Question, divisors
+from partita.solvers.search.planning_problem import PlanningProblem, divisors
 from partita.solvers.search.unpipelined import Found, search
 
 NODE = Machine.load("dgx-h100")
@@ -29,10 +29,10 @@ def perceptron(batch: int, width: int, inner: int) -> PCG:
 
 
 def solve(pcg: PCG, machine: Machine, mesh: tuple[int, ...] | None = None, optimizer: str = "adam") -> Found:
-    question = Question(
+    problem = PlanningProblem(
         pcg, machine, pcg.batch, placements(machine.hierarchy, mesh=mesh), divisors(pcg.batch), "float32", optimizer
     )
-    found = search(question, Elimination())
+    found = search(problem, Elimination())
     assert found.status is Status.OPTIMAL and found.objective == found.bound
     return found
 
@@ -104,10 +104,10 @@ def test_states_that_exceed_a_device_are_sharded(mesh: tuple[int, ...]) -> None:
 
 def test_a_model_that_does_not_fit_is_infeasible() -> None:
     tiny = replace(NODE, device=replace(NODE.device, memory_bytes=NODE.device.reserved_bytes + 10_000_000))
-    question = Question(
+    problem = PlanningProblem(
         perceptron(64, 8192, 8192), tiny, 64, placements(NODE.hierarchy), divisors(64), "float32", "adam"
     )
-    found = search(question, Elimination())
+    found = search(problem, Elimination())
     assert found.status is Status.INFEASIBLE and found.encoding is None
 
 
@@ -129,12 +129,12 @@ def test_the_search_equals_solving_every_network() -> None:
     pcg = perceptron(48, 512, 3072)
     memory = 16 * sum(n.numel for n in pcg.nodes if n.op == "parameter") // 2
     machine = replace(machine, device=replace(machine.device, memory_bytes=machine.device.reserved_bytes + memory))
-    question = Question(pcg, machine, 48, placements((2, 4)), divisors(48), "float32", "adam")
-    found = search(question, Elimination())
+    problem = PlanningProblem(pcg, machine, 48, placements((2, 4)), divisors(48), "float32", "adam")
+    found = search(problem, Elimination())
     every = []
-    for placement in question.placements:
-        for k in question.micro_batches:
-            answer = Elimination().solve(question.encoding(placement, k).network)
+    for placement in problem.placements:
+        for k in problem.micro_batches:
+            answer = Elimination().solve(problem.encoding(placement, k).network)
             assert answer.status in (Status.OPTIMAL, Status.INFEASIBLE)
             every.append(answer.objective)
     assert found.objective == min(x for x in every if x is not None)
@@ -151,14 +151,14 @@ def test_no_plan_is_faster_than_the_floor() -> None:
     pcg = b.build(b.add("mse_loss", h, b.input("t", (8, 64)), shape=(), reduction="mean"))
     machine = Machine.adhoc((2, 4))
     slow = replace(machine, device=replace(machine.device, peak={k: v / 1e6 for k, v in machine.device.peak.items()}))
-    question = Question(pcg, slow, 8, placements((2, 4)), divisors(8), "float32", "adam")
-    found = search(question, Elimination())
+    problem = PlanningProblem(pcg, slow, 8, placements((2, 4)), divisors(8), "float32", "adam")
+    found = search(problem, Elimination())
     assert found.status is Status.OPTIMAL and found.objective
-    assert question.floor_ns() <= found.objective
+    assert problem.floor_ns() <= found.objective
     every = [
-        Elimination().solve(question.encoding(p, k).network).objective
-        for p in question.placements
-        for k in question.micro_batches
+        Elimination().solve(problem.encoding(p, k).network).objective
+        for p in problem.placements
+        for k in problem.micro_batches
     ]
     assert found.objective == min(x for x in every if x is not None)
 
