@@ -317,7 +317,8 @@ def rules(
     `generate` writes what it found to FILE, as the shipped basis is written. Exit code 1 of `verify`: not all are
     proved.
     """
-    from .solvers.proof.commands import generate_rules, list_rules, verify_rules
+    from .bench.rule_generation.command import generate_rules
+    from .solvers.proof.commands import list_rules, verify_rules
 
     with words_to_stderr(), progress_shown() as progress:
         if action is Action.GENERATE:

@@ -13,15 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..formulation.substitution.generate import basis
-from ..formulation.substitution.generation.coverage import covered
 from ..formulation.substitution.rule import Rule
-from ..formulation.substitution.rule_file import load_rules
+from ..formulation.substitution.rule_file import basis, load_rules
 from ..formulation.substitution.samples import Sample, samples
 from ..formulation.substitution.samples import run as run_at
 from ..formulation.substitution.symbolic.infer import free_atoms, infer
 from ..model.errors import PartitaError
 from .cases import chosen
+from .rule_generation.coverage import covered
 
 EQUAL = 4  # every free size, so that a split in equal parts is one of any two sizes
 SMALL = 40  # rules of a file

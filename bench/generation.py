@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..formulation.substitution.generate import Generated, generate
-from ..formulation.substitution.generation.operator_sets import SETS
 from ..formulation.substitution.rule import PARALLEL, Rule
 from ..solvers.proof.verify import verify_rule
 from .cases import chosen
+from .rule_generation.generate import Generated, generate
+from .rule_generation.operator_sets import SETS
 
 TASO, UNITY = 743, 651  # candidates: TASO (SOSP 2019) §3; what parallel operators add, Unity (OSDI 2022) §4
 SMALL = 2  # operators a side

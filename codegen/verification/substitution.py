@@ -17,6 +17,7 @@ from ...formulation.substitution.arithmetic import Real
 from ...formulation.substitution.evaluate import by_shards, prepared
 from ...formulation.substitution.moves import ALONG_REPLICAS, MOVES
 from ...formulation.substitution.rule import REPLICA, Apply, Rule
+from ...formulation.substitution.text import parse_rule
 from ...formulation.substitution.values import ParallelValue
 from ...model.errors import PartitaError
 from ...solvers.proof.verdict import Verdict
@@ -33,7 +34,7 @@ def to_torch(rule: Rule, verdict: Verdict) -> float:
     if verdict.counterexample is None:
         raise PartitaError(f"rule {rule.name!r} is {verdict.verdict}: there is no counterexample to run")
     example = verdict.counterexample
-    shown = Rule.parse(example.rule)
+    shown = parse_rule(example.rule)
     inputs = {
         t.name: ParallelValue.of(np.asarray(example.inputs[t.name]), tuple(int(d) for d in t.degrees))
         for t in shown.inputs

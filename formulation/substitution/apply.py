@@ -16,7 +16,7 @@ from .arithmetic import Modular
 from .evaluate import bound, evaluate
 from .rule import PARALLEL, Apply, Rule, Tensor, Value
 from .sizes import Size
-from .text import condition_parts
+from .text import condition_parts, parse_rule
 from .trial import random_tensor
 from .values import IllTyped, ParallelValue, count
 
@@ -41,7 +41,7 @@ class Graph:
     def parse(text: str, *outputs: str) -> Graph:
         """Read the notation of rules: a line of inputs with their sizes, `x[4, 8/2]`, then statements."""
         inputs, *body = (line for line in text.splitlines() if line.strip())
-        rule = Rule.parse("\n".join(["graph:", inputs, *body, "=>", *body, f"outputs {', '.join(outputs)}"]))
+        rule = parse_rule("\n".join(["graph:", inputs, *body, "=>", *body, f"outputs {', '.join(outputs)}"]))
         return Graph(rule.inputs, rule.source, outputs)
 
     @cached_property

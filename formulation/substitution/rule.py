@@ -131,23 +131,8 @@ class Rule:
                 known.add(name)
         return known
 
-    @staticmethod
-    def parse(text: str) -> Rule:
-        """Read one rule in text notation. Raises PartitaError with line and reason."""
-        from .text import parse_rules
-
-        rules = parse_rules(text)
-        if len(rules) != 1:
-            raise PartitaError(f"expected one rule, found {len(rules)}")
-        return rules[0]
-
-    def __str__(self) -> str:
-        from .text import write_rule
-
-        return write_rule(self)
-
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; `from_json` reads it back."""
+        """A JSON object; `rule_file.read_rule` reads it back."""
         return {
             "name": self.name,
             "inputs": [
@@ -160,13 +145,6 @@ class Rule:
             "where": list(self.where),
             "note": self.note,
         }
-
-    @staticmethod
-    def from_json(record: object) -> Rule:
-        """Read a JSON object. Raises PartitaError that says which key of which rule is missing or of a wrong type."""
-        from .rule_file import read_rule
-
-        return read_rule(record)
 
 
 def check_operator(apply: Apply, place: str) -> None:

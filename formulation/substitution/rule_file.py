@@ -2,13 +2,26 @@
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...model.errors import PartitaError
 from .published import is_published, read_published
 from .rule import Apply, Rule, Tensor, Value
-from .text import parse_rules, read_condition
+from .text import parse_rule, parse_rules, read_condition
+
+BASIS = Path(__file__).parent / "data" / "basis.json"
+
+
+@cache
+def basis() -> tuple[Rule, ...]:
+    """The generated rules that ship with the project. Raises PartitaError if the file cannot be read."""
+    try:
+        data = json.loads(BASIS.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PartitaError(f"{BASIS}: {error}; `partita rules generate -o {BASIS}` makes it again") from None
+    return tuple(parse_rule(text) for each in data["sets"] for text in each["rules"])
 
 
 def load_rules(path: str | Path) -> tuple[Rule, ...]:

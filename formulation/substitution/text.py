@@ -110,6 +110,14 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     return tuple(rules.values())
 
 
+def parse_rule(text: str) -> Rule:
+    """The one rule of a text. Raises PartitaError with line and reason."""
+    rules = parse_rules(text)
+    if len(rules) != 1:
+        raise PartitaError(f"expected one rule, found {len(rules)}")
+    return rules[0]
+
+
 def _blocks(text: str) -> Iterator[list[tuple[int, str]]]:
     """The lines of each rule with their numbers, without comments."""
     block: list[tuple[int, str]] = []

@@ -1,25 +1,21 @@
-"""What `partita rules` does: rules of a file, or those that are shipped, listed, verified, or generated anew."""
+"""`partita rules list|verify`: the rules of a file, or the shipped ones. `bench.rule_generation` generates them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...formulation.rewriting.instances import instances, usual_instances
 from ...formulation.rewriting.rules import planner_rules
-from ...formulation.substitution.generate import basis, generate, to_json, written
-from ...formulation.substitution.generation.pruning import STEPS
 from ...formulation.substitution.rule import Rule
-from ...formulation.substitution.rule_file import load_rules
+from ...formulation.substitution.rule_file import basis, load_rules
+from ...formulation.substitution.text import write_rule
 from ...model.errors import PartitaError
-from ...model.files import check_writable, write_atomically
 from ...model.graph.pcg import PCG
 from .verdict import Verdict
 from .verify import rules_report, verify_rule
-
-_COUNTS = ("name", "most", "graphs", *STEPS, "parallel", "proved")
 
 Answer: TypeAlias = tuple[dict[str, Any], str]
 """The JSON object, and the same in words."""
@@ -52,7 +48,7 @@ def list_rules(path: Path | None) -> Answer:
     """Every rule in text notation; as JSON its own form."""
     rules = _rules(path)
     result = {"rules": len(rules), "names": [rule.name for rule in rules], "list": [rule.to_json() for rule in rules]}
-    return result, "\n\n".join(str(rule).strip() for rule in rules)
+    return result, "\n\n".join(write_rule(rule).strip() for rule in rules)
 
 
 def verify_rules(path: Path | None) -> Answer:
@@ -67,22 +63,6 @@ def verify_rules(path: Path | None) -> Answer:
     lines = [_line(verdict) for verdict in verdicts]
     names = ("rules", "proved", "refuted", "ill_typed", "unknown")
     return result, "\n".join([*lines, ", ".join(f"{result[name]:,} {name.replace('_', '-')}" for name in names)])
-
-
-def generate_rules(path: Path | None, tell: Callable[[str], None] | None = None) -> Answer:
-    """The basis, found and proved anew; written to `path` where one is given."""
-    if path is not None:
-        if path.is_dir():
-            raise PartitaError(f"{path} is a folder; name the file in which the rules go")
-        check_writable(path.parent)
-    found = generate(proves=lambda rule: verify_rule(rule).verdict == "proved", tell=tell or (lambda words: None))
-    result = rules_report(one.rule for one in found.rules)
-    result |= {"rules": result["rules"] + len(found.unproved), "unknown": result["unknown"] + len(found.unproved)}
-    result["counts"] = [{key: n for key, n in of_set.items() if key in _COUNTS} for of_set in to_json(found)["sets"]]
-    if path is not None:
-        write_atomically(path, written(found))
-    words = f"{result['proved']:,} rules proved of {result['rules']:,} candidates"
-    return result, words + (f", in {path}" if path is not None else "")
 
 
 def _rules(path: Path | None) -> tuple[Rule, ...]:

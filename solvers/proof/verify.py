@@ -22,6 +22,7 @@ from ...formulation.substitution.symbolic.infer import SIZES, Differ, Typed, inf
 from ...formulation.substitution.symbolic.terms import Body, free_of, row
 from ...formulation.substitution.symbolic.types import Mismatch, Stuck, Unifier
 from ...formulation.substitution.symbolic.values import Symbolic
+from ...formulation.substitution.text import write_rule
 from ...model.errors import PartitaError
 from .covers import covers, demanded
 from .decide import Decider
@@ -238,7 +239,7 @@ def counterexample(sample: Sample, number: int) -> Counterexample:
             apart = np.abs(source.array - target.array)
         difference = float(apart[np.isfinite(apart)].max())
     return Counterexample(
-        str(sample.rule),
+        write_rule(sample.rule),
         sample.sizes,
         {name: value.array.tolist() for name, value in sample.inputs.items()},
         sample.rule.outputs[number],

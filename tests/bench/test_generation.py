@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from partita.bench import coverage, generation
-from partita.formulation.substitution.rule import Rule
 from partita.formulation.substitution.rule_file import write_rules
+from partita.formulation.substitution.text import parse_rule
 from partita.model.errors import PartitaError
 
 
@@ -35,7 +35,7 @@ FALSE = COVERED.replace("passes", "false").replace("y = partition(relu(relu(x))"
 
 def test_rules_that_follow_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
-    path.write_text(write_rules([Rule.parse(COVERED), Rule.parse(FALSE)]))
+    path.write_text(write_rules([parse_rule(COVERED), parse_rule(FALSE)]))
     (row,) = coverage.run(False, (), lambda words: None, [str(path)])
     assert {key: row[key] for key in ("file", "rules", "typed", "apart", "covered", "missed")} == {
         "file": "mine",

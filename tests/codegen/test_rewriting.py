@@ -19,6 +19,7 @@ from partita.formulation.rewriting.saturate import SaturationLimits, rewritings
 from partita.formulation.rewriting.shapes import shape_of
 from partita.formulation.strategies.strategy import row_names
 from partita.formulation.substitution.rule import Apply, Rule
+from partita.formulation.substitution.text import write_rule
 from partita.model.capture.capture import capture
 from partita.model.graph.batch import with_batch
 from partita.model.graph.pcg import PCG, Builder
@@ -122,7 +123,7 @@ def test_every_rule(name: str, judge: Judge, force: Force) -> None:
     images = any(apply.op == "conv" for apply in rule.source)
     leads = [(BATCH,)] if images else [(BATCH,), (BATCH, 3)]
     for lead in leads:
-        grouped = rng.choice((1, 2)) if "groups=g" in str(rule) else 1
+        grouped = rng.choice((1, 2)) if "groups=g" in write_rule(rule) else 1
         before = Source(rule, lead, grouped).graph()
         found = rewritings(before, [rule], SaturationLimits(rounds=1))
         after = forced(found.graph)

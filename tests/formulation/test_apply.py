@@ -13,6 +13,7 @@ from partita.formulation.substitution.apply import Graph, apply_rule, matches
 from partita.formulation.substitution.arithmetic import Modular
 from partita.formulation.substitution.evaluate import evaluate
 from partita.formulation.substitution.rule import PARALLEL, Rule, Tensor
+from partita.formulation.substitution.text import parse_rule
 from partita.formulation.substitution.trial import random_tensor
 from partita.solvers.proof.verify import verify_rule
 
@@ -22,7 +23,7 @@ def graph(inputs: str, body: str, *outputs: str) -> Graph:
 
 
 def rule(text: str) -> Rule:
-    return Rule.parse(text)
+    return parse_rule(text)
 
 
 def equal(before: Graph, after: Graph) -> None:

@@ -16,6 +16,7 @@ from partita.formulation.substitution.arithmetic import Modular, Real
 from partita.formulation.substitution.evaluate import applied, evaluate
 from partita.formulation.substitution.local import SIGNATURES
 from partita.formulation.substitution.rule import OWN, Apply, Rule
+from partita.formulation.substitution.text import parse_rule
 from partita.formulation.substitution.trial import random_inputs, trial
 from partita.formulation.substitution.values import Digit, IllTyped, ParallelValue
 from partita.model.errors import PartitaError
@@ -442,7 +443,7 @@ def test_evaluate_names_the_application_that_does_not_fit() -> None:
 
 
 def rule(text: str) -> Rule:
-    return Rule.parse(text)
+    return parse_rule(text)
 
 
 COLUMNS_RULE = rule("""columns:

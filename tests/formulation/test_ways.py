@@ -20,6 +20,7 @@ from partita.formulation.placement.placement import Placement, placements
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import SaturationLimits, rewritings
 from partita.formulation.rewriting.union import Union
+from partita.formulation.substitution.text import write_rule
 from partita.model.graph.atoms import atoms
 from partita.model.graph.pcg import PCG, Builder
 from partita.model.machine.machine import Machine
@@ -231,7 +232,7 @@ def drawn(seed: int, steps: int = 3) -> tuple[PCG, random.Random]:
     for attempt in range(100):
         rng = random.Random(f"{seed} {attempt}")
         graph = Drawn(rng).graph(rng.randint(1, steps))
-        rules = [rule for rule in planner_rules() if "linear" in str(rule) and rng.random() < 0.5]
+        rules = [rule for rule in planner_rules() if "linear" in write_rule(rule) and rng.random() < 0.5]
         found = rewritings(graph, rules, SaturationLimits(rounds=rng.randint(1, 3))).graph
         if 1 < number_of_choices(found) <= MOST:
             return found, rng

@@ -15,6 +15,7 @@ from partita.formulation.substitution.rule import Rule
 from partita.formulation.substitution.rule_file import load_rules
 from partita.formulation.substitution.samples import draw, run
 from partita.formulation.substitution.symbolic.infer import free_atoms, infer
+from partita.formulation.substitution.text import parse_rule
 from partita.model.errors import PartitaError
 from partita.solvers.proof.verdict import Verdict
 from partita.solvers.proof.verify import at_degrees, generalized, rules_report, verify_rule
@@ -27,7 +28,7 @@ WRONG = load_rules(DATA / "wrong_rules.txt")
 
 
 def verdict(text: str) -> Verdict:
-    return verify_rule(Rule.parse(text))
+    return verify_rule(parse_rule(text))
 
 
 @pytest.mark.parametrize("rule", RIGHT, ids=lambda rule: rule.name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 
-from ..arithmetic import Arithmetic
-from ..evaluate import Values, bound, prepared
-from ..trial import random_tensor
-from ..values import IllTyped, ParallelValue
+from ...formulation.substitution.arithmetic import Arithmetic
+from ...formulation.substitution.evaluate import Values, bound, prepared
+from ...formulation.substitution.trial import random_tensor
+from ...formulation.substitution.values import IllTyped, ParallelValue
 from .operator_sets import OperatorSet
 
 _ALIKE = ("add", "sub", "mul", "div", "maximum", "minimum")

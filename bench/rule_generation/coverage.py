@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..arithmetic import Modular
-from ..rule import Apply, Rule, Tensor, Value
-from ..values import ParallelValue
+from ...formulation.substitution.arithmetic import Modular
+from ...formulation.substitution.rule import Apply, Rule, Tensor, Value
+from ...formulation.substitution.values import ParallelValue
 from .consequences import Rewriter
 from .expressions import Expression, Pair
 from .operator_sets import Operation, OperatorSet

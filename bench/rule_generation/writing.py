@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from ....model.errors import PartitaError
-from ..arithmetic import Modular
-from ..evaluate import evaluate
-from ..rule import PARALLEL, Apply, Rule, Tensor
-from ..sizes import Size
-from ..trial import random_inputs, trial
-from ..values import count as cuts
+from ...formulation.substitution.arithmetic import Modular
+from ...formulation.substitution.evaluate import evaluate
+from ...formulation.substitution.rule import PARALLEL, Apply, Rule, Tensor
+from ...formulation.substitution.sizes import Size
+from ...formulation.substitution.trial import random_inputs, trial
+from ...formulation.substitution.values import count as cuts
+from ...model.errors import PartitaError
 from .expressions import Expression, Pair, Side, kinds_of, read, renamed, size
 from .operator_sets import Operation
 from .shapes import Dims, Sizes, letters, shaped

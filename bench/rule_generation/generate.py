@@ -12,25 +12,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from ...model.errors import PartitaError
-from .arithmetic import Modular
-from .generation.consequences import basic
-from .generation.enumeration import Graph, graphs
-from .generation.expressions import Pair, kinds_of, translated
-from .generation.operator_sets import SETS, OperatorSet
-from .generation.pool import Pool
-from .generation.pruning import STEPS, candidates, general, groups, renamings
-from .generation.writing import Vocabulary, is_parallel, rules
-from .rule import Rule, Tensor
+from ...formulation.substitution.arithmetic import Modular
+from ...formulation.substitution.rule import Rule, Tensor
+from ...formulation.substitution.text import write_rule
+from .consequences import basic
+from .enumeration import Graph, graphs
+from .expressions import Pair, kinds_of, translated
+from .operator_sets import SETS, OperatorSet
+from .pool import Pool
+from .pruning import STEPS, candidates, general, groups, renamings
+from .writing import Vocabulary, is_parallel, rules
 
 FORMAT = 1
 SEED = 0
 SIZES = {"n": 4, "h": 3, "d": 2}  # at which it is tried what follows from what
-BASIS = Path(__file__).parent / "data" / "basis.json"
 
 Proves = Callable[[Rule], bool]
 
@@ -193,7 +190,7 @@ def _written(pair: Pair, words: Vocabulary, proves: Proves | None) -> tuple[Rule
 
 
 def _order(rule: Rule) -> tuple[Any, ...]:
-    return len(rule.source) + len(rule.target), _title(rule), str(rule)
+    return len(rule.source) + len(rule.target), _title(rule), write_rule(rule)
 
 
 def _title(rule: Rule) -> str:
@@ -236,7 +233,7 @@ def to_json(generated: Generated) -> dict[str, Any]:
                 **{step: count.left[step] for step in STEPS},
                 "parallel": count.parallel,
                 "proved": count.proved,
-                "rules": [str(each.rule) for each in generated.rules if each.origin == count.chosen.name],
+                "rules": [write_rule(each.rule) for each in generated.rules if each.origin == count.chosen.name],
             }
             for count in generated.counts
         ],
@@ -251,13 +248,3 @@ def _variable(tensor: Tensor) -> str:
 def written(generated: Generated) -> str:
     """`to_json` as the text of a file."""
     return json.dumps(to_json(generated), indent=1, ensure_ascii=False) + "\n"
-
-
-@cache
-def basis() -> tuple[Rule, ...]:
-    """The rules that ship with the project. Raises PartitaError where the file is not readable."""
-    try:
-        data = json.loads(BASIS.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PartitaError(f"{BASIS}: {error}; `partita rules generate -o {BASIS}` makes it again") from None
-    return tuple(Rule.parse(text) for each in data["sets"] for text in each["rules"])

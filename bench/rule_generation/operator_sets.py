@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..rule import REPLICA, Tensor, Value
+from ...formulation.substitution.rule import REPLICA, Tensor, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import permutations, product
 from typing import Any, TypeAlias
 
-from ..rule import Tensor
+from ...formulation.substitution.rule import Tensor
 from .enumeration import Graph
 
 Expression: TypeAlias = Any  # int | tuple[int, int, Expression, ...]

@@ -12,17 +12,20 @@ from functools import cache
 
 import pytest
 
-from partita.formulation.substitution import generate as module
+from partita.bench.rule_generation import generate as module
+from partita.bench.rule_generation.consequences import Rewriter, basic
+from partita.bench.rule_generation.coverage import covered
+from partita.bench.rule_generation.enumeration import graphs
+from partita.bench.rule_generation.expressions import canonical, identified, size, variables
+from partita.bench.rule_generation.generate import generate, to_json, written
+from partita.bench.rule_generation.operator_sets import SETS, Operation, OperatorSet
+from partita.bench.rule_generation.pool import Pool
+from partita.bench.rule_generation.writing import Vocabulary, rules, trial_sizes
+from partita.formulation.substitution import rule_file
 from partita.formulation.substitution.arithmetic import Modular
-from partita.formulation.substitution.generate import BASIS, basis, generate, to_json, written
-from partita.formulation.substitution.generation.consequences import Rewriter, basic
-from partita.formulation.substitution.generation.coverage import covered
-from partita.formulation.substitution.generation.enumeration import graphs
-from partita.formulation.substitution.generation.expressions import canonical, identified, size, variables
-from partita.formulation.substitution.generation.operator_sets import SETS, Operation, OperatorSet
-from partita.formulation.substitution.generation.pool import Pool
-from partita.formulation.substitution.generation.writing import Vocabulary, rules, trial_sizes
 from partita.formulation.substitution.rule import PARALLEL, REPLICA, Rule, Tensor
+from partita.formulation.substitution.rule_file import BASIS, basis
+from partita.formulation.substitution.text import parse_rule, write_rule
 from partita.formulation.substitution.trial import random_inputs, trial
 from partita.model.errors import PartitaError
 from partita.solvers.proof.verify import verify_rule
@@ -58,7 +61,7 @@ def bodies(chosen: OperatorSet, composed: bool = False) -> list[str]:
 
 
 def _sides(rule: Rule) -> list[str]:
-    lines = str(replace(rule, where=(), outputs=rule.outputs)).splitlines()
+    lines = write_rule(replace(rule, where=(), outputs=rule.outputs)).splitlines()
     text = "\n".join(line for line in lines[2:] if not line.strip().startswith("where"))
     return ["; ".join(line.strip() for line in side.strip().splitlines()) for side in text.split("=>")]
 
@@ -137,7 +140,7 @@ def test_two_outputs_merge_products_that_share_an_input() -> None:
         "    out1 = matmul(x, z)",
         "  =>",
         "    out0, out1 = split(matmul(x, cat(y, z, dim=1)), dim=1, sizes=(k, p))",
-    ] in [str(rule).splitlines()[1:] for rule in merged]
+    ] in [write_rule(rule).splitlines()[1:] for rule in merged]
 
 
 def numbered(chosen: OperatorSet) -> Pool:
@@ -227,7 +230,7 @@ WORDS = Vocabulary((MATMUL, ADD, CAT, SPLIT, RELU, PARTITION), (X, Y, Z))
 )
 def test_sizes_are_as_general_as_the_operators_let_them_be(pair: tuple[object, object], inputs: str) -> None:
     rule = next(rules(pair, WORDS))  # type: ignore[arg-type]
-    assert str(rule).splitlines()[1].strip() == inputs
+    assert write_rule(rule).splitlines()[1].strip() == inputs
 
 
 def test_a_rule_says_what_is_divided() -> None:
@@ -257,7 +260,7 @@ def test_shipped_rules_are_proved() -> None:
 def test_the_shipped_rules_are_what_is_generated() -> None:
     attention = [each for each in SETS if each.name == "attention"]
     again = generate(attention, lambda rule: verify_rule(rule).verdict == "proved")
-    assert [_body(str(each.rule)) for each in again.rules] == [_body(text) for text in shipped()["attention"]]
+    assert [_body(write_rule(each.rule)) for each in again.rules] == [_body(text) for text in shipped()["attention"]]
 
 
 def _body(text: str) -> str:
@@ -267,8 +270,8 @@ def _body(text: str) -> str:
 
 def test_the_same_file_under_other_hashes() -> None:
     code = (
-        "from partita.formulation.substitution.generate import generate, written\n"
-        "from partita.formulation.substitution.generation.operator_sets import SETS\n"
+        "from partita.bench.rule_generation.generate import generate, written\n"
+        "from partita.bench.rule_generation.operator_sets import SETS\n"
         "print(written(generate(SETS, most=2)))"
     )
     found = {
@@ -306,7 +309,7 @@ def test_parallel_operators_of_the_sets_are_those_of_rules() -> None:
 
 
 def test_a_broken_basis_says_how_to_make_it_again(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setattr(module, "BASIS", BASIS.with_name("none.json"))
+    monkeypatch.setattr(rule_file, "BASIS", BASIS.with_name("none.json"))
     basis.cache_clear()
     with pytest.raises(PartitaError, match="partita rules generate"):
         basis()
@@ -324,5 +327,5 @@ def test_a_broken_basis_says_how_to_make_it_again(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_what_the_shipped_rules_lead_to(source: str, target: str, expected: bool) -> None:
-    rule = Rule.parse(f"tried:\n    x[4, 4], y[4, 4], z[4, 4]\n    out = {source}\n  =>\n    out = {target}\n")
+    rule = parse_rule(f"tried:\n    x[4, 4], y[4, 4], z[4, 4]\n    out = {source}\n  =>\n    out = {target}\n")
     assert covered(rule, random_inputs(rule, {}, FIELD), basis()) is expected

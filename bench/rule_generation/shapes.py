@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, TypeAlias
 
-from ..sizes import Size
+from ...formulation.substitution.sizes import Size
 
 Dims: TypeAlias = tuple[Size, ...]
 LETTERS = "nmkpqrstabceghijlo"  # d is the degree

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from ..rule import Tensor
+from ...formulation.substitution.rule import Tensor
 from .enumeration import Graph
 from .expressions import Pair, canonical, identified, kinds_of, operators, read, renamed, side
 from .operator_sets import OperatorSet

@@ -1,1 +1,0 @@
-"""How rules are found: all small graphs over operator sets, compared, pruned and written (TASO §3, Unity §4)."""
