@@ -28,8 +28,8 @@ from ..formulation.rvd.path import Path
 from ..formulation.rvd.search import forget, search, send_receive
 from ..formulation.rvd.state import RVD, State
 from ..model.capture.capture import capture
+from ..model.graph.dtypes import ITEMSIZE
 from ..model.machine.machine import Machine
-from ..model.machine.roofline import ITEMSIZE
 from ..model.zoo import build
 from ..solvers.protocol import Status
 from ..solvers.reduction.rvd import optimum

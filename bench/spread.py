@@ -21,10 +21,10 @@ from ..formulation.special.balance import Spread
 from ..formulation.special.levelling import greedy_by_size, round_robin
 from ..model.capture.capture import capture
 from ..model.capture.load import load_module
+from ..model.graph.dtypes import ITEMSIZE
 from ..model.graph.joined_tables import table_rows
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
-from ..model.machine.roofline import ITEMSIZE
 from ..model.zoo import entry
 from ..solvers.backends.table_spread import solve
 from .cases import chosen, plan_of_one_stage

@@ -1,6 +1,6 @@
 """Entries by name: the package's own, and what installed packages offer as entry points."""
 
-from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Protocol, TypeVar
 
@@ -18,9 +18,9 @@ T = TypeVar("T", bound=Named)
 
 
 class Registry(dict[str, T]):
-    """Entries by name: of what `kind` they are, the group of entry points, and what imports the package's own."""
+    """Entries of one `kind` by name, registered by the module `own` and by installed entry points of `group`."""
 
-    def __init__(self, kind: str, group: str, own: Callable[[], object]) -> None:
+    def __init__(self, kind: str, group: str, own: str) -> None:
         super().__init__()
         self.kind, self.group, self.own, self.loaded = kind, group, own, False
 
@@ -32,10 +32,10 @@ class Registry(dict[str, T]):
         return entry
 
     def load(self) -> None:
-        """Import, once, the modules that register entries."""
+        """Import, once, all modules that register entries."""
         if not self.loaded:
             self.loaded = True
-            self.own()
+            import_module(self.own)
             for point in entry_points(group=self.group):
                 point.load()
 
@@ -43,7 +43,7 @@ class Registry(dict[str, T]):
         """The entry of a name. Raises PartitaError that lists the known ones."""
         self.load()
         if name not in self:
-            raise PartitaError(f"{self.kind} {name!r} is not known; known are {', '.join(sorted(self))}")
+            raise PartitaError(f"unknown {self.kind} {name!r} (known: {', '.join(sorted(self))})")
         return self[name]
 
     def every(self) -> tuple[T, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...model.errors import PartitaError
-from ...model.graph.pcg import freeze, thaw
+from ...model.graph.graph_file import attribute_from_json, attribute_to_json
 from ...model.machine.machine import whole
 from ..plan.choice import as_list
 from .graph import MachineMapping, Nested, Node, ParallelGraph, Tensor, Work
@@ -39,7 +39,7 @@ def _node_json(node: Node, mapping: int) -> dict[str, Any]:
         "name": node.name,
         "inputs": list(node.inputs),
         "of": node.of,
-        "attributes": {key: thaw(value) for key, value in node.attributes},
+        "attributes": {key: attribute_to_json(value) for key, value in node.attributes},
         "tensor": {
             "dims": [{"size": n, "degree": d} for n, d in zip(node.tensor.shape, node.tensor.degrees, strict=True)],
             "replicas": node.tensor.replicas,
@@ -112,7 +112,7 @@ def _node(item: Any, table: list[MachineMapping]) -> Node:
         ),
         table[number],
         whole(item["of"]),
-        tuple((_text(key), freeze(value)) for key, value in item["attributes"].items()),
+        tuple((_text(key), attribute_from_json(value)) for key, value in item["attributes"].items()),
         item["gradient"],
         tuple(_work(work) for work in as_list(item["work"])),
         tuple((_text(part), whole(size)) for part, size in item["kept"].items()),

@@ -17,7 +17,8 @@ from ...model.graph.layout import B, Layout, R, S, atom_of, is_split, splittable
 from ...model.graph.pcg import SOURCES
 from ...model.graph.segments import MODES, segments
 from ...model.graph.sparse_tables import check_optimizer, sparse_tables
-from ...model.machine.roofline import optimizer_states, precision
+from ...model.machine.precision import precision
+from ...model.machine.roofline import optimizer_states
 from .branches import bundles
 from .choice import FLAGS, letter_text
 from .table_spread import check_spread

@@ -13,7 +13,7 @@ from ...model.graph.pcg import PCG
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.graph.stages import boundaries, stage
 from ...model.machine.machine import stage_machine
-from ...model.machine.roofline import precision
+from ...model.machine.precision import precision
 from .choice import apart, letter_text
 from .plan import Plan
 from .schedules import orders

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...model.errors import PartitaError
-from ...model.graph.pcg import PCG
+from ...model.graph.graph_file import graph_from_json, graph_to_json
 from ...model.graph.stages import boundaries, stage
 from ...model.machine.machine import Machine, stage_machine, whole
 from .choice import as_list
@@ -50,7 +50,7 @@ def to_json(plan: PipelinePlan) -> dict[str, Any]:
         "chunks": plan.chunks,
         "stages": [_stage_json(plan, number) for number in range(len(plan.stages))],
         "report": plan.report,
-        "graph": plan.graph.to_json(),
+        "graph": graph_to_json(plan.graph),
     }
 
 
@@ -68,7 +68,7 @@ def from_json(data: Mapping[str, Any]) -> PipelinePlan:
         raise PartitaError(f"pipelined plan of format {data.get('format')!r}; this version reads format {FORMAT}")
     where = "the plan"
     try:
-        graph, machine = PCG.from_json(data["graph"]), Machine.from_json(data["machine"])
+        graph, machine = graph_from_json(data["graph"]), Machine.from_json(data["machine"])
         row, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("row", "bounds"))
         texts, stages = as_list(data["stages"]), []
         if len(bounds) != len(texts) + 1:

@@ -14,6 +14,7 @@ from ...formulation.placement.placement import Placement
 from ...model.errors import PartitaError
 from ...model.files import make_folder, read_json, write_atomically, write_directory
 from ...model.graph.atoms import atoms
+from ...model.graph.graph_file import graph_from_json, graph_to_json
 from ...model.graph.layout import Layout
 from ...model.graph.pcg import PCG
 from ...model.machine.collective_price import CollectivePrice
@@ -172,7 +173,7 @@ class Plan:
             **({"recompute": dict(self.recompute)} if self.recompute else {}),
             **self._pipelined(),
             "report": self.report,
-            "graph": self.graph.to_json(),
+            "graph": graph_to_json(self.graph),
         }
 
     def _pipelined(self) -> dict[str, Any]:
@@ -193,7 +194,7 @@ class Plan:
             raise PartitaError("not a plan")
         if data.get("format") != FORMAT:
             raise PartitaError(f"plan format {data.get('format')!r}; this version reads format {FORMAT}")
-        graph = PCG.from_json(data["graph"]) if graph is None else graph
+        graph = graph_from_json(data["graph"]) if graph is None else graph
         where = "the plan"
         try:
             matrix = tuple(tuple(whole(x) for x in row) for row in as_list(data["placement"]))

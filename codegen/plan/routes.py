@@ -10,7 +10,7 @@ from ...formulation.strategies.transitions import Table, Transitions, space
 from ...model.graph.atoms import atoms
 from ...model.graph.layout import Layout, Step, steps
 from ...model.machine.machine import Machine
-from ...model.machine.roofline import precision
+from ...model.machine.precision import precision
 
 if TYPE_CHECKING:
     from ...formulation.placement.placement import Placement

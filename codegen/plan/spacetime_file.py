@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ...model.errors import PartitaError
 from ...model.files import write_atomically
+from ...model.graph.graph_file import graph_from_json
 from ...model.graph.pcg import PCG
 from ...model.machine.roofline import optimizer_states
 from .plan import read_plan
@@ -39,7 +40,7 @@ class Kept:
 
     @cached_property
     def pcg(self) -> PCG:
-        return PCG.from_json(self.said["graph"])
+        return graph_from_json(self.said["graph"])
 
     @property
     def ranks(self) -> int:

@@ -17,9 +17,11 @@ from ...formulation.spacetime.tasks import tasks
 from ...model.errors import PartitaError
 from ...model.files import write_atomically, write_directory
 from ...model.graph.batch import with_batch
+from ...model.graph.graph_file import graph_to_json
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
-from ...model.machine.roofline import optimizer_states, precision
+from ...model.machine.precision import precision
+from ...model.machine.roofline import optimizer_states
 from .spacetime_file import FORMAT, KIND
 
 if TYPE_CHECKING:
@@ -132,7 +134,7 @@ class SpaceTimePlan:
             "program.py": self.source(),
             "plan.json": json.dumps(
                 {"kind": KIND, "format": FORMAT, "model": dict(self.model), "summary": self.summary(),
-                 "optimizer": self.optimizer, "words": str(self), "graph": self.pcg.to_json()}
+                 "optimizer": self.optimizer, "words": str(self), "graph": graph_to_json(self.pcg)}
             )
             + "\n",
             "trace.json": self._timeline(),

@@ -13,7 +13,7 @@ from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import B, P, R
 from ...model.graph.pcg import Node
 from ...model.graph.sparse_tables import sparse_tables
-from ...model.machine.roofline import precision
+from ...model.machine.precision import precision
 
 if TYPE_CHECKING:
     from .plan import Plan

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ...model.errors import NoPlanError, PartitaError
-from ...model.machine.roofline import precision
+from ...model.machine.precision import precision
 from ...solvers.protocol import Limits
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan

@@ -12,7 +12,7 @@ from ...model.graph.atoms import atoms
 from ...model.graph.layout import Action, Layout, P, S, Step, atom_of, is_split, largest_part
 from ...model.graph.segments import segments
 from ...model.machine.collective_price import ROUNDING_NS
-from ...model.machine.roofline import precision
+from ...model.machine.precision import precision
 from ..plan.branches import bundles
 from ..plan.plan import Plan
 from ..plan.routes import route

@@ -11,9 +11,10 @@ from ...formulation.strategies.operator_options import LOSS_TRANSIENTS
 from ...formulation.strategies.row import Row
 from ...formulation.strategies.strategy import rows_taken
 from ...formulation.strategies.tensor_classes import Use, trains
+from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import COLLECTIVES, Action, R, atom_of, is_split, largest_part
 from ...model.graph.segments import gives_product
-from ...model.machine.roofline import ITEMSIZE, backward_factor
+from ...model.machine.roofline import backward_factor
 from ...model.operators.operator import operator
 from ..plan.branches import as_ordinary
 from ..plan.choice import Choice

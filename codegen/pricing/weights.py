@@ -10,10 +10,11 @@ from ...formulation.reduction.schedule import schedule
 from ...formulation.reduction.statuses import Kind
 from ...formulation.strategies.tensor_classes import Use, without_addends
 from ...formulation.weights.storage import BUCKET_BYTES
+from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import Action, B, R, atom_of, is_split
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
-from ...model.machine.roofline import ITEMSIZE, optimizer_states
+from ...model.machine.roofline import optimizer_states
 from .operators import Operators
 from .price_items import Item, Slot
 

@@ -10,7 +10,9 @@ from typing import Any
 from ...formulation.special import special_strategy
 from ...formulation.strategies.strategy import row_names, rows
 from ...model.errors import PartitaError
-from ...model.graph.pcg import FLOATS, PCG, Builder
+from ...model.graph.builder import Builder
+from ...model.graph.dtypes import FLOATS
+from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ..plan.plan import Plan
 from ..planner.planner import plan_graph

@@ -7,8 +7,9 @@ import zlib
 import torch
 from torch import Tensor
 
+from ...model.graph.dtypes import FLOATS
 from ...model.graph.input_ranges import highs
-from ...model.graph.pcg import FLOATS, PCG
+from ...model.graph.pcg import PCG
 from ...model.operators.loss import CLASSIFIED
 
 _SHARES = ("kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits")

@@ -20,8 +20,8 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from ...model.graph.atoms import atoms
-from ...model.graph.batch import origin
 from ...model.graph.layout import B, R, S
+from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG, SOURCES
 from ..strategies.row import Row
 from ..strategies.strategy import rows

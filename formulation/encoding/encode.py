@@ -14,14 +14,15 @@ import numpy.typing as npt
 
 from ...model.errors import PartitaError
 from ...model.graph.atoms import atoms
-from ...model.graph.batch import origin
 from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import Layout
+from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG, Node
 from ...model.graph.sparse_tables import check_optimizer, sparse_tables
 from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.machine import Machine
-from ...model.machine.roofline import Precision, Roofline, optimizer_states, precision
+from ...model.machine.precision import Precision, precision
+from ...model.machine.roofline import Roofline, optimizer_states
 from ...model.operators.operator import operator
 from ..bundles.parallel_branches import Beside
 from ..network.chains import Piece, find_chains, find_cuts

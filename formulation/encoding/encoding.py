@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
-from ...model.machine.roofline import Precision
+from ...model.machine.precision import Precision
 from ..bundles.branch_options import Placed
 from ..network.network import Network
 from ..placement.placement import Placement

@@ -13,7 +13,9 @@ from itertools import takewhile
 from typing import TypeAlias
 
 from ...model.graph.atoms import atoms
-from ...model.graph.pcg import FLOATS, PCG, SOURCES, Attribute, Node, verify
+from ...model.graph.dtypes import FLOATS
+from ...model.graph.pcg import PCG, SOURCES, Attribute, Node
+from ...model.graph.verification import verify
 from .shapes import shape_of
 
 Ref: TypeAlias = int

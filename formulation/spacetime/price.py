@@ -18,11 +18,13 @@ from math import ceil, prod
 import numpy as np
 
 from ...model.errors import PartitaError
+from ...model.graph.dtypes import FLOATS, ITEMSIZE
 from ...model.graph.layout import is_split
-from ...model.graph.pcg import FLOATS, Node
+from ...model.graph.pcg import Node
 from ...model.machine.collective_price import ROUNDING_NS
 from ...model.machine.machine import Machine
-from ...model.machine.roofline import ITEMSIZE, Roofline, backward_factor, optimizer_states, precision
+from ...model.machine.precision import precision
+from ...model.machine.roofline import Roofline, backward_factor, optimizer_states
 from ...model.operators.operator import operator
 from ..rvd.prices import prices_on
 from ..strategies.operator_options import LOSS_TRANSIENTS

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...model.graph.dtypes import ITEMSIZE
 from ...model.machine.machine import Machine
-from ...model.machine.roofline import ITEMSIZE
 from ..rvd.path import Path
 from ..rvd.search import search
 from ..rvd.state import State

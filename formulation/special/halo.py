@@ -13,8 +13,9 @@ from functools import lru_cache
 from math import inf
 from typing import Any, TypeAlias
 
+from ...model.graph.builder import Builder
 from ...model.graph.layout import Action, chunk
-from ...model.graph.pcg import Builder, Node
+from ...model.graph.pcg import Node
 from ..strategies.row import Row
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 

@@ -10,10 +10,10 @@ from functools import lru_cache
 from math import ceil, prod
 from typing import Any
 
+from ...model.graph.builder import Builder
+from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import Action, S, chunk
-from ...model.graph.pcg import Builder
-from ...model.machine.roofline import ITEMSIZE
 from ..strategies.row import Row
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 

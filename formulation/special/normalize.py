@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
+from ...model.graph.builder import Builder
 from ...model.graph.layout import Action
-from ...model.graph.pcg import Builder
 from ...model.operators.operator import operator
 from ..strategies.row import Row
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...model.graph.atoms import Atoms
+from ...model.graph.builder import Builder
 from ...model.graph.layout import Action, B, Layout, R, S, is_split, largest_part
-from ...model.graph.pcg import Builder, Node
+from ...model.graph.pcg import Node
 from ...model.registry import Registry
 from .balance import Spread
 
@@ -143,11 +144,7 @@ def _read(path: Path) -> str:
     return path.read_text().partition("# --- copied from here ---")[2].strip()
 
 
-def _own() -> None:
-    from . import builtin  # noqa: F401  the entries register themselves
-
-
-_REGISTRY = Registry[Special]("strategy", "partita.strategies", _own)
+_REGISTRY = Registry[Special]("strategy", "partita.strategies", f"{__package__}.builtin")
 
 
 def register_strategy(entry: Special) -> Special:

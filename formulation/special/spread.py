@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
+from ...model.graph.builder import Builder
+from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import Action, P, R, S
-from ...model.graph.pcg import Builder
-from ...model.machine.roofline import ITEMSIZE
 from ..strategies.row import Row
 from .balance import Load
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
+from ...model.graph.builder import Builder
+from ...model.graph.dtypes import FLOATS
 from ...model.graph.layout import Action, R
-from ...model.graph.pcg import FLOATS, Builder
 from ..strategies.row import Row
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from ...model.graph.boundaries import free
 from ...model.graph.pcg import PCG, SOURCES, form_of
 from ...model.machine.machine import Machine
-from ...model.machine.roofline import Precision, backward_factor
+from ...model.machine.precision import Precision
+from ...model.machine.roofline import backward_factor
 from ...model.operators.operator import operator
 from ..bundles.bundles import find_bundles
 from ..encoding.alternatives import Ways

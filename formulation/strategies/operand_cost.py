@@ -15,7 +15,8 @@ from ...model.graph.buffer_updates import updated
 from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import B, P, R, S
 from ...model.graph.pcg import PCG
-from ...model.machine.roofline import Precision, Roofline
+from ...model.machine.precision import Precision
+from ...model.machine.roofline import Roofline
 from ..network.network import INFINITE
 from ..placement.placement import Placement
 from ..weights.storage import Storage, cast_ns

@@ -11,11 +11,13 @@ import numpy.typing as npt
 
 from ...model.errors import PartitaError
 from ...model.graph.atoms import Atoms, atoms
-from ...model.graph.batch import origin
+from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import B, Layout, P, S, atom_of, is_split, largest_part, smallest_part
+from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG
-from ...model.machine.roofline import ITEMSIZE, Precision, Roofline, backward_factor
+from ...model.machine.precision import Precision
+from ...model.machine.roofline import Roofline, backward_factor
 from ...model.operators.operator import operator
 from ..pipeline.stage_transfers import messages
 from ..special import Situation, lies_apart, part_of, special_strategy

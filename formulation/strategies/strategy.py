@@ -17,12 +17,13 @@ from itertools import product
 from math import prod
 
 from ...model.graph.atoms import Atoms, atoms, factor_sizes, semantics
-from ...model.graph.batch import origin
 from ...model.graph.buffer_updates import updated
+from ...model.graph.dtypes import FLOATS
 from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import B, Layout, P, R, S
 from ...model.graph.notation import WHOLE, Access, Call, Notation, Term, accesses, names_of
-from ...model.graph.pcg import FLOATS, PCG, SOURCES
+from ...model.graph.origin import origin
+from ...model.graph.pcg import PCG, SOURCES
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.operators.operator import operator
 from ..special import Situation, special_rows

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ...model.graph.atoms import atoms
-from ...model.graph.batch import origin
 from ...model.graph.layout import B, Layout, R, S, atom_of, is_split, splittable
+from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG
 from ...model.graph.recycling import twins
 from ...model.operators.operator import operator

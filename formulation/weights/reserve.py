@@ -7,7 +7,7 @@ from functools import lru_cache
 from ...model.graph.buffer_updates import updated
 from ...model.graph.pcg import PCG
 from ...model.graph.sparse_tables import sparse_tables
-from ...model.machine.roofline import Precision
+from ...model.machine.precision import Precision
 from ..strategies.tensor_classes import classes
 from .storage import passing
 

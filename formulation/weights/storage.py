@@ -18,10 +18,12 @@ from itertools import permutations, product
 import numpy as np
 import numpy.typing as npt
 
+from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import B, P, R
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
 from ...model.machine.machine import Machine
-from ...model.machine.roofline import ITEMSIZE, Precision, Roofline
+from ...model.machine.precision import Precision
+from ...model.machine.roofline import Roofline
 from ..network.network import INFINITE
 from ..pipeline.stage_transfers import exchanged_bytes
 from ..placement.placement import Placement

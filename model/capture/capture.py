@@ -20,14 +20,16 @@ from torch.utils import _pytree as pytree
 
 from ..errors import PartitaError
 from ..graph.buffer_updates import STATISTICS, check_updates
+from ..graph.builder import Builder
+from ..graph.dtypes import FLOATS
 from ..graph.input_ranges import with_ranges
-from ..graph.joined_tables import merged
-from ..graph.pcg import FLOATS, PCG, Builder, live
+from ..graph.pcg import PCG, live
 from ..graph.sparse_tables import settled
 from .aten import TABLE
 from .aten.batch_norm import stop_counting
 from .equal_layers import equal_layers
 from .gradients import check_hooks, only_autograd, trained
+from .merged_lookups import merge_lookups
 from .repeated_calls import Repeating, note_calls
 from .translation import Index, Translation, dtype_name
 
@@ -390,4 +392,4 @@ def _finish(builder: Builder, loss: int, aliases: Sequence[tuple[str, str]], lim
     builder.aliases = [(alias, name) for alias, name in aliases if name in names]
     kept = {number[i]: limit for i, limit in limits.items() if i in number}
     builder.nodes = with_ranges(settled(trained(builder.nodes, number[loss])), kept)
-    return merged(builder.build(number[loss]))
+    return merge_lookups(builder.build(number[loss]))

@@ -14,7 +14,9 @@ import torch
 from torch import fx
 
 from ..errors import PartitaError
-from ..graph.pcg import FLOATS, Attribute, Builder, Node
+from ..graph.builder import Builder
+from ..graph.dtypes import FLOATS
+from ..graph.pcg import Attribute, Node
 from ..operators.operator import capturing
 
 

@@ -5,14 +5,14 @@ atoms 3, heads, width on its output dim, so "split by heads" is a layout of the 
 dims that share an index of an operator's notation have the same atoms, and a view matches the atoms of its two shapes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 from ..operators.operator import operator
-from .batch import origin
-from .notation import WHOLE, Access, Call, Notation, accesses, names_of
+from .notation import WHOLE, Access, Notation, accesses
+from .origin import origin
 from .pcg import PCG, SOURCES, Node
 
 
@@ -239,26 +239,6 @@ def _matching(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[range, range
                 right, j = right * b[j], j + 1
         runs.append((range(i0, i), range(j0, j)))
     return runs
-
-
-def tied(pcg: PCG, index: int, samples: Sequence[Sequence[int]]) -> bool:
-    """Whether a node's shape or meaning follows from more than its samples: whole along them, or some picked by number.
-
-    `samples` are the dims of every node that count them.
-    """
-    node = pcg.nodes[index]
-    if node.op in SOURCES or operator(node.op).creates or operator(node.op).view:
-        return False
-    notation = semantics(pcg, index)
-    numbers = dict(zip(operator(node.op).named(node), node.inputs, strict=True))
-    for factor in (f for term in notation.terms for f in term.factors):
-        made = names_of(factor.indices) if isinstance(factor, Call) else ()
-        own = {d for d, names in enumerate(notation.output) if set(names.split()) & set(made)} - set(samples[index])
-        for access in factor.arguments if isinstance(factor, Call) else (factor,):
-            read = [access.indices[d] for d in samples[numbers[access.operand]]]
-            if any(name.startswith("@") or (WHOLE in name.split() and (own or " " in name)) for name in read):
-                return True
-    return False
 
 
 def batch_dims(pcg: PCG) -> tuple[tuple[int, ...], ...]:

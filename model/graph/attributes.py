@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ..machine.roofline import ITEMSIZE
 from ..operators.operator import operator
+from .dtypes import ITEMSIZE
 from .pcg import SOURCES, Node, is_name
 
 Check: TypeAlias = Callable[[Any], bool]

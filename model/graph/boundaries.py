@@ -19,9 +19,10 @@ from itertools import pairwise, takewhile
 from typing import TypeAlias
 
 from ..operators.operator import operator
-from .batch import origin
+from .dtypes import FLOATS
 from .joined_tables import table_rows
-from .pcg import FLOATS, PCG, SOURCES
+from .origin import origin
+from .pcg import PCG, SOURCES
 from .recycling import twins
 from .segments import NUMBER, is_product
 from .sparse_tables import sparse_tables

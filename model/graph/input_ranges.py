@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .pcg import FLOATS, Attribute, Node
+from .dtypes import FLOATS
+from .pcg import Attribute, Node
 
 _PASSING = frozenset(["view", "permute", "slice", "expand", "contiguous", "to", "cat", "detach", "roll", "flip"])
 UNKNOWN = 2

@@ -13,7 +13,8 @@ from torch import Tensor
 from ..errors import PartitaError
 from ..operators.loss import CLASSIFIED, POINTWISE
 from ..operators.operator import operator
-from .pcg import FLOATS, PCG, SOURCES, Node
+from .dtypes import FLOATS
+from .pcg import PCG, SOURCES, Node
 
 Noise: TypeAlias = Callable[[int, tuple[int, ...]], Tensor]
 """(number of the projection, shape) -> its weights."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from ..operators.operator import operator
-from .batch import origin
+from .origin import origin
 from .pcg import PCG, SOURCES, Node
 
 Key: TypeAlias = tuple[object, ...]

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from ..operators.loss import LOSSES
 from ..operators.operator import operator
-from .batch import origin
 from .buffer_updates import updated
+from .origin import origin
 from .pcg import PCG, SOURCES
 from .recycling import twins
 

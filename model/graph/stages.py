@@ -16,10 +16,11 @@ from functools import lru_cache
 from itertools import pairwise
 
 from .atoms import Atoms, atoms
-from .batch import origin
 from .boundaries import MOST_CROSSING, Boundary, boundaries, free, needed
-from .pcg import PCG, SOURCES, Attribute, Node, verify
+from .origin import origin
+from .pcg import PCG, SOURCES, Attribute, Node
 from .segments import NUMBER
+from .verification import verify
 
 __all__ = ["MOST_CROSSING", "Boundary", "Stage", "boundaries", "kind", "stage"]
 

@@ -3,12 +3,7 @@
 from dataclasses import dataclass
 
 from ..errors import PartitaError
-from ..graph.pcg import FLOATS
-
-ITEMSIZE = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
+from ..graph.dtypes import FLOATS, ITEMSIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,5 +63,5 @@ PRECISIONS = {
 def precision(name: str) -> Precision:
     """A precision by name; PartitaError lists the known ones."""
     if name not in PRECISIONS:
-        raise PartitaError(f"dtype {name!r} is not known; known are {', '.join(PRECISIONS)}")
+        raise PartitaError(f"unknown dtype {name!r} (known: {', '.join(PRECISIONS)})")
     return PRECISIONS[name]

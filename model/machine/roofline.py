@@ -9,13 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PartitaError
+from ..graph.dtypes import ITEMSIZE as ITEMSIZE
 from ..graph.pcg import Node
 from .collective_price import ROUNDING_NS
 from .machine import Machine
-from .precision import ITEMSIZE as ITEMSIZE
-from .precision import PRECISIONS as PRECISIONS
-from .precision import Precision as Precision
-from .precision import precision as precision
 
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}
 """Tensors that an optimizer keeps beside each parameter."""
@@ -24,7 +21,7 @@ STATES = {"sgd": 0, "adam": 2, "adamw": 2}
 def optimizer_states(name: str) -> int:
     """Number of states an optimizer keeps a parameter; PartitaError lists the known optimizers."""
     if name not in STATES:
-        raise PartitaError(f"optimizer {name!r} is not known; known are {', '.join(STATES)}")
+        raise PartitaError(f"unknown optimizer {name!r} (known: {', '.join(STATES)})")
     return STATES[name]
 
 

@@ -4,7 +4,8 @@
 function of the global element index.
 """
 
-from ..graph.pcg import FLOATS, Node
+from ..graph.dtypes import FLOATS
+from ..graph.pcg import Node
 from .operator import Operator, register
 
 POINTWISE = {

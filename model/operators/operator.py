@@ -118,11 +118,7 @@ class Operator:
         return total
 
 
-def _own() -> None:
-    from .. import operators  # noqa: F401  the entries register themselves
-
-
-_REGISTRY = Registry[Operator]("operator", "partita.operators", _own)
+_REGISTRY = Registry[Operator]("operator", "partita.operators", __package__)
 
 
 def register(entry: Operator) -> Operator:

@@ -22,7 +22,7 @@ from ...formulation.pipeline.configuration import rows
 from ...formulation.placement.placement import Placement
 from ...formulation.weights.reserve import fixed_bytes
 from ...model.machine.machine import merged
-from ...model.machine.roofline import precision
+from ...model.machine.precision import precision
 from .part_bounds import Answer, Query
 from .parts import Networks
 from .pipeline_problem import PipelineProblem

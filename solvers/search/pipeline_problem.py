@@ -19,7 +19,7 @@ from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries, kind, stage
-from ...model.machine.roofline import precision
+from ...model.machine.precision import precision
 from ...model.operators.operator import operator
 from .planning_problem import PlanningProblem
 from .shortest_cut import Times

@@ -13,9 +13,11 @@ from ...formulation.strategies.tensor_classes import classes
 from ...model.errors import PartitaError
 from ...model.graph.atoms import atoms
 from ...model.graph.batch import with_batch
+from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.pcg import PCG, SOURCES
 from ...model.machine.machine import Machine
-from ...model.machine.roofline import ITEMSIZE, backward_factor, precision
+from ...model.machine.precision import precision
+from ...model.machine.roofline import backward_factor
 from ...model.operators.operator import operator
 from ..backends.table_spread import balanced
 

@@ -24,9 +24,10 @@ from partita.formulation.special.levelling import levelled
 from partita.formulation.strategies.strategy import rows
 from partita.model.graph.atoms import atoms
 from partita.model.graph.buffer_updates import updated
+from partita.model.graph.dtypes import FLOATS
 from partita.model.graph.joined_tables import table_rows
 from partita.model.graph.layout import B, Layout, P, R, S, atom_of, is_split, splittable
-from partita.model.graph.pcg import FLOATS, PCG, SOURCES, Node
+from partita.model.graph.pcg import PCG, SOURCES, Node
 from partita.model.machine.machine import Machine
 
 Judge = Callable[..., dict[str, Any]]

@@ -20,8 +20,9 @@ from partita.codegen.verification.launch import LaunchError, torchrun
 from partita.codegen.verification.worker import load_program
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.strategies.strategy import rows
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, P, R, S
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 
 Judge = Callable[..., dict[str, Any]]

@@ -22,8 +22,9 @@ from partita.formulation.substitution.rule import Rule
 from partita.formulation.substitution.text import parse_rules
 from partita.model.capture.capture import capture
 from partita.model.graph.batch import with_batch
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import P
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.model.zoo import build
 from partita.solvers.proof.verify import verify_rule

@@ -34,8 +34,9 @@ from partita.formulation.substitution.values import ParallelValue
 from partita.model.capture.capture import capture
 from partita.model.errors import PartitaError
 from partita.model.graph.atoms import atoms
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import COLLECTIVES, B, P, R, S, move
-from partita.model.graph.pcg import PCG, SOURCES, Builder
+from partita.model.graph.pcg import PCG, SOURCES
 from partita.model.graph.sparse_tables import sparse_tables
 from partita.model.zoo import build, zoo
 

@@ -12,8 +12,9 @@ from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.formulation.placement.placement import Placement
 from partita.formulation.strategies.strategy import rows
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, Layout, R, atom_of, is_split, layouts, splittable
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 
 Judge = Callable[..., dict[str, Any]]

@@ -35,7 +35,7 @@ from partita.model.errors import PartitaError
 from partita.model.graph.layout import B
 from partita.model.graph.pcg import Node
 from partita.model.machine.machine import Machine
-from partita.model.machine.roofline import precision
+from partita.model.machine.precision import precision
 
 from .pipelines import at_random, captured
 
@@ -338,5 +338,5 @@ def test_dtypes_that_do_not_fit_are_passed_over() -> None:
     assert [x["status"] for x in plan.report["space"]["ways"]] == ["infeasible", "optimal"]
     with pytest.raises(PartitaError, match="fits no placement"):
         partita.optimize(module, inputs, cramped(0.05), dtype=["float32", "pure-bfloat16"], **options)
-    with pytest.raises(PartitaError, match="not known"):
+    with pytest.raises(PartitaError, match="unknown dtype"):
         partita.optimize(module, inputs, cramped(2.0), dtype=["float32", "float8"], **options)

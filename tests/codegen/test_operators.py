@@ -13,7 +13,9 @@ from partita.codegen.emission.spmd.micro import divided
 from partita.formulation.strategies.row import Row
 from partita.formulation.strategies.strategy import rows
 from partita.model.graph.batch import with_batch
-from partita.model.graph.pcg import FLOATS, PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.dtypes import FLOATS
+from partita.model.graph.pcg import PCG
 from partita.model.operators.loss import LOSSES
 from partita.model.operators.operator import operators
 

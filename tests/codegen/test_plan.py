@@ -16,7 +16,8 @@ from torch import nn
 
 from partita import Machine, NoPlanError, PartitaError, optimize
 from partita.codegen.plan.plan import Plan
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 from partita.solvers.protocol import Progress
 
 Force = Callable[..., Plan]

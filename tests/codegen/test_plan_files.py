@@ -25,7 +25,8 @@ from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.verify import verify
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 
 Force = Callable[..., Plan]

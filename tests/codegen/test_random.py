@@ -17,7 +17,8 @@ from partita.codegen.planner.settings import Settings
 from partita.codegen.pricing.plan_price import priced
 from partita.formulation.placement.placement import placements
 from partita.model.graph.batch import with_batch
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Level, Machine
 from partita.solvers.search.planning_problem import PlanningProblem, divisors
 from partita.solvers.search.unpipelined import least_use

@@ -21,9 +21,10 @@ from partita.formulation.strategies.transitions import Transitions
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.graph.atoms import atoms
+from partita.model.graph.dtypes import ITEMSIZE
 from partita.model.graph.layout import Action, B, atom_of, is_split
 from partita.model.machine.machine import Machine
-from partita.model.machine.roofline import ITEMSIZE, Roofline
+from partita.model.machine.roofline import Roofline
 from partita.model.zoo import entry
 
 MODELS = ("dlrm", "xdl")

@@ -29,8 +29,9 @@ from partita.formulation.placement.placement import Placement
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.strategies.strategy import rows
 from partita.model.graph.atoms import atoms
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, R, S
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 
 from .cases.build import leaf

@@ -22,7 +22,8 @@ from partita.formulation.substitution.rule import Apply, Rule
 from partita.formulation.substitution.text import write_rule
 from partita.model.capture.capture import capture
 from partita.model.graph.batch import with_batch
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.model.zoo import build
 from partita.model.zoo.registry import entry

@@ -27,7 +27,8 @@ from partita.formulation.special import lies_apart, special_strategy
 from partita.formulation.strategies import strategy
 from partita.formulation.strategies.strategy import row_names, rows
 from partita.model.capture.capture import capture
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.model.zoo.gpt import GPT
 

@@ -39,8 +39,9 @@ from partita.formulation.spacetime.transformation import Transformation, replica
 from partita.formulation.strategies.row import Row
 from partita.formulation.strategies.strategy import rows
 from partita.model.errors import PartitaError
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, P, R
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.solvers.spacetime.validate import validate
 

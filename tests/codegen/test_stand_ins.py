@@ -17,7 +17,8 @@ from partita.codegen.planner.settings import Settings
 from partita.codegen.planner.stand_ins import alone
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import rewritings
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.solvers.search import unpipelined as search
 from partita.solvers.search.planning_problem import PlanningProblem

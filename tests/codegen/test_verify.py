@@ -24,7 +24,7 @@ from partita.formulation.placement.placement import Placement
 from partita.formulation.strategies.strategy import rows
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
-from partita.model.graph.pcg import Builder
+from partita.model.graph.builder import Builder
 from partita.model.machine.machine import Machine
 from partita.model.zoo import entry
 

@@ -18,7 +18,8 @@ from partita.model.capture.capture import capture
 from partita.model.graph.layout import Action
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
-from partita.model.machine.roofline import Roofline, precision
+from partita.model.machine.precision import precision
+from partita.model.machine.roofline import Roofline
 
 
 def graph_of(module: nn.Module, *shape: int) -> tuple[PCG, int]:

@@ -20,7 +20,8 @@ from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
 from partita.model.graph.batch import with_batch
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 from partita.model.graph.segments import MODES, segments
 from partita.model.machine.machine import Machine
 from partita.solvers.protocol import Status, solver

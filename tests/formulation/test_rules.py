@@ -18,8 +18,9 @@ from partita.formulation.substitution.sizes import Size
 from partita.formulation.substitution.text import parse_rule, write_rule
 from partita.formulation.substitution.values import ParallelValue
 from partita.model.errors import PartitaError
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, P, S
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 from partita.solvers.proof.verify import verify_rule
 
 from ..codegen.cases import CASES

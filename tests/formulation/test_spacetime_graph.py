@@ -24,8 +24,9 @@ from partita.formulation.spacetime.stages import in_order, stages
 from partita.formulation.spacetime.tasks import Tasks, tasks
 from partita.formulation.spacetime.transformation import replicate, split, split_value, transformation
 from partita.model.errors import PartitaError
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, P, R, S
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 
 
 def mlp() -> PCG:

@@ -37,8 +37,9 @@ from partita.formulation.spacetime.transformation import Transformation, replica
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
 from partita.model.graph.batch import with_batch
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import is_split
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.solvers.spacetime.validate import validate
 

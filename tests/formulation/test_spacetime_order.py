@@ -16,7 +16,8 @@ from partita.formulation.spacetime.order import Completed, complete, edges, prec
 from partita.formulation.spacetime.primitives import op_assign, op_order, op_trans, recompute, split_backward, swap
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import Transformation, replicate, split
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 
 
 def chain(layers: int = 3, samples: int = 8) -> PCG:

@@ -17,10 +17,13 @@ from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.schedule import schedule
 from partita.formulation.weights.storage import BUCKET_BYTES, Storage, worthwhile
 from partita.model.errors import PartitaError
+from partita.model.graph.builder import Builder
+from partita.model.graph.dtypes import ITEMSIZE
 from partita.model.graph.layout import B
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
-from partita.model.machine.roofline import ITEMSIZE, PRECISIONS, optimizer_states, precision
+from partita.model.machine.precision import PRECISIONS, precision
+from partita.model.machine.roofline import optimizer_states
 from partita.solvers.protocol import solver
 from partita.solvers.search.unpipelined import least_use
 

@@ -5,8 +5,9 @@ import pytest
 
 from partita.formulation.strategies.row import Row
 from partita.formulation.strategies.strategy import rows
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, P, R, S
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 
 
 def linear(trainable: bool = True) -> PCG:

@@ -22,7 +22,8 @@ from partita.formulation.rewriting.saturate import SaturationLimits, rewritings
 from partita.formulation.rewriting.union import Union
 from partita.formulation.substitution.text import write_rule
 from partita.model.graph.atoms import atoms
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.solvers.protocol import Limits, Solution, Status, solver
 

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita.model.capture.capture import Inputs, capture, outputs
+from partita.model.graph.dtypes import FLOATS
 from partita.model.graph.input_ranges import highs
 from partita.model.graph.interpreter import check_shapes, fixed_noise, run
-from partita.model.graph.pcg import FLOATS, PCG
+from partita.model.graph.pcg import PCG
 
 
 def mask(site: int, shape: tuple[int, ...], p: float) -> Tensor:

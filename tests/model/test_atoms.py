@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from partita.model.graph.atoms import atoms, batch_dims
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 
 
 def fused_heads() -> PCG:

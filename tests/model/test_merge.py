@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from partita import PartitaError
 from partita.model.capture.capture import capture
+from partita.model.capture.merged_lookups import merge_lookups
 from partita.model.graph.batch import with_batch
-from partita.model.graph.joined_tables import merged
-from partita.model.graph.pcg import PCG
+from partita.model.graph.graph_file import graph_from_json, graph_to_json
 
 ROWS = (5, 3, 7, 4)
 IDS = torch.zeros(4, 4, dtype=torch.int64)
@@ -90,7 +90,7 @@ def test_the_batch_changes_as_before() -> None:
         module, ids = Tables(JOINS["side by side"], bags), IDS.unsqueeze(2).expand(4, 4, 3) if bags else IDS
         graph = capture(module, (ids,))
         assert with_batch(graph, 12) == capture(module, (ids,), batch=12)
-        assert merged(graph) is graph
+        assert merge_lookups(graph) is graph
 
 
 class Odd(nn.Module):
@@ -153,8 +153,8 @@ def test_tables_without_modules(agrees: Any) -> None:
 
 def test_a_graph_file_holds_the_tables() -> None:
     graph = capture(Tables(JOINS["stacked"]), (IDS,))
-    text = json.dumps(graph.to_json())
-    assert PCG.from_json(json.loads(text)) == graph
+    text = json.dumps(graph_to_json(graph))
+    assert graph_from_json(json.loads(text)) == graph
     for damage in (
         [["tables.0.weight", 5]],
         [["tables.0.weight", 12], ["tables.0.weight", 7]],
@@ -167,9 +167,9 @@ def test_a_graph_file_holds_the_tables() -> None:
         data = json.loads(text)
         data["nodes"][0]["attributes"]["tables"] = damage
         with pytest.raises(PartitaError, match="tables"):
-            PCG.from_json(data)
+            graph_from_json(data)
     for key, value in (("high", [5, 3]), ("high_dim", 0), ("high_dim", 2), ("high", [5, 3, 7, "4"])):
         data = json.loads(text)
         next(n for n in data["nodes"] if n["op"] == "input")["attributes"][key] = value
         with pytest.raises(PartitaError, match="high"):
-            PCG.from_json(data)
+            graph_from_json(data)

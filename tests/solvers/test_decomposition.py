@@ -12,7 +12,8 @@ from partita.formulation.network.network import evaluate
 from partita.formulation.placement.placement import placements
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.solvers.backends.elimination import Elimination
 from partita.solvers.protocol import Status

@@ -7,8 +7,9 @@ import pytest
 from partita.codegen.plan.choice import Choice
 from partita.codegen.planner.decode import choices, report
 from partita.formulation.placement.placement import placements
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, P, S, is_split
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.solvers.backends.elimination import Elimination
 from partita.solvers.protocol import Status

@@ -19,7 +19,8 @@ from partita.formulation.spacetime.primitives import op_assign, op_order, op_tra
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import replicate, split, split_value, transformation
 from partita.model.errors import PartitaError
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 from partita.solvers.spacetime.conflict import cycle, endless, feasible, irreducible, minimum, smallest
 from partita.solvers.spacetime.prove import prover
 from partita.solvers.spacetime.validate import validate

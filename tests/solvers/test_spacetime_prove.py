@@ -16,8 +16,9 @@ from partita.formulation.strategies.strategy import rows
 from partita.formulation.substitution.op_trans import row_rule
 from partita.formulation.substitution.rule import Rule
 from partita.model.errors import PartitaError
+from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, P, R, S
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.pcg import PCG
 from partita.solvers.spacetime.prove import prover
 from partita.solvers.spacetime.validate import validate
 

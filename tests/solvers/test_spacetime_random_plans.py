@@ -15,7 +15,8 @@ from partita.formulation.spacetime.order import Completed, PlanConflict, edges, 
 from partita.formulation.spacetime.primitives import op_assign, op_order, op_trans, recompute, split_backward, swap
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import Transformation, replicate, split, split_value
-from partita.model.graph.pcg import PCG, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG
 from partita.solvers.spacetime.conflict import feasible
 from partita.solvers.spacetime.validate import validate
 

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 from ....formulation.special import Splits
 from ....model.graph.atoms import Atoms
+from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import Layout
-from ....model.graph.pcg import FLOATS, Node
+from ....model.graph.pcg import Node
 from .conversions import Local, Used
 from .text import shape_text
 

@@ -6,8 +6,9 @@ from math import prod
 from typing import Any
 
 from ....model.graph.atoms import atoms
+from ....model.graph.dtypes import FLOATS
 from ....model.graph.input_ranges import highs
-from ....model.graph.pcg import FLOATS, PCG
+from ....model.graph.pcg import PCG
 from .call_sites import numbers_text
 from .conversions import Used
 from .text import enclosed, shape_text, wrap

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from ....model.graph.pcg import FLOATS, PCG
+from ....model.graph.dtypes import FLOATS
+from ....model.graph.pcg import PCG
 from ....model.operators.loss import CLASSIFIED, POINTWISE
 from ....model.operators.operator import operator
 from .call_sites import Rule, Site, full_precision, literal

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ....model.graph.atoms import atoms
+from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import P, atom_of, is_split
-from ....model.graph.pcg import FLOATS, PCG, SOURCES
+from ....model.graph.pcg import PCG, SOURCES
 from ....model.operators.convolution import CONVOLUTIONS
 from ....model.operators.loss import CLASSIFIED, LOSSES
 from ....model.operators.operator import operator

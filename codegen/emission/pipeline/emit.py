@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....model.graph.layout import P
-from ....model.machine.roofline import precision
+from ....model.machine.precision import precision
 from ...plan.pipeline_checks import tied
 from ...report.describe import mesh_sentence
 from ...report.pipeline_report import contents, docstring

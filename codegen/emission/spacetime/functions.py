@@ -15,8 +15,9 @@ from typing import Any
 from ....formulation.spacetime.materialized import Accumulate, Add, Register
 from ....formulation.spacetime.op import Cut, Op, Phase
 from ....model.graph.atoms import Atoms
+from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import P
-from ....model.graph.pcg import FLOATS, PCG
+from ....model.graph.pcg import PCG
 from ....model.operators.operator import operator
 from ..common.call_sites import Site
 from ..common.conversions import Local, Used

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from ....formulation.special import Splits
 from ....formulation.strategies.strategy import rows_taken
 from ....model.graph.atoms import atoms
+from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import Action, Layout, P, atom_of, is_split
-from ....model.graph.pcg import FLOATS
-from ....model.machine.roofline import precision
+from ....model.machine.precision import precision
 from ....model.operators.operator import operator
 from ...plan.routes import route
 from ..common.call_sites import Site, literal

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from ....model.graph.atoms import atoms
 from ....model.graph.buffer_updates import updated
-from ....model.graph.pcg import FLOATS, Node
+from ....model.graph.dtypes import FLOATS
+from ....model.graph.pcg import Node
 from ....model.graph.sparse_tables import sparse_tables
-from ....model.machine.roofline import precision
+from ....model.machine.precision import precision
 from ....model.operators.operator import operator
 from ...plan.choice import apart
 from ...plan.table_spread import spread_argument

@@ -13,7 +13,7 @@ from ....model.graph.atoms import atoms
 from ....model.graph.buffer_updates import updated
 from ....model.graph.layout import P, is_split
 from ....model.graph.sparse_tables import sparse_tables
-from ....model.machine.roofline import precision
+from ....model.machine.precision import precision
 from ...plan.choice import apart
 from ...plan.plan import Plan
 from ...plan.table_spread import loads_text, spread_axis

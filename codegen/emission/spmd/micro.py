@@ -13,8 +13,8 @@ from ....formulation.strategies.row import Row
 from ....formulation.strategies.strategy import rows
 from ....model.errors import PartitaError
 from ....model.graph.atoms import atoms
-from ....model.graph.batch import origin
 from ....model.graph.layout import B, P, R, S, atom_of, is_split
+from ....model.graph.origin import origin
 from ....model.graph.pcg import PCG, SOURCES, Node
 from ....model.operators.operator import operator
 from .units import Divided

@@ -7,9 +7,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ....model.graph.atoms import atoms
+from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import B, R
-from ....model.graph.pcg import FLOATS, SOURCES
-from ....model.machine.roofline import precision
+from ....model.graph.pcg import SOURCES
+from ....model.machine.precision import precision
 from ..common.conversions import Local, Used
 from ..common.expressions import local_shape_text
 from ..common.lines import reads_mesh, reserved

@@ -12,8 +12,9 @@ from fractions import Fraction
 from functools import reduce
 from itertools import product
 
+from ....model.graph.dtypes import FLOATS
 from ....model.graph.notation import WHOLE, Access, Call, Term, accesses, parse
-from ....model.graph.pcg import FLOATS, Node
+from ....model.graph.pcg import Node
 from ....model.operators.operator import operator
 from ..rule import Apply
 from .indices import Index, every, number_of, places

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from math import inf
 from typing import TypeAlias
 
-from ...graph.pcg import FLOATS, Node
+from ...graph.dtypes import FLOATS
+from ...graph.pcg import Node
 from ..translation import Index, Translation
 
 Bounds: TypeAlias = tuple[float, float]

@@ -3,7 +3,7 @@
 from math import log
 from typing import Any, TypeAlias
 
-from ...graph.pcg import FLOATS
+from ...graph.dtypes import FLOATS
 from ..translation import Index, Rule, Translation, Value, dtype_name
 from .folds import batch_mean, rms_norm
 

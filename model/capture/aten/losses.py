@@ -2,7 +2,7 @@
 
 from typing import Any, TypeAlias
 
-from ...graph.pcg import FLOATS
+from ...graph.dtypes import FLOATS
 from ...operators.loss import POINTWISE
 from ..translation import Index, Rule, Translation, Value, broadcast
 

@@ -1,6 +1,6 @@
 """Attention: causal or not, with masks, and with fewer keys than queries."""
 
-from partita.model.graph.pcg import Builder
+from partita.model.graph.builder import Builder
 
 from .build import BATCH, Build, Cases, leaf, weight
 

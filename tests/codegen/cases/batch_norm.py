@@ -1,6 +1,6 @@
 """Batch norm and the moments that it reads."""
 
-from partita.model.graph.pcg import Builder
+from partita.model.graph.builder import Builder
 
 from .build import BATCH, Build, Cases, leaf, weight
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from partita.model.graph.pcg import Builder
+from partita.model.graph.builder import Builder
 
 Build: TypeAlias = Callable[[Builder], int]
 Cases: TypeAlias = dict[str, tuple[Build, ...]]

@@ -1,6 +1,6 @@
 """Products of matrices."""
 
-from partita.model.graph.pcg import Builder
+from partita.model.graph.builder import Builder
 
 from .build import BATCH, Build, Cases, leaf, weight
 

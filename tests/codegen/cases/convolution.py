@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from partita.model.graph.pcg import Builder
+from partita.model.graph.builder import Builder
 
 from .build import BATCH, Build, Cases, leaf, weight
 

@@ -1,6 +1,6 @@
 """Look-ups: in tables, along a dim, and bags of them."""
 
-from partita.model.graph.pcg import Builder
+from partita.model.graph.builder import Builder
 
 from .build import BATCH, Build, Cases, leaf, weight
 

@@ -1,6 +1,6 @@
 """Normalizations and softmax."""
 
-from partita.model.graph.pcg import Builder
+from partita.model.graph.builder import Builder
 
 from .build import BATCH, Build, Cases, leaf, unary, weight
 

@@ -1,6 +1,6 @@
 """Where the largest entries are, and where entries belong in sorted rows."""
 
-from partita.model.graph.pcg import Builder
+from partita.model.graph.builder import Builder
 
 from .build import BATCH, Build, Cases
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from partita.model.graph.pcg import PCG, SOURCES, Builder
+from partita.model.graph.builder import Builder
+from partita.model.graph.pcg import PCG, SOURCES
 
 BATCH, LENGTH = 4, 3
 

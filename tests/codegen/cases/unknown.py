@@ -1,6 +1,6 @@
 """A call that nothing is known of."""
 
-from partita.model.graph.pcg import Builder
+from partita.model.graph.builder import Builder
 
 from .build import BATCH, Cases, leaf
 
