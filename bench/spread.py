@@ -17,8 +17,8 @@ from ..codegen.plan.plan import Plan
 from ..codegen.plan.table_spread import at_of
 from ..codegen.planner.settings import Settings
 from ..codegen.pricing.plan_price import priced
-from ..formulation.special.balance import Spread
-from ..formulation.special.levelling import greedy_by_size, round_robin
+from ..formulation.special.level_spread import greedy_by_size, round_robin
+from ..formulation.special.table_spread import TableSpread
 from ..model.capture.capture import capture
 from ..model.capture.load import load_module
 from ..model.graph.dtypes import ITEMSIZE
@@ -90,7 +90,7 @@ def _row(name: str, small: bool, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _with_spread(plan: Plan, graph: PCG, table: int, spread: Spread) -> int:
+def _with_spread(plan: Plan, graph: PCG, table: int, spread: TableSpread) -> int:
     """What a plan would take with other pieces."""
     choices = list(plan.choices)
     choices[table] = replace(choices[table], at=at_of(graph.nodes[table], spread))

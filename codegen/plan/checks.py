@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...formulation.bundles.bundles import Bundle, inside
 from ...formulation.bundles.parallel_branches import innermost
-from ...formulation.special import lies_apart
+from ...formulation.special import special_rows_fit
 from ...formulation.strategies.operator_options import least_values
 from ...formulation.strategies.row import Row
 from ...formulation.strategies.strategy import rows
@@ -67,7 +67,7 @@ def check(plan: Plan) -> None:
             legal.get((tuple(x[a] for x in choice.inputs), choice.output[a]), Row((), R))
             for a in range(len(plan.placement.sizes))
         ]
-        if not lies_apart(taken, choice.inputs, choice.output, plan.placement.sizes):
+        if not special_rows_fit(taken, choice.inputs, choice.output, plan.placement.sizes):
             raise PartitaError(f"node {node.name!r} ({node.op}): its special strategies do not go together")
         alone = node.op == "local_batch_norm"
         if alone and least_values(known[node.inputs[0]], choice.inputs[0], plan.placement.sizes) < 2:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
-from ...formulation.special.balance import Piece, Spread
+from ...formulation.special.table_spread import ColumnRange, TableSpread
 from ...formulation.weights.storage import stored_itemsize
 from ...model.errors import PartitaError
 from ...model.graph.joined_tables import table_rows
@@ -22,22 +22,22 @@ At: TypeAlias = tuple[tuple[str, int, int, int], ...]
 """Pieces: name of the table, first column, the one after the last, coordinate."""
 
 
-def at_of(node: Node, spread: Spread) -> At:
+def at_of(node: Node, spread: TableSpread) -> At:
     """The pieces of a spread by the names of the tables."""
     names = tuple(node.originals)
     return tuple((names[p.table], p.start, p.stop, c) for c, own in enumerate(spread.pieces) for p in own)
 
 
-def spread_of(node: Node, at: At, ranks: int) -> Spread:
+def spread_of(node: Node, at: At, ranks: int) -> TableSpread:
     """What each coordinate of an axis of `ranks` has. PartitaError: pieces that are no spread of the node's tables."""
     numbers = {name: number for number, name in enumerate(node.originals)}
-    pieces: list[list[Piece]] = [[] for _ in range(ranks)]
+    pieces: list[list[ColumnRange]] = [[] for _ in range(ranks)]
     for name, start, stop, coordinate in at:
         if name not in numbers or not 0 <= coordinate < ranks:
             raise PartitaError(f"parameter {node.name!r}: no table {name!r}, or no coordinate {coordinate} of {ranks}")
-        pieces[coordinate].append(Piece(numbers[name], start, stop))
+        pieces[coordinate].append(ColumnRange(numbers[name], start, stop))
     try:
-        return Spread(table_rows(node), node.shape[1], tuple(map(tuple, pieces)))
+        return TableSpread(table_rows(node), node.shape[1], tuple(map(tuple, pieces)))
     except PartitaError as error:
         raise PartitaError(f"parameter {node.name!r}: {error}") from error
 
@@ -48,7 +48,7 @@ def spread_axis(plan: Plan, index: int) -> int | None:
     return next((a for a, x in enumerate(choice.output) if x == P and sizes[a] > 1), None) if choice.at else None
 
 
-def plan_spread(plan: Plan, index: int) -> Spread | None:
+def plan_spread(plan: Plan, index: int) -> TableSpread | None:
     """How a plan spreads the tables that a parameter joins; None where it does not."""
     axis = spread_axis(plan, index)
     if axis is None:
@@ -75,7 +75,7 @@ def check_spread(plan: Plan, index: int) -> None:
         spread_of(node, choice.at, sizes[axes[0]])
 
 
-def places_text(spread: Spread, table: int) -> str:
+def places_text(spread: TableSpread, table: int) -> str:
     """Where a table lies: `@0..2` at coordinates 0 to 2, `@0,4..5`."""
     return "@" + ",".join(f"{a}..{b}" if a < b else str(a) for a, b in _runs(spread.coordinates(table)))
 

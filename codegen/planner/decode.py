@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...formulation.bundles.branch_options import Level
+from ...formulation.bundles.branch_options import PlacedBundle
 from ...formulation.bundles.bundles import inside
 from ...formulation.encoding.encoding import Encoding
 from ...formulation.network.network import evaluate
@@ -73,9 +73,9 @@ def _computed_again(found: Encoding, assignment: Sequence[int]) -> set[int]:
     return {i for segment in segments(found.pcg) if segment.name in modes for i in segment.nodes} if modes else set()
 
 
-def _bundles(found: Encoding, assignment: Sequence[int]) -> Iterator[Level]:
+def _bundles(found: Encoding, assignment: Sequence[int]) -> Iterator[PlacedBundle]:
     """The bundles that are taken, each before those inside of it."""
-    for variable in found.placed:
+    for variable in found.bundled:
         _, placed = found.option(assignment, variable)
         if placed is not None and found.operators[placed.levels[0].bundle.join][0] == variable:
             yield from placed.levels
@@ -83,9 +83,9 @@ def _bundles(found: Encoding, assignment: Sequence[int]) -> Iterator[Level]:
 
 def _strategy(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
     """The choice of an operator that has options of its own."""
-    node = found.classes.ways.get(index, index)
+    node = found.classes.alternative_of.get(index, index)
     variable, options = found.operators[index]
-    if found.way(assignment, node) != index:
+    if found.computed_by(assignment, node) != index:
         whole: Layout = (R,) * len(found.placement.sizes)
         return Choice((whole,) * len(options.inputs), whole)
     o, placed = found.option(assignment, variable)
@@ -148,7 +148,7 @@ def _asked_of_inputs(found: Encoding, assignment: Sequence[int]) -> dict[int, li
 
 def _taken(found: Encoding, assignment: Sequence[int], index: int) -> bool:
     """Whether a reader is computed so."""
-    return found.way(assignment, found.classes.variable(index)) in (index, found.classes.decides(index))
+    return found.computed_by(assignment, found.classes.variable(index)) in (index, found.classes.decides(index))
 
 
 def _common(layouts: Sequence[Layout], axes: int) -> Layout:

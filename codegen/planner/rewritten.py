@@ -38,7 +38,7 @@ def decided(found: Encoding, assignment: Sequence[int]) -> tuple[PCG, tuple[Choi
 
 def taken(found: Encoding, assignment: Sequence[int]) -> Mapping[int, int]:
     """For every node that can be computed in several ways, and is needed, the one that is taken."""
-    ways = {node: found.way(assignment, node) for node in found.pcg.members}
+    ways = {node: found.computed_by(assignment, node) for node in found.pcg.members}
     return {node: way for node, way in ways.items() if way is not None}
 
 

@@ -6,7 +6,7 @@ that shares none of its encoding. Every kernel and every collective is one item 
 
 from __future__ import annotations
 
-from ...formulation.weights.storage import passing
+from ...formulation.weights.storage import transient_buffers
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.operators.operator import operator
 from ..plan.branches import slowest
@@ -48,6 +48,8 @@ class _Pricing(Weights):
                         self.stay("activations", use.node, self.kept_bytes(use))
         moving = (i for i in self.graph.of("parameter") if i not in sparse_tables(self.graph))
         largest = max((self.graph.nodes[i].numel for i in moving), default=0)
-        self.hold("reserve", -1, passing(self.plan.ranks, self.k) * largest * self.precision.itemsize("float32"))
+        self.hold(
+            "reserve", -1, transient_buffers(self.plan.ranks, self.k) * largest * self.precision.itemsize("float32")
+        )
         self.recomputed()
         return slowest(self.plan, self.classes, self.result)

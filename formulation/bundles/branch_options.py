@@ -10,7 +10,7 @@ from .bundles import Bundle
 
 
 @dataclass(frozen=True)
-class Level:
+class PlacedBundle:
     """A bundle over an axis: the coordinate of every branch, and what each takes (ns of a step, and bytes).
 
     `exchange_ns` is what joining them takes.
@@ -43,15 +43,15 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class BundledOption:
     """What a further option stands for: an ordinary one, in a bundle and those inside of it (outermost first)."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[PlacedBundle, ...]
     option: int
 
 
 @dataclass
-class Offer:
+class BundleCandidate:
     """Bundles over axes, the outermost first: the option that each variable inside stands for, and where it is.
 
     `path` names for every variable the bundles that it is inside of, by their `cat`, with its branch.
@@ -63,14 +63,14 @@ class Offer:
     stored: dict[int, int] = field(default_factory=dict)  # weights: the option whose unary cost is paid
     path: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)  # options of the outermost `cat` -> ns of its exchange
-    levels: dict[int, Level] = field(default_factory=dict)
+    levels: dict[int, PlacedBundle] = field(default_factory=dict)
 
     @property
     def outer(self) -> Bundle:
         return next(iter(self.axes.values()))[0]
 
-    def placed(self, option: int) -> Placed:
-        return Placed(tuple(self.levels.values()), option)
+    def placed(self, option: int) -> BundledOption:
+        return BundledOption(tuple(self.levels.values()), option)
 
     def slow(self, v: int) -> bool:
         """Whether a variable inside counts: all that it is in is the slowest there."""

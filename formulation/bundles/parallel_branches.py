@@ -18,18 +18,18 @@ import numpy as np
 from ...model.graph.layout import Action, Layout, R, is_split
 from ...model.graph.pcg import PCG
 from ..network.network import INFINITE, Edge, Table, Variable
-from ..strategies.operand_cost import Reads
-from ..strategies.operator_options import Domain
+from ..strategies.operand_cost import OperandCosts
+from ..strategies.operator_options import OperatorOptions
 from ..strategies.tensor_classes import Classes, Use
 from ..strategies.transitions import Table as Conversions
 from ..weights.storage import Storage
-from .branch_options import Level, Offer, Placed
+from .branch_options import BundleCandidate, BundledOption, PlacedBundle
 from .branch_selection import quickest, selections
 from .bundles import Bundle, assignments, batch_row, computed, find_bundles, placeable, whole_row
 
 
 @dataclass
-class Beside:
+class ParallelBranches:
     """Adds the bundles of a graph to the variables and edges of its network.
 
     Where nodes can be computed in several ways, a bundle is of the first of each, or of those that take least time.
@@ -39,8 +39,8 @@ class Beside:
 
     pcg: PCG
     classes: Classes
-    reads: Reads
-    operators: Mapping[int, tuple[int, Domain]]
+    reads: OperandCosts
+    operators: Mapping[int, tuple[int, OperatorOptions]]
     weights: Mapping[int, tuple[int, Storage]]
     hubs: Mapping[int, tuple[int, Conversions]]
     variables: list[Variable]
@@ -49,12 +49,12 @@ class Beside:
     modes: frozenset[int] = frozenset()
     keepers: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
-    def add(self) -> Mapping[int, tuple[Placed, ...]]:
+    def add(self) -> Mapping[int, tuple[BundledOption, ...]]:
         """Lengthen variables and edges; for every variable what its further options stand for."""
         offers = list(self._offers())
         if not offers:
             return {}
-        placed: dict[int, list[Placed]] = {}
+        placed: dict[int, list[BundledOption]] = {}
         extra: dict[int, list[tuple[int, int]]] = {}  # variable -> (offer, option)
         for number, offer in enumerate(offers):
             join = self.operators[offer.outer.join][0]
@@ -78,7 +78,7 @@ class Beside:
 
     # What a bundle offers
 
-    def _offers(self) -> Iterator[Offer]:
+    def _offers(self) -> Iterator[BundleCandidate]:
         """Every bundle over every axis, alone, and with those inside of it over another axis."""
         found = [b for b in find_bundles(self.pcg) if self._placeable(b)]
         axes = [axis for axis, size in enumerate(self.reads.placement.sizes) if size > 1]
@@ -93,7 +93,7 @@ class Beside:
     def _placeable(self, bundle: Bundle) -> bool:
         return placeable(self.pcg, bundle, self.classes, self.operators, self.weights)
 
-    def _in_ways(self, over: Sequence[tuple[Bundle, int]], samples: bool) -> Iterator[Offer]:
+    def _in_ways(self, over: Sequence[tuple[Bundle, int]], samples: bool) -> Iterator[BundleCandidate]:
         """Bundles over axes, in the first way to compute each tensor, and in those that take least time together."""
         first = self._offer(over, samples, {})
         if first is not None:
@@ -106,17 +106,19 @@ class Beside:
         if quick is not None:
             yield from self._balanced(quick)
 
-    def _offer(self, over: Sequence[tuple[Bundle, int]], samples: bool, ways: Mapping[int, int]) -> Offer | None:
+    def _offer(
+        self, over: Sequence[tuple[Bundle, int]], samples: bool, ways: Mapping[int, int]
+    ) -> BundleCandidate | None:
         """The offer of bundles computed in these ways; None where something inside has no option for it."""
         found = [(computed(self.pcg, bundle, ways) if ways else bundle, axis) for bundle, axis in over]
         axes = {bundle.join: (bundle, axis) for bundle, axis in found if bundle is not None}
         if len(axes) < len(over) or not all(self._placeable(bundle) for bundle, _ in axes.values()):
             return None
-        offer = Offer(axes, samples)
+        offer = BundleCandidate(axes, samples)
         within = all(join in offer.outer.nodes for join in list(axes)[1:])
         return offer if within and self._fill(offer) else None
 
-    def _times(self, offer: Offer) -> Mapping[int, int]:
+    def _times(self, offer: BundleCandidate) -> Mapping[int, int]:
         """ns of every node and weight inside; a hub counts with the node."""
         time, _ = self._loads(offer)
         found: dict[int, int] = {}
@@ -126,7 +128,7 @@ class Beside:
             found[i] = sum(time.get(v, 0) for v in variables)
         return found
 
-    def _fill(self, offer: Offer) -> bool:
+    def _fill(self, offer: BundleCandidate) -> bool:
         """Find the options that those inside stand for, and what they cost; whether each has one."""
         bundle, axis = offer.axes[offer.outer.join]
         for number, branch in enumerate(bundle.branches):
@@ -159,7 +161,7 @@ class Beside:
         found = self.operators[node][1]
         return found.output_space.layout(int(found.output[option]))
 
-    def _option(self, offer: Offer, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
+    def _option(self, offer: BundleCandidate, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
         """A node's option: whole on some axes, samples split on all others; `at` names the rows of axes."""
         rows = [(batch_row if offer.samples else whole_row)(self.pcg, node)] * len(self.reads.placement.sizes)
         for axis in whole:
@@ -171,7 +173,7 @@ class Beside:
         where = np.flatnonzero((self.operators[node][1].choice == np.array(rows)).all(axis=1))
         return int(where[0]) if len(where) else None
 
-    def _inside(self, offer: Offer, path: tuple[tuple[int, int], ...], node: int, option: int | None) -> bool:
+    def _inside(self, offer: BundleCandidate, path: tuple[tuple[int, int], ...], node: int, option: int | None) -> bool:
         """Enter a node, its hub, and the weights that it reads; whether all have an option."""
         if option is None:
             return False
@@ -196,12 +198,12 @@ class Beside:
             offer.options[weight], offer.stored[weight], offer.path[weight] = int(edge[0]), int(paid[0]), path
         return True
 
-    def _shared(self, offer: Offer, base: int, table: Conversions, code: int) -> int:
+    def _shared(self, offer: BundleCandidate, base: int, table: Conversions, code: int) -> int:
         """The option of a hub that has a layout: of two the one that is kept, if what reads it keeps it."""
         kept = not self.keepers.get(base, frozenset()).isdisjoint((*offer.outer.nodes, offer.outer.join))
         return int(table.position[code]) + len(table.codes) * kept
 
-    def _read_whole(self, offer: Offer, inner: Bundle, axis: int) -> bool:
+    def _read_whole(self, offer: BundleCandidate, inner: Bundle, axis: int) -> bool:
         """What a bundle inside reads has to be whole on its axis; whether that can be."""
         base = self.classes.base[inner.fork]
         if base not in self.hubs:
@@ -217,7 +219,7 @@ class Beside:
 
     # What it costs
 
-    def _balanced(self, offer: Offer) -> Iterator[Offer]:
+    def _balanced(self, offer: BundleCandidate) -> Iterator[BundleCandidate]:
         """The offer for every way to place its branches that no other beats; of inner bundles the one of least time."""
         time, size = self._loads(offer)
         for join in list(offer.axes)[1:]:
@@ -229,7 +231,9 @@ class Beside:
             ends = {option: self._exchange_ns(level, option) for option in offer.ends}
             yield replace(offer, ends=ends, levels={join: level} | offer.levels)
 
-    def _levels(self, offer: Offer, join: int, time: Mapping[int, int], size: Mapping[int, int]) -> list[Level]:
+    def _levels(
+        self, offer: BundleCandidate, join: int, time: Mapping[int, int], size: Mapping[int, int]
+    ) -> list[PlacedBundle]:
         """The ways to place the branches of a bundle, with their times and bytes."""
         bundle, axis = offer.axes[join]
         count = range(len(bundle.branches))
@@ -242,9 +246,9 @@ class Beside:
         node = self.pcg.nodes[join]
         widths = [self.pcg.nodes[end].shape[node["dim"]] for end in node.inputs]
         found = assignments(times, sizes, widths, self.reads.placement.sizes[axis])
-        return [Level(bundle, axis, x.places, tuple(times), tuple(sizes)) for x in found]
+        return [PlacedBundle(bundle, axis, x.places, tuple(times), tuple(sizes)) for x in found]
 
-    def _loads(self, offer: Offer) -> tuple[dict[int, int], dict[int, int]]:
+    def _loads(self, offer: BundleCandidate) -> tuple[dict[int, int], dict[int, int]]:
         """ns and bytes of every variable inside, with what it reads."""
         time, size = {}, {}
         for v, option in offer.options.items():
@@ -267,12 +271,12 @@ class Beside:
                 size[edge.v] += 0 if edge.use is None else int(edge.use[first, option, 0])
         return time, size
 
-    def _joins(self, offer: Offer, edge: Edge) -> bool:
+    def _joins(self, offer: BundleCandidate, edge: Edge) -> bool:
         """Whether an edge leads from a branch to the `cat` of its bundle."""
         join = offer.path[edge.u][-1][0] if edge.u in offer.path else -1
         return join in offer.axes and self.operators[join][0] == edge.v
 
-    def _to_join(self, offer: Offer, edge: Edge, one: int, other: int) -> int:
+    def _to_join(self, offer: BundleCandidate, edge: Edge, one: int, other: int) -> int:
         """ns of a step to convert what a branch gives to how its `cat` reads it: whole on the bundle's axis."""
         join = offer.path[edge.u][-1][0]
         axis = offer.axes[join][1]
@@ -290,7 +294,7 @@ class Beside:
         asked[axis] = tensor.layout(given)[axis]
         return int(table.total[table.position[given], table.position[tensor.code(tuple(asked))]]) * self.reads.k
 
-    def _exchange_ns(self, level: Level, option: int) -> int:
+    def _exchange_ns(self, level: PlacedBundle, option: int) -> int:
         """ns of a step to bring the branches together, and their gradients apart."""
         node, coordinates = self.pcg.nodes[level.bundle.join], self.reads.placement.sizes[level.axis]
         found = self.operators[level.bundle.join][1]
@@ -308,7 +312,9 @@ class Beside:
 
     # The longer tables
 
-    def _longer(self, old: Variable, v: int, those: Sequence[tuple[int, int]], offers: Sequence[Offer]) -> Variable:
+    def _longer(
+        self, old: Variable, v: int, those: Sequence[tuple[int, int]], offers: Sequence[BundleCandidate]
+    ) -> Variable:
         cost, use = [], []
         for number, option in those:
             offer = offers[number]
@@ -322,7 +328,9 @@ class Beside:
             use.append(old.use[paid] * offer.full(v))
         return Variable(old.name, np.concatenate([old.cost, np.array(cost, np.int64)]), np.concatenate([old.use, use]))
 
-    def _edge(self, edge: Edge, extra: Mapping[int, Sequence[tuple[int, int]]], offers: Sequence[Offer]) -> Edge:
+    def _edge(
+        self, edge: Edge, extra: Mapping[int, Sequence[tuple[int, int]]], offers: Sequence[BundleCandidate]
+    ) -> Edge:
         left, right = extra.get(edge.u, ()), extra.get(edge.v, ())
         if not left and not right:
             return edge
@@ -360,7 +368,7 @@ class Beside:
                 use[n + x, m + y] = edge.use[one, other]
         return Edge(edge.u, edge.v, cost, use)
 
-    def _enter(self, edge: Edge, option: int, offer: Offer, cost: Table, use: Table | None) -> None:
+    def _enter(self, edge: Edge, option: int, offer: BundleCandidate, cost: Table, use: Table | None) -> None:
         """What is read from outside has to be in the layout that is asked: no conversion takes place inside."""
         same = edge.cost[:, option] == 0
         cost[same] = 0

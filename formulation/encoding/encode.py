@@ -24,17 +24,18 @@ from ...model.machine.machine import Machine
 from ...model.machine.precision import Precision, precision
 from ...model.machine.roofline import Roofline, optimizer_states
 from ...model.operators.operator import operator
-from ..bundles.parallel_branches import Beside
-from ..network.chains import Piece, find_chains, find_cuts
+from ..bundles.parallel_branches import ParallelBranches
+from ..network.chains import Position, find_chains, find_cuts
 from ..network.network import Edge, Network, Variable
 from ..placement.placement import Placement, placements
-from ..special.balance import Balance
-from ..special.levelling import levelled
-from ..strategies.operand_cost import Reads
-from ..strategies.operator_options import Domain, Domains
+from ..special.level_spread import level_spread
+from ..special.table_spread import TableSpreader
+from ..strategies.alternatives import Alternatives
+from ..strategies.operand_cost import OperandCosts
+from ..strategies.operator_options import GraphOptions, OperatorOptions
 from ..strategies.tensor_classes import classes, trains
 from ..strategies.transitions import Table
-from ..weights.reserve import fixed_bytes, largest
+from ..weights.fixed_memory import fixed_bytes, largest_weight
 from ..weights.storage import (
     LEAST,
     Storage,
@@ -48,11 +49,10 @@ from ..weights.storage import (
     stored_bytes,
     worthwhile,
 )
-from .alternatives import Ways
 from .encode_alternatives import Modal
 from .encoding import Encoding
-from .recomputation import Recompute
-from .shared_tables import Tables
+from .recomputation import Recomputation
+from .shared_tables import SharedTables
 
 Array = npt.NDArray[np.int64]
 
@@ -68,13 +68,13 @@ def encode(
     fixed: Mapping[str, tuple[str, ...]] | None = None,
     capacity_bytes: int | None = None,
     flat: bool = False,
-    balance: Balance = levelled,
+    balance: TableSpreader = level_spread,
     bundles: bool = True,
     in_flight: int = 1,
     transfer: CollectivePrice | None = None,
     stored: Mapping[str, Layout] | None = None,
     recompute: Sequence[str] = ("none",),
-    shared: Tables | None = None,
+    shared: SharedTables | None = None,
     offload: bool = False,
     versions: int = 0,
     later: int = 0,
@@ -94,7 +94,7 @@ def encode(
     """
     return _Encoder(
         pcg, machine, placement, micro_batches, precision(dtype), optimizer, fixed or {}, capacity_bytes, flat, balance,
-        bundles, in_flight, transfer, stored or {}, tuple(recompute), shared or Tables(),
+        bundles, in_flight, transfer, stored or {}, tuple(recompute), shared or SharedTables(),
         offload and machine.device.host_bandwidth is not None, versions, later,
     ).run()  # fmt: skip
 
@@ -129,19 +129,19 @@ class _Encoder(Modal):
     fixed: Mapping[str, tuple[str, ...]]
     capacity_bytes: int | None
     flat: bool
-    balance: Balance = levelled
+    balance: TableSpreader = level_spread
     bundles: bool = True
     in_flight: int = 1
     transfer: CollectivePrice | None = None
     stored: Mapping[str, Layout] = field(default_factory=dict)
     recompute: tuple[str, ...] = ("none",)
-    shared: Tables = field(default_factory=Tables)
+    shared: SharedTables = field(default_factory=SharedTables)
     offload: bool = False
     versions: int = 0
     later: int = 0
     variables: list[Variable] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[Position] = field(default_factory=list)
     constant: int = 0
 
     def run(self) -> Encoding:
@@ -149,26 +149,26 @@ class _Encoder(Modal):
         self.classes = classes(self.pcg)
         self.sparse = sparse_tables(self.pcg)
         # What repeats other nodes has prices that depend on these too.
-        made = (Tables() if self.classes.twin else self.shared).made(
+        made = (SharedTables() if self.classes.twin else self.shared).made(
             self.machine, self.placement, self.flat, self.transfer,
             (self.k, self.precision, self.optimizer, self.balance, self.pcg.batch, self.versions, self.later),
         )  # fmt: skip
         transitions, part = made.transitions, origin(self.pcg).part
-        self.domains = Domains(
+        self.domains = GraphOptions(
             self.pcg, transitions, self.roofline, self.precision, self.fixed, self.balance, made.found, made.kinds,
             placed=made.numbers.setdefault(part[0], {}) if part else {},
         )  # fmt: skip
-        self.reads = Reads(
+        self.reads = OperandCosts(
             self.pcg, self.placement, self.k, self.precision, self.roofline, self.classes, self.domains,
             transitions, self.sparse, self.in_flight,
         )  # fmt: skip
         self.cache, again = made.tables.setdefault((self.in_flight, self.recompute), ({}, {}))
-        self.again = Recompute(self.pcg, self.classes, self.reads, self.recompute, self.bundles, self.cache, again)
+        self.again = Recomputation(self.pcg, self.classes, self.reads, self.recompute, self.bundles, self.cache, again)
         self.storages = made.storages
-        self.operators: dict[int, tuple[int, Domain]] = {}
+        self.operators: dict[int, tuple[int, OperatorOptions]] = {}
         self.weights: dict[int, tuple[int, Storage]] = {}
         self.hubs: dict[int, tuple[int, Table]] = {}
-        self.ways = Ways(self.pcg, self.classes)
+        self.ways = Alternatives(self.pcg, self.classes)
         self.modes: dict[int, int] = {}
         self.loose: set[int] = set()
         self.shows: set[int] = set()
@@ -191,7 +191,7 @@ class _Encoder(Modal):
                 if index in cuts or several or self.again.leaves(index):
                     self._hub(index, index in cuts)
         optional = self._optional()
-        bundles = Beside(
+        bundles = ParallelBranches(
             self.pcg, self.classes, self.reads, self.operators, self.weights, self.hubs, self.variables, self.edges,
             optional, frozenset(self.modes.values()), self._keepers(),
         )  # fmt: skip
@@ -226,7 +226,7 @@ class _Encoder(Modal):
 
     def _add(self, name: str, cost: Array, use: Array, order: float, cut: bool = False, shared: bool = False) -> int:
         self.variables.append(Variable(name, cost, use))
-        self.pieces.append(Piece(order, cut, shared))
+        self.pieces.append(Position(order, cut, shared))
         return len(self.variables) - 1
 
     def _constant(self, index: int) -> None:
@@ -315,7 +315,7 @@ class _Encoder(Modal):
             self._edge(producer, consumer, edge_key, loose=base in self.modes)
 
     def _edge(self, u: int, v: int, key: object, loose: bool = False, shows: bool = False) -> None:
-        """See `Optional` for the last two."""
+        """See `UnusedOptions` for the last two."""
         if loose:
             self.loose.add(len(self.edges))
         if shows:
@@ -330,7 +330,7 @@ class _Encoder(Modal):
         tensor = self.reads.space(base)
         dense = node.gradient and not sparse
         tables, stages, wish = table_rows(node), node.get("stages", 1) if dense else 1, self.stored.get(node.name)
-        large = dense and node.numel * LEAST >= largest(self.pcg)
+        large = dense and node.numel * LEAST >= largest_weight(self.pcg)
         key = ("storage", tensor, dense, saved, tables, large, self.offload, stages > 1, wish)
         if key not in self.storages:
             sizes = self.placement.sizes if tables else ()

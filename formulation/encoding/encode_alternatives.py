@@ -9,13 +9,13 @@ import numpy as np
 
 from ...model.graph.pcg import PCG
 from ..network.network import INFINITE, Edge, Variable
-from ..network.optional_variables import Optional, Taken
-from ..strategies.operand_cost import Prices, Reads
-from ..strategies.operator_options import LOSS_TRANSIENTS, Domain
+from ..network.optional_variables import Taken, UnusedOptions
+from ..strategies.alternatives import Alternatives
+from ..strategies.operand_cost import EdgeTables, OperandCosts
+from ..strategies.operator_options import LOSS_TRANSIENTS, OperatorOptions
 from ..strategies.tensor_classes import Classes
 from ..strategies.transitions import Table
 from ..weights.storage import Storage
-from .alternatives import Ways
 
 
 class Modal:
@@ -23,13 +23,13 @@ class Modal:
 
     pcg: PCG
     classes: Classes
-    reads: Reads
-    ways: Ways
+    reads: OperandCosts
+    ways: Alternatives
     saved: frozenset[int]
     variables: list[Variable]
     edges: list[Edge]
-    cache: dict[object, Prices]
-    operators: dict[int, tuple[int, Domain]]
+    cache: dict[object, EdgeTables]
+    operators: dict[int, tuple[int, OperatorOptions]]
     weights: dict[int, tuple[int, Storage]]
     hubs: dict[int, tuple[int, Table]]
     modes: dict[int, int]
@@ -54,7 +54,7 @@ class Modal:
         kinds = (self.operators, self.weights, self.hubs)
         found = [v for kind in kinds for base, (v, _) in kind.items() if base in self.ways.conditional]
         optional = frozenset([*found, *(self.operators[way][0] for way in several)])
-        lengthened = Optional(self.variables, self.edges, optional, self.loose, self.shows)
+        lengthened = UnusedOptions(self.variables, self.edges, optional, self.loose, self.shows)
         lengthened.lengthen()
         lengthened.modes({mode: [self.operators[way][0] for way in self.ways.of(n)] for n, mode in self.modes.items()})
         lengthened.needs(self._needs())

@@ -9,10 +9,10 @@ from functools import cached_property
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.machine.precision import Precision
-from ..bundles.branch_options import Placed
+from ..bundles.branch_options import BundledOption
 from ..network.network import Network
 from ..placement.placement import Placement
-from ..strategies.operator_options import Domain
+from ..strategies.operator_options import OperatorOptions
 from ..strategies.tensor_classes import Classes
 from ..strategies.transitions import Table
 from ..weights.storage import Storage
@@ -22,10 +22,10 @@ from ..weights.storage import Storage
 class Encoding:
     """A network and what its variables mean; `codegen.decode` reads an assignment through it.
 
-    `operators`, `weights` and `hubs` name the variables of nodes, with their options; `placed` says what further
-    options stand for. Of nodes that can be computed in several ways, `modes` names the variable that says which is
-    taken. The last option of an `optional` variable (before those that are placed) is to be unused. `recompute` names
-    the variables of segments that may run again: option m is the m-th of `recompute_modes`.
+    `operators`, `weights` and `hubs` map nodes to their variable and its options. The options of a variable are its
+    ordinary ones, then, if it is in `optional`, one for "unused", then those of bundles, described in `bundled`.
+    `alternatives` maps a tensor with several alternatives to the variable that chooses among them. `recompute` maps a
+    segment to its recomputation variable, whose option m is `recompute_modes[m]`.
     """
 
     pcg: PCG
@@ -36,31 +36,31 @@ class Encoding:
     optimizer: str
     network: Network
     classes: Classes
-    operators: Mapping[int, tuple[int, Domain]]
+    operators: Mapping[int, tuple[int, OperatorOptions]]
     weights: Mapping[int, tuple[int, Storage]]
     hubs: Mapping[int, tuple[int, Table]]
     tables: Mapping[int, Table]
-    placed: Mapping[int, tuple[Placed, ...]]
-    modes: Mapping[int, int]
+    bundled: Mapping[int, tuple[BundledOption, ...]]
+    alternatives: Mapping[int, int]
     optional: frozenset[int]
     recompute: Mapping[str, int]
     recompute_modes: tuple[str, ...]
 
-    def way(self, assignment: Sequence[int], node: int) -> int | None:
-        """The node that computes a tensor; None where nothing does, since nothing needs it."""
-        if node not in self.modes:
+    def computed_by(self, assignment: Sequence[int], node: int) -> int | None:
+        """The alternative that computes a tensor; None if nothing needs the tensor."""
+        if node not in self.alternatives:
             return None if self.unused(assignment, self.operators[node][0]) else node
-        ways, number = self.pcg.members[node], self.option(assignment, self.modes[node])[0]
+        ways, number = self.pcg.members[node], self.option(assignment, self.alternatives[node])[0]
         return ways[number] if number < len(ways) else None
 
     def unused(self, assignment: Sequence[int], variable: int) -> bool:
-        """Whether what a variable stands for is not needed."""
-        last = len(self.network.variables[variable].cost) - len(self.placed.get(variable, ())) - 1
+        """True if the assignment leaves what a variable decides on out of the program."""
+        last = len(self.network.variables[variable].cost) - len(self.bundled.get(variable, ())) - 1
         return variable in self.optional and self.option(assignment, variable)[0] == last
 
-    def option(self, assignment: Sequence[int], variable: int) -> tuple[int, Placed | None]:
-        """The option of a variable, and the bundle that places it; then the option that this one stands for."""
-        option, further = assignment[variable], self.placed.get(variable, ())
+    def option(self, assignment: Sequence[int], variable: int) -> tuple[int, BundledOption | None]:
+        """The ordinary option that a variable takes, and the bundled option that stands for it, if any."""
+        option, further = assignment[variable], self.bundled.get(variable, ())
         ordinary = len(self.network.variables[variable].cost) - len(further)
         if option < ordinary:
             return option, None
@@ -68,12 +68,12 @@ class Encoding:
         return placed.option, placed
 
     def recomputed(self, assignment: Sequence[int]) -> dict[str, str]:
-        """The segments that run again, each with its mode."""
+        """The recomputed segments, each with its mode."""
         found = {name: self.recompute_modes[assignment[variable]] for name, variable in self.recompute.items()}
         return {name: mode for name, mode in found.items() if mode != "none"}
 
     def settled(self, assignment: Sequence[int]) -> tuple[int, ...]:
-        """The assignment in which no hub is kept for segments of which none runs again: less memory, the same cost."""
+        """The assignment without hubs kept for segments that are not recomputed: less memory at equal cost."""
         result, modes = list(assignment), set(self.recompute.values())
         wanted = {e.v for e in self.network.edges if e.u in modes and self.recompute_modes[assignment[e.u]] != "none"}
         asked = {e.v for e in self.network.edges if e.u in modes}
@@ -84,5 +84,5 @@ class Encoding:
 
     @cached_property
     def options(self) -> int:
-        """Options of all variables together."""
+        """Number of options, over all variables."""
         return sum(len(v.cost) for v in self.network.variables)

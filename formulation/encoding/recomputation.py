@@ -28,17 +28,17 @@ from ...model.graph.pcg import PCG
 from ...model.graph.segments import MODES, Segment, gives_product, segments
 from ...model.operators.operator import operator
 from ..bundles.bundles import find_bundles
-from ..network.network import INFINITE, Edge, Switch, Tables3, Variable
-from ..strategies.operand_cost import Prices, Reads
-from ..strategies.operator_options import LOSS_TRANSIENTS, Domain
+from ..network.network import INFINITE, Edge, Switch, SwitchTables, Variable
+from ..strategies.alternatives import Alternatives
+from ..strategies.operand_cost import EdgeTables, OperandCosts
+from ..strategies.operator_options import LOSS_TRANSIENTS, OperatorOptions
 from ..strategies.tensor_classes import Classes, Use
 from ..strategies.transitions import Table
 from ..weights.storage import Storage, cast_ns
-from .alternatives import Ways
 
 Array = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-Prices3: TypeAlias = tuple[Array, Array, Array]
+ModeTables: TypeAlias = tuple[Array, Array, Array]
 """Of one mode: ns of a step, bytes kept, bytes that are brought back."""
 
 
@@ -48,9 +48,9 @@ def check_modes(modes: Sequence[str]) -> None:
         raise PartitaError(f"recomputation {', '.join(modes) or 'in no mode'}: choose among {', '.join(MODES)}")
 
 
-def offered(pcg: PCG, classes: Classes, bundles: bool) -> tuple[Segment, ...]:
+def recomputable_segments(pcg: PCG, classes: Classes, bundles: bool) -> tuple[Segment, ...]:
     """The segments that may run again: not where branches can run beside others, or nodes be computed in other ways."""
-    ways, base = Ways(pcg, classes), classes.base
+    ways, base = Alternatives(pcg, classes), classes.base
     apart = {i for b in find_bundles(pcg) for i in (*b.nodes, b.join)} if bundles else set()
     unsure = {*ways.conditional, *(i for several in pcg.members.values() for i in several)}
 
@@ -63,23 +63,23 @@ def offered(pcg: PCG, classes: Classes, bundles: bool) -> tuple[Segment, ...]:
 
 
 @dataclass
-class Recompute:
+class Recomputation:
     """Collects the switches of the segments; tables are made once for all that are alike, by the keys of `cache`."""
 
     pcg: PCG
     classes: Classes
-    reads: Reads
+    reads: OperandCosts
     modes: tuple[str, ...]
     bundles: bool
-    cache: dict[object, Prices]
-    tables: dict[object, Tables3] = field(default_factory=dict)
+    cache: dict[object, EdgeTables]
+    tables: dict[object, SwitchTables] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_modes(self.modes)
-        self.segments = () if self.modes == ("none",) else offered(self.pcg, self.classes, self.bundles)
+        self.segments = () if self.modes == ("none",) else recomputable_segments(self.pcg, self.classes, self.bundles)
         self.of = {i: number for number, segment in enumerate(self.segments) for i in segment.nodes}
-        self.variables: list[dict[int, Tables3]] = [{} for _ in self.segments]
-        self.edges: list[dict[int, Tables3]] = [{} for _ in self.segments]
+        self.variables: list[dict[int, SwitchTables]] = [{} for _ in self.segments]
+        self.edges: list[dict[int, SwitchTables]] = [{} for _ in self.segments]
         self.constants = [0] * len(self.segments)
 
     # What enters and leaves
@@ -118,7 +118,7 @@ class Recompute:
         if index in self.of:
             self.variables[self.of[index]][variable] = self._made(key, lambda plain: self._operator(index, plain))
 
-    def _operator(self, index: int, plain: Prices) -> Iterator[Prices3]:
+    def _operator(self, index: int, plain: EdgeTables) -> Iterator[ModeTables]:
         (cost, use), found, node, flight = plain, self.reads.domains.of(index), self.pcg.nodes[index], self._flight
         constants = [p for p in range(len(found.inputs)) if self.reads.kind(index, p) == "constant"]
         again = sum((self.reads.time_of_fixed(index, p, "constant") for p in constants), np.zeros_like(cost))
@@ -150,14 +150,14 @@ class Recompute:
             make = self._inside if inside else self._entering
             self.edges[number][edge] = self._made(key, lambda plain: make(base, use, plain), inside)
 
-    def _inside(self, base: int, use: Use, plain: Prices) -> Iterator[Prices3]:
+    def _inside(self, base: int, use: Use, plain: EdgeTables) -> Iterator[ModeTables]:
         cost, kept = _whole(plain)
         again, copied = self._converted(base, self.reads.domains.of(base).output, use)
         for mode in self.modes:
             given = self._given(base, mode)[:, None]
             yield self._dropped(mode, cost, kept, again, np.where(given, copied, kept // self._flight))
 
-    def _entering(self, base: int, use: Use, plain: Prices) -> Iterator[Prices3]:
+    def _entering(self, base: int, use: Use, plain: EdgeTables) -> Iterator[ModeTables]:
         (cost, kept), offers = _whole(plain), self.reads.domains.of(base)
         again, copied = self._converted(base, offers.output, use)
         size = self._flight * np.where(offers.saves_output, 0, self._bytes(base, offers, offers.output))
@@ -171,7 +171,7 @@ class Recompute:
         if number is not None:
             self.edges[number][edge] = self._made(key, lambda plain: self._shared(base, codes, use, plain))
 
-    def _shared(self, base: int, codes: Array, use: Use, plain: Prices) -> Iterator[Prices3]:
+    def _shared(self, base: int, codes: Array, use: Use, plain: EdgeTables) -> Iterator[ModeTables]:
         cost, kept = _whole(plain)
         again = np.tile(self._converted(base, codes, use)[0], (len(cost) // len(codes), 1))
         return (self._dropped(mode, cost, kept, again, kept // self._flight) for mode in self.modes)
@@ -185,8 +185,8 @@ class Recompute:
             )
 
     def _to_hub(
-        self, base: int, codes: Array, plain: Prices, keeps: tuple[bool, bool], twofold: bool
-    ) -> Iterator[Prices3]:
+        self, base: int, codes: Array, plain: EdgeTables, keeps: tuple[bool, bool], twofold: bool
+    ) -> Iterator[ModeTables]:
         offers, table = self.reads.domains.of(base), self.reads.table(base)
         (cost, kept), (inner, outer), out = _whole(plain), keeps, table.position[offers.output]
         size, moves, held = self._bytes(base, offers, codes), table.moves[out], offers.saves_output[:, None]
@@ -206,7 +206,7 @@ class Recompute:
         if found is not None and base not in self.reads.sparse:
             self.edges[found][edge] = self._made(key, lambda plain: self._weight(base, stored, asked, plain))
 
-    def _weight(self, base: int, stored: Storage, asked: Array, plain: Prices) -> Iterator[Prices3]:
+    def _weight(self, base: int, stored: Storage, asked: Array, plain: EdgeTables) -> Iterator[ModeTables]:
         (cost, kept), precision, table = _whole(plain), self.reads.precision, self.reads.table(base)
         a, b = table.position[stored.codes], table.position[asked]
         once = (table.forward[a][:, b] + cast_ns(stored, precision, self.reads.roofline)[:, None]) * self.reads.k
@@ -280,17 +280,17 @@ class Recompute:
         kept = self.reads.kept(found, use.operand) // self._flight
         return table.forward[out][:, to] * self.reads.k, np.where(table.moves[out][:, to], kept, 0)
 
-    def _bytes(self, base: int, offers: Domain, codes: Array) -> Array:
+    def _bytes(self, base: int, offers: OperatorOptions, codes: Array) -> Array:
         """Bytes of a tensor in these layouts."""
         size: Array = offers.output_space.numel[codes] * self.reads.precision.itemsize(self.pcg.nodes[base].dtype)
         return size
 
-    def _dropped(self, mode: str, cost: Array, kept: Array, again: Array, back: Array) -> Prices3:
+    def _dropped(self, mode: str, cost: Array, kept: Array, again: Array, back: Array) -> ModeTables:
         """What is done again, and not kept but for a while."""
         nothing = np.zeros_like(cost)
         return (cost, kept, nothing) if mode == "none" else (cost + again, nothing, back)
 
-    def _made(self, key: object, make: Callable[[Prices], Iterator[Prices3]], *more: object) -> Tables3:
+    def _made(self, key: object, make: Callable[[EdgeTables], Iterator[ModeTables]], *more: object) -> SwitchTables:
         """The tables in every mode, made once of the plain ones."""
         if (key, more) not in self.tables:
             costs, uses, extras = (np.stack(tables) for tables in zip(*make(self.cache[key]), strict=True))
@@ -298,7 +298,7 @@ class Recompute:
         return self.tables[key, more]
 
 
-def _whole(plain: Prices) -> tuple[Array, Array]:
+def _whole(plain: EdgeTables) -> tuple[Array, Array]:
     """Time and bytes of an edge."""
     cost, use = plain
     return cost, np.zeros_like(cost) if use is None else use[:, :, 0]

@@ -11,37 +11,37 @@ from dataclasses import dataclass, field
 from ...model.graph.pcg import PCG
 from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.machine import Machine
-from ..network.network import Tables3
+from ..network.network import SwitchTables
 from ..placement.placement import Placement
-from ..strategies.operand_cost import Prices
-from ..strategies.operator_options import Domain
+from ..strategies.operand_cost import EdgeTables
+from ..strategies.operator_options import OperatorOptions
 from ..strategies.transitions import Transitions
 from ..weights.storage import Storage
 
 
 @dataclass
-class Made:
-    """What was made for one placement, number of micro-batches and so on; see `Domains` and `encode`.
+class PlacementTables:
+    """What was made for one placement, number of micro-batches and so on; see `GraphOptions` and `encode`.
 
     `numbers` are those of the nodes of whole graphs, `tables` are of variables and edges, and of their switches, by how
     many micro-batches are in flight and the modes of segments.
     """
 
     transitions: Transitions
-    found: list[Domain] = field(default_factory=list)
+    found: list[OperatorOptions] = field(default_factory=list)
     kinds: dict[object, int] = field(default_factory=dict)
     numbers: dict[PCG, dict[int, int]] = field(default_factory=dict)
     storages: dict[object, Storage] = field(default_factory=dict)
-    tables: dict[tuple[int, tuple[str, ...]], tuple[dict[object, Prices], dict[object, Tables3]]] = field(
+    tables: dict[tuple[int, tuple[str, ...]], tuple[dict[object, EdgeTables], dict[object, SwitchTables]]] = field(
         default_factory=dict
     )
 
 
-class Tables:
+class SharedTables:
     """Shared by encodes of stages of a model: each takes what others made for the same placement, batch and so on."""
 
     def __init__(self) -> None:
-        self._made: dict[Hashable, Made] = {}
+        self._made: dict[Hashable, PlacementTables] = {}
 
     def made(
         self,
@@ -50,9 +50,9 @@ class Tables:
         flat: bool,
         transfer: CollectivePrice | None,
         others: Hashable,
-    ) -> Made:
+    ) -> PlacementTables:
         """What there is for all this; `others`: what else tables depend on."""
         key = machine, placement, flat, transfer, others
         if key not in self._made:
-            self._made[key] = Made(Transitions(machine, placement, flat, transfer))
+            self._made[key] = PlacementTables(Transitions(machine, placement, flat, transfer))
         return self._made[key]

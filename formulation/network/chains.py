@@ -16,7 +16,7 @@ LONGEST_PERIOD = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Position:
     """Where a variable stands: its place in the graph's order, whether the graph can be cut there, whether it is read
     from several places that cuts would separate (a tied weight)."""
 
@@ -40,7 +40,7 @@ def find_cuts(pcg: PCG, classes: Classes) -> set[int]:
     return {first for first, _ in moving if alive[first] == 1}
 
 
-def find_chains(network: Network, pieces: Sequence[Piece]) -> tuple[Chain, ...]:
+def find_chains(network: Network, pieces: Sequence[Position]) -> tuple[Chain, ...]:
     """Cut the network at its cuts and name the longest runs of equal segments, largest first, that do not overlap."""
     order = sorted((i for i, p in enumerate(pieces) if not p.shared), key=lambda i: pieces[i].order)
     inside = _inside_switches(network, order)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 INFINITE = 1 << 60  # a cost of at least this much is forbidden
 Table = npt.NDArray[np.int64]
-Tables3: TypeAlias = tuple[Table, Table | None, Table | None]
+SwitchTables: TypeAlias = tuple[Table, Table | None, Table | None]
 """Cost [M, ...] in ns, use [M, ..., R] in bytes and extra [M, ...] in bytes, in each of M modes; None for nothing."""
 
 
@@ -84,8 +84,8 @@ class Switch:
     """
 
     variable: int
-    variables: Mapping[int, Tables3]
-    edges: Mapping[int, Tables3]
+    variables: Mapping[int, SwitchTables]
+    edges: Mapping[int, SwitchTables]
 
     @property
     def has_extra(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...model.errors import PartitaError
-from .network import INFINITE, Chain, Edge, Network, Switch, Table, Tables3, Variable
+from .network import INFINITE, Chain, Edge, Network, Switch, SwitchTables, Table, Variable
 
 _T = TypeVar("_T")
 
@@ -100,7 +100,7 @@ def read_network(data: Mapping[str, Any]) -> Network:
     return network
 
 
-def _read_modes(tables: list[Table], switch: Mapping[str, Any], key: str, at: str) -> dict[int, Tables3]:
+def _read_modes(tables: list[Table], switch: Mapping[str, Any], key: str, at: str) -> dict[int, SwitchTables]:
     """The tables of the variables, or edges, of a switch, by their numbers."""
 
     def table(part: Mapping[str, Any], kind: str, place: str) -> Table | None:

@@ -25,7 +25,7 @@ class Taken:
 
 
 @dataclass
-class Optional:
+class UnusedOptions:
     """Lengthens the variables that are `conditional`, and their edges.
 
     `loose`: edges whose first variable may be unused where the second is not, since the tensor comes from another way.

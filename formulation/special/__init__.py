@@ -6,10 +6,10 @@ from .registry import (
     Situation,
     Special,
     Splits,
-    lies_apart,
     part_of,
     register_strategy,
     special_rows,
+    special_rows_fit,
     special_strategies,
     special_strategy,
 )
@@ -20,10 +20,10 @@ __all__ = [
     "Situation",
     "Special",
     "Splits",
-    "lies_apart",
     "part_of",
     "register_strategy",
     "special_rows",
+    "special_rows_fit",
     "special_strategies",
     "special_strategy",
 ]

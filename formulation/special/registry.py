@@ -20,7 +20,7 @@ from ...model.graph.builder import Builder
 from ...model.graph.layout import Action, B, Layout, R, S, is_split, largest_part
 from ...model.graph.pcg import Node
 from ...model.registry import Registry
-from .balance import Spread
+from .table_spread import TableSpread
 
 if TYPE_CHECKING:
     from ..strategies.row import Row
@@ -68,7 +68,7 @@ class Part:
     item: int
     ranks: int
     row: Row
-    spread: Spread | None = None
+    spread: TableSpread | None = None
 
     def bytes(self, operand: int) -> int:
         """Of an input; -1: of the output."""
@@ -174,7 +174,7 @@ def special_rows(situation: Situation) -> Iterator[Row]:
         yield from entry.rows(situation)
 
 
-def lies_apart(rows: Sequence[Row], inputs: Sequence[Layout], output: Layout, sizes: Sequence[int]) -> bool:
+def special_rows_fit(rows: Sequence[Row], inputs: Sequence[Layout], output: Layout, sizes: Sequence[int]) -> bool:
     """Whether an option with special rows can be run.
 
     All of them are of one strategy, which has the atoms that it splits to itself: no other axis splits them, so that
@@ -205,7 +205,7 @@ def part_of(
     sizes: Sequence[int],
     items: tuple[int, ...],
     item: int,
-    spread: Spread | None = None,
+    spread: TableSpread | None = None,
 ) -> Part:
     """The largest part of a node under an option of layouts, for the cost of `row` on an axis of `ranks`."""
     return Part(

@@ -14,8 +14,8 @@ from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import Action, P, R, S
 from ..strategies.row import Row
-from .balance import Load
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
+from .table_spread import CoordinateLoad
 
 _ID = ITEMSIZE["int64"]
 
@@ -45,7 +45,7 @@ def _bag(part: Part) -> int:
     return int(part.sources[1].shape[-1]) if part.node.op == "embedding_bag" else 1
 
 
-def _largest(part: Part) -> Load:
+def _largest(part: Part) -> CoordinateLoad:
     assert part.spread is not None
     return part.spread.largest
 

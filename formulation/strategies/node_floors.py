@@ -15,7 +15,7 @@ from ...model.machine.precision import Precision
 from ...model.machine.roofline import backward_factor
 from ...model.operators.operator import operator
 from ..bundles.bundles import find_bundles
-from ..encoding.alternatives import Ways
+from .alternatives import Alternatives
 from .tensor_classes import classes, trains
 
 
@@ -40,7 +40,7 @@ def floors_ns(pcg: PCG, machine: Machine, count: int, precision: Precision) -> n
     beside = {i for bundle in find_bundles(pcg) for i in bundle.nodes}
     result = np.zeros((len(Floor._fields), len(pcg.nodes)), dtype=np.int64)
     found: dict[Hashable, Floor] = {}
-    for index, *others in Ways(pcg, known).needed():
+    for index, *others in Alternatives(pcg, known).needed():
         if known.base[index] == index and not known.constant[index] and index not in everywhere:
             each = []
             for way in (index, *others):

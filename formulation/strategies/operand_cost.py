@@ -20,17 +20,17 @@ from ...model.machine.roofline import Roofline
 from ..network.network import INFINITE
 from ..placement.placement import Placement
 from ..weights.storage import Storage, cast_ns
-from .operator_options import LOSS_TRANSIENTS, Domain, Domains
+from .operator_options import LOSS_TRANSIENTS, GraphOptions, OperatorOptions
 from .tensor_classes import Classes, Use, handover
 from .transitions import Codes, Space, Table, Transitions, space
 
 Array = npt.NDArray[np.int64]
-Prices: TypeAlias = tuple[Array, Array | None]
+EdgeTables: TypeAlias = tuple[Array, Array | None]
 """Time [given, asked] in ns of a step, and the bytes [given, asked, 1] that are kept for backward, if any."""
 
 
 @dataclass
-class Reads:
+class OperandCosts:
     """The reads of a graph of `k` micro-batches; `sparse` tables are read as they are stored.
 
     What is kept for backward is kept `in_flight` times.
@@ -42,7 +42,7 @@ class Reads:
     precision: Precision
     roofline: Roofline
     classes: Classes
-    domains: Domains
+    domains: GraphOptions
     transitions: Transitions
     sparse: Collection[int]
     in_flight: int = 1
@@ -98,7 +98,7 @@ class Reads:
         a, b = (table.position[tensor.without_addends(codes)] for codes in (source, target))
         return table.forward[a][:, b] * self.k
 
-    def kept(self, found: Domain, operand: int) -> Array:
+    def kept(self, found: OperatorOptions, operand: int) -> Array:
         """Bytes of an input that its consumer keeps for backward, per option of the consumer."""
         if not found.saves[operand]:
             return np.zeros(len(found), dtype=np.int64)
@@ -144,7 +144,7 @@ class Reads:
         table = self.table(source)
         return table, table.position[given], table.position[self.asked(use)]
 
-    def from_operator(self, base: int, use: Use, given: Codes, held: npt.NDArray[np.bool_]) -> Prices:
+    def from_operator(self, base: int, use: Use, given: Codes, held: npt.NDArray[np.bool_]) -> EdgeTables:
         """From where it is made, or a hub; `held`: kept for backward there. Without gradient only the way forward."""
         table, asked, found = self.table(base), self.asked(use), self.domains.of(self.classes.decides(use.node))
         alone = use.node in self.classes.twin
@@ -157,7 +157,7 @@ class Reads:
             cost = cost + use.again * self.again(base, given, asked)
         return self._unmoved(base, given, asked, cost), _some(kept)
 
-    def to_hub(self, base: int, offered: Domain, saved: bool, again: int) -> Prices:
+    def to_hub(self, base: int, offered: OperatorOptions, saved: bool, again: int) -> EdgeTables:
         """From where it is made to every layout in which it may be shared; `again` more times without gradient."""
         table = self.table(base)
         out = table.position[offered.output]
@@ -173,7 +173,7 @@ class Reads:
 
     def from_storage(
         self, base: int, stored: Storage, asked: Codes, saved: bool, again: int = 0, alone: bool = False
-    ) -> Prices:
+    ) -> EdgeTables:
         """From storage to a layout, each micro-batch: cast, conversion, and both again where it is not kept.
 
         `again` more times without gradient; `alone`: only so.

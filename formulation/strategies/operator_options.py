@@ -20,9 +20,9 @@ from ...model.machine.precision import Precision
 from ...model.machine.roofline import Roofline, backward_factor
 from ...model.operators.operator import operator
 from ..pipeline.stage_transfers import messages
-from ..special import Situation, lies_apart, part_of, special_strategy
-from ..special.balance import Balance, Spread
-from ..special.levelling import levelled
+from ..special import Situation, part_of, special_rows_fit, special_strategy
+from ..special.level_spread import level_spread
+from ..special.table_spread import TableSpread, TableSpreader
 from .row import Row
 from .strategy import row_names, rows
 from .transitions import Codes, Space, Transitions, space
@@ -34,7 +34,7 @@ LOSS_TRANSIENTS = {"cross_entropy": 1}
 
 
 @dataclass(frozen=True, eq=False)
-class Domain:
+class OperatorOptions:
     """Options of a node: `choice[o, axis]` is a row, `inputs[i][o]` and `output[o]` are layout codes.
 
     `time_ns` is of one micro-batch, forward and backward, `forward_ns` its forward alone; `kept_bytes` what the
@@ -62,7 +62,7 @@ class Domain:
     def __len__(self) -> int:
         return len(self.output)
 
-    def only(self, keep: npt.NDArray[np.bool_]) -> "Domain":
+    def only(self, keep: npt.NDArray[np.bool_]) -> "OperatorOptions":
         """Some of the options."""
         inputs, copied = tuple(codes[keep] for codes in self.inputs), tuple(those[keep] for those in self.copied)
         arrays: dict[str, Any] = {
@@ -72,15 +72,15 @@ class Domain:
         return replace(self, inputs=inputs, copied=copied, **arrays)
 
 
-def domain(
+def operator_options(
     pcg: PCG,
     node: int,
     transitions: Transitions,
     roofline: Roofline,
     precision: Precision,
-    balance: Balance = levelled,
+    balance: TableSpreader = level_spread,
     every: bool = False,
-) -> Domain:
+) -> OperatorOptions:
     """All options of a node: every product of rows whose splits leave no rank empty; `balance` spreads tables.
 
     `every`: with those of special strategies that are not worth it too.
@@ -183,7 +183,7 @@ def domain(
     names = entry.named(this)
     # Losses compute in float32 at least, and keep that copy.
     kept_items = tuple(ITEMSIZE["float32"] if this.op in LOSS_TRANSIENTS and i < 4 else i for i in items)
-    return Domain(
+    return OperatorOptions(
         found,
         choice,
         tuple(inputs),
@@ -239,7 +239,7 @@ class _Cost(NamedTuple):
     amounts: tuple[int, int, int]
     work: float
     copied: tuple[int, ...]
-    spread: Spread | None
+    spread: TableSpread | None
 
 
 class _Specials:
@@ -253,7 +253,7 @@ class _Specials:
         precision: Precision,
         found: tuple[Row, ...],
         spaces: tuple[Space, ...],
-        balance: Balance,
+        balance: TableSpreader,
     ) -> None:
         known, this = atoms(pcg), pcg.nodes[node]
         sources = tuple(pcg.nodes[i] for i in this.inputs)
@@ -276,13 +276,13 @@ class _Specials:
         inputs, output = self._layouts(codes)
         sizes, taken = self.transitions.axes, [self.found[r] for r in choice]
         spreads = (self._spread(row, n) for row, n in zip(taken, sizes, strict=True) if n > 1 and self._spreads(row))
-        return None not in spreads and lies_apart(taken, inputs, output, sizes)
+        return None not in spreads and special_rows_fit(taken, inputs, output, sizes)
 
     def _spreads(self, row: Row) -> bool:
         """Whether a row asks for joined tables that are spread."""
         return bool(row.special) and row.inputs[0] == P and bool(table_rows(self.situation.sources[0]))
 
-    def _spread(self, row: Row, ranks: int) -> Spread | None:
+    def _spread(self, row: Row, ranks: int) -> TableSpread | None:
         table = self.situation.sources[0]
         return self.balance(table_rows(table), table.shape[1], ranks) if self._spreads(row) else None
 
@@ -309,7 +309,7 @@ class _Specials:
 
 
 @dataclass
-class Domains:
+class GraphOptions:
     """The options of every node of a graph on one mesh; equal nodes share theirs.
 
     Graphs of one batch may share `found` and `kinds`, and stages of one graph `placed`: numbers by index there.
@@ -322,8 +322,8 @@ class Domains:
     roofline: Roofline
     precision: Precision
     fixed: Mapping[str, tuple[str, ...]]
-    balance: Balance = levelled
-    found: list[Domain] = field(default_factory=list)
+    balance: TableSpreader = level_spread
+    found: list[OperatorOptions] = field(default_factory=list)
     kinds: dict[object, int] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
     placed: dict[int, int] = field(default_factory=dict)
@@ -332,7 +332,7 @@ class Domains:
     def axes(self) -> tuple[int, ...]:
         return self.transitions.axes
 
-    def of(self, node: int) -> Domain:
+    def of(self, node: int) -> OperatorOptions:
         return self.found[self.number(node)]
 
     def number(self, node: int) -> int:
@@ -361,7 +361,7 @@ class Domains:
         )  # fmt: skip
         if key not in self.kinds:
             args = self.pcg, index, self.transitions, self.roofline, self.precision, self.balance
-            found = domain(*args, every=wish is not None)
+            found = operator_options(*args, every=wish is not None)
             if wish is not None:
                 found = self._restrict(index, found, wish)
             if not len(found):
@@ -370,7 +370,7 @@ class Domains:
             self.found.append(found)
         return self.kinds[key]
 
-    def _restrict(self, index: int, found: Domain, wish: tuple[str, ...]) -> Domain:
+    def _restrict(self, index: int, found: OperatorOptions, wish: tuple[str, ...]) -> OperatorOptions:
         names = row_names(self.pcg, index)
         node = self.pcg.nodes[index]
         if len(wish) != len(self.axes) or not set(wish) <= set(names):

@@ -32,7 +32,7 @@ class Classes:
 
     `reads` are all reads of a base, `uses` those that are decided on: the reads of passes without gradient are counted
     at what they repeat, unless they read something else. `handed`: what such a pass hands to another one, in a layout
-    that is not decided on (see `handover`). `passes[n]` are the nodes that repeat n, `ways[n]`
+    that is not decided on (see `handover`). `passes[n]` are the nodes that repeat n, `alternative_of[n]`
     what n is another way to compute.
     """
 
@@ -44,7 +44,7 @@ class Classes:
     twin: Mapping[int, int]
     passes: Mapping[int, tuple[int, ...]]
     handed: frozenset[int]
-    ways: Mapping[int, int]
+    alternative_of: Mapping[int, int]
 
     def decides(self, node: int) -> int:
         """The node whose strategy `node` has: itself, or what it repeats."""
@@ -52,7 +52,7 @@ class Classes:
 
     def variable(self, node: int) -> int:
         """The node whose variable decides on `node`: itself, what it repeats, or what it is another way to compute."""
-        return self.ways.get(node, self.twin.get(node, node))
+        return self.alternative_of.get(node, self.twin.get(node, node))
 
 
 def trains(pcg: PCG, node: int) -> bool:

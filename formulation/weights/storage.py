@@ -28,7 +28,7 @@ from ..network.network import INFINITE
 from ..pipeline.stage_transfers import exchanged_bytes
 from ..placement.placement import Placement
 from ..reduction.schedule import schedule
-from ..special.balance import Spread
+from ..special.table_spread import TableSpread
 from ..strategies.transitions import Codes, Space, space
 
 Array = npt.NDArray[np.int64]
@@ -53,7 +53,7 @@ class Storage:
     scattered: Flags
     offloaded: Flags
     regather: Flags
-    spreads: tuple[Spread | None, ...] = ()
+    spreads: tuple[TableSpread | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -84,7 +84,7 @@ class Storage:
         sharded, scattered, offloaded, regather = (flag[keep] for flag in self.flags)
         return Storage(self.space, self.codes[keep], sharded, scattered, offloaded, regather, self.spreads)
 
-    def with_spread(self, amounts: Array, amount: Callable[[Spread], int]) -> Array:
+    def with_spread(self, amounts: Array, amount: Callable[[TableSpread], int]) -> Array:
         """`amounts` of every option, but for spread tables another one."""
         for spread, there in zip(self.spreads, self.space.has(self.codes, P).T, strict=False):
             if spread is not None:
@@ -96,7 +96,7 @@ SHARDS = ((False, False), (True, False), (True, True))
 """Whether states are sharded, and whether gradients are too: data parallelism, ZeRO-1, ZeRO-2."""
 
 
-def passing(ranks: int, micro_batches: int) -> int:
+def transient_buffers(ranks: int, micro_batches: int) -> int:
     """Tensors as large as the largest weight for which there must be room, for a moment.
 
     Of several ranks, the weight as it is gathered and its gradient; of one, its gradient in a micro-batch, which is
@@ -113,7 +113,7 @@ def storage(
     tensor: Space,
     trainable: bool,
     kept: bool,
-    spreads: tuple[Spread | None, ...] = (),
+    spreads: tuple[TableSpread | None, ...] = (),
     *,
     scatter: bool = False,
     offload: bool = False,
@@ -285,7 +285,7 @@ def looked_up_bytes(choice: Storage, rows: Collection[int], ids: int, precision:
     return choice.with_spread(whole, lambda spread: spread_bytes(spread, ids, precision))
 
 
-def spread_bytes(spread: Spread, ids: int, precision: Precision) -> int:
+def spread_bytes(spread: TableSpread, ids: int, precision: Precision) -> int:
     """Bytes of such a gradient of spread tables: the ids of each table are looked up in every unit of it."""
     of_each = ids // len(spread.rows)
     return of_each * (spread.largest.columns * ITEMSIZE[precision.master] + spread.largest.units * ITEMSIZE["int64"])

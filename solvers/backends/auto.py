@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...formulation.network.network import Network
-from ...formulation.network.pairwise import pairwise
+from ...formulation.network.without_switches import without_switches
 from ..elimination.circuit import Circuit
 from ..elimination.labels import Listing, enumerate_labels
 from ..elimination.memory_price import Price, search_within, sweep
@@ -43,7 +43,7 @@ class Auto:
             if compile_network(network).exact:
                 return True
         plain = without_extras(network) if has_extras(network) else network
-        return fits(flattened(pairwise(plain).network))
+        return fits(flattened(without_switches(plain).network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment, or the best found within the limits and a proved bound."""
@@ -79,7 +79,7 @@ class Auto:
     def _flat(self, search: Search) -> Solution:
         if not search.network.switches:
             return solve_flat(search)
-        pairs = pairwise(search.network)
+        pairs = without_switches(search.network)
 
         def solve(network: Network, limits: Limits) -> Solution:
             inner = Search(network, limits, self.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...formulation.network.network import Network
-from ...formulation.network.pairwise import pairwise
+from ...formulation.network.without_switches import without_switches
 from ..elimination.transient_memory import EXTRAS, has_extras
 from ..protocol import NO_LIMITS, Limits, Search, Solution
 from ..wide.close import close, reduction
@@ -16,14 +16,14 @@ _MOST_PAIRS = 1_000_000  # entries that reduction may leave; beyond, the linear 
 class MILP:
     """Exact for any network that reduction brings to a moderate size; chains are ignored.
 
-    Switches become options (`pairwise`), which has no place for what they use for a while.
+    Switches become options (`without_switches`), which has no place for what they use for a while.
     """
 
     name = "milp"
 
     def accepts(self, network: Network) -> bool:
         """Whether reduction can add up the totals; what it leaves may be too large."""
-        return not has_extras(network) and fits(flattened(pairwise(network).network))
+        return not has_extras(network) and fits(flattened(without_switches(network).network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment, or the best found within the limits and a proved bound."""
@@ -31,7 +31,7 @@ class MILP:
         if has_extras(network):
             return search.finish(EXTRAS)
         if network.switches:
-            pairs = pairwise(network)
+            pairs = without_switches(network)
             return search.run(lambda: solve_instead(search, pairs.network, pairs.lift, self.solve))
         return search.run(lambda: _solve(search))
 

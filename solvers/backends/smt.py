@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...formulation.network.network import INFINITE, Network
-from ...formulation.network.pairwise import pairwise
+from ...formulation.network.without_switches import without_switches
 from ..elimination.kernels import Ints
 from ..elimination.transient_memory import EXTRAS, has_extras
 from ..protocol import NO_LIMITS, STOPPED, Limits, Search, Solution
@@ -32,7 +32,7 @@ _MOST_PAIRS = 20_000  # entries of all edges
 class SMT:
     """Exact, in exact arithmetic, for small networks; chains are ignored.
 
-    Switches become options (`pairwise`), which has no place for what they use for a while.
+    Switches become options (`without_switches`), which has no place for what they use for a while.
     """
 
     name = "smt"
@@ -41,7 +41,7 @@ class SMT:
         """Whether there are at most 20,000 pairs and 100 capacities, and totals that reduction can add up."""
         if has_extras(network):
             return False
-        network = pairwise(network).network
+        network = without_switches(network).network
         pairs = sum(e.cost.size for e in network.edges)
         return pairs <= _MOST_PAIRS and len(network.capacities) <= 100 and fits(flattened(network))
 
@@ -51,7 +51,7 @@ class SMT:
         if not self.accepts(network):
             return search.finish(EXTRAS if has_extras(network) else "too large for Z3, or totals beyond 2^60")
         if network.switches:
-            pairs = pairwise(network)
+            pairs = without_switches(network)
             return search.run(lambda: solve_instead(search, pairs.network, pairs.lift, self.solve))
         return search.run(lambda: _solve(search))
 

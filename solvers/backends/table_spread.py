@@ -22,8 +22,15 @@ from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from ...formulation.special.balance import NEAR, Spread, fewest_columns, fewest_elements, of_counts, unit_widths
-from ...formulation.special.levelling import fullest, level_counts
+from ...formulation.special.level_spread import fullest, level_counts
+from ...formulation.special.table_spread import (
+    NEAR,
+    TableSpread,
+    fewest_columns,
+    fewest_elements,
+    of_counts,
+    unit_widths,
+)
 from ..protocol import Status
 
 if TYPE_CHECKING:
@@ -42,7 +49,7 @@ SEED = 1
 class Solved:
     """A spread; in units of its width none has fewer than so many `columns` and `elements` at its fullest place."""
 
-    spread: Spread
+    spread: TableSpread
     columns: int
     elements: int
     status: Status
@@ -56,7 +63,7 @@ class Solved:
 
 
 @lru_cache(maxsize=256)
-def balanced(rows: tuple[int, ...], width: int, ranks: int) -> Spread | None:
+def balanced(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread | None:
     """The spread of tables with so many rows and columns over `ranks` coordinates; None: there are too few columns."""
     solved = solve(rows, width, ranks)
     return None if solved is None else solved.spread

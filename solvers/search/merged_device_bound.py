@@ -17,10 +17,10 @@ import numpy as np
 from ...formulation.bundles.bundles import find_bundles
 from ...formulation.encoding.encode import encode
 from ...formulation.encoding.encoding import Encoding
-from ...formulation.encoding.shared_tables import Tables
+from ...formulation.encoding.shared_tables import SharedTables
 from ...formulation.pipeline.configuration import rows
 from ...formulation.placement.placement import Placement
-from ...formulation.weights.reserve import fixed_bytes
+from ...formulation.weights.fixed_memory import fixed_bytes
 from ...model.machine.machine import merged
 from ...model.machine.precision import precision
 from .part_bounds import Answer, Query
@@ -94,6 +94,6 @@ def _encoding(
 
 
 @lru_cache(maxsize=2)
-def _tables(whole: PipelineProblem, devices: int, micro_batches: int) -> Tables:
+def _tables(whole: PipelineProblem, devices: int, micro_batches: int) -> SharedTables:
     """What the parts have in common."""
-    return Tables()
+    return SharedTables()

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from ...formulation.encoding.encode import encode
 from ...formulation.encoding.encoding import Encoding
-from ...formulation.encoding.shared_tables import Tables
-from ...formulation.network.network import INFINITE, Edge, Network, Table, Tables3, evaluate
+from ...formulation.encoding.shared_tables import SharedTables
+from ...formulation.network.network import INFINITE, Edge, Network, SwitchTables, Table, evaluate
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.stage_transfers import transfer_price
 from ...model.errors import PartitaError
@@ -65,9 +65,9 @@ def encoding(whole: PipelineProblem, configuration: Configuration, i: int, j: in
 
 
 @lru_cache(maxsize=2)
-def _tables(whole: PipelineProblem, configuration: Configuration) -> Tables:
+def _tables(whole: PipelineProblem, configuration: Configuration) -> SharedTables:
     """What the parts of one configuration have in common."""
-    return Tables()
+    return SharedTables()
 
 
 @dataclass
@@ -216,7 +216,7 @@ class _Variables:
     def _operator(self, node: int) -> Choices:
         variable, domain = self.found.operators[node]
         ordinary = tuple(domain.output_space.layout(int(code)) for code in domain.output)
-        further = self.found.placed.get(variable, ())
+        further = self.found.bundled.get(variable, ())
         return variable, (*ordinary, *(ordinary[placed.option] for placed in further))
 
     def ends(self, assignment: tuple[int, ...]) -> Ends:
@@ -285,7 +285,9 @@ def _without(
         free, empty = scope & (cost | own if alone else cost), scope & (use | lone if alone else use)
         return nothing(c) if free else c, nothing(u) if u is not None and empty else u
 
-    def decided(each: Mapping[int, Tables3], scope: Callable[[int], set[int]], alone: bool) -> dict[int, Tables3]:
+    def decided(
+        each: Mapping[int, SwitchTables], scope: Callable[[int], set[int]], alone: bool
+    ) -> dict[int, SwitchTables]:
         return {k: (*tables(c, u, scope(k), alone), None) for k, (c, u, _) in each.items()}
 
     edges = network.edges

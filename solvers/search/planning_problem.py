@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from ...formulation.encoding.alternatives import Ways
 from ...formulation.encoding.encode import encode
 from ...formulation.encoding.encoding import Encoding
-from ...formulation.encoding.recomputation import offered
+from ...formulation.encoding.recomputation import recomputable_segments
 from ...formulation.placement.placement import Placement
+from ...formulation.strategies.alternatives import Alternatives
 from ...formulation.strategies.tensor_classes import classes
 from ...model.errors import PartitaError
 from ...model.graph.atoms import atoms
@@ -71,7 +71,7 @@ class PlanningProblem:
         """No plan is faster: all arithmetic at the devices' full rate, evenly spread, and nothing else."""
         rate = self.machine.device.flops(precision(self.dtype).compute) * self.machine.devices
         whole = with_batch(self.pcg, self.batch)
-        work = sum(min(_work(whole, way) for way in ways) for ways in Ways(whole, classes(whole)).needed())
+        work = sum(min(_work(whole, way) for way in ways) for ways in Alternatives(whole, classes(whole)).needed())
         return int(work / rate * 1e9 * (1 - 1e-9))
 
     def fits(self) -> tuple[int, ...]:
@@ -84,9 +84,9 @@ class PlanningProblem:
         grouped = classes(whole)
         kept: dict[int, int] = {}
         fixed = sum(whole.nodes[i].numel for i in whole.of("parameter") if i in whole.plain) * ITEMSIZE[form.parameters]
-        again = offered(whole, grouped, self.bundles) if self.recompute != ("none",) else ()
+        again = recomputable_segments(whole, grouped, self.bundles) if self.recompute != ("none",) else ()
         segment = {i: s.name for s in again for i in s.nodes}
-        for index in (ways[0] for ways in Ways(whole, grouped).needed() if len(ways) == 1):
+        for index in (ways[0] for ways in Alternatives(whole, grouped).needed() if len(ways) == 1):
             node = whole.nodes[index]
             if not node.gradient or node.op in SOURCES:
                 continue

@@ -19,8 +19,8 @@ from partita.codegen.plan.table_spread import at_of
 from partita.codegen.verification.verify import run
 from partita.codegen.verification.whole import trial_of
 from partita.formulation.placement.placement import Placement
-from partita.formulation.special import lies_apart
-from partita.formulation.special.levelling import levelled
+from partita.formulation.special import special_rows_fit
+from partita.formulation.special.level_spread import level_spread
 from partita.formulation.strategies.strategy import rows
 from partita.model.graph.atoms import atoms
 from partita.model.graph.buffer_updates import updated
@@ -116,7 +116,7 @@ class Forcing:
             if node.op in SOURCES:
                 layouts = zip((index,), (output,), strict=True)
             summed = node.get("sparse") and {B, P} & set(inputs[0])  # as sparse gradients are not, nor their tables
-            apart = lies_apart(picked, inputs, output, self.sizes)
+            apart = special_rows_fit(picked, inputs, output, self.sizes)
             if all(self.legal(i, x) for i, x in layouts) and not summed and apart:
                 break
             if wish:
@@ -138,7 +138,7 @@ class Forcing:
         at = next((axis for axis, letter in enumerate(asked) if letter == P), None)
         if at is None:
             return Choice((), asked) if P in choice.output else choice
-        spread = levelled(table_rows(table), table.shape[1], self.sizes[at])
+        spread = level_spread(table_rows(table), table.shape[1], self.sizes[at])
         if spread is None:
             raise ValueError("the tables' columns leave a rank empty")
         return Choice((), asked, at=at_of(table, spread))

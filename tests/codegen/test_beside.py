@@ -201,8 +201,8 @@ def test_without_bundles_is_the_same_network_less_some_options() -> None:
     (place,) = placements((2,), mesh=(2,))
     both, plain = (encode(graph, machine, place, bundles=with_them) for with_them in (True, False))
     both.network.check()
-    assert not plain.placed and both.placed
-    for variable, further in both.placed.items():
+    assert not plain.bundled and both.bundled
+    for variable, further in both.bundled.items():
         a, b = both.network.variables[variable], plain.network.variables[variable]
         assert len(a.cost) == len(b.cost) + len(further)
         assert (a.cost[: len(b.cost)] == b.cost).all()

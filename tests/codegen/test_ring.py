@@ -23,7 +23,7 @@ from partita.codegen.verification.special import around, verify_strategy
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import run, verify
 from partita.codegen.verification.whole import trial_of
-from partita.formulation.special import lies_apart, special_strategy
+from partita.formulation.special import special_rows_fit, special_strategy
 from partita.formulation.strategies import strategy
 from partita.formulation.strategies.strategy import row_names, rows
 from partita.model.capture.capture import capture
@@ -177,7 +177,7 @@ def test_positions_are_split_once() -> None:
     def fits(*chosen: str) -> bool:
         taken = [found[name] for name in chosen]
         inputs = [tuple(row.inputs[i] for row in taken) for i in range(3)]
-        return lies_apart(taken, inputs, tuple(row.output for row in taken), (2, 2))
+        return special_rows_fit(taken, inputs, tuple(row.output for row in taken), (2, 2))
 
     assert fits("ring", "b.0") and fits("B", "ring") and not fits("ring", "ring") and not fits("ring", "s")
 

@@ -11,7 +11,7 @@ from torch import nn
 from partita.formulation.placement.placement import placements
 from partita.formulation.special import Part, special_strategy
 from partita.formulation.special.halo import Exchange, Reach, exchange
-from partita.formulation.strategies.operator_options import domain
+from partita.formulation.strategies.operator_options import operator_options
 from partita.formulation.strategies.strategy import row_names, rows
 from partita.formulation.strategies.transitions import Transitions
 from partita.model.capture.capture import capture
@@ -116,7 +116,7 @@ def test_offered_where_samples_do_not_divide(batch: int, offered: bool) -> None:
     args: Any = graph, conv, moves, Roofline(machine, "float32"), precision("float32")
 
     def special(**options: bool) -> bool:
-        found = domain(*args, **options)
+        found = operator_options(*args, **options)
         return any(found.rows[i].special for i in found.choice[:, 0])
 
     assert special() == offered

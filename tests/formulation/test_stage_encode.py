@@ -11,7 +11,7 @@ from partita.codegen.planner.decode import choices
 from partita.codegen.pricing.plan_price import priced
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
-from partita.formulation.encoding.shared_tables import Tables
+from partita.formulation.encoding.shared_tables import SharedTables
 from partita.formulation.network.network import INFINITE, evaluate
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import of_rows
@@ -54,7 +54,7 @@ def drawn(encoding: Encoding, source: random.Random) -> list[int]:
 )
 def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> None:
     """To the nanosecond and the byte, for random assignments, with segments that are computed again."""
-    pcg, source, shared, compared = graph(name), random.Random(name), Tables(), 0
+    pcg, source, shared, compared = graph(name), random.Random(name), SharedTables(), 0
     for first in range(0, len(boundaries(pcg)) - every, every):
         part = stage(pcg, first, first + every).graph
         found = encoded(part, in_flight=2, shared=shared, recompute=MODES)
@@ -75,7 +75,7 @@ def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> 
 
 @pytest.mark.parametrize("name", ["gpt2", "mbart-4.7b"])
 def test_tables_of_other_stages_change_nothing(name: str) -> None:
-    pcg, shared = graph(name), Tables()
+    pcg, shared = graph(name), SharedTables()
     count = len(boundaries(pcg)) - 1
     for first, last in [(0, count), (0, 2), (1, 3), (2, 3), (1, count)]:
         part = stage(pcg, first, last).graph

@@ -9,13 +9,13 @@ from itertools import product
 import pytest
 
 from partita import PartitaError
-from partita.formulation.special.balance import NEAR, Piece, Spread, fewest_columns, fewest_elements
-from partita.formulation.special.levelling import greedy_by_size, levelled, round_robin
+from partita.formulation.special.level_spread import greedy_by_size, level_spread, round_robin
+from partita.formulation.special.table_spread import NEAR, ColumnRange, TableSpread, fewest_columns, fewest_elements
 from partita.model.zoo.dlrm import CRITEO_KAGGLE
 from partita.solvers.backends.table_spread import GAP, SLACK, balanced, solve
 
 
-def loads(spread: Spread) -> tuple[int, int]:
+def loads(spread: TableSpread) -> tuple[int, int]:
     """Columns and elements of the fullest coordinate, column by column."""
     owner = {
         (p.table, column): c for c, own in enumerate(spread.pieces) for p in own for column in range(p.start, p.stop)
@@ -68,14 +68,14 @@ def test_criteo(ranks: int) -> None:
         most = way(CRITEO_KAGGLE, 128, ranks).largest
         assert columns < most.columns and elements < most.elements
     assert ranks > 6 or solve(CRITEO_KAGGLE, 128, ranks).spread == solved.spread  # type: ignore[union-attr]
-    plain = levelled(CRITEO_KAGGLE, 128, ranks)
+    plain = level_spread(CRITEO_KAGGLE, 128, ranks)
     assert plain is not None and loads(plain)[0] == columns
 
 
 def test_one_rank_and_too_many() -> None:
     one = balanced((5, 3), 4, 1)
-    assert one is not None and one.pieces == ((Piece(0, 0, 4), Piece(1, 0, 4)),)
-    assert balanced((5, 3), 4, 9) is None and levelled((5, 3), 4, 9) is None
+    assert one is not None and one.pieces == ((ColumnRange(0, 0, 4), ColumnRange(1, 0, 4)),)
+    assert balanced((5, 3), 4, 9) is None and level_spread((5, 3), 4, 9) is None
     most = balanced((5, 3), 4, 8)
     assert most is not None and most.unit == 1
 
@@ -89,10 +89,10 @@ def test_ranges_lie_together() -> None:
 
 def test_what_is_no_spread() -> None:
     for pieces, words in (
-        (((Piece(0, 0, 2),), (Piece(0, 3, 4),)), "columns 2 to 3 of table 0 are missing"),
-        (((Piece(0, 0, 3),), (Piece(0, 2, 4),)), "columns 2 to 3 of table 0 overlap"),
-        (((Piece(0, 0, 4),), ()), "coordinate 1 has no columns"),
-        (((Piece(1, 0, 4),), (Piece(0, 0, 4),)), "not in table 1"),
+        (((ColumnRange(0, 0, 2),), (ColumnRange(0, 3, 4),)), "columns 2 to 3 of table 0 are missing"),
+        (((ColumnRange(0, 0, 3),), (ColumnRange(0, 2, 4),)), "columns 2 to 3 of table 0 overlap"),
+        (((ColumnRange(0, 0, 4),), ()), "coordinate 1 has no columns"),
+        (((ColumnRange(1, 0, 4),), (ColumnRange(0, 0, 4),)), "not in table 1"),
     ):
         with pytest.raises(PartitaError, match=words):
-            Spread((7,), 4, pieces)
+            TableSpread((7,), 4, pieces)

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from partita.formulation.network.chains import Piece, find_chains
+from partita.formulation.network.chains import Position, find_chains
 from partita.formulation.network.network import (
     INFINITE,
     Chain,
     Network,
     Switch,
-    Tables3,
+    SwitchTables,
     Variable,
     chain_edges,
     evaluate,
     extras,
 )
-from partita.formulation.network.pairwise import pairwise
+from partita.formulation.network.without_switches import without_switches
 from partita.solvers.elimination import transient_memory as transient
 from partita.solvers.elimination.crossover import crossed
 from partita.solvers.elimination.order import compile_network
@@ -37,7 +37,7 @@ def switched(network: Network, seed: int, extras: bool) -> Network:
     variables, switches, chains = list(network.variables), list[Switch](), list[Chain]()
     resources = len(network.capacities)
 
-    def modes(cost: np.ndarray, use: np.ndarray | None) -> Tables3:
+    def modes(cost: np.ndarray, use: np.ndarray | None) -> SwitchTables:
         none = np.zeros((*cost.shape, resources), np.int64)
         more, less = rng.integers(0, 10, (MODES - 1, *cost.shape)), rng.integers(1, 4, MODES - 1)
         uses = none if use is None else use
@@ -48,7 +48,7 @@ def switched(network: Network, seed: int, extras: bool) -> Network:
             np.stack([0 * cost, *extra]) if extras and rng.random() < 0.8 else None,
         )
 
-    def part(own: list[int], among: list[int]) -> list[tuple[dict[int, Tables3], list[int]]]:
+    def part(own: list[int], among: list[int]) -> list[tuple[dict[int, SwitchTables], list[int]]]:
         """The tables of one or two switches over the places of variables `own`, and their edges `among`."""
         groups = [own] if len(own) < 2 or rng.random() < 0.5 else [own[: len(own) // 2], own[len(own) // 2 :]]
         edges = [k for k in among if rng.random() < 0.7]
@@ -156,7 +156,7 @@ def test_pairs_cost_what_switches_do(make_network) -> None:
     @given(st.integers(0, 10**6))
     def agree(seed: int) -> None:
         network = found(make_network, seed, extras=False)
-        pairs = pairwise(network)
+        pairs = without_switches(network)
         pairs.network.check()
         rng = np.random.default_rng(seed)
         for _ in range(20):
@@ -310,7 +310,7 @@ def test_chains_hold_whole_switches(make_transformer) -> None:
     (chain,) = network.chains
     first = {s.variable: copy[0] - 0.5 for s, copy in zip(network.switches, chain.copies, strict=True)}
     pieces = [
-        Piece(first.get(v, v), v in chain.boundaries or x.name == "hub2", False)
+        Position(first.get(v, v), v in chain.boundaries or x.name == "hub2", False)
         for v, x in enumerate(network.variables)
     ]
     (found,) = find_chains(replace(network, chains=()), pieces)

@@ -9,7 +9,7 @@ from ...model.graph.pcg import PCG
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.precision import Precision
 from ..strategies.tensor_classes import classes
-from .storage import passing
+from .storage import transient_buffers
 
 
 def fixed_bytes(pcg: PCG, precision: Precision, devices: int, micro_batches: int) -> int:
@@ -18,11 +18,11 @@ def fixed_bytes(pcg: PCG, precision: Precision, devices: int, micro_batches: int
     changed = {i for i, (reader, _) in updated(pcg).items() if not constant[reader]}
     buffers = [pcg.nodes[i] for i in pcg.of("buffer") if i not in changed]
     held = sum(n.numel * precision.buffer_itemsize(n.dtype) for n in buffers)
-    return held + passing(devices, micro_batches) * largest(pcg) * precision.itemsize("float32")
+    return held + transient_buffers(devices, micro_batches) * largest_weight(pcg) * precision.itemsize("float32")
 
 
 @lru_cache(maxsize=64)
-def largest(pcg: PCG) -> int:
+def largest_weight(pcg: PCG) -> int:
     """Elements of the largest weight without sparse gradient."""
     moving = {*pcg.of("parameter")} - sparse_tables(pcg).keys()
     return max((pcg.nodes[i].numel for i in moving), default=0)

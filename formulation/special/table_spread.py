@@ -21,7 +21,7 @@ NEAR = 1.01
 """Units are as wide as they can be while the busiest coordinate has at most this times the fewest columns."""
 
 
-class Piece(NamedTuple):
+class ColumnRange(NamedTuple):
     """The columns from `start` to before `stop` of a table, by its number."""
 
     table: int
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
     stop: int
 
 
-class Load(NamedTuple):
+class CoordinateLoad(NamedTuple):
     """What a coordinate has: columns, elements, units."""
 
     columns: int
@@ -38,7 +38,7 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Spread:
+class TableSpread:
     """`pieces[c]` is what coordinate c has of tables with so many `rows`, each of `width` columns.
 
     PartitaError: pieces overlap, or miss columns, or leave a coordinate empty.
@@ -46,7 +46,7 @@ class Spread:
 
     rows: tuple[int, ...]
     width: int
-    pieces: tuple[tuple[Piece, ...], ...]
+    pieces: tuple[tuple[ColumnRange, ...], ...]
 
     def __post_init__(self) -> None:
         reached = dict.fromkeys(range(len(self.rows)), 0)
@@ -72,29 +72,29 @@ class Spread:
         return gcd(self.width, *(bound for own in self.pieces for piece in own for bound in piece[1:]))
 
     @cached_property
-    def loads(self) -> tuple[Load, ...]:
+    def loads(self) -> tuple[CoordinateLoad, ...]:
         """What every coordinate has."""
         return tuple(load(self.rows, own, self.unit) for own in self.pieces)
 
     @cached_property
-    def largest(self) -> Load:
+    def largest(self) -> CoordinateLoad:
         """The most that a coordinate has, of each."""
-        return Load(*(max(amounts) for amounts in zip(*self.loads, strict=True)))
+        return CoordinateLoad(*(max(amounts) for amounts in zip(*self.loads, strict=True)))
 
     def coordinates(self, table: int) -> tuple[int, ...]:
         """Where a table lies."""
         return tuple(c for c, own in enumerate(self.pieces) if any(piece.table == table for piece in own))
 
 
-Balance: TypeAlias = Callable[[tuple[int, ...], int, int], Spread | None]
+TableSpreader: TypeAlias = Callable[[tuple[int, ...], int, int], TableSpread | None]
 """From the rows of tables, their width and the size of an axis to a spread; None where there are too few columns."""
 
 
-def load(rows: Sequence[int], own: Iterable[Piece], unit: int) -> Load:
+def load(rows: Sequence[int], own: Iterable[ColumnRange], unit: int) -> CoordinateLoad:
     """What pieces add up to."""
     widths = [(rows[piece.table], piece.stop - piece.start) for piece in own]
     columns = sum(width for _, width in widths)
-    return Load(columns, sum(count * width for count, width in widths), columns // unit)
+    return CoordinateLoad(columns, sum(count * width for count, width in widths), columns // unit)
 
 
 def fewest_columns(tables: int, width: int, ranks: int, unit: int = 1) -> int:
@@ -116,7 +116,7 @@ def fewest_elements(rows: Sequence[int], width: int, ranks: int) -> int:
     return -(-sum(rows) * width // ranks)
 
 
-def of_counts(rows: tuple[int, ...], width: int, counts: Sequence[Sequence[int]]) -> Spread:
+def of_counts(rows: tuple[int, ...], width: int, counts: Sequence[Sequence[int]]) -> TableSpread:
     """The spread in which coordinate c has `counts[c][t]` units of table t, one coordinate's columns after another's.
 
     Coordinates change places until those of each table lie close together, where they can.
@@ -129,9 +129,9 @@ def of_counts(rows: tuple[int, ...], width: int, counts: Sequence[Sequence[int]]
             if count:
                 start, step = reached[table], width // units[table]
                 reached[table] += count * step
-                here.append(Piece(table, start, reached[table]))
+                here.append(ColumnRange(table, start, reached[table]))
         pieces.append(tuple(here))
-    return Spread(rows, width, tuple(pieces))
+    return TableSpread(rows, width, tuple(pieces))
 
 
 def _together(tables: Sequence[frozenset[int]]) -> list[int]:

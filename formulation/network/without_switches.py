@@ -12,7 +12,7 @@ from .network import INFINITE, Edge, Network, Switch, Table, Variable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pairwise:
+class WithoutSwitches:
     """The network `of` as one without switches and chains."""
 
     of: Network
@@ -23,18 +23,18 @@ class Pairwise:
         return tuple(x % len(v.cost) for x, v in zip(assignment, self.of.variables, strict=True))
 
 
-def pairwise(network: Network) -> Pairwise:
+def without_switches(network: Network) -> WithoutSwitches:
     """The equal network without switches; raises ValueError where one uses something only for a while."""
     if network.capacities and any(s.has_extra for s in network.switches):
         raise ValueError("what switches use for a while has no place in a network without them")
     if not network.switches:
-        return Pairwise(network, network)
+        return WithoutSwitches(network, network)
     products = _Products(network)
     of_edge = {k: s for s in network.switches for k in s.edges}
     edges = [products.edge(k, e, of_edge.get(k)) for k, e in enumerate(network.edges)]
     variables = [products.variable(v) for v in range(len(network.variables))]
     edges += [products.agreement(v, s) for v, switches in products.switches.items() for s in switches]
-    return Pairwise(network, Network(tuple(variables), tuple(edges), network.capacities, network.constant))
+    return WithoutSwitches(network, Network(tuple(variables), tuple(edges), network.capacities, network.constant))
 
 
 class _Products:

@@ -12,13 +12,13 @@ from itertools import combinations
 from operator import or_
 
 from ...model.graph.pcg import PCG
-from ..strategies.tensor_classes import Classes, Use
+from .tensor_classes import Classes, Use
 
 Taken = Mapping[int, int]
 """Nodes that are computed in several ways, each with the one that is taken."""
 
 
-class Ways:
+class Alternatives:
     """What holds for all choices of ways to compute a graph. Tensors are named by their class's base."""
 
     def __init__(self, pcg: PCG, classes: Classes) -> None:
@@ -30,7 +30,7 @@ class Ways:
 
     def needed(self) -> Iterator[tuple[int, ...]]:
         """The nodes that every choice computes, each with the ways to compute it."""
-        ways, base = self.classes.ways, self.classes.base
+        ways, base = self.classes.alternative_of, self.classes.base
         return (self.of(i) for i in range(len(self.pcg.nodes)) if i not in ways and base[i] not in self.conditional)
 
     @cached_property
@@ -58,7 +58,7 @@ class Ways:
     @cached_property
     def _bases(self) -> Sequence[int]:
         """The tensors that are computed or stored, in order."""
-        ways, base = self.classes.ways, self.classes.base
+        ways, base = self.classes.alternative_of, self.classes.base
         return [i for i in range(len(self.pcg.nodes)) if base[i] == i and i not in ways]
 
     def _reads(self, way: int) -> Iterator[tuple[int, int]]:

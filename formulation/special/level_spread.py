@@ -14,13 +14,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .balance import NEAR, Piece, Spread, fewest_elements, of_counts, unit_widths
+from .table_spread import NEAR, ColumnRange, TableSpread, fewest_elements, of_counts, unit_widths
 
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @lru_cache(maxsize=256)
-def levelled(rows: tuple[int, ...], width: int, ranks: int) -> Spread | None:
+def level_spread(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread | None:
     """What `level_counts` finds, in the widest units that are (nearly) no loss."""
     best: tuple[int, list[list[int]]] | None = None
     for unit in unit_widths(len(rows), width, ranks):
@@ -180,12 +180,12 @@ def _dealt(rows: Sequence[int], units: int, ranks: int) -> list[list[int]]:
     return counts
 
 
-def round_robin(rows: tuple[int, ...], width: int, ranks: int) -> Spread:
+def round_robin(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread:
     """Whole tables, dealt out by number: what Unity's expert does for DLRM. PartitaError: fewer tables than ranks."""
     return _whole(rows, width, [[t for t in range(len(rows)) if t % ranks == c] for c in range(ranks)])
 
 
-def greedy_by_size(rows: tuple[int, ...], width: int, ranks: int) -> Spread:
+def greedy_by_size(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread:
     """Whole tables, the largest first, each to the coordinate with the fewest elements. PartitaError as above."""
     own: list[list[int]] = [[] for _ in range(ranks)]
     held = [(0, 0, c) for c in range(ranks)]
@@ -196,5 +196,5 @@ def greedy_by_size(rows: tuple[int, ...], width: int, ranks: int) -> Spread:
     return _whole(rows, width, own)
 
 
-def _whole(rows: tuple[int, ...], width: int, own: Sequence[Sequence[int]]) -> Spread:
-    return Spread(rows, width, tuple(tuple(Piece(t, 0, width) for t in sorted(tables)) for tables in own))
+def _whole(rows: tuple[int, ...], width: int, own: Sequence[Sequence[int]]) -> TableSpread:
+    return TableSpread(rows, width, tuple(tuple(ColumnRange(t, 0, width) for t in sorted(tables)) for tables in own))
