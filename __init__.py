@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .codegen.plan.pipeline_file import load_plan
     from .codegen.plan.pipeline_plan import PipelinePlan
     from .codegen.plan.plan import Plan
+    from .codegen.plan.plan_file import load_plan
     from .codegen.plan.spacetime_plan import SpaceTimePlan, graph, space_time
     from .codegen.planner.planner import optimize
     from .formulation.encoding.encode import strategy_network
@@ -49,7 +49,7 @@ _HOME = {
     "interleaved": ".formulation.pipeline.orders",
     "layers": ".formulation.spacetime.stages",
     "Limits": ".solvers.protocol",
-    "load_plan": ".codegen.plan.pipeline_file",
+    "load_plan": ".codegen.plan.plan_file",
     "Machine": ".model.machine.machine",
     "NoPlanError": ".model.errors",
     "one_f_one_b": ".formulation.pipeline.orders",

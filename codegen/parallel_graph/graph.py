@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...model.errors import PartitaError
 from ...model.graph.pcg import Attribute
+from ..plan.delegation import call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,21 +186,17 @@ class ParallelGraph:
         return tuple(left)
 
     def __str__(self) -> str:
-        from .text import text
-
-        return text(self)
+        return str(call("graph_text", self))
 
     def to_json(self) -> dict[str, Any]:
-        from .file import to_json
-
-        return to_json(self)
+        result: dict[str, Any] = call("graph_to_json", self)
+        return result
 
     @classmethod
     def from_json(cls, data: Any) -> ParallelGraph:
         """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
-        from .file import from_json
-
-        return from_json(data)
+        graph: ParallelGraph = call("graph_from_json", data)
+        return graph
 
 
 # What parallel operators do

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ...formulation.bundles.bundles import Bundle, batch_row, find_bundles, inside
 from ...formulation.strategies.strategy import rows
@@ -14,12 +13,10 @@ from ...model.graph.layout import is_split
 from ...model.graph.pcg import PCG
 from ..pricing.price_items import Priced
 from .choice import Choice
-
-if TYPE_CHECKING:
-    from .plan import Plan
+from .stage_plan import StagePlan
 
 
-def bundles(plan: Plan) -> dict[int, Bundle]:
+def bundles(plan: StagePlan) -> dict[int, Bundle]:
     """The bundles whose branches a plan lets run side by side, by the `cat` that joins them."""
     return {b.join: b for b in find_bundles(plan.graph) if len(plan.choices[b.join].joins) == len(b.branches) + 1}
 
@@ -34,7 +31,7 @@ def as_ordinary(graph: PCG, join: int, choice: Choice) -> Choice:
     return replace(choice, inputs=inputs)
 
 
-def slowest(plan: Plan, classes: Classes, priced: Priced) -> Priced:
+def slowest(plan: StagePlan, classes: Classes, priced: Priced) -> Priced:
     """What counts: of a bundle's times those of the slowest coordinate, of its memory those of the fullest."""
     found, changed = bundles(plan), updated(plan.graph)
     if not found:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...formulation.bundles.bundles import Bundle, inside
 from ...formulation.bundles.parallel_branches import innermost
 from ...formulation.special import special_rows_fit
@@ -21,15 +19,13 @@ from ...model.machine.precision import precision
 from ...model.machine.roofline import optimizer_states
 from .branches import bundles
 from .choice import FLAGS, letter_text
+from .stage_plan import StagePlan
 from .table_spread import check_spread
-
-if TYPE_CHECKING:
-    from .plan import Plan
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
-def check(plan: Plan) -> None:
+def check(plan: StagePlan) -> None:
     """Raise PartitaError unless the plan can be run: its machine has the ranks, choices are legal, no rank is empty."""
     precision(plan.dtype)  # known?
     if plan.optimizer not in OPTIMIZERS:
@@ -87,7 +83,7 @@ def check(plan: Plan) -> None:
     _check_recompute(plan)
 
 
-def _check_recompute(plan: Plan) -> None:
+def _check_recompute(plan: StagePlan) -> None:
     """Raise PartitaError unless what is computed again are segments, of which no part is at one coordinate only."""
     known = {segment.name: segment.nodes for segment in segments(plan.graph)} if plan.recompute else {}
     for name, mode in plan.recompute.items():
@@ -99,7 +95,7 @@ def _check_recompute(plan: Plan) -> None:
             raise PartitaError(f"segment {name!r} has branches side by side, and cannot be computed again")
 
 
-def _check_training(plan: Plan, index: int) -> None:
+def _check_training(plan: StagePlan, index: int) -> None:
     """Gradients are sharded with their states, and offloaded is what the optimizer keeps of a dense gradient."""
     node, choice, device = plan.graph.nodes[index], plan.choices[index], plan.machine.device
     if not choice.sharded_gradients and not choice.offloaded:
@@ -115,7 +111,7 @@ def _check_training(plan: Plan, index: int) -> None:
         raise PartitaError(f"node {node.name!r} is offloaded, but {plan.optimizer} keeps nothing of it")
 
 
-def _check_bundles(plan: Plan) -> dict[int, Bundle]:
+def _check_bundles(plan: StagePlan) -> dict[int, Bundle]:
     """Raise PartitaError unless all that is at a coordinate belongs to a bundle, which is whole on its axis there."""
     found, taken = bundles(plan), dict[int, list[tuple[int, int]]]()
     outermost = sorted(found, key=lambda join: -len(found[join].nodes))
@@ -146,7 +142,7 @@ def _check_bundles(plan: Plan) -> dict[int, Bundle]:
     return found
 
 
-def _check_whole(plan: Plan, index: int, axis: int) -> None:
+def _check_whole(plan: StagePlan, index: int, axis: int) -> None:
     """A node or weight at one coordinate of an axis is whole there, with addend gradients; nothing is converted."""
     node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)[index]
     sources = [plan.graph.nodes[i].gradient and node.gradient for i in node.inputs]
@@ -158,7 +154,7 @@ def _check_whole(plan: Plan, index: int, axis: int) -> None:
         raise PartitaError(f"node {node.name!r} is at one coordinate, and cannot be split there")
 
 
-def _check_sparse(plan: Plan) -> None:
+def _check_sparse(plan: StagePlan) -> None:
     """Tables with sparse gradients are read as they are stored."""
     check_optimizer(plan.graph, plan.optimizer)
     for table in sparse_tables(plan.graph):
@@ -169,7 +165,7 @@ def _check_sparse(plan: Plan) -> None:
             raise PartitaError(f"the gradient of {name!r} is sparse: it cannot be converted from how it is stored")
 
 
-def _check_layout(plan: Plan, name: str, items: tuple[int, ...], layout: Layout) -> None:
+def _check_layout(plan: StagePlan, name: str, items: tuple[int, ...], layout: Layout) -> None:
     """`items`: how many of each atom the tensor has."""
     sizes = plan.placement.sizes
     if len(layout) != len(sizes):

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...model.graph.atoms import Atoms, atoms
 from ...model.graph.layout import B, Layout, P, R, S, atom_of, is_split
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import whole
-from ...model.machine.precision import precision
-
-if TYPE_CHECKING:
-    from .plan import Plan
-
 
 FLAGS = ("regather", "sharded_states", "sharded_gradients", "offloaded")
 """What a choice of a parameter may say; a file has those that hold."""
@@ -55,11 +50,6 @@ class Choice:
         return self.output if self.shared is None else self.shared
 
 
-def apart(plan: Plan) -> bool:
-    """Whether accumulated gradients or optimizer states are elsewhere than the weights, or in another dtype."""
-    return precision(plan.dtype).copied or any(c.sharded_gradients or c.offloaded for c in plan.choices)
-
-
 def letter_text(known: Atoms, letter: int) -> str:
     """`R`, `B`, `P`, `S(1)`, or `S(1.0)` where dim 1 is a product of atoms and its outermost is split."""
     if not is_split(letter):
@@ -77,8 +67,9 @@ def _letter(known: Atoms, text: Any) -> int:
     raise ValueError(f"{text!r} is no letter of a tensor with dims {known.dims}")
 
 
-def choice_json(plan: Plan, index: int, known: tuple[Atoms, ...]) -> dict[str, Any]:
-    node, choice = plan.graph.nodes[index], plan.choices[index]
+def choice_json(graph: PCG, index: int, choice: Choice) -> dict[str, Any]:
+    """What a file says of the choice of a node."""
+    node, known = graph.nodes[index], atoms(graph)
 
     def text(i: int, layout: Layout) -> list[str]:
         return [letter_text(known[i], x) for x in layout]

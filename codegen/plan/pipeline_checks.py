@@ -14,7 +14,7 @@ from ...model.graph.sparse_tables import sparse_tables
 from ...model.graph.stages import boundaries, stage
 from ...model.machine.machine import stage_machine
 from ...model.machine.precision import precision
-from .choice import apart, letter_text
+from .choice import letter_text
 from .plan import Plan
 from .schedules import orders
 
@@ -53,7 +53,7 @@ def check(plan: PipelinePlan) -> None:
         if plan.micro_batches < plan.size:
             raise PartitaError(f"2bw keeps {plan.size} stages busy: {plan.micro_batches} micro-batches are too few")
         for part in plan.stages:
-            check_stale(part.graph, part.dtype, apart(part))
+            check_stale(part.graph, part.dtype, part.separate_states)
     for number, (before, after) in enumerate(pairwise(plan.stages)):
         _check_boundary(number, before, after)
     _check_tied(plan)

@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING, Any
 from ...formulation.pipeline.configuration import split
 from ...formulation.pipeline.orders import Orders
 from ...formulation.placement.placement import Placement, of_rows
-from ...model.files import write_atomically
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
+from .axis_names import axis_names
+from .delegation import PlanMethods, call
 from .pipeline_checks import check
-from .plan import Plan, write_plan
+from .plan import Plan
 from .schedules import orders
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..emission.spmd.axes import Group
-
 
 @dataclass(frozen=True)
-class PipelinePlan:
+class PipelinePlan(PlanMethods):
     """A plan for every stage of a pipeline, checked: they fit each other and the machine, and can be run as they are.
 
     `graph` is the whole (shapes at one micro-batch); stage i is what lies between boundaries `bounds[i]` and
@@ -99,9 +98,8 @@ class PipelinePlan:
     @cached_property
     def axes(self) -> tuple[str, ...]:
         """A name for every axis of the whole mesh."""
-        from ..emission.common.names import axis_names
-
-        return ("pipeline", *axis_names(*self.stages))
+        stages = [(stage.graph, stage.choices) for stage in self.stages]
+        return ("pipeline", *axis_names(len(self.stages[0].placement.sizes), stages))
 
     @cached_property
     def parts(self) -> tuple[Plan, ...]:
@@ -109,65 +107,23 @@ class PipelinePlan:
         return tuple(replace(plan, names=self.axes[1:]) for plan in self.stages)
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
-        """The axes of a stage's mesh, and those that sum gradients together, with the programs of their collectives."""
-        from ..emission.spmd.axes import groups
-
-        return groups(*self.parts)
-
-    @cached_property
     def orders(self) -> Orders:
         """What the ranks of every coordinate run, one after the other."""
         return orders(self.schedule, self.size, self.chunks, self.micro_batches)
 
-    def summary(self) -> dict[str, Any]:
-        """What `partita plan --json` prints; `program` is known where the plan is saved."""
-        from ..report.pipeline_report import summary
-
-        return summary(self)
-
-    def __str__(self) -> str:
-        from ..report.pipeline_report import describe
-
-        return describe(self)
-
-    def emit(self, path: Path | str | None = None) -> str:
-        """The program as text; also written to `path` where one is given."""
-        from ..emission.pipeline.emit import emit
-
-        text = emit(self)
-        if path is not None:
-            write_atomically(path, text)
-        return text
-
-    def verify(self, ranks: int | None = None, level: str = "threads") -> dict[str, Any]:
-        """Run the program on local ranks beside the unsharded module: the same loss, gradients and weights?
-
-        The module is the one that was planned, or is built as `model` says. Raises PartitaError where neither is known.
-        """
-        from ..verification.verify import verify
-
-        return verify(self, ranks=ranks, level=level)
-
-    def save(self, path: Path | str) -> None:
-        """Write the plan to a `.json` file, or plan.json and program.py into a folder."""
-        write_plan(self, path)
-
     @classmethod
     def load(cls, path: Path | str) -> PipelinePlan:
         """Read what `save` wrote: a file, or a folder with plan.json. Raises PartitaError that says what is wrong."""
-        from .plan import read_plan
-
-        return read_plan(path, cls.from_json)
+        plan: PipelinePlan = call("load", path, cls.from_json)
+        return plan
 
     def to_json(self) -> dict[str, Any]:
-        from .pipeline_file import to_json
-
-        return to_json(self)
+        """Everything but the module."""
+        result: dict[str, Any] = call("pipeline_to_json", self)
+        return result
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PipelinePlan:
         """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
-        from .pipeline_file import from_json
-
-        return from_json(data)
+        plan: PipelinePlan = call("pipeline_from_json", data)
+        return plan

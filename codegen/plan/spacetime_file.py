@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ...model.errors import PartitaError
 from ...model.files import write_atomically
 from ...model.graph.graph_file import graph_from_json
 from ...model.graph.pcg import PCG
 from ...model.machine.roofline import optimizer_states
-from .plan import read_plan
-
-T = TypeVar("T")
 
 KIND, FORMAT = "space-time", 1
 _PARTS = {"summary": Mapping, "graph": Mapping, "model": Mapping, "words": str, "optimizer": str}
@@ -61,15 +58,6 @@ class Kept:
 
     def __str__(self) -> str:
         return str(self.said["words"])
-
-
-def load(path: Path | str, other: Callable[[Any], T]) -> Kept | T:
-    """The space-time plan in a folder, or in its plan.json; of a plan of another kind what `other` makes of it."""
-
-    def read(data: Any) -> Kept | T:
-        return Kept(data) if isinstance(data, Mapping) and data.get("kind") == KIND else other(data)
-
-    return read_plan(path, read)
 
 
 def copy_trace(folder: Path, trace: Path) -> None:

@@ -22,6 +22,7 @@ from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import optimizer_states
+from .delegation import call
 from .spacetime_file import FORMAT, KIND
 
 if TYPE_CHECKING:
@@ -111,9 +112,8 @@ class SpaceTimePlan:
 
     def source(self) -> str:
         """The program's text, the same every time."""
-        from ..emission.spacetime.emit import emit
-
-        return emit(self.program, dtype=self.dtype, optimizer=self.optimizer, summary=str(self).splitlines())
+        words = str(self).splitlines()
+        return str(call("emit_space_time", self.program, dtype=self.dtype, optimizer=self.optimizer, summary=words))
 
     def emit(self, path: Path | str) -> None:
         """Write the program, which needs only torch."""
@@ -124,9 +124,7 @@ class SpaceTimePlan:
         write_atomically(path, self._timeline())
 
     def _timeline(self) -> str:
-        from ..report.spacetime_trace import timeline
-
-        return json.dumps(timeline(self.prediction), allow_nan=False) + "\n"
+        return json.dumps(call("space_time_timeline", self.prediction), allow_nan=False) + "\n"
 
     def save(self, folder: Path | str, written: str = "") -> None:
         """Keep the program, its plan as the user wrote it (`written`), and the timeline in a folder."""
@@ -143,9 +141,8 @@ class SpaceTimePlan:
 
     def verify(self, level: str = "threads", steps: int = 3, *, timeout: float = 600.0) -> dict[str, Any]:
         """Train the program and the module, and compare, as `partita verify` does. The module must be at hand."""
-        from ..verification.verify import verify
-
-        return verify(self, level=level, steps=steps, timeout=timeout)
+        result: dict[str, Any] = call("verify", self, level=level, steps=steps, timeout=timeout)
+        return result
 
 
 def space_time(

@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable
+from typing import TypeAlias
 
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.layout import is_split
 from ..emission.common.text import WIDTH
-from ..emission.spmd.axes import steps_text
+from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..plan.table_spread import places, spread_axis
-from .words import equal_layers, recompute_text
-
-if TYPE_CHECKING:
-    from ..plan.pipeline_plan import PipelinePlan
-
+from ..pricing.axis_groups import axis_groups, steps_text
+from .words import contents, equal_layers, recompute_text
 
 Row: TypeAlias = tuple[str, str]
 """What a line is about, and the line."""
 
 
-def docstring(plan: Plan) -> str:
-    """What stands on top of the emitted program."""
-    rows = [("mesh", mesh_sentence(plan)), *predicted(plan)]
-    if programs := programs_sentence(plan):
+def describe(plan: Plan | PipelinePlan) -> str:
+    """The docstring's words, then for every stage a line for each tensor that is planned; equal layers share one."""
+    words = docstring(plan).strip('"').replace("Training program for", "Plan of").partition("\n\nRun:")[0]
+    lines = [words]
+    for number, part in enumerate(plan.parts):
+        title = [f"Stage {number}: {contents(part.graph)}"] if plan.size > 1 else []
+        lines += ["", *title, *layouts(part)]
+    return "\n".join(lines)
+
+
+def docstring(plan: Plan | PipelinePlan) -> str:
+    """The docstring of the emitted program."""
+    rows = [("mesh", mesh_sentence(plan))]
+    if isinstance(plan, PipelinePlan):
+        rows.append(("pipeline", pipeline_sentence(plan)))
+    rows += _predicted(plan)
+    if plan.size > 1:
+        rows += [(f"stage {number}", contents(part.graph)) for number, part in enumerate(plan.stages)]
+    if programs := _programs_sentence(plan):
         rows.append(("programs", programs))
-    if plan.report.get("bundles"):
+    if plan.report.get("bundles") and plan.size == 1:
         rows.append(("branches", _branches(plan)))
     if plan.recompute:
         rows.append(("recompute", _recompute(plan)))
-    return headed(plan, [*rows, ("batch", batch_sentence(plan)), ("weights", weights_sentence((plan,)))])
+    return _headed(plan, [*rows, ("batch", _batch_sentence(plan)), ("weights", _weights_sentence(plan))])
 
 
-def headed(plan: Plan | PipelinePlan, rows: Iterable[Row]) -> str:
+def _headed(plan: Plan | PipelinePlan, rows: Iterable[Row]) -> str:
     """The program's docstring with these lines."""
     machine = plan.machine
     where = " x ".join(f"{level.size} {level.name}{'s' if level.size > 1 else ''}" for level in machine.levels)
@@ -56,12 +68,13 @@ def headed(plan: Plan | PipelinePlan, rows: Iterable[Row]) -> str:
     return f'"""{text}\n"""'
 
 
-def predicted(plan: Plan | PipelinePlan, where: str = "every rank") -> list[Row]:
-    """What a step takes of time and memory, as far as the report says; `where` is what holds so much."""
+def _predicted(plan: Plan | PipelinePlan) -> list[Row]:
+    """Time and memory of a step, as far as the report has them."""
     report, rows = plan.report, list[Row]()
     if report.get("objective_ns") is not None:
         rows.append(("step", _step(plan)))
     if report.get("memory_bytes") is not None:
+        where = "the fullest rank" if plan.size > 1 else "every rank"
         capacity = report.get("capacity_bytes", plan.machine.device.capacity_bytes)
         rows.append(("memory", f"{_bytes(report['memory_bytes'])} of {_bytes(capacity)} on {where}"))
     return rows
@@ -97,7 +110,7 @@ def _step(plan: Plan | PipelinePlan) -> str:
     return text
 
 
-def _branches(plan: Plan) -> str:
+def _branches(plan: Plan | PipelinePlan) -> str:
     """How many groups of branches run side by side, and what the best plan takes in which none do."""
     text, without = f"{len(plan.report['bundles'])} times side by side", plan.report.get("without_bundles") or {}
     if without.get("objective_ns") is None:
@@ -106,16 +119,18 @@ def _branches(plan: Plan) -> str:
     return f"{text}; the best plan{least} without takes {_time(without['objective_ns'])}"
 
 
-def _recompute(plan: Plan) -> str:
-    """What is computed again in backward, and how much of the step that takes."""
+def _recompute(plan: Plan | PipelinePlan) -> str:
+    """The recomputed segments, and without a pipeline their share of the step."""
+    if plan.size > 1:
+        return recompute_text(plan.recompute)
     again, step = plan.report.get("recompute_ns"), plan.report.get("objective_ns")
     return recompute_text(plan.recompute) + (f"; {100 * again / step:.1f}% of the step" if again and step else "")
 
 
-def programs_sentence(plan: Plan | PipelinePlan) -> str:
+def _programs_sentence(plan: Plan | PipelinePlan) -> str:
     """How collectives over several levels of the machine run: of programs of several steps that for most bytes."""
     parts: dict[str, list[str]] = {}
-    for group in plan.groups:
+    for group in axis_groups(plan):
         for kind, known in group.schedules.items():
             last = max(i for i, program in enumerate(known.programs) if len(program) > 1)
             bounds = [f"from {_bytes(known.starts[last])}"] if last else []
@@ -126,7 +141,22 @@ def programs_sentence(plan: Plan | PipelinePlan) -> str:
     return "; ".join(f"{', '.join(names)} {words}" for words, names in parts.items())
 
 
-def batch_sentence(plan: Plan | PipelinePlan) -> str:
+def pipeline_sentence(plan: PipelinePlan) -> str:
+    """How many stages, and in which order they work."""
+    chunks = f", {plan.chunks} on every rank" if plan.chunks > 1 else ""
+    return f"{len(plan.stages)} stages{chunks}, {WORDS[plan.schedule]} over {plan.micro_batches} micro-batches"
+
+
+WORDS = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "interleaved 1F1B",
+    "zero-bubble": "zero-bubble (ZB-H1)",
+    "2bw": "PipeDream-2BW",
+}
+
+
+def _batch_sentence(plan: Plan | PipelinePlan) -> str:
     """How many samples, in which pieces, in which precision."""
     text = f"{plan.batch} samples"
     if plan.micro_batches > 1:
@@ -134,18 +164,18 @@ def batch_sentence(plan: Plan | PipelinePlan) -> str:
     return f"{text}, {plan.dtype}, {plan.optimizer}"
 
 
-def weights_sentence(plans: Sequence[Plan]) -> str:
-    """How the bytes of the weights are stored, axis by axis; of the stages of a pipeline, all together."""
-    trained = [(plan, i, plan.choices[i]) for plan in plans for i in plan.graph.of("parameter")]
-    numel = [plan.graph.nodes[i].numel for plan, i, _ in trained]
+def _weights_sentence(plan: Plan | PipelinePlan) -> str:
+    """How the elements of the weights are stored, axis by axis, over all stages."""
+    trained = [(part, i, part.choices[i]) for part in plan.parts for i in part.graph.of("parameter")]
+    numel = [part.graph.nodes[i].numel for part, i, _ in trained]
     whole, parts = sum(numel) or 1, []
 
     def share(*holds: bool) -> float:
         return 100 * sum(n for n, counts in zip(numel, holds, strict=True) if counts) / whole
 
-    for axis, name in enumerate(plans[0].axes):
+    for axis, name in enumerate(plan.parts[0].axes):
         split = share(*(is_split(choice.output[axis]) for _, _, choice in trained))
-        spread = share(*(spread_axis(plan, i) == axis for plan, i, _ in trained))
+        spread = share(*(spread_axis(part, i) == axis for part, i, _ in trained))
         if spread:
             parts.append(f"{spread:.0f}% spread over {name}, table by table")
         if split:
@@ -162,16 +192,6 @@ _FLAGS = {
     "offloaded": "states of {} in the host's memory",
     "regather": "{} gathered again in backward",
 }
-
-
-def describe(plan: Plan) -> str:
-    """The docstring's words, then a line for every tensor that is planned; equal layers share one."""
-    return "\n".join([head(docstring(plan)), "", *layouts(plan)])
-
-
-def head(words: str) -> str:
-    """A docstring of a program as what is said of its plan."""
-    return words.strip('"').replace("Training program for", "Plan of").partition("\n\nRun:")[0]
 
 
 def layouts(plan: Plan) -> list[str]:

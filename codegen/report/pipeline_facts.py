@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from ..pricing.pipeline_price import PipelinePriced, priced
 from ..pricing.price_items import MEMORY
+from .describe import pipeline_sentence
 from .facts import Facts, optimum, summary, time_unit
 from .facts import facts as facts_of_stage
-from .pipeline_report import contents, pipeline_sentence
 from .tables import Table
-from .words import bytes_text, percent, ranges
+from .words import bytes_text, contents, percent, ranges
 
 if TYPE_CHECKING:
     from ..plan.pipeline_plan import PipelinePlan

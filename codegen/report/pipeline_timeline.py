@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..pricing.pipeline_price import PipelinePriced
 from ..pricing.pipeline_runs import runs
-from .pipeline_report import contents
+from .words import contents
 
 if TYPE_CHECKING:
     from ..plan.pipeline_plan import PipelinePlan

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...model.errors import PartitaError
 from ...model.files import write_atomically
-from ..plan.pipeline_file import of_kind
 from ..plan.pipeline_plan import PipelinePlan
-from ..plan.spacetime_file import Kept, copy_trace, load
+from ..plan.plan_file import load_any
+from ..plan.spacetime_file import Kept, copy_trace
 from .facts import Facts, facts
 from .pipeline_facts import PipelineFacts
 from .pipeline_facts import facts as facts_of_pipeline
@@ -23,7 +23,7 @@ def show(folder: Path | str, html: Path | None = None, trace: Path | None = None
     Of a space-time plan there are words and a timeline. Raises PartitaError if there is no plan, if it is malformed, or
     if a file cannot be written.
     """
-    plan = load(folder, of_kind)
+    plan = load_any(folder)
     if isinstance(plan, Kept):
         if html is not None:
             raise PartitaError(f"{folder} holds a space-time plan: it has a --trace, no page")
@@ -62,7 +62,7 @@ def show_graph(folder: Path | str, as_json: bool = False) -> str:
     """The PCG of the plan in `folder` with its parallel operators (Unity, section 3), as text or JSON."""
     from ..parallel_graph.text import show_text
 
-    plan = load(folder, of_kind)
+    plan = load_any(folder)
     if isinstance(plan, Kept):
         raise PartitaError(f"{folder} holds a space-time plan: it has a program and a --trace, no PCG")
     if isinstance(plan, PipelinePlan):

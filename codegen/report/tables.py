@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...formulation.reduction.program import Reduction
-from ..emission.spmd.axes import steps_text
 from ..plan.plan import Plan
 from ..plan.table_spread import places, plan_spread, spread_axis
+from ..pricing.axis_groups import axis_groups, steps_text
 from .words import bytes_text
 
 
@@ -33,7 +33,7 @@ def place(plan: Plan, axes: Sequence[int]) -> str:
 def programs_table(plan: Plan) -> Table:
     """The steps of every collective that takes several for some message."""
     rows = []
-    for group in plan.groups:
+    for group in axis_groups(plan):
         axes = "+".join(plan.axes[a] for a in group.axes)
         for kind, known in group.schedules.items():
             name, where = kind.replace("_", "-"), place(plan, group.axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from ...formulation.strategies.strategy import rows
 from ...model.graph.atoms import atoms
@@ -173,6 +173,35 @@ def module_of(graph: PCG, index: int) -> tuple[str, int | None]:
     parts = name.split(".")
     depth = parts.index("*") + 2 if "*" in parts else 1
     return ".".join(parts[:depth]) or "(top level)", number
+
+
+_ENTRY = re.compile(r"^(.*?)(?:^|\.)(\d+)(?:\.|$)")
+
+
+def contents(graph: PCG) -> str:
+    """What of the user's module a stage is: `wte, h.0 to 5`."""
+    found: list[str] = []
+    for prefix, group in groupby(dict.fromkeys(_places(graph)), key=lambda place: place[0]):
+        numbers = [number for _, number in group if number >= 0]
+        if numbers:
+            span = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+            found.append(f"{prefix}.{span}".lstrip("."))
+        else:
+            found.append(prefix)
+    words = ", ".join(dict.fromkeys(found))
+    return words if len(words) < 90 else f"{found[0]} to {found[-1]}"
+
+
+def _places(graph: PCG) -> Iterator[tuple[str, int]]:
+    """Entries of outermost lists, and modules outside of lists (-1) that have weights, in order."""
+    for node in graph.nodes:
+        if node.op in SOURCES or not node.path:
+            continue
+        match = _ENTRY.match(node.path)
+        if match:
+            yield match[1], int(match[2])
+        elif any(graph.nodes[i].op == "parameter" for i in node.inputs):
+            yield node.path, -1
 
 
 # Numbers

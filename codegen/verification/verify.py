@@ -19,10 +19,10 @@ from ...model.errors import PartitaError
 from ...model.graph.buffer_updates import updated
 from ...model.graph.layout import P, is_split
 from ...model.graph.pcg import PCG
-from ..plan.pipeline_file import of_kind
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
-from ..plan.spacetime_file import Kept, load
+from ..plan.plan_file import load_any
+from ..plan.spacetime_file import Kept
 from ..plan.spacetime_plan import SpaceTimePlan
 from . import reference, worker
 from .launch import LaunchError, torchrun
@@ -100,7 +100,7 @@ def _trial(
     inputs: Any,
 ) -> Trial:
     """What `verify` runs: the program beside a saved plan, or what a plan emits into `folder`."""
-    plan = load(target, of_kind) if isinstance(target, Path | str) else target
+    plan = load_any(target) if isinstance(target, Path | str) else target
     if isinstance(plan, Kept | SpaceTimePlan):
         graph, command, again = plan.pcg, "check", f"check it again with --devices {ranks}"
     else:
@@ -125,7 +125,7 @@ def stages_of(plan: AnyPlan | Kept) -> tuple[Plan, ...]:
     """The plans of a pipeline's stages; a plan without is its only one, a space-time plan has none."""
     if isinstance(plan, Kept | SpaceTimePlan):
         return ()
-    return plan.stages if isinstance(plan, PipelinePlan) else (plan,)
+    return plan.stages
 
 
 def is_stale(plan: AnyPlan | Kept) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from partita.codegen.plan.pipeline_file import load_plan
 from partita.codegen.plan.pipeline_plan import PipelinePlan
 from partita.codegen.plan.plan import Plan
+from partita.codegen.plan.plan_file import load_plan
 from partita.codegen.planner.planner import plan_graph
 from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.threads import run_threads

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from partita.codegen.plan.pipeline_file import load_plan
 from partita.codegen.plan.pipeline_plan import PipelinePlan
+from partita.codegen.plan.plan_file import load_plan
 from partita.codegen.pricing.pipeline_price import priced
 from partita.codegen.pricing.plan_price import priced as priced_stage
 from partita.model.errors import PartitaError

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from partita import PartitaError
-from partita.codegen.plan.plan import FORMAT, Plan
+from partita.codegen.plan.plan import Plan
+from partita.codegen.plan.plan_file import FORMAT
 from partita.codegen.planner.planner import plan_graph
 from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.verify import verify

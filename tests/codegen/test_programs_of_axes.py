@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partita.codegen.emission.spmd import axes
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
 from partita.codegen.planner.settings import Settings
+from partita.codegen.pricing.axis_groups import axis_groups
 from partita.codegen.pricing.plan_price import priced
 from partita.codegen.report.facts import facts
 from partita.codegen.report.text import text
@@ -162,7 +162,7 @@ def test_programs_that_few_envelopes_have_add_up_too(
 ) -> None:
     """With roots, with ranks that rest, and with chunks gathered in another order than they were scattered in."""
     lines = tuple(CollectivePrice(float(i), 10.0 - i) for i in range(len(programs)))
-    monkeypatch.setattr(axes, "schedule", lambda *_: Schedule(lines, programs))
+    monkeypatch.setattr("partita.codegen.pricing.axis_groups.schedule", lambda *_: Schedule(lines, programs))
     plan = of_all_kinds(hierarchy, machine_of(hierarchy), force)
     plan.emit(tmp_path / "program.py")
     program = load_program(tmp_path / "program.py")
@@ -247,7 +247,7 @@ def test_gradients_are_summed_over_all_axes_at_once(
     placement = of_rows(matrix)
     plan = data_parallel(placement, machine_of(placement.hierarchy, latency), sharded)
     judge(plan)
-    group = plan.groups[-1]
+    group = axis_groups(plan)[-1]
     assert group.axes == tuple(range(len(matrix)))
     assert set(group.schedules) <= ({"reduce_scatter", "all_gather"} if sharded else {"all_reduce"})
     program = plan.emit()
@@ -280,7 +280,7 @@ def test_levels_whose_names_become_one_are_told_apart() -> None:
     machine = machine_of((2, 2, 2))
     named = zip(machine.levels, ("level1", "a b", "a.b"), strict=True)
     machine = replace(machine, levels=tuple(replace(level, name=name) for level, name in named))
-    group = data_parallel(of_rows([(2, 2, 2)]), machine, sharded=False).groups[-1]
+    group = axis_groups(data_parallel(of_rows([(2, 2, 2)]), machine, sharded=False))[-1]
     assert group.levels == {"level0": 2, "level1": 2, "level2": 2}
 
 
@@ -344,7 +344,7 @@ def test_slow_links_change_the_placement() -> None:
 def test_slow_links_change_the_programs() -> None:
     fast, slow = (
         {kind: known.programs for kind, known in group.schedules.items()}
-        for group in (max(best(slower).groups, key=lambda group: len(group.levels)) for slower in (1, 10))
+        for group in (max(axis_groups(best(slower)), key=lambda group: len(group.levels)) for slower in (1, 10))
     )
     assert fast["reduce_scatter"] != slow["reduce_scatter"]
     assert [len(program) for program in slow["reduce_scatter"]] == [2]

@@ -1,24 +1,19 @@
-"""Names that a reader recognises: of mesh axes by what they split, of variables by the nodes that they hold."""
+"""Names of variables, by the nodes that they hold."""
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ....model.graph.atoms import atoms
 from ....model.graph.dtypes import FLOATS
-from ....model.graph.layout import P, atom_of, is_split
-from ....model.graph.pcg import PCG, SOURCES
-from ....model.operators.convolution import CONVOLUTIONS
+from ....model.graph.layout import P
+from ....model.graph.pcg import PCG
 from ....model.operators.loss import CLASSIFIED, LOSSES
-from ....model.operators.operator import operator
 
 if TYPE_CHECKING:
     from ...plan.plan import Plan
-
-USES = ("data", "tensor", "sequence", "space", "branches")
 
 GENERIC = {
     "add": "x",
@@ -53,65 +48,6 @@ GENERIC = {
     "full": "constant",
     "arange": "index",
 }
-
-
-def axis_names(*plans: Plan) -> tuple[str, ...]:
-    """For every axis what most of the work, by FLOPs, is split by: samples, weights, or other dims of activations.
-
-    Where weights are stored in parts over an axis that splits samples, as another does, or no work, it is `shard`
-    (fully sharded data parallelism). What else splits no work is named by its number; a second one of the same use
-    gets a number too. Several plans of one mesh are the stages of a pipeline.
-    """
-    work = [dict.fromkeys(USES, 0.0) for _ in plans[0].placement.sizes]
-    for plan in plans:
-        _add_work(plan, work)
-    uses = [max(USES, key=shares.__getitem__) if any(shares.values()) else "" for shares in work]
-    stored = [_stores_parts(plans, axis) for axis in range(len(uses))]
-    if uses.count("data") > 1 or "" in uses:
-        data = [a for a, use in enumerate(uses) if use == "data"]
-        first = next((a for a in data if not stored[a]), data[0] if data else None)
-        uses = ["shard" if stored[a] and a != first and use in ("data", "") else use for a, use in enumerate(uses)]
-    result: list[str] = []
-    for axis, use in enumerate(uses):
-        wish = use or f"axis{axis}"
-        result.append(wish if wish not in result else f"{wish}{sum(r.startswith(wish) for r in result) + 1}")
-    return tuple(result)
-
-
-def _add_work(plan: Plan, work: Sequence[dict[str, float]]) -> None:
-    """Add what each axis splits in a plan, in FLOPs by use."""
-    graph, known = plan.graph, atoms(plan.graph)
-    for index, (node, choice) in enumerate(zip(graph.nodes, plan.choices, strict=True)):
-        if node.op in SOURCES or operator(node.op).creates:
-            continue
-        amount = node.numel * 1e-6
-        if operator(node.op).matmul:
-            amount += operator(node.op).work(node, tuple(graph.nodes[i] for i in node.inputs))
-        for axis, shares in enumerate(work):
-            if axis in choice.alone:
-                shares["branches"] += amount
-            letters = [(i, x[axis]) for i, x in zip(node.inputs, choice.inputs, strict=True)]
-            split = [(i, x) for i, x in (*letters, (index, choice.output[axis])) if is_split(x)]
-            if not split:
-                continue
-            if any(atom_of(x) in known[i].batch for i, x in split):
-                shares["data"] += amount
-            elif node.op in CONVOLUTIONS and any(known[i].dim_of(atom_of(x))[0] > 1 for i, x in split[:1]):
-                shares["space"] += amount
-            elif any(_reaches_weight(plan, i) for i, _ in split) or not operator(node.op).matmul:
-                shares["tensor"] += amount
-            else:
-                shares["sequence"] += amount
-
-
-def _stores_parts(plans: Sequence[Plan], axis: int) -> bool:
-    """Whether most of the trained weights, by elements, are stored in parts over an axis."""
-    trained = [(p.graph.nodes[i].numel, p.choices[i].output[axis]) for p in plans for i in p.graph.of("parameter")]
-    return 2 * sum(n for n, letter in trained if is_split(letter)) > sum(n for n, _ in trained)
-
-
-def _reaches_weight(plan: Plan, index: int) -> bool:
-    return plan.graph.nodes[index].op == "parameter"
 
 
 def identifier(text: str) -> str:

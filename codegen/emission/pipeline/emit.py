@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ....model.graph.layout import P
 from ....model.machine.precision import precision
 from ...plan.pipeline_checks import tied
-from ...report.describe import mesh_sentence
-from ...report.pipeline_report import contents, docstring
+from ...pricing.axis_groups import Group, axis_groups
+from ...report.describe import docstring, mesh_sentence
+from ...report.words import contents
 from ..common.conversions import Used
 from ..common.data import sample_lines, synthetic_lines
 from ..common.text import wrap
-from ..spmd.axes import Group, mesh_lines
+from ..spmd.axes import mesh_lines
 from ..spmd.classes import Classes
 from ..spmd.emit import common, constants, imports, named_values, rendered
 from ..spmd.micro import divided_stages
@@ -32,16 +33,17 @@ def emit(plan: PipelinePlan) -> str:
     texts = [module.stage() for module in modules]
     classes, table = _stages(plan, modules, texts)
     synthetic = synthetic_lines(plan.graph, plan.batch, used)
-    whole = [Group((0,), axes[0], {}, {}), *(_moved(group) for group in plan.groups)]
+    whole = [Group((0,), axes[0], {}, {}), *(_moved(group) for group in axis_groups(plan))]
     last, loss = plan.parts[-1], modules[-1]
     letters = last.choices[last.graph.loss].output
     sizes = plan.stages[0].placement.sizes
     reduction = plan.graph.nodes[plan.graph.loss].get("reduction", "mean")
-    context: dict[str, Any] = common(plan.parts, modules, used, plan.groups, any("cut(" in text for text in texts))
+    cutting = any("cut(" in text for text in texts)
+    context: dict[str, Any] = common(plan.parts, modules, used, axis_groups(plan), cutting)
     context |= {
         "imports": imports(used, context["recompute"], plan.split),
         "docstring": docstring(plan),
-        "constants": constants(last, axes, plan.placement.sizes) + named_values(plan.parts, used, plan.groups),
+        "constants": constants(last, axes, plan.placement.sizes) + named_values(plan.parts, used, axis_groups(plan)),
         "mesh_doc": mesh_sentence(plan),
         "mesh_lines": [*mesh_lines(plan.placement, axes, whole), *_tied_lines(groups.values())],
         "per_node": plan.placement.hierarchy[-1],

@@ -1,112 +1,14 @@
-"""Programs of reductions as the emitted program writes them: levels by name, steps, and the bytes they are for."""
+"""The mesh and the programs of its collectives as the emitted program writes them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ....formulation.placement.placement import Placement
-from ....formulation.reduction.program import Program, Reduction, Step
-from ....formulation.reduction.schedule import Schedule, schedule
-from ....formulation.reduction.statuses import KINDS, transposes
-from ....model.graph.layout import Action, B
-from ...pricing.plan_price import priced
+from ....formulation.reduction.program import Step
+from ....formulation.reduction.statuses import transposes
+from ...pricing.axis_groups import Group
 from ..common.text import WIDTH, shape_text, wrap
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
-
-ACTIONS = dict(zip(KINDS, (Action.SUM, Action.SCATTER_SUM, Action.GATHER), strict=True))
-"""What the program's functions do, by the names of their collectives."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One axis, or several that sum gradients together: its name, its levels (name to size), and what runs there.
-
-    `schedules` has the collectives of this plan for which some payload takes more than one step.
-    """
-
-    axes: tuple[int, ...]
-    name: str
-    levels: Mapping[str, int]
-    schedules: Mapping[str, Schedule]
-
-    def level(self, step: Step) -> str:
-        """The name of the levels of a step: `gpu`, `node+gpu`, or `node of first gpu` where the other gpus rest."""
-        names = list(self.levels)
-        over = "+".join(names[step.first : step.last + 1])
-        return over + (f" of first {'+'.join(names[level] for level in step.zero)}" if step.zero else "")
-
-    def steps(self, program: Program) -> list[tuple[str, str]]:
-        """The (collective, level) pairs of a program."""
-        return [(step.collective.value, self.level(step)) for step in program]
-
-
-def summed_over(plan: Plan, index: int) -> tuple[int, ...]:
-    """The axes over which the gradient of a weight is added up."""
-    choice = plan.choices[index]
-    letters = zip(choice.output, plan.placement.sizes, strict=True)
-    return tuple(a for a, (letter, size) in enumerate(letters) if letter == B and size > 1 and a not in choice.alone)
-
-
-def joint_name(plan: Plan, axes: Sequence[int]) -> str:
-    """The name of some axes together: the ranks that differ on them only; none of no axes."""
-    return "_".join(plan.axes[a] for a in axes)
-
-
-def groups(*plans: Plan) -> tuple[Group, ...]:
-    """All axes of a plan, then the joint ones over which gradients are summed, each with its programs.
-
-    Several plans are the stages of a pipeline: their mesh is the same, and what the axes are called.
-    """
-    kinds = {action.value: kind for kind, action in ACTIONS.items()}
-    used: dict[tuple[int, ...], set[str]] = {(a,): set() for a in range(len(plans[0].axes))}
-    sizes = plans[0].placement.sizes
-    for plan in plans:
-        for index in plan.graph.of("parameter"):
-            axes = summed_over(plan, index)
-            if axes and plan.graph.nodes[index].gradient:
-                used.setdefault(axes, set())
-        for item in priced(plan).items:
-            axes = tuple(a for a in item.axes if sizes[a] > 1)
-            if item.kind in kinds and axes:
-                used.setdefault(axes, set()).add(kinds[item.kind])
-    return tuple(_group(plans[0], axes, found) for axes, found in used.items())
-
-
-def _group(plan: Plan, axes: tuple[int, ...], used: set[str]) -> Group:
-    reduction = Reduction(plan.placement, axes)
-    names = _level_names([level.name for level in plan.machine.levels])
-    levels = {names[i]: m for i, m in zip(reduction.machine_levels, reduction.sizes, strict=True)}
-    found = {kind: schedule(plan.machine, plan.placement, axes, kind) for kind in KINDS if kind in used}
-    return Group(axes, joint_name(plan, axes), levels, {k: s for k, s in found.items() if not s.is_flat})
-
-
-def _level_names(names: Sequence[str]) -> list[str]:
-    """Names of levels as they can stand in a program, each once."""
-    plain = [re.sub(r"[^\w-]+", "_", name) for name in names]
-    return plain if len(set(plain)) == len(plain) else [f"level{i}" for i in range(len(plain))]
-
-
-# In words
-
-
-def steps_text(group: Group, program: Program) -> str:
-    """The steps of a program: `reduce over gpus, all-reduce over nodes (first gpu), broadcast over gpus`."""
-    names = list(group.levels)
-
-    def text(step: Step) -> str:
-        over = " x ".join(f"{names[level]}s" for level in step.levels)
-        first = f" (first {', '.join(names[level] for level in step.zero)})" if step.zero else ""
-        return f"{step.collective.replace('_', '-')} over {over}{first}"
-
-    return ", ".join(map(text, program))
-
-
-# Text of the program
 
 
 def table(found: Sequence[Group]) -> list[str]:

@@ -13,13 +13,12 @@ from ....model.graph.pcg import Node
 from ....model.graph.sparse_tables import sparse_tables
 from ....model.machine.precision import precision
 from ....model.operators.operator import operator
-from ...plan.choice import apart
 from ...plan.table_spread import spread_argument
+from ...pricing.axis_groups import axis_groups, joint_name, summed_over
 from ..common.conversions import Local, Used
 from ..common.lines import axes_read
 from ..common.names import joins
 from ..common.text import wrap
-from .axes import joint_name, summed_over
 
 if TYPE_CHECKING:
     from ...plan.plan import Plan
@@ -74,7 +73,7 @@ class Constructors:
 
     def _groups(self) -> list[str]:
         """What the constructors may say of the mesh."""
-        return [group.name for group in self.plan.groups]
+        return [group.name for group in axis_groups(self.plan)]
 
     def _options(self, index: int) -> dict[str, str]:
         """What the program's `weight` must know besides name and shape."""
@@ -142,7 +141,7 @@ def all_sharded(plan: Plan) -> bool:
     """Whether ranks update shares of every weight with a dense gradient: then no weight need say so."""
     sparse = sparse_tables(plan.graph)
     trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
-    return not apart(plan) and all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
+    return not plan.separate_states and all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
 
 
 def axes_line(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:

@@ -14,16 +14,16 @@ from ....model.graph.buffer_updates import updated
 from ....model.graph.layout import P, is_split
 from ....model.graph.sparse_tables import sparse_tables
 from ....model.machine.precision import precision
-from ...plan.choice import apart
 from ...plan.plan import Plan
 from ...plan.table_spread import loads_text, spread_axis
+from ...pricing.axis_groups import Group, axis_groups, summed_over
 from ...report.describe import docstring, mesh_sentence
 from ..common import defaults
 from ..common.conversions import Local, Used
 from ..common.data import sample_lines, synthetic_lines
 from ..common.text import WIDTH, one_free, shape_text, wrap
 from ..templates import FOLDER, environment
-from .axes import Group, all_steps, disordered, mesh_lines, summed_over, table
+from .axes import all_steps, disordered, mesh_lines, table
 from .modules import Modules, argument_name
 
 _OPTIMIZERS = {
@@ -42,12 +42,12 @@ def emit(plan: Plan) -> str:
     cutting = any("cut(" in line for line in shares)
     loss, sizes = plan.choices[plan.graph.loss].output, plan.placement.sizes
     return rendered(
-        common((plan,), [modules], used, plan.groups, cutting)
+        common((plan,), [modules], used, axis_groups(plan), cutting)
         | {
             "docstring": docstring(plan),
-            "constants": constants(plan, plan.axes, sizes) + named_values((plan,), used, plan.groups),
+            "constants": constants(plan, plan.axes, sizes) + named_values((plan,), used, axis_groups(plan)),
             "mesh_doc": mesh_sentence(plan),
-            "mesh_lines": mesh_lines(plan.placement, plan.axes, plan.groups),
+            "mesh_lines": mesh_lines(plan.placement, plan.axes, axis_groups(plan)),
             "per_node": plan.placement.hierarchy[-1],
             "pipeline": None,
             "modules": model,
@@ -74,7 +74,7 @@ def common(
     sharded, alone, reduced = (kind in synchronized for kind in ("sharded", "alone", "reduced"))
     dtypes, trained = precision(plan.dtype), [p.choices[i] for p in plans for i in _trained(p)]
     scattered, offloaded = any(c.sharded_gradients for c in trained), any(c.offloaded for c in trained)
-    sharded |= any(map(apart, plans))
+    sharded |= any(p.separate_states for p in plans)
     joined = max(m.joins for m in modules)
     cut = bool(joined) or any(is_split(x) for _, c in weights for x in c.output)
     cut = cut or used.placed
@@ -118,7 +118,7 @@ def common(
         "spread": any(map(_spread, plans)),
         "sharded": sharded,
         "all_sharded": all(m.all_sharded for m in modules) and sharded,
-        "apart": any(map(apart, plans)),
+        "apart": any(p.separate_states for p in plans),
         "scattered": scattered,
         "offloaded": offloaded,
         "copied": dtypes.copied,

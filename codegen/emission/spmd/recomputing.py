@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ....model.graph.layout import Layout
 from ....model.graph.pcg import SOURCES
 from ....model.graph.segments import segments
+from ...plan.memo import once_per_plan
 from ..common.names import identifier, is_literal
 from .units import entry_name, relative_name
 
@@ -78,8 +79,9 @@ class Call:
         return self.outs
 
 
+@once_per_plan
 def parts(plan: Plan) -> tuple[Part, ...]:
-    """`Plan.segments`."""
+    """All segments with their modes, if some are recomputed."""
     nodes = plan.graph.nodes
     return tuple(
         Part(
@@ -93,7 +95,7 @@ def parts(plan: Plan) -> tuple[Part, ...]:
 
 def recomputed(plan: Plan) -> Iterator[Part]:
     """The segments of which backward runs the forward again."""
-    return (part for part in plan.segments if part.mode != "none")
+    return (part for part in parts(plan) if part.mode != "none")
 
 
 # In loops
@@ -104,7 +106,7 @@ def inside(plan: Plan, prefix: str, unit: Unit) -> tuple[tuple[Place, tuple[int,
     numbers = {i: number for number, i in enumerate(unit.nodes)}
     return tuple(
         (relative_name(prefix, unit.first, part.name), tuple(sorted(numbers[i] for i in part.nodes)))
-        for part in plan.segments
+        for part in parts(plan)
         if all(i in numbers for i in part.nodes)
     )
 
@@ -152,7 +154,7 @@ def calls(plan: Plan, apart: Sequence[frozenset[int]], stored: frozenset[int]) -
 
 def calls_in(plan: Plan, chain: Chain, units: Sequence[Unit], unit: Unit, stored: frozenset[int]) -> tuple[Call, ...]:
     """The segments that are methods of a block, of which `unit` is one."""
-    how, known = turns(plan, chain, units), {part.name: part for part in plan.segments}
+    how, known = turns(plan, chain, units), {part.name: part for part in parts(plan)}
     if how is None or how.whole:
         return ()
     like = [modes for modes, other in zip(how.modes, units, strict=True) if other.signature == unit.signature]

@@ -1,0 +1,25 @@
+"""Results that are computed once per plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+def once_per_plan(function: Callable[[P], R]) -> Callable[[P], R]:
+    """Cache a function of one plan in that plan, as `cached_property` does; plans are frozen, but have no hash."""
+    key = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def cached(plan: P) -> R:
+        known: dict[str, Any] = vars(plan)
+        if key not in known:
+            known[key] = function(plan)
+        result: R = known[key]
+        return result
+
+    return cached

@@ -1,0 +1,74 @@
+"""The plan in numbers, for JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..plan.pipeline_plan import PipelinePlan
+from ..plan.plan import Plan
+from ..plan.table_spread import places
+from ..pricing.pipeline_price import priced
+from .words import contents
+
+
+def summary(plan: Plan | PipelinePlan) -> dict[str, Any]:
+    """What `partita plan --json` prints; `program` is known where the plan is saved."""
+    report = plan.report
+    return {
+        "model": plan.model.get("reference"),
+        "machine": plan.machine.name,
+        "devices": plan.ranks,
+        "batch": plan.batch,
+        "sequence": plan.model.get("sequence"),
+        "dtype": plan.dtype,
+        "optimizer": plan.optimizer,
+        "micro_batches": plan.micro_batches,
+        **{k: report.get(k) for k in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
+        "memory_bytes": report.get("memory_bytes"),
+        "capacity_bytes": report.get("capacity_bytes", plan.machine.device.capacity_bytes),
+        "mesh": dict(zip(plan.axes, plan.placement.sizes, strict=True)),
+        "placement": [list(row) for row in plan.placement.matrix],
+        "recompute": dict(plan.recompute),
+        "strategies": _strategies(plan),
+        "unsplit_flops": report.get("unsplit_flops"),
+        "space": report.get("space"),
+        "bundles": report.get("bundles", []),
+        "without_bundles": report.get("without_bundles"),
+        "rewritten": report.get("rewritten", []),
+        "program": None,
+        **({"pipeline": _pipeline(plan)} if isinstance(plan, PipelinePlan) else {}),
+    }
+
+
+def _strategies(plan: Plan | PipelinePlan) -> list[dict[str, Any]]:
+    """The layouts of every node's tensors; of a pipeline with the node's stage."""
+    return [
+        ({"stage": number} if plan.size > 1 else {}) | _strategy(part, index)
+        for number, part in enumerate(plan.parts)
+        for index in range(len(part.graph.nodes))
+    ]
+
+
+def _strategy(plan: Plan, index: int) -> dict[str, Any]:
+    node, choice = plan.graph.nodes[index], plan.choices[index]
+    inputs = (plan.layout_text(i, x) for i, x in zip(node.inputs, choice.inputs, strict=True))
+    return {
+        "name": node.name,
+        "operator": node.op,
+        "layouts": [*inputs, plan.layout_text(index, choice.output)],
+        **({"tables": places(plan, index)} if choice.at else {}),
+    }
+
+
+def _pipeline(plan: PipelinePlan) -> dict[str, Any]:
+    """What is particular to a pipeline: its stages, their work and memory."""
+    cost = priced(plan)
+    return {
+        "stages": len(plan.stages),
+        "bounds": list(plan.bounds),
+        "contents": [contents(part.graph) for part in plan.stages],
+        "schedule": plan.schedule,
+        "chunks": plan.chunks,
+        "busy_ns": list(cost.busy_ns),
+        "memory_bytes": [stage.memory_bytes for stage in cost.stages],
+    }
