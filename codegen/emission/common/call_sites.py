@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import Layout
 from ....model.graph.pcg import Node
 from .conversions import Local, Used
-from .text import shape_text
+from .text import WIDTH, shape_text
 
 MICRO = "micro"
 LONGEST_LIST = 80
@@ -70,6 +71,17 @@ def numbers_text(name: str, values: Sequence[object], used: Used) -> str:
         return text
     used.values[name] = values
     return f'VALUES["{name}"]'
+
+
+def value_lines(used: Used) -> list[str]:
+    """Long lists of numbers by the names of their nodes, filled into lines."""
+    if not used.values:
+        return []
+    lines = ["", "VALUES = {"]
+    for name, values in used.values.items():
+        filled = textwrap.fill(", ".join(map(repr, values)), WIDTH - 8)
+        lines += [f'    "{name}": [', textwrap.indent(filled, " " * 8), "    ],"]
+    return [*lines, "}  # fmt: skip"]
 
 
 def dtype_text(dtype: str) -> str:

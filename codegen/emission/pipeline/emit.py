@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ....model.graph.layout import P
 from ....model.machine.precision import precision
 from ...plan.pipeline_checks import tied
 from ...pricing.axis_groups import Group, axis_groups
-from ...report.describe import docstring, mesh_sentence
+from ...report.describe import docstring
 from ...report.words import contents
 from ..common.conversions import Used
-from ..common.data import sample_lines, synthetic_lines
+from ..common.features import program_text
 from ..common.text import wrap
 from ..spmd.axes import mesh_lines
 from ..spmd.classes import Classes
-from ..spmd.emit import common, constants, imports, named_values, rendered
+from ..spmd.emission import Emission
+from ..spmd.emit import constants
+from ..spmd.features import FEATURES
 from ..spmd.micro import divided_stages
 from .modules import DOC, LAYERS, TITLE, StageModules, entries
 
@@ -32,22 +33,15 @@ def emit(plan: PipelinePlan) -> str:
     modules = _modules(plan, used, {name: axis for name, (axis, _) in groups.items()})
     texts = [module.stage() for module in modules]
     classes, table = _stages(plan, modules, texts)
-    synthetic = synthetic_lines(plan.graph, plan.batch, used)
     whole = [Group((0,), axes[0], {}, {}), *(_moved(group) for group in axis_groups(plan))]
-    last, loss = plan.parts[-1], modules[-1]
-    letters = last.choices[last.graph.loss].output
-    sizes = plan.stages[0].placement.sizes
-    reduction = plan.graph.nodes[plan.graph.loss].get("reduction", "mean")
-    cutting = any("cut(" in text for text in texts)
-    context: dict[str, Any] = common(plan.parts, modules, used, axis_groups(plan), cutting)
-    context |= {
-        "imports": imports(used, context["recompute"], plan.split),
-        "docstring": docstring(plan),
-        "constants": constants(last, axes, plan.placement.sizes) + named_values(plan.parts, used, axis_groups(plan)),
-        "mesh_doc": mesh_sentence(plan),
-        "mesh_lines": [*mesh_lines(plan.placement, axes, whole), *_tied_lines(groups.values())],
-        "per_node": plan.placement.hierarchy[-1],
-        "pipeline": {
+    emission = Emission(
+        plan,
+        plan.parts,
+        modules,
+        used,
+        "\n\n\n".join([*modules[0].classes.texts(), *classes]),
+        [*mesh_lines(plan.placement, axes, whole), *_tied_lines(groups.values())],
+        pipeline={
             "schedule": plan.schedule,
             "chunks": plan.chunks,
             "split": plan.split,
@@ -56,16 +50,8 @@ def emit(plan: PipelinePlan) -> str:
             "tied": bool(groups),
             "shared": _is_shared(plan),
         },
-        "resting": context["resting"] or bool(groups),
-        "modules": "\n\n\n".join([*modules[0].classes.texts(), *classes]),
-        "aliases": plan.graph.aliases,
-        "reduction": reduction if loss.divisors else "whole",
-        "divisors": loss.divisors,
-        "loss_axes": [a for a, x, n in zip(axes[1:], letters, sizes, strict=True) if x == P and n > 1],
-        "synthetic": synthetic,
-        "samples": sample_lines(plan.graph, plan.batch),
-    }
-    return rendered(context)
+    )
+    return program_text(emission, docstring(plan), constants(plan.parts[-1], axes, plan.placement.sizes), FEATURES)
 
 
 def _modules(plan: PipelinePlan, used: Used, names: Mapping[str, str]) -> list[StageModules]:

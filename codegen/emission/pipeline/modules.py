@@ -15,8 +15,8 @@ from ..common.lines import reserved
 from ..common.names import GENERIC, identifier
 from ..common.text import shape_text, wrap
 from ..spmd.classes import Classes
-from ..spmd.emit import share_lines
-from ..spmd.modules import Modules, argument_name
+from ..spmd.inputs import argument_name, share_lines
+from ..spmd.modules import Modules
 from ..spmd.units import Divided
 
 if TYPE_CHECKING:

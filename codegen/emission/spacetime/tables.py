@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from ....formulation.spacetime.mask import Box, meet
 from ....formulation.spacetime.materialized import Program, Run
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
+from ....model.operators.operator import operator
+
+_KEEPS_NOTHING = ("embedding", "embedding_bag", "gather", "index", "add", "sub", "cat")
+"""Operators of which autograd keeps no weight."""
 
 Parts = tuple[tuple[tuple[int, ...], Box], ...]
 """Ranks, and the box that each of them has."""
@@ -112,5 +116,27 @@ def buffers(pcg: PCG) -> list[str]:
     return [*lines, "}"]
 
 
-def aliases(pcg: PCG) -> Mapping[str, str]:
-    return dict(pcg.aliases)
+def frozen(program: Program) -> str:
+    """What has no gradient among weights and buffers."""
+    pcg = program.tasks.graph.pcg
+    runs = (i.op for device in program.devices for i in device if isinstance(i, Run))
+    trained = {op.node for op in runs if op.phase is Phase.UPDATE}
+    names = [pcg.nodes[i].name for op in ("parameter", "buffer") for i in pcg.of(op) if i not in trained]
+    return _set(names)
+
+
+def kept(pcg: PCG) -> str:
+    """Weights of which autograd may keep what backward is not given again: they are read in more than products."""
+
+    def given_again(index: int, reader: int) -> bool:
+        node = pcg.nodes[reader]
+        entry = operator(node.op)
+        names = [name for name, i in zip(entry.named(node), node.inputs, strict=True) if i == index]
+        return node.op in _KEEPS_NOTHING or {*names} <= {*entry.saved}
+
+    weights = (i for i in pcg.of("parameter") if len(pcg.nodes[i].shape) > 1)
+    return _set([pcg.nodes[i].name for i in weights if not all(given_again(i, r) for r in pcg.consumers[i])])
+
+
+def _set(names: Sequence[str]) -> str:
+    return f"{{{', '.join(f'{name!r}' for name in names)}}}".replace("'", '"') if names else "set()"

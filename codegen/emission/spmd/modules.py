@@ -13,15 +13,16 @@ from ....model.graph.pcg import SOURCES
 from ....model.machine.precision import precision
 from ..common.conversions import Local, Used
 from ..common.expressions import local_shape_text
-from ..common.lines import reads_mesh, reserved
+from ..common.lines import reads_mesh
 from ..common.losses import counted, label_count
-from ..common.names import identifier, roles, short_names
+from ..common.names import roles, short_names
 from ..common.text import wrap
 from .blocks import chains
 from .body import Body
 from .branches import Side, SideBySide, side_by_side
 from .classes import Classes
 from .constructors import Constructors, axes_line
+from .inputs import argument_name
 from .loops import Loop, loops, results
 from .micro import divided
 from .recomputing import Call, calls, calls_in, recomputed
@@ -29,12 +30,6 @@ from .units import Divided, Looks, Unit, alike, entry_name, relative_name, site_
 
 if TYPE_CHECKING:
     from ...plan.plan import Plan
-
-
-def argument_name(plan: Plan, index: int) -> str:
-    """What an input of the graph is called in the program."""
-    name = identifier(plan.graph.nodes[index].name)
-    return f"{name}_" if name in reserved() or name in plan.axes else name
 
 
 class Modules(Constructors):

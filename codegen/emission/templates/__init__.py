@@ -1,5 +1,6 @@
 """Templates of the emitted programs and pages."""
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -19,3 +20,10 @@ def environment(html: bool = False) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=html,
     )
+
+
+def counter_functions(*names: str) -> str:
+    """Functions of the counter-based random numbers, as text: programs and their reference run the same."""
+    body = (FOLDER / "counters.py").read_text().partition("# --- copied from here ---")[2]
+    functions = re.split(r"\n(?=def )", body)
+    return "\n\n\n".join(f.strip() for f in functions if f.startswith(tuple(f"def {name}(" for name in names)))

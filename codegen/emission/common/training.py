@@ -1,0 +1,52 @@
+"""Parts of the training loop that all emitted programs have: hyperparameters, random numbers, data, `main`."""
+
+from __future__ import annotations
+
+from ....model.graph.pcg import PCG
+from ..templates import counter_functions
+from . import defaults
+from .conversions import Used
+from .data import sample_lines, synthetic_lines
+from .features import Context
+
+OPTIMIZERS = {
+    "sgd": ("SGD", "torch.optim.SGD(groups, lr)"),
+    "adam": ("Adam", f"torch.optim.Adam(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
+    "adamw": ("AdamW", f"torch.optim.AdamW(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
+}
+"""Names of optimizers as PyTorch writes them, and the calls that make them."""
+
+SEED_AND_STEPS = f"SEED, STEPS = {defaults.SEED}, 10"
+
+
+def learning_rate() -> Context:
+    """The schedule of the learning rate."""
+    return {"min_factor": defaults.MIN_FACTOR}
+
+
+def make_optimizer(optimizer: str) -> Context:
+    """Hyperparameters as default arguments."""
+    values = {
+        "lr": defaults.LEARNING_RATE,
+        "weight_decay": defaults.WEIGHT_DECAY[optimizer],
+        "clip": defaults.CLIP_NORM,
+        "warmup": defaults.WARMUP_STEPS,
+        "steps": defaults.TOTAL_STEPS,
+    }
+    return {"options": ", ".join(f"{name}={value}" for name, value in values.items())}
+
+
+def helpers(used: Used, *, sparse: bool = False, selective: bool = False) -> Context | None:
+    """Functions that the lines of operators call."""
+    return {
+        "helpers": used.helpers,
+        "random_bits": counter_functions("mix", "mix_", "random_bits"),
+        "dropped": counter_functions("dropped"),
+        "sparse": sparse,
+        "selective": selective,
+    }
+
+
+def data(graph: PCG, batch: int, used: Used) -> Context:
+    """Batches: random ones, and the next samples of a data set."""
+    return {"synthetic": synthetic_lines(graph, batch, used), "samples": sample_lines(graph, batch)}

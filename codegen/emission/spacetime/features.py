@@ -1,0 +1,163 @@
+"""The features of programs of space-time plans, in the order of their text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ....formulation.spacetime.materialized import Collective, Program
+from ....formulation.spacetime.op import Op, Phase
+from ....model.graph.pcg import PCG
+from ..common import training
+from ..common.call_sites import value_lines
+from ..common.conversions import Used
+from ..common.data import sample_lines
+from ..common.features import Context, Feature, section
+from .library import Functions
+from .tables import buffers, frozen, kept, overlapping, places
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What a program is emitted from: a materialized plan, and the text of its functions and devices."""
+
+    program: Program
+    dtype: str
+    optimizer: str
+    used: Used
+    functions: Functions
+    devices: Sequence[str]  # functions of devices
+    table: Sequence[str]  # which rank runs which
+    groups: Sequence[str]  # the table of groups; empty where nobody communicates
+    counts: Sequence[str]
+
+    @property
+    def pcg(self) -> PCG:
+        return self.program.tasks.graph.pcg
+
+    @cached_property
+    def collectives(self) -> frozenset[str]:
+        return frozenset(i.kind for device in self.program.devices for i in device if isinstance(i, Collective))
+
+    @cached_property
+    def swaps(self) -> bool:
+        """Whether activations of some operators are offloaded."""
+        return any(op.swapped for op in self._forward)
+
+    @cached_property
+    def splits_backward(self) -> bool:
+        return any(op.split for op in self._forward)
+
+    @property
+    def _forward(self) -> list[Op]:
+        return [op for op in self.program.tasks.ops if op.phase is Phase.FORWARD]
+
+
+def _mesh(e: Emission) -> Context:
+    return {"groups": bool(e.groups)}
+
+
+def _mesh_constants(e: Emission) -> list[str]:
+    return ["", *e.groups] if e.groups else []
+
+
+def _run(e: Emission) -> Context:
+    """What runs the segments of a device, and moves tensors between devices."""
+    return {
+        "groups": bool(e.groups),
+        "counts": bool(e.counts),
+        "collectives": e.collectives,
+        "split": e.splits_backward,
+        "swapped": e.swaps,
+        "fetches": e.functions.fetches,
+    }
+
+
+def _run_imports(e: Emission) -> list[str]:
+    return ["from torch.autograd.graph import get_gradient_edge", *(["import tempfile"] if e.swaps else [])]
+
+
+def _tensors(e: Emission) -> Context | None:
+    """Functions on tensors that devices and segments call."""
+    used = e.used
+    return {"helpers": used.helpers, "primitives": used.primitives} if used.helpers or used.primitives else None
+
+
+def _tensor_imports(e: Emission) -> list[str]:
+    return ["from functools import reduce"] if "added" in e.used.helpers else []
+
+
+def _helpers(e: Emission) -> Context | None:
+    return training.helpers(e.used) if e.used.helpers else None
+
+
+def _devices_context(e: Emission) -> Context:
+    functions = [e.functions.text(name) for name in e.functions.codes]
+    return {"functions": functions, "devices": e.devices, "table": e.table}
+
+
+def _device_imports(e: Emission) -> list[str]:
+    return ["from functools import partial"] if any("partial(" in line for line in e.table) else []
+
+
+def _weights(e: Emission) -> Context:
+    return {
+        "aliases": e.pcg.aliases,
+        "buffers": bool(e.pcg.of("buffer")),
+        "fetches": e.functions.fetches,
+        "swapped": e.swaps,
+    }
+
+
+def _weight_constants(e: Emission) -> list[str]:
+    return [
+        "",
+        *places(e.program),
+        f"FROZEN = {frozen(e.program)}",
+        *([f"KEPT = {kept(e.pcg)}"] if e.functions.fetches else []),
+        *(buffers(e.pcg) if e.pcg.of("buffer") else []),
+    ]
+
+
+def _label_counts(e: Emission) -> Context | None:
+    return {"counts": e.counts} if e.counts else None
+
+
+def _optimizer(e: Emission) -> Context:
+    name, call = training.OPTIMIZERS[e.optimizer]
+    doc = f"{name} over what this rank updates of the weights."
+    return {"optimizer_doc": doc, "optimizer_call": call, "overlapping": overlapping(e.program)}
+
+
+def _step(e: Emission) -> Context:
+    return {"reduction": e.pcg.nodes[e.pcg.loss].get("reduction", "mean")}
+
+
+def _main(e: Emission) -> Context:
+    samples = sample_lines(e.pcg, e.pcg.batch) is not None
+    return {"samples": samples, "overlaps_steps": False, "builds_on_device": False, "rank": "mesh.rank"}
+
+
+def _data(e: Emission) -> Context:
+    return training.data(e.pcg, e.pcg.batch, e.used)
+
+
+FEATURES: tuple[Feature[Emission], ...] = (
+    Feature("spacetime/mesh.jinja", _mesh, constants=_mesh_constants),
+    section("What the devices' programs are written with."),
+    Feature("spacetime/run.jinja", _run, imports=_run_imports),
+    Feature("spacetime/helpers.jinja", _tensors, imports=_tensor_imports),
+    Feature("helpers.jinja", _helpers),
+    Feature("spacetime/devices.jinja", _devices_context, imports=_device_imports),
+    section("Weights, under their names in the original module."),
+    Feature("spacetime/weights.jinja", _weights, constants=_weight_constants),
+    section("Training."),
+    Feature("spacetime/label_counts.jinja", _label_counts),
+    Feature("learning_rate.jinja", lambda _: training.learning_rate()),
+    Feature("spacetime/optimizer.jinja", _optimizer),
+    Feature("make_optimizer.jinja", lambda e: training.make_optimizer(e.optimizer)),
+    Feature("spacetime/training_step.jinja", _step),
+    Feature("data.jinja", _data, constants=lambda e: value_lines(e.used)),
+    Feature("main.jinja", _main),
+)

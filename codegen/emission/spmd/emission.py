@@ -1,0 +1,203 @@
+"""What a program is emitted from, and the facts about it that several features ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ....model.graph.atoms import atoms
+from ....model.graph.buffer_updates import updated
+from ....model.graph.layout import is_split
+from ....model.graph.sparse_tables import sparse_tables
+from ....model.machine.precision import Precision, precision
+from ...plan.plan import Plan
+from ...plan.table_spread import spread_axis
+from ...pricing.axis_groups import Group, axis_groups, summed_over
+from ..common.conversions import Local, Used
+from .axes import all_steps, disordered, table
+from .modules import Modules
+
+if TYPE_CHECKING:
+    from ...plan.pipeline_plan import PipelinePlan
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """What communicates: the primitives that a program calls, and the collectives over levels that they consist of."""
+
+    programs: bool  # some collective takes several steps, on levels of the machine
+    collectives: frozenset[str]
+    resting: bool  # some ranks take no part in some step
+    disordered: bool  # some all-reduce leaves its chunks in another order
+    primitives: frozenset[str]
+    uneven: bool  # some parts are of unequal size
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How ranks store weights."""
+
+    cut: bool  # in parts
+    placed: bool  # some at one coordinate of an axis only
+    joined: str  # the argument that names the tensors which a weight joins; "": none does
+    factors: bool  # a dim of some weight is given by its factors
+    strided: bool  # ... and it is the dim along which weights are joined
+    spread: bool  # columns of some tables are spread over an axis
+    sparse: bool  # some tables have sparse gradients
+    frozen: bool  # some have no gradient
+    running: bool  # some are statistics that forward updates
+
+
+@dataclass(frozen=True)
+class Synchronization:
+    """What becomes of gradients, and where the states of the optimizer are."""
+
+    sharded: bool  # ranks update shares of some weights
+    all_sharded: bool  # ... of all
+    scattered: bool  # ranks accumulate shares of some gradients
+    offloaded: bool  # the states of some weights are on the host
+    alone: bool  # some gradients are no addends
+    reduced: bool  # some gradients are all-reduced
+    apart: bool  # accumulated gradients or states are apart from the weights
+
+
+@dataclass(frozen=True)
+class Emission:
+    """A plan, its stages (itself without a pipeline), and the writers of their classes after these have been written.
+
+    `classes` is their text, `shares` that of this rank's inputs; `pipeline` is what templates know of a pipeline.
+    """
+
+    plan: Plan | PipelinePlan
+    stages: Sequence[Plan]
+    modules: Sequence[Modules]
+    used: Used
+    classes: str
+    mesh_lines: Sequence[str]
+    shares: Sequence[str] = ()
+    pipeline: dict[str, Any] | None = None
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        return axis_groups(self.plan)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step has several micro-batches."""
+        return self.stages[0].micro_batches > 1
+
+    @property
+    def has_dropout(self) -> bool:
+        return "dropout" in self.used.helpers
+
+    @property
+    def precision(self) -> Precision:
+        return precision(self.plan.dtype)
+
+    @property
+    def scales_loss(self) -> bool:
+        return self.plan.dtype == "mixed-float16"
+
+    @property
+    def divisors(self) -> Sequence[dict[str, Any]]:
+        """What the last stage counts before its first forward."""
+        return self.modules[-1].divisors
+
+    @cached_property
+    def recomputation_modes(self) -> frozenset[str]:
+        return frozenset[str]().union(*(module.modes for module in self.modules))
+
+    @cached_property
+    def programs(self) -> Sequence[str]:
+        """The table of collectives that take several steps."""
+        return table(self.groups)
+
+    @cached_property
+    def storage(self) -> Storage:
+        weights = [
+            (node, choice)
+            for plan in self.stages
+            for node, choice in zip(plan.graph.nodes, plan.choices, strict=True)
+            if node.op in ("parameter", "buffer")
+        ]
+        joined = max(module.joins for module in self.modules)
+        split = any(is_split(letter) for _, choice in weights for letter in choice.output)
+        return Storage(
+            cut=bool(joined) or split or self.used.placed,
+            placed=self.used.placed,
+            joined=joined,
+            factors=any(module.factors for module in self.modules),
+            strided=any(module.strided for module in self.modules),
+            spread=any(spread_axis(p, i) is not None for p in self.stages for i in range(len(p.graph.nodes))),
+            sparse=any(sparse_tables(plan.graph) for plan in self.stages),
+            frozen=any(not node.gradient for node, _ in weights),
+            running=any(updated(plan.graph) for plan in self.stages),
+        )
+
+    @cached_property
+    def synchronization(self) -> Synchronization:
+        trained = [(plan, index) for plan in self.stages for index in _trained(plan)]
+        choices = [plan.choices[index] for plan, index in trained]
+        kinds = {_synchronized(plan, index) for plan, index in trained}
+        separate = any(plan.separate_states for plan in self.stages)
+        sharded = "sharded" in kinds or separate
+        return Synchronization(
+            sharded=sharded,
+            all_sharded=all(module.all_sharded for module in self.modules) and sharded,
+            scattered=any(choice.sharded_gradients for choice in choices),
+            offloaded=any(choice.offloaded for choice in choices),
+            alone="alone" in kinds,
+            reduced="reduced" in kinds,
+            apart=separate,
+        )
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        used, cut, sharded = self.used, self.storage.cut, self.synchronization.sharded
+        primitives = set(used.primitives)
+        if cut or sharded or "positions" in used.helpers or "pad" in primitives:
+            primitives |= {"cut"}
+        if cut or sharded:
+            primitives |= {"gather"}
+        if sharded:
+            primitives |= {"scatter_sum"}
+        if self.programs and (self.synchronization.reduced or "all_reduce" in primitives):
+            primitives |= {"add_up"}
+        kinds = {"gather": "all_gather", "scatter_sum": "reduce_scatter", "add_up": "all_reduce"}
+        steps = all_steps(self.groups)
+        tied = self.pipeline is not None and self.pipeline["tied"]
+        return Collectives(
+            programs=bool(self.programs),
+            collectives=frozenset(
+                {kinds[name] for name in primitives & kinds.keys()} | {step.collective.value for step in steps}
+            ),
+            resting=tied or any(step.zero for step in steps),
+            disordered=disordered(self.groups),
+            primitives=frozenset(primitives),
+            uneven=used.uneven or any(map(_uneven_weights, self.stages)),
+        )
+
+
+def _trained(plan: Plan) -> list[int]:
+    """The weights that have a dense gradient."""
+    sparse = sparse_tables(plan.graph)
+    return [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
+
+
+def _synchronized(plan: Plan, index: int) -> str:
+    """What becomes of a weight's gradient: `sharded` (reduce-scatter), `reduced` (all-reduce), or `alone` (nothing)."""
+    if not summed_over(plan, index):
+        return "alone"
+    return "sharded" if plan.choices[index].sharded_states else "reduced"
+
+
+def _uneven_weights(plan: Plan) -> bool:
+    """Whether some weight or input is stored in parts of different sizes."""
+    for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
+        if node.op in ("parameter", "buffer", "input"):
+            local = Local(atoms(plan.graph)[index], choice.output, plan.placement.sizes, plan.axes)
+            if any(isinstance(s, str) for s in local.shape()):
+                return True
+    return False

@@ -1,0 +1,259 @@
+"""The features of emitted programs, in the order of their text.
+
+A new feature is a template, a function that gives its context, and an entry of `FEATURES`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+from ....formulation.special import special_strategy
+from ....model.graph.layout import P
+from ...plan.table_spread import loads_text, spread_axis
+from ...report.describe import mesh_sentence
+from ..common import training
+from ..common.call_sites import value_lines
+from ..common.data import sample_lines
+from ..common.features import Context, Feature, section
+from ..common.text import WIDTH, wrap
+from .emission import Emission
+
+
+def _mesh(e: Emission) -> Context:
+    found = e.collectives
+    return {
+        "mesh_doc": mesh_sentence(e.plan),
+        "mesh_lines": e.mesh_lines,
+        "per_node": e.plan.placement.hierarchy[-1],
+        "micro": e.accumulates,
+        "stepped": e.has_dropout,
+        "placed": e.storage.placed,
+        **vars(found),
+    }
+
+
+def _collectives(e: Emission) -> Context | None:
+    return vars(e.collectives) if e.collectives.primitives else None
+
+
+def _conversions(e: Emission) -> Context | None:
+    """Functions that convert between layouts, with their gradients."""
+    functions = [move.code(e.collectives.uneven) for _, move in sorted(e.used.moves.items())]
+    return {"functions": functions} if functions else None
+
+
+def _helpers(e: Emission) -> Context | None:
+    if not e.used.helpers:
+        return None
+    return training.helpers(e.used, sparse=e.storage.sparse, selective="selective" in e.recomputation_modes)
+
+
+def _helper_imports(e: Emission) -> list[str]:
+    return ["import weakref"] if "regathered" in e.used.helpers else []
+
+
+def _recomputation(e: Emission) -> Context | None:
+    modes = e.recomputation_modes
+    return {"recompute": modes, "micro": e.accumulates, "stepped": e.has_dropout} if modes else None
+
+
+def _recomputation_imports(e: Emission) -> list[str]:
+    selective = ["CheckpointPolicy", "create_selective_checkpoint_contexts"]
+    names = ["checkpoint", *(selective if "selective" in e.recomputation_modes else [])]
+    return [f"from torch.utils.checkpoint import {', '.join(names)}"]
+
+
+def _special_strategies(e: Emission) -> Context | None:
+    sources = [special_strategy(name).source for name in sorted(e.used.specials)]
+    return {"sources": sources} if sources else None
+
+
+_FLAGS = {
+    "sharded": "whether ranks update shares",
+    "scattered": "whether they accumulate shares",
+    "offloaded": "whether states are on the host",
+}
+"""Options of single weights, and what is said of them."""
+
+
+def _weights(e: Emission) -> Context:
+    """Parameters as this rank's parts of the original ones."""
+    storage, states = e.storage, e.synchronization
+    said = vars(states) | {"sharded": states.sharded and not states.all_sharded}
+    flags = [flag for flag in _FLAGS if said[flag]]
+    options = {
+        "cuts=None": storage.cut,
+        "summed=None": True,
+        "tied=None": _tied(e),
+        "trainable=True": storage.frozen,
+        "running=None": storage.running,
+        **{f"{flag}=False": True for flag in flags},
+        "sparse=False": storage.sparse,
+        f"{storage.joined}=None": bool(storage.joined),
+        "spread=None": storage.spread,
+    }
+    arguments = ["name", "shape", "dtype", *(option for option, present in options.items() if present)]
+    docs = [f"`{flag}` {_FLAGS[flag]}" for flag in flags]
+    return {
+        **vars(storage),
+        "head": wrap(f"def weight({', '.join(arguments)}):", 0),
+        "summed_doc": "`summed` is the axis over which gradients are added up",
+        "flag_docs": "".join((", " if doc == docs[0] else ",\n    ") + doc for doc in docs),
+        "flags": flags,
+        "tied": _tied(e),
+        "uneven": e.collectives.uneven,
+        "narrow": e.precision.narrow,
+        "mixed": e.precision.mixed,
+    }
+
+
+def _spread_tables(e: Emission) -> list[str]:
+    """For every weight of tables that are spread, what each coordinate has."""
+    lines: list[str] = []
+    for plan in e.stages:
+        for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
+            axis = spread_axis(plan, index)
+            if axis is None:
+                continue
+            lines += [f"    # {line}" for line in textwrap.wrap(loads_text(plan, index, plan.axes[axis]), WIDTH - 6)]
+            lines.append(f'    "{node.name}": [')
+            for coordinate in range(plan.placement.sizes[axis]):
+                own = [f'("{name}",~{start},~{stop}),' for name, start, stop, place in choice.at if place == coordinate]
+                filled = textwrap.wrap(" ".join(own), WIDTH - 12, break_on_hyphens=False)
+                lines += ["        [", *(f"            {line}" for line in filled), "        ],"]
+            lines.append("    ],")
+    if not lines:
+        return []
+    head = "SPREAD = {  # by coordinate: tables, each with its first column here and the one after the last"
+    return ["", head, *(line.replace("~", " ") for line in lines), "}  # fmt: skip"]
+
+
+def _classes(e: Emission) -> Context:
+    """The model: a class for every kind of repeated block, and one for the rest."""
+    return {"classes": e.classes}
+
+
+def _pipeline(e: Emission) -> Context | None:
+    return {"pipeline": e.pipeline} if e.pipeline else None
+
+
+def _pipeline_imports(e: Emission) -> list[str]:
+    return ["from torch.autograd.graph import GradientEdge"] if e.pipeline and e.pipeline["split"] else []
+
+
+def _checkpoint(e: Emission) -> Context:
+    storage = e.storage
+    return {
+        "aliases": e.plan.graph.aliases,
+        "joined": storage.joined,
+        "cut": storage.cut,
+        "running": storage.running,
+        "pipeline": e.pipeline,
+    }
+
+
+def _optimizer(e: Emission) -> Context:
+    """What all parts of the optimizer ask for."""
+    return {
+        **vars(e.storage),
+        **vars(e.synchronization),
+        "programs": e.collectives.programs,
+        "copied": e.precision.copied,
+        "widened": _widened(e),
+        "loss_scale": e.scales_loss,
+        "pipeline": e.pipeline,
+        "tied": _tied(e),
+        "stale": e.pipeline is not None and e.pipeline["stale"],
+        "ranks": "RANKS // PIPELINE" if e.pipeline else "RANKS",
+        "optimizer_doc": f"{training.OPTIMIZERS[e.plan.optimizer][0]} over this rank's part of the weights.",
+        "optimizer_call": training.OPTIMIZERS[e.plan.optimizer][1],
+    }
+
+
+def _optimizer_in_place(e: Emission) -> Context | None:
+    return None if e.synchronization.apart else _optimizer(e)
+
+
+def _optimizer_apart(e: Emission) -> Context | None:
+    """The optimizer whose gradients or states lie apart from the weights: on the host, or in another dtype."""
+    return _optimizer(e) if e.synchronization.apart else None
+
+
+def _step(e: Emission) -> Context:
+    """One step: its micro-batches, and the loss."""
+    last = e.stages[-1]
+    letters = zip(last.axes, last.choices[last.graph.loss].output, last.placement.sizes, strict=True)
+    reduction = e.plan.graph.nodes[e.plan.graph.loss].get("reduction", "mean")
+    return {
+        "shares": e.shares,
+        "reduction": reduction if e.divisors else "whole",
+        "divisors": e.divisors,
+        "loss_axes": [axis for axis, letter, size in letters if letter == P and size > 1],
+        "micro": e.accumulates,
+        "stepped": e.has_dropout,
+        "regather": "regathered" in e.used.helpers,
+        "loss_scale": e.scales_loss,
+    }
+
+
+def _whole_step(e: Emission) -> Context | None:
+    return None if e.pipeline else _step(e)
+
+
+def _pipelined_step(e: Emission) -> Context | None:
+    if not e.pipeline:
+        return None
+    scattered = e.synchronization.scattered
+    return {**_step(e), "pipeline": e.pipeline, "widened": _widened(e), "scattered": scattered}
+
+
+def _data(e: Emission) -> Context:
+    return training.data(e.plan.graph, e.plan.batch, e.used)
+
+
+def _main(e: Emission) -> Context:
+    return {
+        "samples": sample_lines(e.plan.graph, e.plan.batch) is not None,
+        "overlaps_steps": e.pipeline is not None and e.pipeline["stale"],
+        "builds_on_device": True,
+        "rank": "dist.get_rank()",
+    }
+
+
+def _widened(e: Emission) -> bool:
+    """Whether gradients are accumulated in another dtype than the weights'."""
+    return e.precision.gradients != e.precision.parameters
+
+
+def _tied(e: Emission) -> bool:
+    """Whether several stages have the same weight."""
+    return e.pipeline is not None and e.pipeline["tied"]
+
+
+FEATURES: tuple[Feature[Emission], ...] = (
+    Feature("mesh.jinja", _mesh, constants=lambda e: e.programs),
+    Feature("collectives.jinja", _collectives),
+    Feature("conversions.jinja", _conversions),
+    Feature("helpers.jinja", _helpers, imports=_helper_imports),
+    Feature("recomputation.jinja", _recomputation, imports=_recomputation_imports),
+    Feature("special_strategies.jinja", _special_strategies),
+    section("The model."),
+    Feature("weights.jinja", _weights, imports=lambda _: ["from functools import partial"]),
+    Feature("classes.jinja", _classes, constants=lambda e: [*value_lines(e.used), *_spread_tables(e)]),
+    Feature("pipeline.jinja", _pipeline, imports=_pipeline_imports),
+    section("Weights, under their names in the original module."),
+    Feature("checkpoint.jinja", _checkpoint),
+    section("Training."),
+    Feature("learning_rate.jinja", lambda _: training.learning_rate()),
+    Feature("bucket.jinja", _optimizer_in_place),
+    Feature("apart.jinja", _optimizer_apart),
+    Feature("buckets.jinja", _optimizer),
+    Feature("optimizer.jinja", _optimizer_in_place),
+    Feature("apart_optimizer.jinja", _optimizer_apart),
+    Feature("make_optimizer.jinja", lambda e: training.make_optimizer(e.plan.optimizer)),
+    Feature("whole_gradients.jinja", _optimizer),
+    Feature("training_step.jinja", _whole_step),
+    Feature("stages.jinja", _pipelined_step),
+    Feature("data.jinja", _data),
+    Feature("main.jinja", _main),
+)
