@@ -33,6 +33,7 @@ from ..formulation.reduction.program import Collective, Program, Reduction, Step
 from ..model.errors import PartitaError
 from ..model.machine.collective_patterns import PATTERNS
 from ..model.machine.collective_price import FREE, CollectivePrice
+from ..model.machine.link_kinds import SharedMedium
 from ..model.machine.machine import Level, Machine
 from ..model.machine.wiring import Wiring
 from .cases import chosen, each
@@ -115,7 +116,7 @@ def described(network: Network) -> Machine:
     copied = cpu.devices * cpu.levels[0].bandwidth / network.nodes  # every node's share of what the cores can do
     latency = cpu.latency_ns(0) * network.ranks / cpu.devices
     bandwidths = [*(rate / 8 / WIRE_BYTES for rate in network.rates), copied]
-    wirings = [*(None for _ in network.rates), Wiring(shared=copied)]
+    wirings = [*(None for _ in network.rates), Wiring((SharedMedium(copied),))]
     names = NAMES[-len(network.sizes) :]
     levels = tuple(
         Level(name, size, bandwidth, latency, wiring)

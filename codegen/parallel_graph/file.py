@@ -6,7 +6,7 @@ from typing import Any
 
 from ...model.errors import PartitaError
 from ...model.graph.graph_file import attribute_from_json, attribute_to_json
-from ...model.machine.machine import whole
+from ...model.json_values import whole
 from ..plan.choice import as_list
 from .graph import MachineMapping, Nested, Node, ParallelGraph, Tensor, Work
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...model.graph.atoms import Atoms, atoms
 from ...model.graph.layout import B, Layout, P, R, S, atom_of, is_split
 from ...model.graph.pcg import PCG
-from ...model.machine.machine import whole
+from ...model.json_values import whole
 
 FLAGS = ("regather", "sharded_states", "sharded_gradients", "offloaded")
 """What a choice of a parameter may say; a file has those that hold."""

@@ -19,8 +19,9 @@ from ...model.files import make_folder, read_json, write_atomically, write_direc
 from ...model.graph.graph_file import graph_from_json, graph_to_json
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries, stage
+from ...model.json_values import number, whole
 from ...model.machine.collective_price import CollectivePrice
-from ...model.machine.machine import Machine, number, stage_machine, whole
+from ...model.machine.machine import Machine, stage_machine
 from .choice import Choice, as_list, choice_json, read_choice
 from .pipeline_plan import PipelinePlan
 from .plan import Plan

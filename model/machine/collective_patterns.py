@@ -1,17 +1,17 @@
-"""Who sends how much to whom in a collective, by NCCL's and gloo's algorithms.
+"""The messages of each collective, as NCCL's and gloo's algorithms send them.
 
 The members of a group are numbered 0 .. m-1, level-major: with the sizes (s_0 .. s_k) of the levels that the group
-spreads over, outermost first, the members of one unit are consecutive. Bytes are in units of D, which is what a member
-holds before the collective (afterwards, for an all-gather).
+spreads over, outermost first, the members of one unit are consecutive. Bytes are in units of D, the data of one member
+before the collective (after it, for an all-gather).
 
     nccl-ring   all_reduce 2 (m-1)/m D on every edge of a ring, reduce_scatter and all_gather (m-1)/m D;
                 reduce and broadcast D along a chain
     nccl-tree   the same, but all_reduce up and down two binary trees over the nodes, D/2 each, and along a chain of D
                 each way inside a node
     all         all_to_all D/m from each to each; send D to the next
-    gloo        all_reduce and all_gather as a ring; reduce_scatter is an all_reduce of which a member keeps its part;
-                reduce scatters around the ring, then gathers at the root; broadcast doubles the holders round by round,
-                D to each, and rounds may mix (`STREAMED`)
+    gloo        all_reduce and all_gather on a ring; reduce_scatter is an all_reduce of which a member keeps its part;
+                reduce is a reduce-scatter on the ring, then a gather at the root; broadcast sends D to twice as many
+                members each round, and rounds may overlap (`STREAMED`)
                 (gloo/allreduce.cc, allgather_ring.cc, reduce.cc, broadcast.cc; ProcessGroupGloo.cpp)
 """
 
@@ -32,9 +32,9 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """Messages that flow at the same time: `share` of D from member `source` to member `target`.
+    """Simultaneous messages: `share` of D from member `source` to member `target`.
 
-    `hops` counts for every level of the group the messages that wait for one another there.
+    `hops`: for every level of the group, the length of its longest chain of dependent messages.
     """
 
     source: NDArray[np.int64]
@@ -45,7 +45,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A shape with `share` of its bytes and `laps` times its hops."""
+    """A shape with `share` times its bytes and `laps` times its hops."""
 
     shape: Shape
     share: float = 1.0
@@ -53,14 +53,14 @@ class Phase:
 
 
 Pattern = Callable[[Sizes, int], tuple[Phase, ...]]
-"""From the sizes of a group's levels, and how many of them are between nodes, to phases that follow each other."""
+"""(sizes of a group's levels, how many of them are between nodes) -> consecutive phases."""
 
 
 @cache
 def ring(sizes: Sizes) -> Shape:
-    """Each member sends D to the next, the last to the first, half of it the other way round; m-1 hops.
+    """Each member sends D/2 to the next and D/2 to the previous one, the last next to the first; m-1 hops.
 
-    On a switch the direction makes no difference; NCCL turns rings both ways to use both directions of NVLink.
+    On a switch the direction makes no difference; NCCL runs rings both ways to use both directions of NVLink.
     """
     members = np.arange(math.prod(sizes))
     after = np.roll(members, -1)
@@ -77,7 +77,7 @@ def chain(sizes: Sizes) -> Shape:
 
 @cache
 def reverse(shape: Shape) -> Shape:
-    """The same messages the other way."""
+    """The same messages in the other direction."""
     return Shape(shape.target, shape.source, shape.share, shape.hops)
 
 
@@ -85,30 +85,32 @@ def reverse(shape: Shape) -> Shape:
 def double_tree(sizes: Sizes, across: int) -> Shape:
     """Two binary trees over the nodes, D/2 up and down each (NCCL, src/graph/trees.cc), a chain inside each node.
 
-    The outer `across` levels are those between nodes. The first member of a node speaks for it for one half of the
-    data, the last for the other half, which takes the chain the other way.
+    The outer `across` levels are those between nodes. A node's first member exchanges one half of the data with other
+    nodes, its last member the other half, which takes the chain in the other direction.
     """
-    nodes, inside = math.prod(sizes[:across]), math.prod(sizes[across:])
-    members = np.arange(nodes * inside)
-    followers = members[members % inside > 0]
+    nodes, node_size = math.prod(sizes[:across]), math.prod(sizes[across:])
+    members = np.arange(nodes * node_size)
+    chained = members[members % node_size > 0]
     child = np.arange(1, nodes)
     bit = child & -child
     parent = (child ^ bit) | (bit << 1)
     parent = np.where(parent < nodes, parent, child ^ bit)
     # The second tree is the first one mirrored, or shifted by one where the number of nodes is odd.
     second = [(node + 1) % nodes if nodes % 2 else nodes - 1 - node for node in (child, parent)]
-    ends = [(child, parent), second]
-    speakers = (0, inside - 1)
-    low = np.concatenate([followers, *(lower * inside + speaker for lower, _ in ends for speaker in speakers)])
-    high = np.concatenate([followers - 1, *(upper * inside + speaker for _, upper in ends for speaker in speakers)])
-    share = np.concatenate([np.ones(len(followers)), np.full(4 * len(child), 0.25)])
+    trees = [(child, parent), second]
+    outer_members = (0, node_size - 1)
+    low = np.concatenate([chained, *(lower * node_size + member for lower, _ in trees for member in outer_members)])
+    high = np.concatenate(
+        [chained - 1, *(upper * node_size + member for _, upper in trees for member in outer_members)]
+    )
+    share = np.concatenate([np.ones(len(chained)), np.full(4 * len(child), 0.25)])
     hops = (*((size - 1).bit_length() for size in sizes[:across]), *_walk(sizes[across:]))
     return Shape(np.concatenate([low, high]), np.concatenate([high, low]), np.concatenate([share, share]), hops)
 
 
 @cache
 def doubling(sizes: Sizes, round_: int) -> Shape:
-    """The first 2^round members send D to as many others (fewer, if no more are left)."""
+    """The first 2^round members send D to as many others, or to all that are left."""
     source = np.arange(min(2**round_, math.prod(sizes) - 2**round_))
     target = source + 2**round_
     units = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
@@ -125,10 +127,10 @@ def forward(sizes: Sizes) -> Shape:
 
 @cache
 def exchange(sizes: Sizes) -> Shape:
-    """Each member sends D/m to each other one; what goes to one unit counts as one message.
+    """Each member sends D/m to each other member; all it sends to one unit counts as one message.
 
-    What a member sends to all members of a unit is drawn as one message to the one in its own position there: no link
-    carries more or less for it. Beyond `MAX_UNITS` units on a level, which no wiring joins, all of them are the next.
+    That message goes to the member in the sender's own position there, which loads every link equally. On a level of
+    more than `MAX_UNITS` units, which has no wiring, all of them go to the next unit.
     """
     m = math.prod(sizes)
     members = np.arange(m)
@@ -153,19 +155,19 @@ def gather(sizes: Sizes) -> Shape:
 
 
 def _walk(sizes: Sizes) -> tuple[int, ...]:
-    """Hops on every level of a walk over all members, level-major."""
+    """Hops on every level of a level-major walk over all members."""
     return tuple(math.prod(sizes[:i]) * (size - 1) for i, size in enumerate(sizes))
 
 
 # Patterns
 
 
-def _scatter(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+def _ring_once(sizes: Sizes, across: int) -> tuple[Phase, ...]:
     m = math.prod(sizes)
     return (Phase(ring(sizes), (m - 1) / m),)
 
 
-def _around(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+def _ring_twice(sizes: Sizes, across: int) -> tuple[Phase, ...]:
     m = math.prod(sizes)
     return (Phase(ring(sizes), 2 * (m - 1) / m, laps=2),)
 
@@ -183,7 +185,7 @@ def _tree(sizes: Sizes, across: int) -> tuple[Phase, ...]:
 
 
 def _gloo_reduce(sizes: Sizes, across: int) -> tuple[Phase, ...]:
-    return (*_scatter(sizes, across), Phase(gather(sizes), 1 / math.prod(sizes)))
+    return (*_ring_once(sizes, across), Phase(gather(sizes), 1 / math.prod(sizes)))
 
 
 def _gloo_broadcast(sizes: Sizes, across: int) -> tuple[Phase, ...]:
@@ -199,9 +201,9 @@ def _send(sizes: Sizes, across: int) -> tuple[Phase, ...]:
 
 
 _RING: Mapping[str, Pattern] = {
-    "all_reduce": _around,
-    "reduce_scatter": _scatter,
-    "all_gather": _scatter,
+    "all_reduce": _ring_twice,
+    "reduce_scatter": _ring_once,
+    "all_gather": _ring_once,
     "reduce": _reduce,
     "broadcast": _broadcast,
     "all_to_all": _exchange,
@@ -210,10 +212,10 @@ _RING: Mapping[str, Pattern] = {
 PATTERNS: Mapping[str, Mapping[str, Pattern]] = {
     "nccl-ring": _RING,
     "nccl-tree": {**_RING, "all_reduce": _tree},
-    "gloo": {**_RING, "reduce_scatter": _around, "reduce": _gloo_reduce, "broadcast": _gloo_broadcast},
+    "gloo": {**_RING, "reduce_scatter": _ring_twice, "reduce": _gloo_reduce, "broadcast": _gloo_broadcast},
 }
-"""By profile and collective."""
+"""Profile (`Machine.collectives`) -> collective -> pattern."""
 
 STREAMED = frozenset({("gloo", "broadcast")})
-"""Whose members start what they send in all rounds as soon as they have it (gloo/broadcast.cc). On one level all keep
-step, round by round; where some have it earlier than others, as over several levels, rounds mix on the links."""
+"""Collectives whose members send in all rounds as soon as they have the data (gloo/broadcast.cc). On one level members
+keep step round by round; over several levels some have it earlier, so rounds overlap on the links."""

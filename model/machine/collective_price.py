@@ -1,7 +1,7 @@
-"""The price of a collective: a line in its bytes.
+"""The price of a collective, linear in its bytes.
 
-`collective_patterns.py` and `link_flows.py` say what is sent over which links; `formulation/reduction/cost.py`
-prices the groups of mesh axes under a placement.
+`collective_patterns` and `link_flows` say what is sent over which links; `formulation/reduction/cost.py` prices the
+groups of mesh axes under a placement.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROUNDING_NS = 1e-6  # floating-point noise below this does not start another nan
 
 @dataclass(frozen=True, slots=True)
 class CollectivePrice:
-    """Time of a collective as a line: latency_ns + ns_per_byte * bytes."""
+    """Time of a collective: latency_ns + ns_per_byte * bytes."""
 
     latency_ns: float
     ns_per_byte: float
@@ -29,7 +29,7 @@ class CollectivePrice:
         return math.ceil(self.latency_ns + self.ns_per_byte * size_bytes - ROUNDING_NS)
 
     def ns_array(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The same for an array of sizes, equal to `ns` on every element."""
+        """`ns` of every element."""
         times: NDArray[np.float64] = np.ceil(self.latency_ns + self.ns_per_byte * sizes_bytes - ROUNDING_NS)
         return times.astype(np.int64)
 

@@ -1,7 +1,7 @@
-"""How long messages between devices take that flow at the same time and share links.
+"""How long simultaneous messages between devices take that share links.
 
-A message goes over the link of the sender's unit and over that of the receiver's unit on every level on which they are
-in different units; where a level is wired, over its links and switches. The busiest resource decides.
+A message loads the link of the sender's unit and that of the receiver's on every level where these units differ; on a
+wired level it loads the resources on its route. The busiest resource decides.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from .link_kinds import Switch
 from .machine import Level, Machine
-from .wiring import Switch, Wiring
+from .wiring import Wiring
 
 Numbers = NDArray[np.int64]
 
@@ -23,17 +24,17 @@ def busiest(machine: Machine, source: Numbers, target: Numbers, size: NDArray[np
     for number, level in enumerate(machine.levels):
         below = machine.devices_below(number)
         sender, receiver = source // below, target // below
-        apart = sender != receiver
-        if apart.any():
-            work = _switch if level.wiring is None else _wired
-            seconds = max(seconds, work(level, sender[apart], receiver[apart], size[apart]))
+        crosses = sender != receiver
+        if crosses.any():
+            busy = _switch if level.wiring is None else _wired
+            seconds = max(seconds, busy(level, sender[crosses], receiver[crosses], size[crosses]))
     return seconds
 
 
 def streamed(machine: Machine, source: Numbers, target: Numbers, size: float, after: Numbers) -> float:
-    """Seconds until all messages of `size` bytes have come, if each starts when message `after[i]` has (-1: at once).
+    """Seconds until all messages of `size` bytes have arrived, each starting when message `after[i]` has (-1: at once).
 
-    Those under way share every resource fairly, as TCP does. For a few hundred messages.
+    Messages under way share every resource fairly, as TCP does. Meant for a few hundred messages.
     """
     load = _loads(machine, source, target)
     left, arrived, seconds = np.full(len(source), size), np.zeros(len(source), np.bool_), 0.0
@@ -42,16 +43,16 @@ def streamed(machine: Machine, source: Numbers, target: Numbers, size: float, af
         rate = _fair(load[going])
         needs = left[going] / rate
         step = float(needs.min())
-        # Never none: whatever rounding does, the first to come is among them.
-        come = needs <= step * (1 + 1e-9)
-        arrived[going[come]] = True
-        left[going[~come]] -= rate[~come] * step
+        # Never empty: the first to arrive is among them, whatever the rounding.
+        done = needs <= step * (1 + 1e-9)
+        arrived[going[done]] = True
+        left[going[~done]] -= rate[~done] * step
         seconds += step
     return seconds
 
 
 def _fair(load: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[messages]: bytes/s that each has if all grow alike until a resource is full ("max-min fair")."""
+    """[messages]: max-min fair rates in bytes/s: all grow alike until a resource is full."""
     rate, free = np.zeros(len(load)), np.ones(load.shape[1])
     open_ = np.ones(len(load), np.bool_)
     while open_.any():
@@ -60,7 +61,7 @@ def _fair(load: NDArray[np.float64]) -> NDArray[np.float64]:
         if not len(used):
             rate[open_] = np.inf
             break
-        with np.errstate(over="ignore"):  # what is as good as free has an infinite rate
+        with np.errstate(over="ignore"):  # rates on resources that are as good as free are infinite
             grows = free[used] / wanted[used]
         more = float(grows.min())
         rate[open_] += more
@@ -70,19 +71,19 @@ def _fair(load: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _loads(machine: Machine, source: Numbers, target: Numbers) -> NDArray[np.float64]:
-    """[messages, resources]: seconds that a byte of every message takes of every resource."""
+    """[messages, resources]: seconds of the resource that a byte of the message takes."""
     columns = []
     for number, level in enumerate(machine.levels):
         below = machine.devices_below(number)
         sender, receiver = source // below, target // below
-        apart = sender != receiver
+        crosses = sender != receiver
         parents, places = (sender // level.size, receiver // level.size), (sender % level.size, receiver % level.size)
         if level.wiring is None:
-            table = routes(Wiring((), (Switch(1, level.bandwidth),)), level.size)
+            table = routes(Wiring((Switch(level.bandwidth, 1),)), level.size)
         else:
             table = routes(level.wiring, level.size)
         leaves = parents[0] != parents[1]
-        up = table[places[0], np.where(leaves, level.size, places[1])] * apart[:, None]
+        up = table[places[0], np.where(leaves, level.size, places[1])] * crosses[:, None]
         down = table[np.full_like(places[1], level.size), places[1]] * leaves[:, None]
         for unit in np.unique(np.concatenate(parents)):
             columns.append(up * (parents[0] == unit)[:, None] + down * (parents[1] == unit)[:, None])
@@ -100,7 +101,7 @@ def _wired(level: Level, sender: Numbers, receiver: Numbers, size: NDArray[np.fl
     parents = sender // outside, receiver // outside
     sent, received = sender % outside, receiver % outside
     leaves = parents[0] != parents[1]
-    # A message within one unit of the next outer level is one entry there; any other is one entry at either end.
+    # A message inside a unit of the next outer level is one entry there; any other message is one at either end.
     entries = np.concatenate(
         [
             (parents[0] * places + sent) * places + np.where(leaves, outside, received),
@@ -114,31 +115,14 @@ def _wired(level: Level, sender: Numbers, receiver: Numbers, size: NDArray[np.fl
 
 @cache
 def routes(wiring: Wiring, size: int) -> NDArray[np.float64]:
-    """[size + 1, size + 1, resources]: seconds that a byte from one unit to another takes of every resource.
+    """[size + 1, size + 1, resources]: seconds of each resource that a byte from one unit to another takes.
 
-    Number `size` stands for everything outside. A resource is one direction of a link or of an uplink, an uplink, or
-    the shared medium.
+    Unit number `size` stands for everything outside. See `link_kinds` for the resources of every kind of link.
     """
-    columns: list[NDArray[np.float64]] = []
-
-    def resource(used: NDArray[np.bool_], bandwidth: float) -> None:
-        columns.append(used / bandwidth)
-
     places = np.arange(size + 1)
     source, target = np.meshgrid(places, places, indexing="ij")
     climbs = source != target
-    for link in wiring.links:
-        for a, b in link.pairs:
-            for ends in ((a, b), (b, a)):
-                only = (source == ends[0]) & (target == ends[1])
-                climbs &= ~only
-                resource(only, link.bandwidth)
-    for switch in wiring.switches:
-        for first in range(0, size, switch.units):
-            here, there = ((x >= first) & (x < first + switch.units) for x in (source, target))
-            up, down = climbs & here & ~there, climbs & ~here & there
-            for used in (up, down) if switch.duplex else (up | down,):
-                resource(used, switch.bandwidth)
-    if wiring.shared is not None:
-        resource(climbs, wiring.shared)
+    for a, b in (pair for link in wiring.links for pair in link.direct):
+        climbs &= ~(((source == a) & (target == b)) | ((source == b) & (target == a)))
+    columns = [used / link.bandwidth for link in wiring.links for used in link.resources(size, source, target, climbs)]
     return np.stack(columns, axis=-1) if columns else np.zeros((size + 1, size + 1, 1))

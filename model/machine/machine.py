@@ -1,4 +1,4 @@
-"""A machine: a hierarchy of levels and the device at its leaves."""
+"""A machine: a hierarchy of levels and the device at its leaves (see docs/machines.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PartitaError
-from .wiring import Link, Switch, Wiring
+from ..json_values import number, rate, title, whole
+from .wiring import Wiring
 
 PRESETS = Path(__file__).resolve().parent / "presets"
 PROFILES = ("nccl-ring", "nccl-tree", "gloo")
@@ -22,8 +23,7 @@ class Level:
     """`size` equal units under one unit of the next outer level, joined by one network.
 
     `bandwidth` is what one unit reaches towards its siblings in collectives, bytes/s per direction, shared by all
-    devices below the unit; `latency_ns` is paid per message. `wiring` says how the units are joined where that is no
-    plain switch.
+    devices below the unit; `latency_ns` is paid per message. `wiring`: how the units are joined if not by a switch.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One rank's processor: memory in bytes, memory traffic in bytes/s, `peak` in FLOP/s by dtype.
+    """One rank's processor: memory in bytes, memory bandwidth in bytes/s, `peak` in FLOP/s by dtype.
 
-    `reserved_bytes` is what the context and the communication buffers take; `matmul_efficiency` is the share of the
-    peak that large matrix products reach; `launch_ns` is the time between two kernels that the host can launch.
-    `host_bandwidth` is what moves between the device and the host's memory, bytes/s in each direction; None: unknown.
+    `reserved_bytes`: context and communication buffers; `matmul_efficiency`: the share of the peak that large matrix
+    products reach; `launch_ns`: time between two kernel launches of the host; `host_bandwidth`: between the device and
+    the host's memory, bytes/s in each direction (None: unknown).
     """
 
     name: str
@@ -53,11 +53,11 @@ class Device:
 
     @property
     def capacity_bytes(self) -> int:
-        """What a plan may use."""
+        """Memory that a plan may use."""
         return self.memory_bytes - self.reserved_bytes
 
     def flops(self, dtype: str) -> float:
-        """FLOP/s that matrix products of `dtype` reach; PartitaError if the device has no rate for it."""
+        """FLOP/s that matrix products of `dtype` reach; PartitaError if the device has no peak for it."""
         if dtype not in self.peak:
             raise PartitaError(f"device {self.name} has no peak for {dtype}; it has {', '.join(sorted(self.peak))}")
         return self.peak[dtype] * self.matmul_efficiency
@@ -65,9 +65,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """Levels from the outermost inwards, and the device of which the innermost level counts copies.
+    """Levels from the outermost inwards, and the device that the innermost level counts.
 
-    `collectives` says whose algorithms move the data: one of PROFILES.
+    `collectives`: whose algorithms move the data, one of PROFILES.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Machine:
             raise PartitaError(f"machine {self.name} has no levels")
         if self.collectives not in PROFILES:
             raise PartitaError(
-                f"machine {self.name} has collectives {self.collectives!r:.60} (known: {', '.join(PROFILES)})"
+                f"machine {self.name}: unknown collectives {self.collectives!r:.60} (known: {', '.join(PROFILES)})"
             )
         names = [level.name for level in self.levels]
         if len(set(names)) < len(names):
@@ -109,12 +109,12 @@ class Machine:
 
     @cached_property
     def node_level(self) -> int:
-        """The level whose units are computers: the one named `node`, else the last but one (-1: there is only one)."""
+        """The level whose units are computers: the one named `node`, else the last but one (-1: none)."""
         names = [level.name for level in self.levels]
         return names.index("node") if "node" in names else len(names) - 2
 
     def devices_below(self, level: int) -> int:
-        """Devices inside one unit of `level`; they share the unit's link."""
+        """Devices in one unit of `level`; they share the unit's link."""
         return math.prod(self.hierarchy[level + 1 :])
 
     def per_device_bandwidth(self, level: int) -> float:
@@ -122,30 +122,35 @@ class Machine:
         return self.levels[level].bandwidth / self.devices_below(level)
 
     def latency_ns(self, level: int) -> float:
-        """Time of an empty message at `level`."""
+        """Time of an empty message on `level`."""
         return self.levels[level].latency_ns
 
     def with_nodes(self, nodes: int) -> Machine:
-        """The same machine with `nodes` units on its outermost level."""
+        """This machine with `nodes` units on its outermost level."""
         return replace(self, levels=(replace(self.levels[0], size=nodes), *self.levels[1:]))
 
     @classmethod
     def load(cls, name_or_path: str | Path, nodes: int | None = None) -> Machine:
         """A preset by name, or a machine file by path (anything with a slash, a .yaml ending, or a Path).
 
-        `nodes` replaces the size of the outermost level. PartitaError: unknown name, unreadable or malformed file.
+        `nodes` replaces the size of the outermost level. Raises PartitaError for an unknown name or a wrong file.
         """
-        from .machine_file import read  # pydantic and yaml: only when a file is read
+        from .machine_file import read  # imports pydantic and yaml, which nothing else needs
 
-        machine = read(_find(name_or_path))
+        path = _find(name_or_path)
+        data = read(path)
+        try:
+            machine = cls.from_json(data)
+        except ValueError as error:
+            raise PartitaError(f"{path}: {error}") from None
         return machine if nodes is None else machine.with_nodes(nodes)
 
     @classmethod
     def adhoc(cls, hierarchy: tuple[int, ...]) -> Machine:
         """A machine of A100-80GB devices with these level sizes, for `--hierarchy 2x4`.
 
-        The innermost level is a DGX A100's NVSwitch, the next its network; every level further out gives a device
-        half the share of the one below at the same latency (an oversubscribed tree).
+        The innermost level is a DGX A100's NVSwitch, the next its network; on every level further out a device has
+        half the bandwidth of the one below at the same latency (an oversubscribed tree).
         """
         if not hierarchy:
             raise PartitaError("a hierarchy needs at least one level")
@@ -161,7 +166,7 @@ class Machine:
         return cls("adhoc-" + "x".join(map(str, hierarchy)), tuple(levels), base.device)
 
     def to_json(self) -> dict[str, Any]:
-        """Name, levels, device and collectives in full."""
+        """The machine as in a machine file, without sources."""
         device = {f.name: getattr(self.device, f.name) for f in fields(Device)}
         if self.device.host_bandwidth is None:
             del device["host_bandwidth"]
@@ -174,36 +179,22 @@ class Machine:
 
     @classmethod
     def from_json(cls, data: Any) -> Machine:
-        """Read what `to_json` gave. KeyError, TypeError or ValueError (PartitaError is one) where it is not that."""
+        """Read what `to_json` gave. Raises KeyError, TypeError or ValueError where it is not that."""
         if not isinstance(data["levels"], list):
             raise ValueError(f"{data['levels']!r:.60} is not a list")
-        levels = tuple(
-            Level(_name(x["name"]), whole(x["size"]), _rate(x["bandwidth"]), number(x["latency_ns"]), _wiring(x))
-            for x in data["levels"]
-        )
-        d = data["device"]
-        device = Device(
-            _name(d["name"]),
-            whole(d["memory_bytes"]),
-            whole(d["reserved_bytes"]),
-            _rate(d["memory_bandwidth"]),
-            {_name(dtype): _rate(rate) for dtype, rate in d["peak"].items()},
-            _rate(d["matmul_efficiency"]),
-            number(d["launch_ns"]),
-            _rate(d["host_bandwidth"]) if "host_bandwidth" in d else None,
-        )
+        levels = tuple(map(_level, data["levels"]))
         # Plans of older versions name no collectives.
-        return cls(_name(data["name"]), levels, device, _name(data.get("collectives", cls.collectives)))
+        collectives = title(data.get("collectives", cls.collectives))
+        return cls(title(data["name"]), levels, _device(data["device"]), collectives)
 
 
 def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:
-    """The part of a machine that one stage of a pipeline has: `row` says by how much each level is divided.
+    """The part of a machine that one pipeline stage has; `row` divides each level.
 
-    The pipeline's coordinate is the most significant one on every level, so a stage has units that lie side by side.
-    The link of a unit that several stages are in is shared evenly among them, as all stages communicate at once: then
-    a collective inside of a stage costs what that of all stages at once does on the whole machine. Where the units of a
-    wired level are divided, no stage has less than is said here, but some may have more (`Wiring.part`).
-    PartitaError: a row that does not divide the levels.
+    The pipeline's coordinate is the most significant one on every level, so a stage has adjacent units. Stages in one
+    unit share its link evenly, as all communicate at once: a collective inside one stage costs as much as those of all
+    stages at once on the whole machine. Where a wired level is divided, the result is a lower bound on what a stage
+    has (see `Wiring.part`). Raises PartitaError for a row that does not divide the levels.
     """
     if len(row) != len(machine.levels) or any(f < 1 or n % f for n, f in zip(machine.hierarchy, row, strict=True)):
         raise PartitaError(
@@ -213,15 +204,15 @@ def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:
     if stages == 1:
         return machine
     levels = []
-    for number, (level, factor) in enumerate(zip(machine.levels, row, strict=True)):
-        inside = math.prod(row[number + 1 :])  # stages that share the link of a unit
-        wiring = level.wiring and level.wiring.part(level.size, factor).shared_by(inside)
+    for depth, (level, factor) in enumerate(zip(machine.levels, row, strict=True)):
+        inside = math.prod(row[depth + 1 :])  # stages that share the link of a unit
+        wiring = level.wiring and level.wiring.part(level.size, factor).divided(inside)
         levels.append(replace(level, size=level.size // factor, bandwidth=level.bandwidth / inside, wiring=wiring))
     return replace(machine, name=f"{machine.name}, a stage of {stages}", levels=tuple(levels))
 
 
-def merged(machine: Machine, devices: int, launches: bool = True) -> Machine:
-    """One device that computes, and moves data, as fast as `devices` of the machine's together, and has their memory.
+def merged_device(machine: Machine, devices: int, launches: bool = True) -> Machine:
+    """A machine of one device with the compute, bandwidth and memory of `devices` of the machine's.
 
     It launches kernels as fast as one of them, or without `launches` in no time.
     """
@@ -239,7 +230,7 @@ def merged(machine: Machine, devices: int, launches: bool = True) -> Machine:
 
 
 ALONE = Level("device", 1, 1.0, 0.0)
-"""The level of a machine of one device, on which nothing is sent."""
+"""The level of a machine with one device: nothing is sent on it."""
 
 ADHOC_NAMES = {1: ("gpu",), 2: ("node", "gpu"), 3: ("rack", "node", "gpu")}
 
@@ -264,52 +255,29 @@ def _find(name_or_path: str | Path) -> Path:
     )
 
 
-# What a machine in JSON may hold
-
-
-def whole(value: Any) -> int:
-    """`value` itself, if it is an integer of 64 bits; else ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
-        raise ValueError(f"{value!r:.60} is not an integer of 64 bits")
-    return value
-
-
-def number(value: Any) -> float:
-    """`value` itself, if it is a finite number of 0 or more; else ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
-        raise ValueError(f"{value!r:.60} is not a number of 0 or more")
-    return value
-
-
-def _rate(value: Any) -> float:
-    if not number(value):
-        raise ValueError(f"{value!r:.60} is not a rate above 0")
-    return value  # type: ignore[no-any-return]
-
-
 def _level_json(level: Level) -> dict[str, Any]:
     data = {f.name: getattr(level, f.name) for f in fields(Level) if f.name != "wiring"}
     return data if level.wiring is None else data | {"wiring": level.wiring.to_json()}
 
 
-def _wiring(level: Any) -> Wiring | None:
-    if "wiring" not in level:
-        return None
-    data = level["wiring"]
-    links = tuple(
-        Link(tuple((whole(a), whole(b)) for a, b in link["pairs"]), _rate(link["bandwidth"])) for link in data["links"]
+def _level(data: Any) -> Level:
+    return Level(
+        title(data["name"]),
+        data["size"],  # which Machine checks
+        rate(data["bandwidth"]),
+        number(data["latency_ns"]),
+        Wiring.from_json(data["wiring"]) if "wiring" in data else None,
     )
-    switches = tuple(Switch(whole(x["units"]), _rate(x["bandwidth"]), _flag(x["duplex"])) for x in data["switches"])
-    return Wiring(links, switches, _rate(data["shared"]) if "shared" in data else None)
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r:.60} is neither true nor false")
-    return value
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not value.isprintable() or len(value) > 200:
-        raise ValueError(f"{value!r:.60} is not a name")
-    return value
+def _device(data: Any) -> Device:
+    return Device(
+        name=title(data["name"]),
+        memory_bytes=whole(data["memory_bytes"]),
+        reserved_bytes=whole(data["reserved_bytes"]),
+        memory_bandwidth=rate(data["memory_bandwidth"]),
+        peak={title(dtype): rate(flops) for dtype, flops in data["peak"].items()},
+        matmul_efficiency=rate(data["matmul_efficiency"]),
+        launch_ns=number(data["launch_ns"]),
+        host_bandwidth=rate(data["host_bandwidth"]) if "host_bandwidth" in data else None,
+    )

@@ -1,4 +1,4 @@
-"""Reads a machine from YAML; whatever is wrong with the file becomes one line naming the file and the field."""
+"""Reads machine files (YAML). Every error is one line that names the file and the field."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from ..errors import PartitaError
-from .machine import Device, Level, Machine
-from .wiring import Link, Switch, Wiring
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 10  # a machine file needs 5
@@ -20,8 +18,11 @@ MAX_NODES = 5_000  # a preset has about 120
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8")
 
 
-def read(path: Path) -> Machine:
-    """The machine that the file describes (format: docs/machines.md); PartitaError if there is none."""
+def read(path: Path) -> dict[str, Any]:
+    """The machine that the file describes (format: docs/machines.md) as `Machine.from_json` takes it.
+
+    Raises PartitaError naming the file and the field.
+    """
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
@@ -37,17 +38,20 @@ def read(path: Path) -> Machine:
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: \\U escapes and versions out of range
         raise PartitaError(f"{path}: not a machine file: {_one_line(error)}") from None
     try:
-        return _MachineFile.model_validate(document).machine()
+        machine = _Machine.model_validate(document)
     except ValidationError as error:
         raise PartitaError(f"{path}: {_first(error)}") from None
-    except PartitaError as error:
-        raise PartitaError(f"{path}: {error}") from None
+    unknown = sorted(set(machine.device.peak) - set(DTYPES))
+    if unknown:
+        raise PartitaError(f"{path}: device.peak: unknown dtype {unknown[0][:60]!r} (known: {', '.join(DTYPES)})")
+    data: dict[str, Any] = _values(machine)
+    return data
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without what a machine file has no use for: aliases, tags, repeated keys, dates, deep nesting.
+    """YAML without aliases, tags, repeated keys, dates and deep nesting.
 
-    Numbers are those of YAML 1.2, so `25e9` is a number (YAML 1.1 takes it for a string).
+    Numbers are those of YAML 1.2, so `25e9` is a number (a string in YAML 1.1).
     """
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (yaml's own attribute)
@@ -72,7 +76,7 @@ class _Loader(yaml.SafeLoader):
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for (key, _), name in zip(node.value, keys, strict=False):
             if keys.count(name) > 1:
-                raise yaml.MarkedYAMLError(None, None, f"the key {name[:60]!r} is there twice", key.start_mark)
+                raise yaml.MarkedYAMLError(None, None, f"duplicate key {name[:60]!r}", key.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -141,46 +145,34 @@ class _Share(_Strict):
     source: _Text
 
 
-class _LinkFile(_Strict):
+class _Link(_Strict):
     pairs: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(min_length=1)
     bandwidth: _Number
 
-    def link(self) -> Link:
-        return Link(tuple((a, b) for a, b in self.pairs), self.bandwidth.value)
 
-
-class _SwitchFile(_Strict):
+class _Switch(_Strict):
     units: _Count
     bandwidth: _Number
     duplex: bool = True
 
-    def switch(self) -> Switch:
-        return Switch(int(self.units.value), self.bandwidth.value, self.duplex)
 
+class _Wiring(_Strict):
+    """A field for every key of `link_kinds.LINK_KINDS`."""
 
-class _WiringFile(_Strict):
-    links: list[_LinkFile] = []
-    switches: list[_SwitchFile] = []
+    links: list[_Link] = []
+    switches: list[_Switch] = []
     shared: _Number | None = None
 
-    def wiring(self) -> Wiring:
-        shared = None if self.shared is None else self.shared.value
-        return Wiring(tuple(x.link() for x in self.links), tuple(x.switch() for x in self.switches), shared)
 
-
-class _LevelFile(_Strict):
+class _Level(_Strict):
     name: _Text
     size: _Count
     bandwidth: _Number
     latency_ns: _Number
-    wiring: _WiringFile | None = None
-
-    def level(self) -> Level:
-        wiring = None if self.wiring is None else self.wiring.wiring()
-        return Level(self.name, int(self.size.value), self.bandwidth.value, self.latency_ns.value, wiring)
+    wiring: _Wiring | None = None
 
 
-class _DeviceFile(_Strict):
+class _Device(_Strict):
     name: _Text
     memory_bytes: _Count
     reserved_bytes: _Count
@@ -190,35 +182,32 @@ class _DeviceFile(_Strict):
     launch_ns: _Number
     host_bandwidth: _Number | None = None
 
-    def device(self) -> Device:
-        unknown = sorted(set(self.peak) - set(DTYPES))
-        if unknown:
-            raise PartitaError(f"device.peak: unknown dtype {unknown[0][:60]!r} (known: {', '.join(DTYPES)})")
-        return Device(
-            self.name,
-            int(self.memory_bytes.value),
-            int(self.reserved_bytes.value),
-            self.memory_bandwidth.value,
-            {dtype: number.value for dtype, number in self.peak.items()},
-            self.matmul_efficiency.value,
-            self.launch_ns.value,
-            None if self.host_bandwidth is None else self.host_bandwidth.value,
-        )
 
-
-class _MachineFile(_Strict):
+class _Machine(_Strict):
     name: _Text
-    levels: list[_LevelFile] = Field(min_length=1, max_length=16)
-    device: _DeviceFile
+    levels: list[_Level] = Field(min_length=1, max_length=16)
+    device: _Device
     collectives: _Text = "nccl-ring"
 
-    def machine(self) -> Machine:
-        levels = tuple(level.level() for level in self.levels)
-        return Machine(self.name, levels, self.device.device(), self.collectives)
+
+def _values(item: Any) -> Any:
+    """The same without sources, and without fields that are left out."""
+    match item:
+        case _Count():
+            return int(item.value)
+        case _Number() | _Share():
+            return item.value
+        case BaseModel():
+            return {name: _values(value) for name, value in item if value is not None}
+        case list():
+            return [_values(value) for value in item]
+        case dict():
+            return {name: _values(value) for name, value in item.items()}
+    return item
 
 
 def _first(error: ValidationError) -> str:
-    """The first complaint: path of the field, what is wrong, and the value found there."""
+    """The first error: the field's path, what is wrong, and the value found."""
     first = error.errors(include_url=False)[0]
     place = ".".join(_plain(str(part)) for part in first["loc"]) or "the file"
     if first["type"] == "missing":

@@ -1,4 +1,4 @@
-"""In which dtypes a training step keeps its numbers, and how many bytes each takes."""
+"""Precisions: the dtypes in which a training step computes, stores and updates."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from ..graph.dtypes import FLOATS, ITEMSIZE
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """In which dtypes a step keeps its numbers.
+    """The dtypes of a training step.
 
-    `compute`: activations and products. `parameters`: how the model stores weights, which are cast where they are used
-    if that is another dtype. `gradients`: how they are accumulated over micro-batches and added up over ranks.
-    `master`: what the optimizer updates, with its states; where parameters are in another dtype, a copy of them.
+    `compute`: activations and products. `parameters`: stored weights, cast where they are used if `compute` differs.
+    `gradients`: accumulated over micro-batches and reduced over ranks. `master`: what the optimizer updates, with its
+    states; a copy of the weights if `parameters` differs.
     """
 
     name: str
@@ -23,25 +23,25 @@ class Precision:
 
     @property
     def mixed(self) -> bool:
-        """Whether weights are cast where they are used."""
+        """True if weights are cast where they are used."""
         return self.compute != self.parameters
 
     @property
     def copied(self) -> bool:
-        """Whether the optimizer keeps copies of the weights in a dtype of its own."""
+        """True if the optimizer keeps master copies of the weights."""
         return self.parameters != self.master
 
     @property
     def narrow(self) -> bool:
-        """Whether activations are of 16 bits: losses and statistics are computed in float32 all the same."""
+        """True if activations have 16 bits; losses and statistics are computed in float32 nevertheless."""
         return ITEMSIZE[self.compute] < ITEMSIZE["float32"]
 
     def itemsize(self, dtype: str) -> int:
-        """Bytes of an element of an activation that the module declares as `dtype`."""
+        """Bytes per element of an activation that the module declares as `dtype`."""
         return ITEMSIZE[self.compute if dtype in FLOATS else dtype]
 
     def buffer_itemsize(self, dtype: str) -> int:
-        """Bytes of an element of a buffer as it is stored: positions and statistics need float32 at least."""
+        """Bytes per element of a stored buffer: positions and statistics need float32 at least."""
         return max(ITEMSIZE["float32"], ITEMSIZE[self.master]) if dtype in FLOATS else ITEMSIZE[dtype]
 
 
@@ -57,11 +57,11 @@ PRECISIONS = {
         Precision("pure-bfloat16", "bfloat16", "bfloat16", "bfloat16", "bfloat16"),
     )
 }
-"""The first four store weights in 32 bits or more, as autocast does; the others in 16, with or without copies."""
+"""The first four store weights in 32 bits or more, as autocast does; the others in 16, with or without master copy."""
 
 
 def precision(name: str) -> Precision:
-    """A precision by name; PartitaError lists the known ones."""
+    """A precision by name; PartitaError lists the known names."""
     if name not in PRECISIONS:
         raise PartitaError(f"unknown dtype {name!r} (known: {', '.join(PRECISIONS)})")
     return PRECISIONS[name]

@@ -1,6 +1,6 @@
-"""What computing costs: a roofline per operator, and the bytes that a training state keeps.
+"""Prices of computing: a roofline per kernel, the work of backward, and what optimizers keep.
 
-The optimum that Partita proves is the optimum of this model together with `collectives`.
+Plans are proved optimal under this model together with `collective_price`.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from .collective_price import ROUNDING_NS
 from .machine import Machine
 
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}
-"""Tensors that an optimizer keeps beside each parameter."""
+"""Optimizer -> tensors that it keeps per parameter."""
 
 
 def optimizer_states(name: str) -> int:
-    """Number of states an optimizer keeps a parameter; PartitaError lists the known optimizers."""
+    """Tensors that an optimizer keeps per parameter; PartitaError lists the known optimizers."""
     if name not in STATES:
         raise PartitaError(f"unknown optimizer {name!r} (known: {', '.join(STATES)})")
     return STATES[name]
@@ -27,7 +27,7 @@ def optimizer_states(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A kernel takes the longer of its arithmetic and its memory traffic, and at least a launch."""
+    """A kernel takes the longer of its arithmetic and its memory traffic, plus its launch."""
 
     machine: Machine
     dtype: str
@@ -41,15 +41,15 @@ class Roofline:
         return times
 
     def memory_ns(self, size_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Time of reading and writing `size_bytes` in a kernel shared with others (no launch of its own)."""
+        """Time of reading and writing `size_bytes` in a kernel fused with others (no launch of its own)."""
         times: npt.NDArray[np.int64] = np.ceil(size_bytes / self.machine.device.memory_bandwidth * 1e9).astype(np.int64)
         return times
 
 
 def backward_factor(node: Node, inputs: tuple[Node, ...], matmul: bool) -> float:
-    """Arithmetic of the backward relative to the forward: one product for every input with a gradient.
+    """Arithmetic of the backward relative to the forward: one product for every input that has a gradient.
 
-    Fused attention recomputes the scores: five products for the forward's two.
+    Fused attention recomputes the scores: five products against two in the forward.
     """
     if not node.gradient:
         return 0.0

@@ -21,7 +21,7 @@ from ...formulation.encoding.shared_tables import SharedTables
 from ...formulation.pipeline.configuration import rows
 from ...formulation.placement.placement import Placement
 from ...formulation.weights.fixed_memory import fixed_bytes
-from ...model.machine.machine import merged
+from ...model.machine.machine import merged_device
 from ...model.machine.precision import precision
 from .part_bounds import Answer, Query
 from .parts import Networks
@@ -73,7 +73,7 @@ def _encoding(
     """The network of a part on so many devices merged. Branches that may run side by side launch nothing there."""
     q = whole.problem
     graph, form = whole.graph(i, j, micro_batches), precision(q.dtype)
-    machine = merged(q.machine, devices, launches=not (q.bundles and find_bundles(graph)))
+    machine = merged_device(q.machine, devices, launches=not (q.bundles and find_bundles(graph)))
     apart = devices * (q.machine.device.capacity_bytes - fixed_bytes(graph, form, devices, micro_batches))
     return encode(
         graph,

@@ -11,8 +11,9 @@ from partita.formulation.reduction.cost import exchange_price, program_price, ro
 from partita.formulation.reduction.program import Collective, Reduction, Step, flat
 from partita.model.errors import PartitaError
 from partita.model.machine.collective_price import FREE
+from partita.model.machine.link_kinds import Switch
 from partita.model.machine.machine import PROFILES, Device, Level, Machine
-from partita.model.machine.wiring import Switch, Wiring
+from partita.model.machine.wiring import Wiring
 
 AR, RS, AG, R, B = Collective
 DEVICE = Device("d", 10, 1, 1e9, {"float32": 1e9}, 0.5, 5.0)
@@ -139,7 +140,7 @@ def test_the_closed_form_is_what_routing_every_message_gives(case: tuple) -> Non
 @given(cases())
 def test_wiring_that_is_a_switch_changes_nothing(case: tuple) -> None:  # type: ignore[type-arg]
     where, reduction, over, kind, profile = case
-    wired = replace(where, levels=tuple(replace(x, wiring=Wiring((), (Switch(1, x.bandwidth),))) for x in where.levels))
+    wired = replace(where, levels=tuple(replace(x, wiring=Wiring((Switch(x.bandwidth, 1),))) for x in where.levels))
     closed = symmetric(where, reduction.row, over, kind, profile)
     assert routed(wired, reduction, over, kind, profile).ns_per_byte == pytest.approx(closed.ns_per_byte, rel=1e-12)
 

@@ -7,12 +7,13 @@ import pytest
 
 from partita.model.errors import PartitaError
 from partita.model.machine.link_flows import busiest, routes, streamed
+from partita.model.machine.link_kinds import Link, SharedMedium, Switch
 from partita.model.machine.machine import Device, Level, Machine
-from partita.model.machine.wiring import Link, Switch, Wiring
+from partita.model.machine.wiring import Wiring
 
 DEVICE = Device("d", 10, 1, 1e9, {"float32": 1e9}, 0.5, 1.0)
-RING = Link(((0, 1), (1, 2), (2, 3), (3, 0)), 20.0)
-WIRED = Wiring((RING,), (Switch(2, 4.0),))
+RING = Link(20.0, ((0, 1), (1, 2), (2, 3), (3, 0)))
+WIRED = Wiring((RING, Switch(4.0, 2)))
 """Four units: fast links between neighbours, 0 and 2 as well as 1 and 3 only over the switches of pairs."""
 
 
@@ -45,13 +46,13 @@ def test_direct_links_go_before_switches() -> None:
 
 
 def test_both_directions_can_share_an_uplink() -> None:
-    where = machine(Wiring((RING,), (Switch(2, 4.0, duplex=False),)))
+    where = machine(Wiring((RING, Switch(4.0, 2, duplex=False))))
     assert seconds(where, (0, 2, 10), (3, 1, 10)) == 5.0
     assert seconds(where, (0, 2, 10)) == 2.5
 
 
 def test_a_medium_is_shared_by_all_that_has_no_link() -> None:
-    where = machine(Wiring((RING,), shared=2.0))
+    where = machine(Wiring((RING, SharedMedium(2.0))))
     assert seconds(where, (0, 1, 10)) == 0.5
     assert seconds(where, (0, 2, 10)) == 5.0
     assert seconds(where, (0, 2, 10), (1, 3, 10), (3, 1, 10)) == 15.0
@@ -60,7 +61,7 @@ def test_a_medium_is_shared_by_all_that_has_no_link() -> None:
 
 
 def test_what_leaves_the_node_climbs_the_switches() -> None:
-    where = machine(Wiring((RING,), (Switch(2, 1.0), Switch(1, 8.0))))
+    where = machine(Wiring((RING, Switch(1.0, 2), Switch(8.0, 1))))
     assert seconds(where, (0, 4, 10)) == 10.0
     assert seconds(where, (0, 4, 10), (2, 6, 10)) == 10.0
     assert seconds(where, (0, 4, 10), (1, 5, 10)) == 20.0
@@ -86,7 +87,7 @@ def test_messages_under_way_share_fairly_and_wait_for_those_before() -> None:
 def test_messages_all_come_whatever_rounding_does(seed: int, inside: float) -> None:
     """Not before the busiest resource is done, and not after one message at a time would be."""
     rng = np.random.default_rng(seed)
-    wirings = (None, Wiring(shared=inside), Wiring((), (Switch(2, inside),)))
+    wirings = (None, Wiring((SharedMedium(inside),)), Wiring((Switch(inside, 2),)))
     node = Level("node", 2, float(rng.random()), 0.0)
     where = Machine("m", (node, Level("gpu", 4, inside, 0.0, wirings[seed % 3])), DEVICE)
     source = rng.integers(0, 8, 12)
@@ -109,11 +110,11 @@ def test_routes_are_seconds_a_byte_of_every_resource() -> None:
 @pytest.mark.parametrize(
     ("wiring", "words"),
     [
-        (Wiring((Link(((0, 4),), 1.0),), (Switch(1, 1.0),)), r"two different units of 0 to 3, not \[0, 4\]"),
-        (Wiring((Link(((1, 1),), 1.0),), (Switch(1, 1.0),)), r"two different units of 0 to 3, not \[1, 1\]"),
-        (Wiring((RING, Link(((1, 0),), 1.0)), (Switch(1, 1.0),)), "units 1 and 0 are linked twice"),
-        (Wiring((), (Switch(3, 1.0),)), "a switch of 3 units does not divide the 4 around it"),
-        (Wiring((), (Switch(1, 1.0), Switch(2, 1.0))), "a switch of 2 units does not divide the 1 around it"),
+        (Wiring((Link(1.0, ((0, 4),)), Switch(1.0, 1))), r"two different units of 0 to 3, not \[0, 4\]"),
+        (Wiring((Link(1.0, ((1, 1),)), Switch(1.0, 1))), r"two different units of 0 to 3, not \[1, 1\]"),
+        (Wiring((RING, Link(1.0, ((1, 0),)), Switch(1.0, 1))), "units 1 and 0 are linked twice"),
+        (Wiring((Switch(1.0, 3),)), "a switch of 3 units does not divide the 4 around it"),
+        (Wiring((Switch(1.0, 1), Switch(1.0, 2))), "a switch of 2 units does not divide the 1 around it"),
         (Wiring((RING,)), "units 0 and 2 have no link, switch or shared medium"),
     ],
 )
@@ -124,9 +125,9 @@ def test_wiring_that_does_not_join_the_units(wiring: Wiring, words: str) -> None
 
 def test_wiring_has_a_limit() -> None:
     with pytest.raises(PartitaError, match="at most 256 units, not 300"):
-        machine(Wiring((), (Switch(1, 1.0),)), 300)
+        machine(Wiring((Switch(1.0, 1),)), 300)
 
 
 def test_a_fully_linked_level_needs_no_switch() -> None:
     pairs = tuple((a, b) for b in range(4) for a in range(b))
-    assert seconds(machine(Wiring((Link(pairs, 5.0),))), (0, 2, 10), (1, 3, 10)) == 2.0
+    assert seconds(machine(Wiring((Link(5.0, pairs),))), (0, 2, 10), (1, 3, 10)) == 2.0

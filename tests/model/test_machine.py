@@ -14,8 +14,10 @@ from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import exchange_price
 from partita.formulation.reduction.program import Reduction
 from partita.model.errors import PartitaError
+from partita.model.machine.link_kinds import LINK_KINDS, Link, SharedMedium, Switch
 from partita.model.machine.machine import PRESETS, Device, Level, Machine, machines, stage_machine
-from partita.model.machine.wiring import Link, Switch, Wiring
+from partita.model.machine.machine_file import _Wiring
+from partita.model.machine.wiring import Wiring
 
 PRESET = PRESETS / "dgx-a100.yaml"
 TEXT = PRESET.read_text()
@@ -177,7 +179,7 @@ def test_a_device_keeps_memory_for_the_plan() -> None:
         ("name: dgx-a100", "name: &a dgx-a100", "anchors and aliases"),
         ("name: dgx-a100", "name: *a", "anchors and aliases"),
         ("name: dgx-a100", "name: !!python/object/apply:os.system [exit]", "tags are not allowed"),
-        ("name: dgx-a100", "name: a\nname: b", "'name' is there twice"),
+        ("name: dgx-a100", "name: a\nname: b", "duplicate key 'name'"),
         ("name: dgx-a100", "name: a\nmore: b", "more: is not a field"),
         ("name: dgx-a100", "", "name: is missing"),
         ("name: dgx-a100", "name: [", "not a machine file: .*line"),
@@ -416,12 +418,16 @@ def test_collectives_of_stages_cost_what_those_of_all_stages_at_once_do(name: st
 
 
 def test_part_of_a_wiring() -> None:
-    ring = Wiring((Link(((0, 1), (1, 2), (2, 3), (3, 0)), 10.0),), (Switch(2, 4.0),), 6.0)
+    ring = Wiring((Link(10.0, ((0, 1), (1, 2), (2, 3), (3, 0))), Switch(4.0, 2), SharedMedium(6.0)))
     assert ring.part(4, 1) is ring
-    assert ring.part(4, 2) == Wiring((Link(((0, 1),), 10.0),), (Switch(2, 4.0),), 3.0)
-    assert ring.part(4, 4) == Wiring((), (Switch(1, 2.0),), 1.5)
-    uneven = Wiring((Link(((0, 1),), 10.0), Link(((0, 2),), 3.0)), (Switch(4, 8.0),))
-    assert uneven.part(4, 2) == Wiring((), (Switch(2, 4.0), Switch(1, 2.0)))  # one pair has no link
+    assert ring.part(4, 2) == Wiring((Link(10.0, ((0, 1),)), Switch(4.0, 2), SharedMedium(3.0)))
+    assert ring.part(4, 4) == Wiring((Switch(2.0, 1), SharedMedium(1.5)))
+    uneven = Wiring((Link(10.0, ((0, 1),)), Link(3.0, ((0, 2),)), Switch(8.0, 4)))
+    assert uneven.part(4, 2) == Wiring((Switch(4.0, 2), Switch(2.0, 1)))  # one pair has no link
+
+
+def test_a_machine_file_can_name_every_kind_of_link() -> None:
+    assert list(_Wiring.model_fields) == list(LINK_KINDS)
 
 
 def divisors(size: int) -> list[int]:
