@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PARTITA_CACHE"] = "none"  # what one test solves is no other's answer; those of the cache name a folder
 
 # The same examples every time; HYPOTHESIS_PROFILE=default looks for others.
-settings.register_profile("fixed", derandomize=True, database=None)
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None)  # a loaded machine is slow
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 Run = Callable[..., tuple[int, str, str]]
@@ -47,6 +47,27 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays: the collector need not go through it again and again, nor through so little new."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+class _FailuresAtOnce:
+    """Prints a line for every failure as it happens, so that an interrupted run still tells which tests failed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            terminal = self.config.pluginmanager.getplugin("terminalreporter")
+            message = getattr(getattr(report.longrepr, "reprcrash", None), "message", "").partition("\n")[0]
+            terminal.ensure_newline()
+            terminal.write_line(
+                f"{'FAILED' if report.when == 'call' else 'ERROR'} {report.nodeid} {message:.200}".rstrip()
+            )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # a worker of xdist has no terminal
+        config.pluginmanager.register(_FailuresAtOnce(config))
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def damaged(data: Any, rng: random.Random) -> Any:
 
 def loaded(path: Path) -> Plan | None:
     """The plan, or None where it was refused; anything but a PartitaError, or a long time, fails the test."""
-    start = time.monotonic()
+    start = time.process_time()
     try:
         plan = Plan.load(path)
         plan.emit()
@@ -164,7 +164,7 @@ def loaded(path: Path) -> Plan | None:
         assert str(error).strip()
         return None
     finally:
-        assert time.monotonic() - start < JUDGED_S
+        assert time.process_time() - start < JUDGED_S
     return plan
 
 

@@ -94,6 +94,6 @@ def test_no_assignment_beats_those_that_are_kept(loads: list[tuple[int, int, int
 
 
 def test_many_branches_are_placed_quickly() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     assignments(range(1, 9), range(8, 0, -1), [3] * 8, 8)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5

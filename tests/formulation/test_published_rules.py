@@ -69,9 +69,9 @@ def test_all_of_taso() -> None:
 def test_all_of_flexflow() -> None:
     """Rule 445 adds up four blocks of a concatenation of two, which holds at degree 2."""
     rules = load_rules(WHOLE / "flexflow.json")
-    start = time.perf_counter()
+    start = time.process_time()
     found = verdicts(rules)
-    assert time.perf_counter() - start < 60
+    assert time.process_time() - start < 60
     assert Counter(map(kind, found)) == {
         "proved": 446,
         "proved, degree 2 only": 40,

@@ -294,9 +294,9 @@ def test_every_number_needs_a_source(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_machine_at_all(tmp_path: Path, content: bytes) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert "_" not in refusal(tmp_path, content).rpartition("machine.yaml")[2]  # no name of a class of ours
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_numbers_may_be_written_in_any_way(tmp_path: Path) -> None:

@@ -166,9 +166,9 @@ def test_a_program_is_not_built_beyond_the_time(name: str) -> None:
     variables = tuple(Variable(f"v{i}", rng.integers(0, 1 << 20, 60), nothing) for i in range(30))
     ends = [(u, v) for u in range(30) for v in range(u)]
     problem = Network(variables, tuple(Edge(u, v, rng.integers(0, 1 << 20, (60, 60))) for u, v in ends))
-    began = time.perf_counter()
+    began = time.process_time()
     answer = solver(name).solve(problem, Limits(seconds=0.5))
-    assert time.perf_counter() - began < 5.0  # all 1.5 million pairs take some 15 s
+    assert time.process_time() - began < 5.0  # all 1.5 million pairs take some 15 s
     assert answer.status in (Status.UNKNOWN, Status.FEASIBLE) and answer.words == STOPPED
 
 

@@ -196,7 +196,7 @@ def test_threads_share_the_arrays_and_stop_in_time():
         thread.start()
     for thread in threads:
         thread.join()
-    assert time.perf_counter() < end + 2
+    assert time.perf_counter() < end + 10
     for descent in both:
         assert descent.best is not None and flat.price(descent.best) == descent.cost
     best = min(both, key=lambda d: d.cost)

@@ -113,9 +113,9 @@ def test_65_matrices_of_1024_devices_take_no_time() -> None:
     assert len(arrangements(machine.hierarchy, (16, 8, 8))) == 65
     demands = [Demand((0, 2), 1024 * MIB), Demand((1,), MIB, 50)]
     best_placement(machine, (4, 8, 32), demands)  # imports
-    start = time.perf_counter()
+    start = time.process_time()
     found = best_placement(machine, (16, 8, 8), demands)
-    assert time.perf_counter() - start < 2  # 0.06 s on an idle core
+    assert time.process_time() - start < 2  # 0.06 s on an idle core
     assert found.ns == by_enumeration(machine, (16, 8, 8), demands).ns
 
 

@@ -106,7 +106,7 @@ def test_what_is_better_than_named_schedules() -> None:
     """Uneven stages, several forwards, embeddings on all devices: with what is saved."""
 
     def saved(problem: Problem, named: Schedule) -> float:
-        found = solve(problem, known=[named.orders], seconds=10)
+        found = solve(problem, known=[named.orders], seconds=120)
         assert found.status is Status.OPTIMAL and found.objective_ns is not None
         return 1 - found.objective_ns / named.makespan_ns
 

@@ -67,7 +67,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_no_schedule_is_shorter_for_any_number_of_micro_batches(name: str) -> None:
     problem, period = CASES[name]
-    answer = steady(problem, seconds=20)
+    answer = steady(problem, seconds=120)
     found = answer.steady
     assert found is not None and answer.period is Status.OPTIMAL
     assert found.period_ns == period == max(problem.loads_ns)
@@ -89,7 +89,7 @@ def test_1f1b_s_makespan_is_a_line() -> None:
     ],
 )
 def test_memory_and_shared_stages_make_periods_longer_or_not(problem: Problem, period: int) -> None:
-    answer = steady(problem, seconds=10)
+    answer = steady(problem, seconds=120)
     assert answer.steady is not None and (answer.period, answer.steady.period_ns) == (Status.OPTIMAL, period)
     assert answer.steady.above_ns(100) == answer.steady.above_ns(200) or period > answer.steady.floor.slope_ns
     check_unrolled(problem, answer.steady)
@@ -97,7 +97,7 @@ def test_memory_and_shared_stages_make_periods_longer_or_not(problem: Problem, p
 
 def test_named_schedules_repeat_and_are_taken_where_they_are_shortest() -> None:
     problem = pipeline([Stage(1, 1, 1)] * 8, 1, room=8)
-    answer = steady(problem, [partial(zero_bubble, 8)], seconds=20)
+    answer = steady(problem, [partial(zero_bubble, 8)], seconds=120)
     assert answer.steady is not None and answer.steady.always_shortest
     assert answer.steady.orders(64) == zero_bubble(8, 64)
     assert answer.steady.makespan_ns(64) == 3 * 64 + 7
@@ -164,7 +164,7 @@ def least_period(problem: Problem, most: int) -> int:
 @given(STAGES, STAGES, st.integers(0, 2), st.sampled_from([1, 2, None]))
 def test_the_period_is_the_least_and_the_floors_hold(a: Stage, b: Stage, lag: int, room: int | None) -> None:
     problem = pipeline([a, b], 1, room, lag)
-    answer = steady(problem, seconds=20)
+    answer = steady(problem, seconds=120)
     found = answer.steady
     assert found is not None and answer.period is Status.OPTIMAL
     assert found.period_ns == least_period(problem, 40)
@@ -173,4 +173,4 @@ def test_the_period_is_the_least_and_the_floors_hold(a: Stage, b: Stage, lag: in
         assert shortest is not None
         assert all(floor.makespan_ns(n) <= shortest for floor in floors(problem) if floor.beyond < n)
     check_unrolled(problem, found, found.least + 6)
-    assert steady(repetitions(problem, 2), seconds=20).steady.period_ns <= 2 * found.period_ns  # type: ignore[union-attr]
+    assert steady(repetitions(problem, 2), seconds=120).steady.period_ns <= 2 * found.period_ns  # type: ignore[union-attr]

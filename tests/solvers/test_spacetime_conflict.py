@@ -269,11 +269,11 @@ def test_a_long_conflict_between_replicas_is_found_soon() -> None:
             op_assign(part, device)
     first, last = graph.parts(graph.forward[0].node), graph.parts(graph.forward[-5].node)
     op_order(last, first)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(PlanConflict, match="the smallest set") as caught:
         validate(tasks(graph))
     assert len(caught.value.conflicts) == 1 + 4 * 10 + 1, "all that four replicas wait for, and of the last one"
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 # Against brute force

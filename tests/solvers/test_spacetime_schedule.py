@@ -98,7 +98,7 @@ def test_the_answer_is_the_shortest_and_orders_the_plan() -> None:
     graph, groups = pipeline("mbart-4.7b")
     named = zero_bubble(STAGES, MICROS)
     problem = problem_of(groups)
-    answer = schedule(groups, known=[named], seconds=20)
+    answer = schedule(groups, known=[named], seconds=120)
     assert answer.status is Status.OPTIMAL
     assert answer.objective_ns is not None
     assert answer.objective_ns == answer.bound_ns == evaluate(problem, answer.orders).makespan_ns
@@ -122,7 +122,7 @@ def test_many_micro_batches_repeat() -> None:
     for ops, device in zip(groups, range(STAGES), strict=True):
         op_assign(ops, device)
     problem = problem_of(groups)
-    answer = schedule(groups, seconds=20)
+    answer = schedule(groups, seconds=120)
     assert "repeats every" in answer.words
     assert answer.objective_ns == evaluate(problem, answer.orders).makespan_ns
     assert answer.bound_ns is not None

@@ -23,7 +23,7 @@ def test_counted_layers_equal_separate_layers(make_transformer, layers: int, mem
 @pytest.mark.parametrize("jitter", [0.003, 0.1])
 def test_counting_equals_listing(make_transformer, request, jitter: float) -> None:
     problem = make_transformer(12, axes=2, memory=0.1, jitter=jitter)
-    listed = solver("elimination").solve(problem, Limits(seconds=20))
+    listed = solver("elimination").solve(problem, Limits(seconds=120))
     request.getfixturevalue("only_counting")
     counted = solver("auto").solve(problem)
     assert counted.status is Status.OPTIMAL
@@ -69,9 +69,9 @@ def test_depth_costs_almost_nothing(make_transformer) -> None:
         buckets.append(len(compiled.buckets))
         runs = []
         for _ in range(5):
-            started = time.perf_counter()
+            started = time.process_time()
             compiled.forward(compiled.tables(1, (0.1,)))
-            runs.append(time.perf_counter() - started)
+            runs.append(time.process_time() - started)
         seconds.append(min(runs))
     assert buckets[1] - buckets[0] <= 4
     assert seconds[1] < 3 * seconds[0] + 0.05
