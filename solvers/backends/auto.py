@@ -12,10 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from ...formulation.network.network import Network
 from ...formulation.network.without_switches import without_switches
 from ..elimination.circuit import Circuit
-from ..elimination.labels import Listing, enumerate_labels
+from ..elimination.labels import LabelBounds, Listing, enumerate_labels
 from ..elimination.memory_price import Price, search_within, sweep
 from ..elimination.order import TooWideError, compile_network, restrict
 from ..elimination.tables import Tables
@@ -111,9 +113,8 @@ def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, se
         return True
     slots = small.forward(small.tables(1, best.price), search.until)
     tops = small.copies
-    listing = enumerate_labels(
-        small, best.price, slots, small.backward(slots, search.until), most, _COLUMNS, search.until, tops or (0,)
-    )
+    bounds = LabelBounds(np.array(best.price), most, _COLUMNS, search.until)
+    listing = enumerate_labels(small, slots, small.backward(slots, search.until), bounds, tops or (0,))
     chains = [
         Columns(
             c.boundaries[0],

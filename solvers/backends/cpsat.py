@@ -88,6 +88,18 @@ def _in_time(factors: Iterable[Factor], until: float) -> Iterator[Factor]:
         yield factor
 
 
+def _solver(seconds: float) -> Any:
+    """A CP-SAT solver that gives the same answer every time."""
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1  # deterministic, and quickest on counted programs
+    solver.parameters.linearization_level = 2  # (2), (3) and (6) are where the bound comes from
+    solver.parameters.random_seed = 1
+    solver.parameters.max_time_in_seconds = seconds
+    return solver
+
+
 def run(program: Program, search: Search, decode: _Decode, known_to: int = INFINITE) -> bool:
     """Offer the program's solutions below the search's ceiling, best last; whether there is proved to be no better.
 
@@ -122,12 +134,8 @@ def run(program: Program, search: Search, decode: _Decode, known_to: int = INFIN
         ceiling = search.ceiling
         if ceiling < INFINITE:
             program.model.add(program.cost <= ceiling - 1 - constant)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1  # the same answer every time, and quickest on counted programs
-        solver.parameters.linearization_level = 2  # (2), (3) and (6) are where the bound comes from
-        solver.parameters.random_seed = 1
         allowed = min(search.left, 1e6)
-        solver.parameters.max_time_in_seconds = allowed
+        solver = _solver(allowed)
         solver.best_bound_callback = bound_grew
         status = solver.solve(program.model, Watch())
         _hear_interrupts()
@@ -135,15 +143,11 @@ def run(program: Program, search: Search, decode: _Decode, known_to: int = INFIN
             raise failures[0]
         if status in (cp_model.FEASIBLE, cp_model.UNKNOWN) and search.left > max(_EARLY, _EARLY_SHARE * allowed):
             raise KeyboardInterrupt  # CP-SAT keeps the signal to itself; nothing else ends it before its time
-        if status == cp_model.INFEASIBLE:
-            return True
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return False
+            return bool(status == cp_model.INFEASIBLE)
         apart = _cut_off(program, solver.value)
-        if status == cp_model.OPTIMAL and not apart:
-            return True
         if search.left <= 0 or not apart:
-            return False
+            return bool(status == cp_model.OPTIMAL and not apart)
         for chain, layouts in apart:
             program.cut(chain, layouts)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE, Network
 from ..elimination.circuit import Circuit
-from ..elimination.labels import Listing, enumerate_labels
+from ..elimination.labels import LabelBounds, Listing, enumerate_labels
 from ..elimination.memory_price import Price, first_slack, sweep
 from ..elimination.order import TooWideError, compile_network, restrict
 from ..elimination.tables import Tables
@@ -122,7 +122,8 @@ def list_within(circuit: Circuit, best: Price, through: Tables, reach: int, limi
     if small is None:
         return None
     slots = small.forward(small.tables(1, best.price), until)
-    return enumerate_labels(small, best.price, slots, small.backward(slots, until), most, limit, until)
+    bounds = LabelBounds(np.array(best.price), most, limit, until)
+    return enumerate_labels(small, slots, small.backward(slots, until), bounds)
 
 
 def offer_best(listing: Listing, search: Search) -> None:

@@ -162,11 +162,11 @@ def _record(answer: Solution, proved: int, limits: Limits) -> Record:
 def _solution(record: Record) -> Solution:
     assignment = record["assignment"]
     return Solution(
-        Status(record["status"]),
-        None if assignment is None else tuple(assignment),
-        record["objective"],
-        record["bound"],
-        0.0,
-        record["source"],
-        record["words"],
+        status=Status(record["status"]),
+        assignment=None if assignment is None else tuple(assignment),
+        objective=record["objective"],
+        bound=record["bound"],
+        seconds=0.0,
+        source=record["source"],
+        words=record["words"],
     )

@@ -269,13 +269,14 @@ def best_pairs(starts: Ints, ends: Ints, left: Ints, right: Ints, cells: int, bi
 
 
 @compiled
-def fastest_pair(
-    left_key: Ints, left_use: Ints, left_time: Ints, right_key: Ints, right_use: Ints, right_time: Ints, capacity: int
-) -> tuple[int, int]:
+def fastest_pair(left: tuple[Ints, Ints, Ints], right: tuple[Ints, Ints, Ints], capacity: int) -> tuple[int, int]:
     """The pair (i, j) of equal keys and least time whose uses sum to at most the capacity, or (-1, -1).
 
-    Both sides are sorted by (key, use): as i uses more, j must use less, so one pass finds each j's prefix.
+    Both sides are (key, use, time), sorted by (key, use): as i uses more, j must use less, so one pass finds each j's
+    prefix.
     """
+    left_key, left_use, left_time = left
+    right_key, right_use, right_time = right
     n, m = left_key.shape[0], right_key.shape[0]
     best, first, second = np.int64(0), -1, -1
     fastest = np.empty(m, np.int64)  # the fastest so far of each key

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import pairwise
 from math import inf, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,34 +69,47 @@ class Listing:
         return option, children
 
 
-def enumerate_labels(
-    circuit: Circuit,
-    price: Sequence[float],
-    slots: Tables,
-    through: Tables,
-    most: float,
-    limit: int,
-    until: float = inf,
-    top: Sequence[int] = (),
-    most_use: Floats | None = None,
-) -> Listing:
-    """All labels within `most` of what the slots `top` (the root) need, given the circuit's tables at that price.
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelBounds:
+    """The largest total at `price` [R] and, unless None, `use` [R] of a label; `limit` labels in a slot, a time.
 
-    For the root under one capacity only the best that fits. With `most_use` [R] none uses more. Raises TooManyError
-    beyond `limit` labels in a slot, OutOfTimeError after `until` (see `check_clock`).
+    `until`: see `check_clock`.
     """
-    one = len(price) == 1 and not top
+
+    price: Floats
+    most: float
+    limit: int
+    until: float = inf
+    use: Floats | None = None
+
+    def light(self, labels: Labels) -> Labels:
+        """The labels that do not use too much."""
+        return labels if self.use is None else labels.take(np.flatnonzero((labels.use <= self.use).all(axis=1)))
+
+    def within(self, labels: Labels, rest: Floats) -> Labels:
+        """The labels that do not total or use too much with what the rest takes at least."""
+        return self.light(labels.take(np.flatnonzero(labels.reduced(self.price) + rest <= self.most)))
+
+
+def enumerate_labels(
+    circuit: Circuit, slots: Tables, through: Tables, bounds: LabelBounds, top: Sequence[int] = ()
+) -> Listing:
+    """All labels within the bounds of what the slots `top` (the root) need, given the circuit's tables at the price.
+
+    For the root under one capacity only the best that fits. Raises TooManyError beyond the limit of labels in a slot,
+    OutOfTimeError after the time.
+    """
+    one, most = len(bounds.price) == 1 and not top, bounds.most
     stem, capacity = (_stem(circuit), circuit.network.capacities[0]) if one else (-1, 0)
     wanted = circuit.below(top or (circuit.root,))
     lists, known, kinds = dict[int, Labels](), dict[object, int](), dict[int, int]()  # equal segments have equal lists
-    bounds = _Bounds(np.array(price, np.float64), most, limit, until, most_use)
     for slot in sorted(wanted):
         key = _made_of(circuit, slot, slots, through, kinds), slot == stem
         kinds[slot] = known.setdefault(key, slot)
         if kinds[slot] != slot:
             lists[slot] = lists[kinds[slot]]
         elif slot < len(circuit.factors):
-            lists[slot] = bounds.light(_leaf(circuit.leaves[slot], through[slot], most, len(price)))
+            lists[slot] = bounds.light(_leaf(circuit.leaves[slot], through[slot], most, len(bounds.price)))
         else:
             bucket, outside = circuit.buckets[slot - len(circuit.factors)], outside_of(through[slot], slots[slot])
             lists[slot] = _bucket(bucket, lists, slots, outside, bounds, capacity if slot == stem else None)
@@ -111,25 +125,6 @@ def _made_of(circuit: Circuit, slot: int, slots: Tables, through: Tables, kinds:
     bucket = circuit.buckets[slot - len(circuit.factors)]
     inputs = tuple((kinds[s], axes, slots.kinds[s], slots.offsets[s]) for s, axes in bucket.inputs)
     return outside, slots.kinds[slot], slots.offsets[slot], bucket.dims, inputs
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Bounds:
-    """What a label may total and use, how many there may be in a slot, and until when they are made."""
-
-    price: Floats
-    most: float
-    limit: int
-    until: float
-    use: Floats | None
-
-    def light(self, labels: Labels) -> Labels:
-        """The labels that do not use too much."""
-        return labels if self.use is None else labels.take(np.flatnonzero((labels.use <= self.use).all(axis=1)))
-
-    def within(self, labels: Labels, rest: Floats) -> Labels:
-        """The labels that do not total or use too much with what the rest takes at least."""
-        return self.light(labels.take(np.flatnonzero(labels.reduced(self.price) + rest <= self.most)))
 
 
 def _stem(circuit: Circuit) -> int:
@@ -152,7 +147,7 @@ def _bucket(
     lists: dict[int, Labels],
     slots: Tables,
     outside: Floats,
-    bounds: _Bounds,
+    bounds: LabelBounds,
     fit: int | None,
 ) -> Labels:
     """Join the inputs, the most connected next, dropping what cannot be completed within `most`.
@@ -175,9 +170,9 @@ def _bucket(
         slot, more = bucket.inputs[k]
         rest = [(slots[bucket.inputs[j][0]], bucket.inputs[j][1]) for j in left] + [(outside, kept)]
         if left or fit is None:
-            state, axes = _join(state, axes, lists[slot], more, k, rest, bucket.dims, bounds)
+            state, axes = _join(_Axed(state, axes), _Axed(lists[slot], more), k, rest, bucket.dims, bounds)
         else:
-            state, axes = _meet(state, axes, lists[slot], more, k, bucket.dims, fit)
+            state, axes = _meet(_Axed(state, axes), _Axed(lists[slot], more), k, bucket.dims, fit)
     option = state.at[axes.index(0)] if 0 in axes else np.zeros(len(state), np.int64)
     made = np.concatenate([option[None], state.made[1:]])
     missing = [a for a in kept if a not in axes]
@@ -192,20 +187,26 @@ def _bucket(
     return _nondominated(labels, [a - 1 for a in kept], bucket.dims[1:])
 
 
+class _Axed(NamedTuple):
+    """Labels and the axes that the rows of their `at` are."""
+
+    labels: Labels
+    axes: tuple[int, ...]
+
+
 def _join(
-    state: Labels,
-    axes: tuple[int, ...],
-    other: Labels,
-    more: tuple[int, ...],
+    one: _Axed,
+    two: _Axed,
     place: int,
     rest: list[tuple[Floats, tuple[int, ...]]],
     dims: tuple[int, ...],
-    bounds: _Bounds,
-) -> tuple[Labels, tuple[int, ...]]:
+    bounds: LabelBounds,
+) -> _Axed:
     """The pairs that agree on the shared axes, less those that the least of the rest takes beyond the bounds."""
+    (state, axes), (other, more) = one, two
     price, most, limit = bounds.price, bounds.most, bounds.limit
     new = tuple(a for a in more if a not in axes)
-    mine, key = _keys(state, axes, other, more, dims)
+    mine, key = _keys(one, two, dims)
     weight = other.reduced(price) + _least(rest, more, other.at)
     order = np.lexsort((weight, key))
     key, weight = key[order], weight[order]
@@ -239,33 +240,28 @@ def _join(
     joined = found[0] if len(found) == 1 else _nondominated(_concatenate(found), rows, sizes)
     if len(joined) > limit:
         raise TooManyError(f"{len(joined)} labels in one table, the limit is {limit}")
-    return joined, after
+    return _Axed(joined, after)
 
 
-def _meet(
-    state: Labels,
-    axes: tuple[int, ...],
-    other: Labels,
-    more: tuple[int, ...],
-    place: int,
-    dims: tuple[int, ...],
-    capacity: int,
-) -> tuple[Labels, tuple[int, ...]]:
+def _meet(one: _Axed, two: _Axed, place: int, dims: tuple[int, ...], capacity: int) -> _Axed:
     """The fastest pair that agrees on the shared axes and uses at most the capacity, if there is one."""
+    (state, axes), (other, more) = one, two
     new = tuple(a for a in more if a not in axes)
-    mine, key = _keys(state, axes, other, more, dims)
+    mine, key = _keys(one, two, dims)
     left, right = np.lexsort((state.use[:, 0], mine)), np.lexsort((other.use[:, 0], key))
     i, j = fastest_pair(
-        mine[left], state.use[left, 0], state.time[left], key[right], other.use[right, 0], other.time[right], capacity
+        (mine[left], state.use[left, 0], state.time[left]),
+        (key[right], other.use[right, 0], other.time[right]),
+        capacity,
     )
     found = slice(0, int(i >= 0))
-    return _pair(state, left[[i]][found], other, [more.index(a) for a in new], right[[j]][found], place), (*axes, *new)
+    pair = _pair(state, left[[i]][found], other, [more.index(a) for a in new], right[[j]][found], place)
+    return _Axed(pair, (*axes, *new))
 
 
-def _keys(
-    state: Labels, axes: tuple[int, ...], other: Labels, more: tuple[int, ...], dims: tuple[int, ...]
-) -> tuple[Ints, Ints]:
+def _keys(one: _Axed, two: _Axed, dims: tuple[int, ...]) -> tuple[Ints, Ints]:
     """A number for each label on either side, equal where the shared axes agree."""
+    (state, axes), (other, more) = one, two
     shared = tuple(a for a in axes if a in more)
     sizes = [dims[a] for a in shared]
     mine = _key(state.at[[axes.index(a) for a in shared]], sizes, len(state))

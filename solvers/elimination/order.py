@@ -113,8 +113,9 @@ def arrange(
     reach = tuple((s.variable, frozenset(s.variables)) for s in network.switches)
     leaves = tuple(f.narrow() for f in factors)
     scopes, narrow = tuple(f.scope for f in factors), tuple(leaf.scope for leaf in leaves)
-    buckets, copies, made = _arranged(network.chains, reach, scopes, narrow, size, meeting, blocks)
-    return Circuit(network, tuple(factors), leaves, buckets, domain, kept, copies, made)
+    buckets, copies, made = _arranged(network.chains, reach, scopes, narrow, size, meeting=meeting, blocks=blocks)
+    parts = network, tuple(factors), leaves, buckets
+    return Circuit(*parts, domain=domain, kept=kept, copies=copies, blocks=made)
 
 
 @lru_cache(maxsize=4)  # one network is asked for its least memory, its least time, and both

@@ -15,7 +15,7 @@ from ...formulation.network.network import INFINITE, Chain, Edge, Network, Table
 from .circuit import Circuit
 from .factors import Factor
 from .kernels import Ints
-from .labels import Listing, enumerate_labels
+from .labels import LabelBounds, Listing, enumerate_labels
 from .transient_relaxation import Groups, share, with_factors
 
 _ROUNDED = 1e-12  # by which shares of a price are less, so that floats do not make them more
@@ -42,14 +42,13 @@ def blocks_of(network: Network) -> tuple[frozenset[int], ...]:
     return tuple(frozenset(b) for b in found)
 
 
-def list_segments(
-    circuit: Circuit, groups: Groups, price: Sequence[float], most: float, high: int, limit: int, until: float
-) -> "Columns":
+def list_segments(circuit: Circuit, groups: Groups, bounds: LabelBounds, high: int) -> "Columns":
     """The labels of the segments of a circuit `with_means(_, groups)`, or of a plain one where there are no groups.
 
-    Those of solutions of a total of at most `most` that use at most `high` for a while. Raises TooManyError beyond
-    `limit` labels in a slot.
+    Those of solutions within the bounds that use at most `high` for a while. Raises TooManyError beyond the limit of
+    labels in a slot.
     """
+    price, until = bounds.price.tolist(), bounds.until
     column, prices = _columns(circuit, groups, price)
     rows = max(1, len(groups))
     known, extras = [sum(price[:rows]), *price[rows:]], len(prices)
@@ -59,7 +58,8 @@ def list_segments(
     through = wide.backward(slots, until)
     width, tops = len(known), (*wide.copies, *wide.blocks)
     most_use = np.array([np.inf] * width + [high] * extras)
-    listing = enumerate_labels(wide, prices, slots, through, most + 1.0, limit, until, tops, most_use)
+    wider = LabelBounds(np.array(prices), bounds.most + 1.0, bounds.limit, until, most_use)
+    listing = enumerate_labels(wide, slots, through, wider, tops)
     segments = []
     for top in tops:
         labels, ends = listing.slots[top], wide.buckets[top - len(wide.factors)].kept

@@ -19,9 +19,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import floor
 
+import numpy as np
+
 from ...formulation.network.network import INFINITE, Network, evaluate, extras
 from ..protocol import INTERRUPTED, PRICED, STOPPED, Limits, Search, Solution, Status, TooManyError
 from .circuit import Circuit
+from .labels import LabelBounds
 from .memory_price import Price, at_price, search_within, sweep
 from .order import TooWideError, compile_network, restrict
 from .segment_lists import Columns, blocks_of, list_segments
@@ -74,7 +77,7 @@ def solve_transient(search: Search, solve: _Solve) -> Solution:
         return search.finish("proved by prices" if search.bound >= search.ceiling else STOPPED)
     if search.limits.rough:
         return search.finish(PRICED)
-    division = _Division(search, solve, circuit, groups, mean, best, search.seconds)
+    division = _Division(search, solve, circuit, groups, mean=mean, best=best, took=search.seconds)
     try:
         solution = search_within(mean, best, search, division.offer, ("lists of segments", "lists of segments"))
     except TooWideError as error:
@@ -202,8 +205,9 @@ class _Division:
         small = restrict(relaxed.circuit, relaxed.through, most, self.blocks)
         if small is None:
             return True
-        price, limit = relaxed.price.price, _FEW if search.limits.quick else _LABELS
-        columns = list_segments(small, relaxed.groups, price, most, high, limit, search.until)
+        limit = _FEW if search.limits.quick else _LABELS
+        bounds = LabelBounds(np.array(relaxed.price.price), most, limit, search.until)
+        columns = list_segments(small, relaxed.groups, bounds, high)
         return self._divide(columns, low, reach)
 
     def _divide(self, columns: Columns, low: int, reach: int) -> bool:

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
-from .form import Flat
-from .substitution import Reduced, idle_edges, incidence, kept_edges, kept_options
+from .form import Flat, Pairs
+from .substitution import Incidence, Reduced, idle_edges, incidence, kept_edges, kept_options
 
 
 def without_dead_options(flat: Flat) -> Reduced | None:
@@ -17,9 +17,8 @@ def without_dead_options(flat: Flat) -> Reduced | None:
     alive = flat.cost < INFINITE
     if not np.logical_or.reduceat(alive, flat.start[:-1]).all():
         return None
-    first, edges = incidence(flat)
     stack, waiting = np.arange(len(flat.ends)), np.ones(len(flat.ends), np.bool_)
-    if not _propagate(flat.start, flat.ends, flat.at, flat.table, first, edges, stack, waiting, alive):
+    if not _propagate(flat.pairs, incidence(flat), stack, waiting, alive):
         return None
     return Reduced(flat) if alive.all() else kept_options(flat, alive)
 
@@ -45,10 +44,10 @@ def without_sums(flat: Flat) -> Reduced | None:
 
 
 @compiled
-def _propagate(
-    start: Ints, ends: Ints, at: Ints, table: Ints, first: Ints, edges: Ints, stack: Ints, waiting: Bools, alive: Bools
-) -> bool:
+def _propagate(pairs: Pairs, incidence: Incidence, stack: Ints, waiting: Bools, alive: Bools) -> bool:
     """Mark the options without support dead, edge by edge from a stack; False where a variable loses all."""
+    start, ends, at, table = pairs
+    first, edges = incidence
     top = stack.shape[0]
     while top:
         top -= 1

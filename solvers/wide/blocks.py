@@ -151,6 +151,27 @@ def clear(net: Net, room: Scratch, count: int) -> None:
 
 
 @compiled
+def _believe(net: Net, room: Scratch, v: int, choice: Ints, noise: float, state: Ints) -> None:
+    """Set what the options of v cost under the prices, noise, and the choice of all outside of the block."""
+    belief, low, n = room.belief, net.start[v], net.start[v + 1] - net.start[v]
+    for x in range(n):
+        belief[low + x] = net.cost[low + x]
+        if noise > 0:
+            belief[low + x] += noise * random(state, 1 << 30) / (1 << 30)
+    for p in range(net.piece[v], net.piece[v + 1]):
+        price, used = room.prefix[net.rows[p, 1]] - room.prefix[net.rows[p, 0]], net.use_at[p]
+        if price > 0:
+            for x in range(n):
+                belief[low + x] += price * net.use[used + x]
+    for arc in range(net.first[v], net.first[v + 1]):
+        w = net.other[arc]
+        if room.near[w] >= 0:
+            row = net.at[arc] + choice[w] * n
+            for x in range(n):
+                belief[low + x] += net.pool[row + x]
+
+
+@compiled
 def solve_tree(net: Net, room: Scratch, count: int, choice: Ints, noise: float, state: Ints) -> None:
     """The best `room.new` over the block under the prices of `room.prefix`, ties at random.
 
@@ -158,23 +179,7 @@ def solve_tree(net: Net, room: Scratch, count: int, choice: Ints, noise: float, 
     """
     order, up, belief, message, start = room.order, room.up, room.belief, room.message, net.start
     for i in range(count):
-        v = order[i]
-        low, n = start[v], start[v + 1] - start[v]
-        for x in range(n):
-            belief[low + x] = net.cost[low + x]
-            if noise > 0:
-                belief[low + x] += noise * random(state, 1 << 30) / (1 << 30)
-        for p in range(net.piece[v], net.piece[v + 1]):
-            price, used = room.prefix[net.rows[p, 1]] - room.prefix[net.rows[p, 0]], net.use_at[p]
-            if price > 0:
-                for x in range(n):
-                    belief[low + x] += price * net.use[used + x]
-        for arc in range(net.first[v], net.first[v + 1]):
-            w = net.other[arc]
-            if room.near[w] >= 0:
-                row = net.at[arc] + choice[w] * n
-                for x in range(n):
-                    belief[low + x] += net.pool[row + x]
+        _believe(net, room, order[i], choice, noise, state)
     for i in range(count - 1, 0, -1):
         v = order[i]
         arc = net.back[up[v]]

@@ -72,8 +72,7 @@ def settle(arcs: Arcs, table: Floats, binding: Bools, cost: Floats, best: Ints, 
 
     Sets `cost` [options] to inf where an option is gone, by arc consistency too. False where one is left none.
     """
-    gone = np.empty(cost.shape[0], np.int64)
-    old = np.empty(cost.shape[0])
+    gone, old = np.empty(cost.shape[0], np.int64), np.empty(cost.shape[0])
     for v in which:
         low, high = arcs.start[v], arcs.start[v + 1]
         x = low + best[v]
@@ -87,22 +86,27 @@ def settle(arcs: Arcs, table: Floats, binding: Bools, cost: Floats, best: Ints, 
                 count += 1
         if count == 0:
             continue
-        count = _propagate(arcs, table, binding, cost, v, gone, old, count)
+        count = _propagate(arcs, table, binding, cost, (v, count), (gone, old))
         if count < 0:
             for k in range(-count):
                 cost[gone[k]] = old[k]
             gone[0], old[0] = x, cost[x]
             cost[x] = np.inf
-            if _propagate(arcs, table, binding, cost, v, gone, old, 1) < 0:
+            if _propagate(arcs, table, binding, cost, (v, 1), (gone, old)) < 0:
                 return False
     return True
 
 
 @compiled
 def _propagate(
-    arcs: Arcs, table: Floats, binding: Bools, cost: Floats, changed: int, gone: Ints, old: Floats, count: int
+    arcs: Arcs, table: Floats, binding: Bools, cost: Floats, lost_by: tuple[int, int], log: tuple[Ints, Floats]
 ) -> int:
-    """Delete what has no partner left since `changed` lost options; how many are gone, negated where none is left."""
+    """Delete options without a partner since a variable lost some; the number gone, negated if one has none left.
+
+    `log` lists the options that are gone with the costs that they had.
+    """
+    changed, count = lost_by
+    gone, old = log
     start = arcs.start
     queue, waits = [changed], np.zeros(len(arcs.first) - 1, np.bool_)  # no set: numba's may search for ever in one
     while len(queue):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
-from .form import Flat
-from .substitution import Reduced, Substitution, idle_edges, incidence, offsets, ragged, substituted
+from .form import Flat, Pairs
+from .substitution import Incidence, Reduced, Substitution, idle_edges, incidence, offsets, ragged, substituted
 
 _WORK = 1 << 26  # additions for one variable, above which it is left alone
 _GROWTH = 4  # so is one whose tables would become so many times as large
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Elimination:
+class Elimination(NamedTuple):
     """Variables `taken` [T] with prices `cost` (from `start` [T+1]) and neighbours `near` [T, 2], or -1.
 
     The table with neighbour s of the k-th one lies at at[k, s] of `table`, [options of the neighbour, own options].
@@ -34,7 +34,7 @@ class Elimination:
         """The choice with the cheapest option of every eliminated variable."""
         full = np.zeros(len(self.rest) + len(self.taken), np.int64)
         full[self.rest] = choice
-        _cheapest(self.taken, self.start, self.cost, self.near, self.at, self.table, full)
+        _cheapest(self, full)
         return full
 
 
@@ -43,22 +43,21 @@ def eliminated(flat: Flat) -> Reduced | None:
 
     One of degree 1 is a price of its neighbour, one of degree 2 an edge between its neighbours.
     """
-    first, edges = incidence(flat)
+    around = incidence(flat)
     plain = np.ones(flat.variables, np.bool_)
     plain[flat.piece_of] = False
     plain[flat.ends[~idle_edges(flat)].ravel()] = False
     taken = np.empty(flat.variables, np.int64)
-    taken = taken[: _independent(first, edges, flat.ends, flat.start, _WORK, _GROWTH, plain, taken)]
+    taken = taken[: _independent(around, flat.pairs, plain, taken)]
     if not len(taken):
         return Reduced(flat)
-    out = _extracted(flat, taken, first, edges)
+    out = _extracted(flat, taken, around)
     cost = flat.cost.copy()
     pairs = np.flatnonzero(out.near[:, 1] >= 0)
     ends = out.near[pairs]
     at = offsets(flat.sizes[ends[:, 0]] * flat.sizes[ends[:, 1]])
     table = np.empty(at[-1], np.int64)
-    row = np.empty(np.diff(out.start).max(), np.int64)
-    constant = _eliminate(out.start, out.cost, out.near, out.at, out.table, flat.start, row, cost, at, table)
+    constant = _eliminate(out, flat.start, cost, at, table)
     if constant >= INFINITE:
         return None
     gone = np.zeros(flat.variables, np.bool_)
@@ -87,8 +86,9 @@ def _without(flat: Flat, gone: Bools) -> Substitution:
     return Substitution(root, flat.start[:-1], options, offsets(flat.sizes[~gone]))
 
 
-def _extracted(flat: Flat, taken: Ints, first: Ints, edges: Ints) -> Elimination:
+def _extracted(flat: Flat, taken: Ints, around: Incidence) -> Elimination:
     """What lifting needs of these variables."""
+    first, edges = around
     degree = first[taken + 1] - first[taken]
     near, edge = np.full((len(taken), 2), -1, np.int64), np.full((len(taken), 2), -1, np.int64)
     for side in range(2):
@@ -100,21 +100,20 @@ def _extracted(flat: Flat, taken: Ints, first: Ints, edges: Ints) -> Elimination
     sizes = np.where(near >= 0, flat.sizes[taken][:, None] * flat.sizes[near], 0)
     at = offsets(sizes.ravel())
     table = np.empty(at[-1], np.int64)
-    _gather(flat.start, flat.ends, flat.at, flat.table, taken, edge, at, table)
+    _gather(flat.pairs, taken, edge, at, table)
     owner, x = ragged(flat.sizes[taken])
     gone = np.zeros(flat.variables, np.bool_)
     gone[taken] = True
     cost = flat.cost[flat.start[taken[owner]] + x]
-    return Elimination(
-        np.flatnonzero(~gone), taken, offsets(flat.sizes[taken]), cost, near, at[:-1].reshape(-1, 2), table
-    )
+    start, at = offsets(flat.sizes[taken]), at[:-1].reshape(-1, 2)
+    return Elimination(np.flatnonzero(~gone), taken, start, cost, near=near, at=at, table=table)
 
 
 @compiled
-def _independent(
-    first: Ints, edges: Ints, ends: Ints, start: Ints, work: int, growth: int, open_: Bools, taken: Ints
-) -> int:
+def _independent(around: Incidence, pairs: Pairs, open_: Bools, taken: Ints) -> int:
     """Fill `taken` with open variables of degree at most 2, pairwise no neighbours; how many."""
+    first, edges = around
+    start, ends = pairs.start, pairs.ends
     found = 0
     for v in range(open_.shape[0]):
         if not open_[v] or first[v + 1] - first[v] > 2:
@@ -124,7 +123,7 @@ def _independent(
             w = ends[edges[k], 0] + ends[edges[k], 1] - v
             product *= start[w + 1] - start[w]
             total += start[w + 1] - start[w]
-        if n * product > work or product > growth * n * max(1, total):
+        if n * product > _WORK or product > _GROWTH * n * max(1, total):
             continue
         taken[found] = v
         found += 1
@@ -134,8 +133,9 @@ def _independent(
 
 
 @compiled
-def _gather(start: Ints, ends: Ints, at: Ints, table: Ints, taken: Ints, edge: Ints, new_at: Ints, out: Ints) -> None:
+def _gather(pairs: Pairs, taken: Ints, edge: Ints, new_at: Ints, out: Ints) -> None:
     """Copy the tables of the taken variables, so that their own options come last."""
+    start, ends, at, table = pairs
     for k in range(taken.shape[0]):
         for side in range(2):
             e = edge[k, side]
@@ -150,14 +150,13 @@ def _gather(start: Ints, ends: Ints, at: Ints, table: Ints, taken: Ints, edge: I
 
 
 @compiled
-def _eliminate(
-    own_start: Ints, own_cost: Ints, near: Ints, at: Ints, table: Ints, start: Ints, row: Ints,
-    cost: Ints, new_at: Ints, out: Ints,
-) -> int:  # fmt: skip
+def _eliminate(gone: Elimination, start: Ints, cost: Ints, new_at: Ints, out: Ints) -> int:
     """Add the least price of every taken variable, by its neighbours' options, to `cost` or to `out`.
 
     The sum of those without neighbours is returned, or INFINITE.
     """
+    own_start, own_cost, near, at, table = gone.start, gone.cost, gone.near, gone.at, gone.table
+    row = np.empty(np.diff(own_start).max(), np.int64)
     constant, pair = 0, 0
     for k in range(near.shape[0]):
         first, n = own_start[k], own_start[k + 1] - own_start[k]
@@ -192,8 +191,9 @@ def _eliminate(
 
 
 @compiled
-def _cheapest(taken: Ints, start: Ints, cost: Ints, near: Ints, at: Ints, table: Ints, choice: Ints) -> None:
+def _cheapest(gone: Elimination, choice: Ints) -> None:
     """Set the cheapest option of every taken variable for the choice of the others."""
+    _, taken, start, cost, near, at, table = gone
     for k in range(taken.shape[0]):
         n = start[k + 1] - start[k]
         least, best = INFINITE, 0

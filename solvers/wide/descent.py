@@ -9,6 +9,7 @@ maximise, after Papandreou and Yuille 2011) that falls over a cycle carries the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,24 +65,23 @@ def charge(net: Net, room: Scratch, load: Ints, prices: Floats, step: float) -> 
             prices[r] += step * min(more, load[r] + more - net.limits[r])
 
 
+class _Round(NamedTuple):
+    """How many blocks of at most `most` variables are solved, with how many tries each, how much noise and budget."""
+
+    blocks: int
+    most: int
+    tries: int
+    noise: float
+    budget: float
+
+
 @compiled
-def search(
-    net: Net,
-    room: Scratch,
-    choice: Ints,
-    load: Ints,
-    prices: Floats,
-    blocks: int,
-    most: int,
-    tries: int,
-    noise: float,
-    budget: float,
-    state: Ints,
-) -> None:
-    """Solve blocks and take what fits and costs no more; with noise, up to `budget` more in all.
+def search(net: Net, room: Scratch, choice: Ints, load: Ints, prices: Floats, effort: _Round, state: Ints) -> None:
+    """Solve blocks and take what fits and costs no more; with noise, up to the budget more in all.
 
     A row that is exceeded already may not rise. Moves `prices` towards those at which blocks fit.
     """
+    blocks, most, tries, noise, budget = effort
     variables, total = choice.shape[0], 0.0
     local = np.empty_like(prices)
     for _ in range(blocks):
@@ -183,7 +183,8 @@ class Descent:
         self.prices = risen(self.prices, self.load, self.flat.limits, self.share, self.unit)
         self.share *= 1.2
         blocks = -(-2 * self.flat.variables // _MOST[0])
-        relax(self.net, self.room, self.choice, self.load, self.prices, blocks, _MOST[0], self.state)
+        arrays = self.room, self.choice, self.load, self.prices
+        relax(self.net, *arrays, blocks, _MOST[0], self.state)
 
     def _search(self, noise: float) -> None:
         most, tries = min(_MOST[noise > 0], self.flat.variables), _TRIES[noise > 0]
@@ -191,7 +192,7 @@ class Descent:
         budget = 0.0 if now is None or self.cost is None else self.cost + _WORSE * abs(self.cost) - now
         blocks = 8 + 2 * self.flat.variables // most
         arrays = self.room, self.choice, self.load, self.prices
-        search(self.net, *arrays, blocks, most, tries, noise, budget, self.state)
+        search(self.net, *arrays, _Round(blocks, most, tries, noise, budget), self.state)
 
     def _go_to(self, choice: Ints) -> None:
         self.choice = choice.astype(np.int64)

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
-from .form import Flat
-from .substitution import Reduced, incidence, kept_options, offsets
+from .form import Flat, Pairs
+from .substitution import Incidence, Reduced, incidence, kept_options, offsets
 
+_Sides: TypeAlias = tuple[int, int, int, int]
 _WORK = 1 << 30  # comparisons, some seconds, after which the rest is left alone
+
+
+class _Uses(NamedTuple):
+    """Variable v has the pieces pieces[v] to pieces[v + 1], whose `use` begins at `at`; `pairs` use per table entry."""
+
+    pieces: Ints
+    at: Ints
+    use: Ints
+    pairs: Ints
 
 
 def without_dominated(flat: Flat) -> Reduced:
@@ -20,16 +31,12 @@ def without_dominated(flat: Flat) -> Reduced:
     a may replace b if no piece of it uses more and the worst case, over what the neighbours may take beside b, is no
     dearer. A pair (b, y) goes if that holds while the one neighbour takes y (neighbourhood substitutability).
     """
-    first, edges = incidence(flat)
     order = np.argsort(flat.piece_of, kind="stable")
     pieces = offsets(np.bincount(flat.piece_of, minlength=flat.variables))
     table, keep = flat.table.copy(), np.ones(len(flat.cost), np.bool_)
     pair_use = np.zeros((0, 0), np.int64) if flat.pair_use is None else flat.pair_use
-    worst = np.empty(1 + np.diff(first).max(initial=0), np.int64)
-    changed = _dominate(
-        flat.start, flat.cost, flat.ends, flat.at, table, first, edges,
-        pieces, flat.use_at[order], flat.use, pair_use, _WORK, worst, keep,
-    )  # fmt: skip
+    uses = _Uses(pieces, flat.use_at[order], flat.use, pair_use)
+    changed = _dominate(flat.pairs._replace(table=table), flat.cost, incidence(flat), uses, keep)
     if not changed:
         return Reduced(flat)
     new = replace(flat, table=table)
@@ -37,33 +44,25 @@ def without_dominated(flat: Flat) -> Reduced:
 
 
 @compiled
-def _dominate(
-    start: Ints, cost: Ints, ends: Ints, at: Ints, table: Ints, first: Ints, edges: Ints,
-    pieces: Ints, use_at: Ints, use: Ints, pair_use: Ints, work: int, worst: Ints, keep: Bools,
-) -> int:  # fmt: skip
+def _dominate(pairs: Pairs, cost: Ints, around: Incidence, uses: _Uses, keep: Bools) -> int:
     """Clear `keep` of dominated options and make dominated pairs infinite; how many there were."""
+    start, first = pairs.start, around.first
+    worst = np.empty(1 + np.diff(first).max() if len(first) > 1 else 1, np.int64)
     changed, spent = 0, 0
     for v in range(start.shape[0] - 1):
-        n, degree = start[v + 1] - start[v], first[v + 1] - first[v]
+        n = start[v + 1] - start[v]
         for b in range(n):
-            if spent > work:
+            if spent > _WORK:
                 return changed
             for a in range(n):
-                if a == b or not keep[start[v] + a] or cost[start[v] + a] >= INFINITE:
-                    continue
-                more = False
-                for p in range(pieces[v], pieces[v + 1]):
-                    if use[use_at[p] + a] > use[use_at[p] + b]:
-                        more = True
-                        break
-                if more:
+                if a == b or not keep[start[v] + a] or cost[start[v] + a] >= INFINITE or _uses_more(uses, v, a, b):
                     continue
                 total = cost[start[v] + a] - cost[start[v] + b]
                 barred, bar = 0, 0  # edges on which b has a partner that a has not, the last of them
-                for k in range(degree):
-                    i, j, step, count = _sides(start, ends, at, edges[first[v] + k], v, a, b)
-                    worst[k] = _worst(table, pair_use, i, j, step, count)
-                    spent += count
+                for k in range(first[v + 1] - first[v]):
+                    sides = _sides(pairs, around.edges[first[v] + k], v, a, b)
+                    worst[k] = _worst(pairs.table, uses.pairs, sides)
+                    spent += sides[3]
                     if worst[k] < INFINITE:
                         total += worst[k]
                         continue
@@ -76,17 +75,27 @@ def _dominate(
                     keep[start[v] + b] = False
                     changed += 1
                     break
-                for k in range(degree):
+                for k in range(first[v + 1] - first[v]):
                     if barred == 0 or k == bar:
-                        i, j, step, count = _sides(start, ends, at, edges[first[v] + k], v, a, b)
                         rest = total if barred else total - worst[k]
-                        changed += _bar(table, pair_use, i, j, step, count, rest)
+                        sides = _sides(pairs, around.edges[first[v] + k], v, a, b)
+                        changed += _bar(pairs.table, uses.pairs, sides, rest)
     return changed
 
 
 @compiled
-def _sides(start: Ints, ends: Ints, at: Ints, e: int, v: int, a: int, b: int) -> tuple[int, int, int, int]:
+def _uses_more(uses: _Uses, v: int, a: int, b: int) -> bool:
+    """True if some piece of v uses more with option a than with b."""
+    more = False
+    for p in range(uses.pieces[v], uses.pieces[v + 1]):
+        more |= uses.use[uses.at[p] + a] > uses.use[uses.at[p] + b]
+    return more
+
+
+@compiled
+def _sides(pairs: Pairs, e: int, v: int, a: int, b: int) -> _Sides:
     """Where edge e keeps the first entries of options a and b of v, the step to the next entry, and their number."""
+    start, ends, at, _ = pairs
     u, w = ends[e, 0], ends[e, 1]
     width = start[w + 1] - start[w]
     if u == v:
@@ -95,8 +104,9 @@ def _sides(start: Ints, ends: Ints, at: Ints, e: int, v: int, a: int, b: int) ->
 
 
 @compiled
-def _worst(table: Ints, pair_use: Ints, i: int, j: int, step: int, count: int) -> int:
-    """The most that the entries from i on are above the finite ones from j on, or use more (INFINITE); 0 for none."""
+def _worst(table: Ints, pair_use: Ints, sides: _Sides) -> int:
+    """The most that the first option's entries exceed the second's finite ones, or use more (INFINITE); 0 for none."""
+    i, j, step, count = sides
     high = -INFINITE
     for _ in range(count):
         if table[j] < INFINITE:
@@ -111,8 +121,9 @@ def _worst(table: Ints, pair_use: Ints, i: int, j: int, step: int, count: int) -
 
 
 @compiled
-def _bar(table: Ints, pair_use: Ints, i: int, j: int, step: int, count: int, rest: int) -> int:
-    """Make the entries from j on infinite that those from i on undercut by `rest` and use no more; how many."""
+def _bar(table: Ints, pair_use: Ints, sides: _Sides, rest: int) -> int:
+    """Make entries of the second option infinite that the first one's undercut by `rest` and use no more; how many."""
+    i, j, step, count = sides
     barred = 0
     for _ in range(count):
         if table[i] < INFINITE and table[j] < INFINITE and rest + table[i] - table[j] <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,15 @@ from ..elimination.kernels import Ints
 _LARGEST = (1 << 63) - 1  # use or limit that 64 bits hold; sums that could come near are refused (`fits`)
 _EXACT = 1 << 52  # below, floats add integers exactly
 _CUT = INFINITE - 1  # where sums of parallel edges are cut
+
+
+class Pairs(NamedTuple):
+    """The options and edge tables of a `Flat`, as compiled loops read them."""
+
+    start: Ints
+    ends: Ints
+    at: Ints
+    table: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +52,10 @@ class Flat:
     @property
     def variables(self) -> int:
         return len(self.start) - 1
+
+    @property
+    def pairs(self) -> Pairs:
+        return Pairs(self.start, self.ends, self.at, self.table)
 
     @property
     def sizes(self) -> Ints:

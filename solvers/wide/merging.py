@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
-from .form import Flat
-from .substitution import Reduced, Substitution, incidence, offsets, substituted
+from .form import Flat, Pairs
+from .substitution import Incidence, Reduced, Substitution, incidence, offsets, substituted
+
+
+class _Forest(NamedTuple):
+    """[V] each: the neighbour that determines a variable (-1: none), the edge to it, the way to the root."""
+
+    parent: Ints
+    via: Ints
+    above: Ints
 
 
 def merged(flat: Flat) -> Reduced:
@@ -17,12 +27,9 @@ def merged(flat: Flat) -> Reduced:
     options its other tables grow: only by as many entries as the one between the two had, so that nothing gets wider.
     """
     parent, via = np.full((2, flat.variables), -1, np.int64)
+    forest = _Forest(parent, via, np.arange(flat.variables))
     facing = np.bincount(flat.ends.ravel(), flat.sizes[flat.ends[:, ::-1]].ravel(), flat.variables).astype(np.int64)
-    around, edges = incidence(flat)
-    _parents(
-        flat.start, flat.ends, flat.at, flat.table, facing, around, edges, parent, via, np.arange(flat.variables),
-        np.zeros(flat.variables, np.bool_),
-    )  # fmt: skip
+    _parents(flat.pairs, incidence(flat), facing, forest, np.zeros(flat.variables, np.bool_))
     if (parent < 0).all():
         return Reduced(flat)
     root = parent.copy()
@@ -34,21 +41,34 @@ def merged(flat: Flat) -> Reduced:
     number[roots] = np.arange(len(roots))
     first = offsets(flat.sizes[root])
     options = np.empty(first[-1], np.int64)
-    done, path = np.zeros(flat.variables, np.bool_), np.empty(flat.variables, np.int64)
-    _compose(flat.start, flat.ends, flat.at, flat.table, parent, via, root, first, options, done, path)
+    _compose(flat.pairs, forest, root, first, options)
     return substituted(flat, Substitution(number[root], first[:-1], options, offsets(flat.sizes[roots])))
 
 
 @compiled
-def _parents(
-    start: Ints, ends: Ints, at: Ints, table: Ints, facing: Ints, around: Ints, edges: Ints,
-    parent: Ints, via: Ints, above: Ints, grown: Bools,
-) -> None:  # fmt: skip
-    """Set the neighbour that determines a variable and the edge to it, without cycles; `above` leads to roots.
+def _functional(table: Ints, rows: tuple[int, int], columns: tuple[int, int]) -> bool:
+    """True if every row has exactly one finite entry; of both sides the count and the step in the table."""
+    for x in range(rows[0]):
+        finite = 0
+        for y in range(columns[0]):
+            finite += table[x * rows[1] + y * columns[1]] < INFINITE
+            if finite > 1:
+                break
+        if finite != 1:
+            return False
+    return True
 
-    `facing` [V] counts the options of a variable's neighbours: each option more is that many entries more. `around`
-    and `edges` are the incidence. Of `grown` variables some table grows: no other of theirs may, this time.
+
+@compiled
+def _parents(pairs: Pairs, incidence: Incidence, facing: Ints, forest: _Forest, grown: Bools) -> None:
+    """Fill in the forest, without cycles.
+
+    `facing` [V] counts the options of a variable's neighbours: each option more is that many entries more. Of `grown`
+    variables some table grows: no other of theirs may, this time.
     """
+    start, ends, at, table = pairs
+    around, edges = incidence
+    parent, via, above = forest
     for e in range(ends.shape[0]):
         for side in range(2):
             by, own = (ends[e, 0], ends[e, 1]) if side == 0 else (ends[e, 1], ends[e, 0])
@@ -56,23 +76,13 @@ def _parents(
                 continue
             width = start[ends[e, 1] + 1] - start[ends[e, 1]]
             step, across = (width, 1) if side == 0 else (1, width)
-            functional = True
-            for x in range(start[by + 1] - start[by]):
-                finite = 0
-                for y in range(start[own + 1] - start[own]):
-                    finite += table[at[e] + x * step + y * across] < INFINITE
-                    if finite > 1:
-                        break
-                if finite != 1:
-                    functional = False
-                    break
-            if not functional:
+            count, own_count = start[by + 1] - start[by], start[own + 1] - start[own]
+            if not _functional(table[at[e] : at[e + 1]], (count, step), (own_count, across)):
                 continue
             top = by
             while above[top] != top:
                 above[top] = above[above[top]]
                 top = above[top]
-            count, own_count = start[by + 1] - start[by], start[own + 1] - start[own]
             growth = (facing[own] - count) * (start[top + 1] - start[top] - own_count)
             if top == own or growth > count * own_count:
                 continue
@@ -90,11 +100,11 @@ def _parents(
 
 
 @compiled
-def _compose(
-    start: Ints, ends: Ints, at: Ints, table: Ints, parent: Ints, via: Ints, root: Ints, first: Ints, options: Ints,
-    done: Bools, path: Ints,
-) -> None:  # fmt: skip
+def _compose(pairs: Pairs, forest: _Forest, root: Ints, first: Ints, options: Ints) -> None:
     """Fill in, for every variable, its option under every option of its root."""
+    start, ends, at, table = pairs
+    parent, via, _ = forest
+    done, path = np.zeros(len(parent), np.bool_), np.empty(len(parent), np.int64)
     for last in range(parent.shape[0]):
         v, length = last, 0
         while not done[v] and parent[v] >= 0:

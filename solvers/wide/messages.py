@@ -17,7 +17,7 @@ from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Floats, Ints
 from .deadline import NEVER, Deadline
 from .form import Flat
-from .passes import arcs_of, floats, margins, on_grid, origins, push_on, send
+from .passes import Sent, arcs_of, floats, margins, on_grid, origins, push_on, send
 
 _FINEST = -20  # no grain is smaller than 2^-20
 _EXACT = 2.0**50  # so many grains are added without rounding
@@ -131,7 +131,8 @@ class Messages:
         """[options] how much of every option makes up the present bound, 1 for every variable; [R] what they use."""
         flat, weight = self.flat, np.zeros(len(self.hat))
         pairs = np.zeros(0 if flat.pair_use is None else len(self.table))
-        origins(not self.forward, self.arcs, self.table, self.said, self.hat, self.grain, weight, pairs)
+        last = not self.forward, self.arcs, self.table, self._sent(), self.grain
+        origins(*last, weight, pairs)
         used = np.bincount(self.piece, weight[self.option] * flat.use, len(flat.piece_of))
         rows = len(flat.limits) + 1
         loads = np.cumsum(np.bincount(flat.rows[:, 0], used, rows) - np.bincount(flat.rows[:, 1], used, rows))[:-1]
@@ -170,13 +171,15 @@ class Messages:
         self.due = math.fsum((self.prices * flat.limits).tolist()) / _BELOW
         self.known = False
 
+    def _sent(self) -> Sent:
+        return Sent(self.cost, self.said, self.hat, self.rest, self.proved)
+
     def _step(self) -> None:
         """One pass; where numbers grow too large for the grain, again with a coarser one."""
         if self.bound >= INFINITE:
             return
         while True:
-            state = self.cost, self.said, self.hat, self.rest, self.proved
-            largest = send(self.forward, self.arcs, self.table, *state, self.grain)
+            largest = send(self.forward, self.arcs, self.table, self._sent(), self.grain)
             if largest <= _EXACT * self.grain:
                 break
             if math.isinf(largest):

@@ -106,24 +106,27 @@ def least_sums(ahead: Floats, rows: Ints, count: int, table: Floats, at: int, ou
         k += 1
 
 
-@compiled
-def send(
-    forward: bool,
-    arcs: Arcs,
-    table: Floats,
-    cost: Floats,
-    said: Floats,
-    hat: Floats,
-    rest: Floats,
-    proved: Floats,
-    grain: float,
-) -> float:
-    """One pass over all variables: renews the messages `said` one way; returns the largest number met.
+class Sent(NamedTuple):
+    """The state of messages: costs [options], the messages `said`, and what a pass leaves.
 
-    Sets `hat` [options], what a variable knows of its options, and `rest` [V], what it keeps; its sum is the bound. If
-    it was so before the pass too, `proved` [options] is what holds of solutions that take the option. Options without
-    a partner get an infinite cost; returns inf where a variable has none left.
+    `hat` [options] is what a variable knows of its options, `rest` [V] what it keeps; its sum is the bound. If it was
+    so before a pass too, `proved` [options] bounds the solutions that take the option.
     """
+
+    cost: Floats
+    said: Floats
+    hat: Floats
+    rest: Floats
+    proved: Floats
+
+
+@compiled
+def send(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float) -> float:
+    """One pass over all variables: renews the messages one way; returns the largest number met.
+
+    Options without a partner get an infinite cost; returns inf where a variable has none left.
+    """
+    cost, said, hat, rest, proved = state
     start, first, middle = arcs.start, arcs.first, arcs.middle
     variables = start.shape[0] - 1
     most = 1
@@ -181,15 +184,14 @@ def send(
 
 
 @compiled
-def origins(
-    forward: bool, arcs: Arcs, table: Floats, said: Floats, hat: Floats, grain: float, weight: Floats, pairs: Floats
-) -> None:
+def origins(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float, weight: Floats, pairs: Floats) -> None:
     """Where the bound after a pass comes from: `weight` [options], of sum 1 for every variable, and `pairs` [entries].
 
     The bound is a sum of minima; its gradient by the costs is followed back from what each variable keeps. `pairs` is
     left alone where it is empty.
     """
     start, first, middle = arcs.start, arcs.first, arcs.middle
+    said, hat = state.said, state.hat
     variables = start.shape[0] - 1
     weight[:] = 0.0
     pairs[:] = 0.0

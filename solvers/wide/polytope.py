@@ -102,16 +102,16 @@ def polytope(flat: Flat) -> Polytope:
         costs.append(classes.cost)
         right += len(p)
     return Polytope(
-        flat,
-        option,
-        column,
-        _joined(entries),
-        np.concatenate([cost[option], *costs]),
-        (np.concatenate(rows), np.concatenate(columns)),
-        np.concatenate(signs),
-        (np.arange(below) < flat.variables).astype(np.float64),
-        _joined(row),
-        np.concatenate([np.zeros(0), *offset]),
+        flat=flat,
+        option=option,
+        column=column,
+        entry=_joined(entries),
+        cost=np.concatenate([cost[option], *costs]),
+        ends=(np.concatenate(rows), np.concatenate(columns)),
+        ones=np.concatenate(signs),
+        right=(np.arange(below) < flat.variables).astype(np.float64),
+        row=_joined(row),
+        offset=np.concatenate([np.zeros(0), *offset]),
     )
 
 
@@ -149,13 +149,13 @@ def _classes(flat: Flat, e: int, at: list[Ints]) -> _Classes:
     both, first_v, of_v = np.unique(both, axis=1, return_index=True, return_inverse=True)
     p, q = np.nonzero(both[..., 0] < np.inf)
     return _Classes(
-        (of_u.ravel(), of_v.ravel()),
-        both.shape[:2],
-        (first_u, first_v),
-        (p, q),
-        both[p, q, 0],
-        (offsets[0], offsets[1]),
-        both.shape[:2] == (1, 1) and len(p) == 1 and not both[..., 1:].any(),
+        of=(of_u.ravel(), of_v.ravel()),
+        count=both.shape[:2],
+        first=(first_u, first_v),
+        cells=(p, q),
+        cost=both[p, q, 0],
+        offsets=(offsets[0], offsets[1]),
+        apart=both.shape[:2] == (1, 1) and len(p) == 1 and not both[..., 1:].any(),
     )
 
 

@@ -291,7 +291,8 @@ class _Portfolio:
             start: Least | None = None if messages is None else proved(messages)
             if start is not None:
                 self.known.prove(start.bound(self.flat), "messages")
-            solve_exactly(self.flat, until.at, self.known.choice, ceiling, hear, start, self.proving)
+            known = self.flat, until.at, self.known.choice
+            solve_exactly(*known, ceiling, hear, proved=start, highs=self.proving)
 
         self._attempt("HiGHS", close_it)
 

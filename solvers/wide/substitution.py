@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
-from .form import Flat
+from .form import Flat, Pairs
 
 _SUMS = 1 << 62  # in place of INFINITE where plain sums are wanted
 
@@ -29,8 +30,7 @@ class Reduced:
         return choice
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Substitution:
+class Substitution(NamedTuple):
     """Every old variable as a function of a new one.
 
     Old variable v takes the option `options[first[v] + x]` where the new variable `root[v]` takes x; where `root[v]`
@@ -49,6 +49,13 @@ class Substitution:
         return old
 
 
+class Incidence(NamedTuple):
+    """`first` [V+1] and `edges` [2E]: variable v has the edges edges[first[v]] to edges[first[v+1]]."""
+
+    first: Ints
+    edges: Ints
+
+
 def offsets(sizes: Ints) -> Ints:
     """[n + 1]: where parts of these sizes begin and end when they lie in a row."""
     at = np.zeros(len(sizes) + 1, np.int64)
@@ -62,10 +69,10 @@ def ragged(sizes: Ints) -> tuple[Ints, Ints]:
     return part, np.arange(len(part), dtype=np.int64) - offsets(sizes)[part]
 
 
-def incidence(flat: Flat) -> tuple[Ints, Ints]:
-    """`first` [V+1] and `edges` [2E]: variable v has the edges edges[first[v]] to edges[first[v+1]]."""
+def incidence(flat: Flat) -> Incidence:
+    """The edges of every variable."""
     order = np.argsort(flat.ends.ravel(), kind="stable")
-    return offsets(np.bincount(flat.ends.ravel(), minlength=flat.variables)), order // 2
+    return Incidence(offsets(np.bincount(flat.ends.ravel(), minlength=flat.variables)), order // 2)
 
 
 def pair_columns(flat: Flat) -> range:
@@ -112,11 +119,9 @@ def substituted(flat: Flat, by: Substitution) -> Reduced:
     at = offsets(sizes[new_ends[:, 0]] * sizes[new_ends[:, 1]])
 
     def summed(table: Ints, unary: Ints, most: int) -> Ints:
-        out = np.zeros(at[-1], np.int64)
-        _add_tables(
-            table, flat.at, flat.ends, flat.start, by.root, by.first, by.options, by.start, of, at, out, unary, most
-        )
-        return out
+        sums = _Sums(of, at, np.zeros(at[-1], np.int64), unary)
+        _add_tables(Pairs(flat.start, flat.ends, flat.at, table), by, sums, most)
+        return sums.table
 
     cost = _costs(flat, by)
     table = summed(flat.table, cost, INFINITE)
@@ -130,7 +135,11 @@ def substituted(flat: Flat, by: Substitution) -> Reduced:
             users = np.unique(by.root[flat.ends[inner, 0]])
             where = ragged(sizes[users])
             pieces.append((users, np.tile([r, r + 1], (len(users), 1)), own[by.start[users][where[0]] + where[1]]))
-    new = Flat(by.start, cost, new_ends, at, table, flat.limits, *_joined(pieces, sizes), uses, flat.constant)
+    piece_of, rows, use_at, use = _joined(pieces, sizes)
+    new = Flat(
+        start=by.start, cost=cost, ends=new_ends, at=at, table=table, limits=flat.limits, piece_of=piece_of,
+        rows=rows, use_at=use_at, use=use, pair_use=uses, constant=flat.constant,
+    )  # fmt: skip
     return Reduced(new, (by.lift,))
 
 
@@ -169,12 +178,21 @@ def _joined(parts: list[tuple[Ints, Ints, Ints]], sizes: Ints) -> tuple[Ints, In
     return owner[firsts], rows[firsts], use_at, total
 
 
+class _Sums(NamedTuple):
+    """Where old tables are added up: edge e in the entries from at[of[e]] of `table`, or, of[e] = -1, in `unary`."""
+
+    of: Ints
+    at: Ints
+    table: Ints
+    unary: Ints
+
+
 @compiled
-def _add_tables(
-    table: Ints, at: Ints, ends: Ints, start: Ints, root: Ints, first: Ints, options: Ints, new_start: Ints,
-    of: Ints, new_at: Ints, out: Ints, unary: Ints, most: int,
-) -> None:  # fmt: skip
-    """Add every old edge's table to that of its new edge `of[e]`, or, within one new variable, to `unary`."""
+def _add_tables(old: Pairs, by: Substitution, sums: _Sums, most: int) -> None:
+    """Add every old edge's table to that of its new edge, or, within one new variable, to the prices of its options."""
+    start, ends, at, table = old
+    root, first, options, new_start = by
+    of, new_at, out, unary = sums
     for e in range(ends.shape[0]):
         u, v = ends[e, 0], ends[e, 1]
         a, b = root[u], root[v]

@@ -76,6 +76,6 @@ def test_fastest_pair(seed: int) -> None:
     for capacity in (-1, 0, 5, 15, 40):
         both = left[:, None] + right[None]
         fits = (left[:, None, 0] == right[None, :, 0]) & (both[..., 2] <= capacity)
-        i, j = kernels.fastest_pair(*left[:, [0, 2, 1]].T, *right[:, [0, 2, 1]].T, capacity)
+        i, j = kernels.fastest_pair(tuple(left[:, [0, 2, 1]].T), tuple(right[:, [0, 2, 1]].T), capacity)
         assert (i >= 0) == (j >= 0) == fits.any()
         assert i < 0 or (fits[i, j] and both[i, j, 1] == both[..., 1][fits].min())
