@@ -9,15 +9,20 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import __version__
-from .codegen.planner.request import DTYPES, OPTIMIZERS, SCHEDULES
+from .cli_options import chosen, with_options
 from .codegen.report.terminal import leave, print_json, print_result, progress_shown, words_to_stderr
+from .formulation.rewriting.saturation_limits import SaturationLimits
+from .formulation.search_space import SearchSpace
 from .model.errors import NoPlanError, PartitaError
-from .model.graph.buffer_updates import STATISTICS
+from .model.machine.machine_choice import MachineChoice
+from .model.options import parse_axes, parse_sizes
+from .model.training import OPTIMIZERS, Training
+from .solvers.budget import Budget
 
 app = typer.Typer(
     add_completion=False,
@@ -54,9 +59,6 @@ INTERRUPTED = 130
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Folder = Annotated[Path, typer.Argument(parser=_path, metavar="DIR", help="The folder that `partita plan -o` wrote.")]
-Solver = Annotated[str, typer.Option(help="auto, elimination, cpsat, or any other that is installed.")]
-TimeLimit = Annotated[float | None, typer.Option(help="Seconds; the best answer so far and its bound are kept.")]
-Gap = Annotated[float, typer.Option(help="End when the answer is proved within this share of the optimum: 0.01.")]
 
 
 def main() -> None:
@@ -76,73 +78,25 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @app.command()
+@with_options(MachineChoice, Training, SearchSpace, SaturationLimits, Budget)
 def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model family, such as gpt2.")],
     small: Annotated[bool, typer.Option("--small", help="The model's small twin.")] = False,
-    machine: Annotated[str | None, typer.Option(help="A machine's name, or its YAML file.")] = None,
-    nodes: Annotated[
-        int | None, typer.Option(help="How many of the machine's nodes; of `cpu`, how many ranks.")
-    ] = None,
-    hierarchy: Annotated[str | None, typer.Option(help="Levels of an ad hoc machine, outermost first: 2x4.")] = None,
-    mesh: Annotated[str | None, typer.Option(help="Fixes the axes' sizes, not their placement: 8x8.")] = None,
-    mapping: Annotated[
-        str | None, typer.Option(help="Fixes axes and placement: unity-2d, or a registered one.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples in a step, over all ranks.")] = None,
-    sequence: Annotated[int | None, typer.Option(help="Tokens in a sample.")] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{', '.join(DTYPES)}; float16 and bfloat16: mixed, products in them, weights in float32. "
-            "Of several, joined by commas, the fastest is taken."
-        ),
-    ] = None,
-    offload: Annotated[
-        bool | None,
-        typer.Option(
-            "--offload/--no-offload",
-            help="Optimizer states in the host's memory, wherever it is faster, or never; else only if nothing fits.",
-        ),
-    ] = None,
-    optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS) + ".")] = None,
-    solver: Solver = "auto",
-    time_limit: TimeLimit = None,
-    gap: Gap = 0.0,
-    fix: Annotated[list[str] | None, typer.Option(metavar="NAME=ROW", help="Fix a node; repeatable.")] = None,
-    allow_unknown: Annotated[
-        bool, typer.Option("--allow-unknown", help="Run operators without rules unsplit instead of refusing them.")
-    ] = False,
-    micro_batches: Annotated[int | None, typer.Option(help="Pieces of the batch, one after another.")] = None,
-    stages: Annotated[str, typer.Option(help="Of a pipeline: auto, or a number; 1 is none.")] = "auto",
-    schedule: Annotated[str, typer.Option(help=f"Of a pipeline: auto, all, {', '.join(SCHEDULES)}.")] = "auto",
-    chunks: Annotated[int, typer.Option(help="Stages that every device has, one after another.")] = 1,
-    workers: Annotated[int | None, typer.Option(help="Processes that search; by default one a core.")] = None,
-    recompute: Annotated[
-        str, typer.Option(help="What layers compute again in backward to save memory: auto, none, full, selective.")
-    ] = "auto",
-    statistics: Annotated[
-        str, typer.Option(help=f"Over what a batch norm normalizes: {', '.join(STATISTICS)} (a rank's part).")
-    ] = "batch",
+    *,
     rewrite: Annotated[
         bool, typer.Option("--rewrite", help="Choose among all rewritings of the graph too (see `rules`).")
     ] = False,
     rules: Annotated[
         Path | None,
-        typer.Option(parser=_path, metavar="FILE", help="Rewrite by these rules instead of the planner's; all proved."),
+        typer.Option(parser=_path, metavar="FILE", help="Rewrite by these rules, each proved, not the planner's."),
     ] = None,
-    rounds: Annotated[
-        int, typer.Option("--rewrite-rounds", min=1, metavar="N", help="Rounds of rewriting at the most.")
-    ] = 4,
-    enodes: Annotated[
-        int, typer.Option("--rewrite-nodes", min=1, metavar="N", help="E-nodes at which rewriting ends.")
-    ] = 20_000,
     save_network: Annotated[
         Path | None,
         typer.Option(parser=_path, metavar="FILE", help="Keep the first placement's cost network: .json, .json.gz."),
     ] = None,
     cache: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Where networks that were solved are kept, or none. [env: PARTITA_CACHE]"),
+        typer.Option(metavar="DIR", help="Where solved networks are kept, or none. [env: PARTITA_CACHE]"),
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="The same as --cache none.")] = False,
     output: Annotated[
@@ -150,42 +104,17 @@ def plan(
         typer.Option("-o", "--output", parser=_path, metavar="DIR", help="Keep plan and program in this folder."),
     ] = None,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Find the fastest plan of a model on a machine, and how far from the optimum it can be."""
-    from .codegen.planner.request import PlanRequest, parse_fix, parse_sizes
+    from .formulation.rewriting.rules import rules_for
     from .model.files import check_writable
+    from .solvers.cache.store import store_in
 
-    request = PlanRequest(
-        model=model,
-        small=small,
-        machine=machine,
-        nodes=nodes,
-        hierarchy=None if hierarchy is None else parse_sizes("--hierarchy", hierarchy),
-        mesh=None if mesh is None else parse_sizes("--mesh", mesh),
-        mapping=mapping,
-        batch=batch,
-        sequence=sequence,
-        dtype=dtype,
-        offload=offload,
-        optimizer=optimizer,
-        solver=solver,
-        time_limit=time_limit,
-        gap=gap,
-        fix=parse_fix(fix or ()),
-        allow_unknown=allow_unknown,
-        micro_batches=micro_batches,
-        stages=stages,
-        schedule=schedule,
-        chunks=chunks,
-        workers=workers,
-        statistics=statistics,
-        recompute=recompute,
-        rewrite=rewrite or rules is not None,
-        rules=None if rules is None else str(rules),
-        rewrite_limits=(rounds, enodes),
-        cache="none" if no_cache else cache,
-        save_network=None if save_network is None else str(save_network),
-    )
+    machine = MachineChoice(**chosen(MachineChoice, options))
+    saturation = SaturationLimits(**chosen(SaturationLimits, options))
+    space = SearchSpace(**chosen(SearchSpace, options), rules=rules_for(rules or rewrite), saturation=saturation)
+    budget = Budget(**chosen(Budget, options), store=store_in("none" if no_cache else cache))
     if output is not None:
         check_writable(output)
 
@@ -194,7 +123,10 @@ def plan(
 
     try:
         with words_to_stderr(), progress_shown() as progress:
-            found = find_plan(request, progress)
+            training = chosen(Training, options)
+            found = find_plan(
+                model, machine, training, space, budget, small=small, save_network=save_network, progress=progress
+            )
             summary = found.summary()
             if output is not None:
                 if (output / "plan.json").exists():
@@ -258,6 +190,7 @@ def show(
 
 
 @app.command()
+@with_options(MachineChoice)
 def check(
     program: Annotated[
         Path, typer.Argument(parser=_path, metavar="PROGRAM.py", help="A file with a function plan(graph, devices).")
@@ -267,9 +200,7 @@ def check(
     devices: Annotated[int | None, typer.Option(min=1, help="Instead of the file's DEVICES.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples in a step, instead of the file's BATCH.")] = None,
     sequence: Annotated[int | None, typer.Option(min=1, help="Tokens in a sample.")] = None,
-    machine: Annotated[str | None, typer.Option(help="A machine's name, or its YAML file.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="How many of the machine's nodes.")] = None,
-    hierarchy: Annotated[str | None, typer.Option(help="Levels of an ad hoc machine, outermost first: 2x4.")] = None,
+    *,
     dtype: Annotated[
         str, typer.Option(help="float32, float64; predicted, but not emitted: mixed-bfloat16, mixed-float16.")
     ] = "float32",
@@ -279,15 +210,15 @@ def check(
         typer.Option("-o", "--output", parser=_path, metavar="DIR", help="Keep program and timeline in this folder."),
     ] = None,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Validate a plan written with op_trans, op_assign and op_order: can it run, and if not, what conflicts?"""
     from .codegen.planner.check_plan import CheckRequest
     from .codegen.planner.check_plan import check as run
-    from .codegen.planner.request import machine_for, parse_sizes
     from .model.files import check_writable
 
-    levels = None if hierarchy is None else parse_sizes("--hierarchy", hierarchy)
-    where = None if (machine, nodes, levels) == (None, None, None) else machine_for(machine, nodes, levels)
+    given = chosen(MachineChoice, options)
+    where = MachineChoice(**given).load() if given else None
     request = CheckRequest(program, model, small, sequence, batch, devices, where, dtype, optimizer)
     if output is not None:
         check_writable(output)
@@ -333,28 +264,27 @@ def rules(
 
 
 @app.command()
+@with_options(Budget, only=("solver", "time_limit", "gap"))
 def solve(
     instance: Annotated[
         Path,
         typer.Argument(parser=_path, metavar="INSTANCE", help="A cost network or contest instance: .json, .json.gz."),
     ],
-    solver: Solver = "auto",
-    time_limit: TimeLimit = None,
-    gap: Gap = 0.0,
+    *,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", parser=_path, metavar="FILE", help="Keep the options chosen.")
     ] = None,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Solve a cost network that `partita plan --save-network` kept, or an instance of the IOPDDL contest."""
-    from .codegen.planner.request import check_gap, check_seconds
     from .solvers.backends.instance import solve_instance
     from .solvers.protocol import INTERRUPTED as INTERRUPT
 
-    seconds, share = check_seconds(time_limit), check_gap(gap)
+    budget = Budget(**chosen(Budget, options))
     try:
         with words_to_stderr(), progress_shown() as progress:
-            summary = solve_instance(instance, solver, seconds, share, output, progress)
+            summary = solve_instance(instance, budget, output, progress)
     except KeyboardInterrupt:
         print("partita: interrupted before there was an answer", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -374,7 +304,6 @@ def placements(
     as_json: Json = False,
 ) -> None:
     """List every parallelism matrix: how the axes of a mesh can lie on the levels of a machine."""
-    from .codegen.planner.request import parse_sizes
     from .codegen.report.reductions import placements_summary, print_placements
     from .formulation.placement.placement import arrangements
 
@@ -388,12 +317,11 @@ def placements(
 
 
 @app.command()
+@with_options(MachineChoice)
 def reductions(
     axes: Annotated[str, typer.Option(help="Sizes of the mesh's axes, in their order: 8,2,2.")],
     reduce: Annotated[str, typer.Option(help="Numbers of the axes to reduce over, from 0: 0,2.")],
-    machine: Annotated[str | None, typer.Option(help="A machine's name, or its YAML file.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="How many of the machine's nodes.")] = None,
-    hierarchy: Annotated[str | None, typer.Option(help="Levels of an ad hoc machine instead: 4x8.")] = None,
+    *,
     size: Annotated[
         int | None,
         typer.Option("--bytes", help="Held by each device before the reduction; default 21474836480 (10 x 2 GiB)."),
@@ -401,13 +329,13 @@ def reductions(
     algorithm: Annotated[str | None, typer.Option(help="ring, tree or gloo; by default the machine's.")] = None,
     limit: Annotated[int, typer.Option(help="Most collectives in a program.")] = 5,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Count the reduction programs of every placement, and find the fastest."""
-    from .codegen.planner.request import machine_for, parse_axes, parse_sizes
     from .codegen.report.reductions import print_reductions, reductions_summary
     from .formulation.reduction.ranking import DEFAULT_BYTES, profile_of, ranking
 
-    where = machine_for(machine, nodes, None if hierarchy is None else parse_sizes("--hierarchy", hierarchy))
+    where = MachineChoice(**chosen(MachineChoice, options)).load()
     sizes, over = parse_sizes("--axes", axes), parse_axes("--reduce", reduce)
     payload = DEFAULT_BYTES if size is None else size
     with words_to_stderr():
@@ -453,9 +381,13 @@ def bench(
     """Run a benchmark and say on what it ran."""
     from .bench import bench as run
     from .bench import text
-    from .codegen.planner.request import check_seconds
 
-    options = {"p2": p2, "instances": instances, "time_limit": check_seconds(time_limit), "solver": solver}
+    options = {
+        "p2": p2,
+        "instances": instances,
+        "time_limit": Budget(time_limit=time_limit).time_limit,
+        "solver": solver,
+    }
     options["rules"] = [str(path) for path in rules_files or ()]
     with words_to_stderr(), progress_shown() as progress:
         result = run(name, small, tuple(only or ()), progress, output, **options)

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..codegen.planner.planner import plan_graph
-from ..codegen.planner.settings import Settings
+from ..codegen.planner.planner import Context, plan_graph
+from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.machine.machine import Machine
+from ..model.training import Training
 from ..model.zoo import build
 from ..model.zoo.registry import entry
+from ..solvers.budget import Budget
 from .cases import chosen
 
 CASES = tuple((name, batch) for name in ("inception-v3", "candle-uno") for batch in (1536, 96, 24, 12))
@@ -37,8 +39,10 @@ def measure(name: str, batch: int, small: bool) -> dict[str, Any]:
     known, machine = entry(name), Machine.load(entry(name).machine, nodes=NODES)
     module, inputs = build(name, small=small)
     graph = capture(module, inputs, batch=batch)
-    settings = Settings(batch, known.dtype, known.optimizer, time_limit=SECONDS)
-    report = plan_graph(graph, machine, settings, {"reference": name, "batch": batch}).report
+    training = Training(batch, known.dtype, known.optimizer)
+    space = SearchSpace(stages=1)
+    budget = Budget(time_limit=SECONDS)
+    report = plan_graph(graph, machine, training, space, budget, Context({"reference": name, "batch": batch})).report
     step, without = report["objective_ns"], report.get("without_bundles") or {}
     other = without.get("objective_ns") if "bundles" in report else step
     bound = without.get("bound_ns") if "bundles" in report else report["bound_ns"]

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ..codegen.plan.plan import Plan
-from ..codegen.planner.planner import plan_graph
-from ..codegen.planner.settings import Settings
+from ..codegen.planner.planner import Context, plan_graph
+from ..formulation.search_space import SearchSpace
 from ..model.errors import PartitaError
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
+from ..model.training import Training
+from ..solvers.budget import UNLIMITED, Budget
 
 T = TypeVar("T")
 
@@ -40,8 +42,15 @@ def each(cases: Sequence[N], tell: Callable[[str], None]) -> Iterator[N]:
         yield case
 
 
-def plan_of_one_stage(graph: PCG, machine: Machine, settings: Settings, model: dict[str, Any] | None = None) -> Plan:
-    """The plan of settings that ask for no pipeline."""
-    made = plan_graph(graph, machine, settings, model or {})
+def plan_of_one_stage(
+    graph: PCG,
+    machine: Machine,
+    training: Training,
+    space: SearchSpace,
+    budget: Budget = UNLIMITED,
+    model: dict[str, Any] | None = None,
+) -> Plan:
+    """The plan of a space without pipelines."""
+    made = plan_graph(graph, machine, training, space, budget, Context(model or {}))
     assert isinstance(made, Plan)
     return made

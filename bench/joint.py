@@ -19,17 +19,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..codegen.plan.plan import Plan
-from ..codegen.planner.settings import Settings
 from ..codegen.planner.stand_ins import alone
 from ..codegen.pricing.plan_price import priced
 from ..codegen.pricing.price_items import PARTS
 from ..formulation.rewriting.rules import planner_rules
+from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.graph.batch import with_batch
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
+from ..model.training import Training
 from ..model.zoo import build
 from ..model.zoo.registry import entry
+from ..solvers.budget import Budget
 from .cases import chosen, each, plan_of_one_stage
 
 MODELS = ("mlp", "xdl", "dlrm", "candle-uno", "bert-large", "resnext-50", "inception-v3")
@@ -111,37 +113,35 @@ def measure(case: Case) -> dict[str, Any]:
 def planned(case: Case) -> Mapping[str, Plan]:
     """The plans by their kind; `rewritten` of the sequential one's report says what was rewritten beforehand."""
     machine = Machine.load("summit", nodes=case.nodes)
-    graph, settings = captured(case, machine)
-    batch = settings.batch
-    joined = replace(settings, rules=planner_rules())
+    graph, training = captured(case, machine)
+    batch, budget = training.batch, Budget(time_limit=SECONDS)
+    plain, joined = SearchSpace(stages=1), SearchSpace(stages=1, rules=planner_rules())
     model = {"reference": case.model, "batch": batch}
     share = max(1, batch // machine.devices)
-    small = replace(joined, batch=share, micro_batches=1)
-    one = plan_of_one_stage(graph, alone(machine), small, model | {"batch": share})
+    small = replace(training, batch=share), replace(joined, micro_batches=1)
+    one = plan_of_one_stage(graph, alone(machine), *small, budget, model | {"batch": share})
     rewritten = with_batch(one.graph, graph.batch)
     plans = {
-        PLAIN: plan_of_one_stage(graph, machine, settings, model),
-        SEQUENTIAL: plan_of_one_stage(rewritten, machine, settings, model),
-        JOINT: plan_of_one_stage(graph, machine, joined, model),
+        PLAIN: plan_of_one_stage(graph, machine, training, plain, budget, model),
+        SEQUENTIAL: plan_of_one_stage(rewritten, machine, training, plain, budget, model),
+        JOINT: plan_of_one_stage(graph, machine, training, joined, budget, model),
     }
     plans[SEQUENTIAL].report["rewritten"] = one.report["rewritten"]
     return plans
 
 
-def captured(case: Case, machine: Machine) -> tuple[PCG, Settings]:
-    """The graph of a case, and how it is planned without rewriting."""
+def captured(case: Case, machine: Machine) -> tuple[PCG, Training]:
+    """The graph of a case, and how it is trained."""
     if case.model == "tables":
         batch = (case.share or 64) * machine.devices
         with torch.device("meta"):
             inputs = torch.zeros(batch, len(WIDTHS), dtype=torch.long), torch.zeros(batch)
             graph = capture(Tables(), inputs, batch=batch)
-        return graph, Settings(batch, "float32", "sgd", time_limit=SECONDS)
+        return graph, Training(batch, "float32", "sgd")
     known = entry(case.model)
     batch = case.share * machine.devices if case.share else known.default_batch(case.small, machine.devices)
     module, examples = build(case.model, small=case.small)
-    return capture(module, examples, batch=max(batch, 2)), Settings(
-        batch, known.dtype, known.optimizer, time_limit=SECONDS
-    )
+    return capture(module, examples, batch=max(batch, 2)), Training(batch, known.dtype, known.optimizer)
 
 
 def verdict(step: Mapping[str, int]) -> str:

@@ -17,18 +17,20 @@ from torch import Tensor, nn
 from ..codegen.plan.pipeline_plan import PipelinePlan
 from ..codegen.plan.plan import Plan
 from ..codegen.planner.planner import plan_graph
-from ..codegen.planner.settings import Settings
 from ..codegen.pricing.pipeline_price import priced as priced_pipeline
 from ..codegen.pricing.plan_price import priced
 from ..codegen.pricing.price_items import Priced
 from ..codegen.verification.measure import Measured, measure
+from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.errors import PartitaError
 from ..model.graph.layout import is_split
 from ..model.graph.pcg import PCG
 from ..model.graph.segments import MODES, segments
 from ..model.machine.machine import Level, Machine
+from ..model.training import Training
 from ..model.zoo.registry import build
+from ..solvers.budget import Budget
 
 MIB = 2**20
 CONSTANTS = {"BUCKET": 2**18, "PIECE": 2**14}
@@ -131,23 +133,22 @@ def _graph(twin: Twin) -> PCG:
 @cache
 def planned(twin: Twin, split: Split) -> AnyPlan:
     """The plan without recomputation."""
-    wanted = Settings(
-        twin.batch,
-        "float32",
-        "adamw",
+    training = Training(twin.batch, "float32", "adamw")
+    space = SearchSpace(
         mesh=split.mesh if split.stages == 1 else None,
         micro_batches=split.micro_batches,
-        gap=0.02,
-        time_limit=60.0,
         stages=split.stages,
         schedule=split.schedule,
     )
+    budget = Budget(time_limit=60.0, gap=0.02)
     if not split.tight:
-        return plan_graph(_graph(twin), slow(split.mesh), wanted, {})
+        return plan_graph(_graph(twin), slow(split.mesh), training, space, budget)
     fastest = planned(twin, replace(split, tight=False))
     for tenths in range(5, 10):
         try:
-            return plan_graph(_graph(twin), slow(split.mesh, tenths * memory_bytes(fastest) / 10), wanted, {})
+            return plan_graph(
+                _graph(twin), slow(split.mesh, tenths * memory_bytes(fastest) / 10), training, space, budget
+            )
         except PartitaError:
             continue
     return fastest

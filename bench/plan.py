@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from ..codegen.planner.planner import plan_graph
-from ..codegen.planner.settings import Settings
+from ..codegen.planner.planner import Context, plan_graph
+from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
+from ..model.training import Training
 from ..model.zoo import build
 from ..model.zoo.registry import entry
 from .cases import chosen, each
@@ -76,8 +77,11 @@ def measure(case: Case) -> dict[str, Any]:
     start = time.monotonic()
     graph, machine, batch = prepared(case)
     known = entry(case.model)
-    settings = Settings(batch, known.dtype, known.optimizer, case.mesh, case.micro_batches)
-    made = plan_graph(graph, machine, settings, {"reference": case.model, "batch": batch}, start=start)
+    training = Training(batch, known.dtype, known.optimizer)
+    space = SearchSpace(mesh=case.mesh, micro_batches=case.micro_batches, stages=1)
+    made = plan_graph(
+        graph, machine, training, space, context=Context({"reference": case.model, "batch": batch}, start=start)
+    )
     report = made.report
     return {
         "case": case.name,

@@ -22,14 +22,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from ..codegen.planner.settings import Settings
 from ..codegen.pricing.plan_price import priced
 from ..formulation.rvd.path import Path
 from ..formulation.rvd.search import forget, search, send_receive
 from ..formulation.rvd.state import RVD, State
+from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.graph.dtypes import ITEMSIZE
 from ..model.machine.machine import Machine
+from ..model.training import Training
 from ..model.zoo import build
 from ..solvers.protocol import Status
 from ..solvers.reduction.rvd import optimum
@@ -178,8 +179,8 @@ def compute_ns(small: bool) -> int:
     node, gpu = machine.levels
     device = replace(machine.device, memory_bytes=2**44)
     machine = replace(machine, levels=(node, replace(gpu, size=1)), device=device)
-    settings = Settings(1, "mixed-float16", "adamw", micro_batches=1)
-    plan = plan_of_one_stage(capture(module, inputs, batch=1), machine, settings)
+    training, space = Training(1, "mixed-float16", "adamw"), SearchSpace(micro_batches=1, stages=1)
+    plan = plan_of_one_stage(capture(module, inputs, batch=1), machine, training, space)
     return sum(item.total_ns for item in priced(plan).items if item.part == "compute")
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..codegen.planner.planner import plan_graph
-from ..codegen.planner.settings import Settings
+from ..codegen.planner.planner import Context, plan_graph
+from ..formulation.search_space import SearchSpace
 from ..formulation.strategies.strategy import row_names
 from ..model.capture.capture import capture
 from ..model.errors import PartitaError
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
+from ..model.training import Training
 from ..model.zoo import build
 from ..model.zoo.registry import entry
+from ..solvers.budget import Budget
 from .cases import chosen
 
 MODEL, GIB, SECONDS = "gpt3-1.3b", 2**30, 120.0
@@ -42,17 +44,16 @@ def measure(graph: PCG, row: str) -> dict[str, Any]:
     names = [graph.nodes[i].name for i in graph.of("attention")]
     if row:
         assert all(row in row_names(graph, i) for i in graph.of("attention"))
-    settings = Settings(
-        1,
-        known.dtype,
-        known.optimizer,
+    training = Training(1, known.dtype, known.optimizer)
+    space = SearchSpace(
         mesh=(machine.devices,) if row else None,
         micro_batches=1,
-        time_limit=SECONDS,
         fix=tuple((name, row) for name in names) if row else (),
+        stages=1,
     )
+    budget = Budget(time_limit=SECONDS)
     try:
-        report = plan_graph(graph, machine, settings, {"reference": MODEL, "batch": 1}).report
+        report = plan_graph(graph, machine, training, space, budget, Context({"reference": MODEL, "batch": 1})).report
     except PartitaError as refusal:
         return {"step_ms": None, "memory_gib": None, "gap": None, "status": str(refusal).partition(":")[2][:60].strip()}
     return {

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..codegen.plan.plan import Plan
 from ..codegen.plan.table_spread import at_of
-from ..codegen.planner.settings import Settings
 from ..codegen.pricing.plan_price import priced
+from ..formulation.search_space import SearchSpace
 from ..formulation.special.level_spread import greedy_by_size, round_robin
 from ..formulation.special.table_spread import TableSpread
 from ..model.capture.capture import capture
@@ -25,6 +25,7 @@ from ..model.graph.dtypes import ITEMSIZE
 from ..model.graph.joined_tables import table_rows
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
+from ..model.training import Training
 from ..model.zoo import entry
 from ..solvers.backends.table_spread import solve
 from .cases import chosen, plan_of_one_stage
@@ -65,10 +66,10 @@ def _row(name: str, small: bool, machine: Machine) -> dict[str, Any]:
     assert solved is not None
     simple = {"round-robin": round_robin(rows, width, ranks), "greedy": greedy_by_size(rows, width, ranks)}
     spreads = {"spread": solved.spread, **simple}
-    settings = Settings(batch, known.dtype, known.optimizer)
-    free = plan_of_one_stage(graph, machine, settings)
+    training, space = Training(batch, known.dtype, known.optimizer), SearchSpace(stages=1)
+    free = plan_of_one_stage(graph, machine, training, space)
     forced = {
-        row: plan_of_one_stage(graph, machine, replace(settings, mesh=(ranks,), fix=(("tables", row),)))
+        row: plan_of_one_stage(graph, machine, training, replace(space, mesh=(ranks,), fix=(("tables", row),)))
         for row in ("spread", "ids", "owners")
     }
     steps = {row: plan.report["objective_ns"] for row, plan in forced.items()}

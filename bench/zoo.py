@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..codegen.planner.planner import plan_graph
-from ..codegen.planner.settings import Settings
+from ..codegen.planner.planner import Context, plan_graph
+from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.errors import PartitaError
 from ..model.machine.machine import Machine
+from ..model.training import Training
 from ..model.zoo import build, zoo
 from ..model.zoo.registry import entry
+from ..solvers.budget import Budget
 from .cases import chosen
 
 GIB = 2**30
@@ -56,10 +58,11 @@ def measure(name: str, small: bool, sequence: int | None = None) -> dict[str, An
     try:
         graph = capture(module, inputs, batch=max(batch, 2))
         left = SECONDS * (1 - AFTER) - (time.monotonic() - start)
-        settings = Settings(batch, known.dtype, known.optimizer, time_limit=max(1.0, left))
-        made = plan_graph(
-            graph, machine, settings, {"reference": name, "batch": batch, "sequence": sequence}, start=start
-        )
+        training = Training(batch, known.dtype, known.optimizer)
+        space = SearchSpace(stages=1)
+        budget = Budget(time_limit=max(1.0, left))
+        model = {"reference": name, "batch": batch, "sequence": sequence}
+        made = plan_graph(graph, machine, training, space, budget, Context(model, start=start))
     except PartitaError as refusal:
         return row | empty | {"total_s": time.monotonic() - start, "status": str(refusal)}
     report = made.report

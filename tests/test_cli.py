@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,10 +20,15 @@ import pytest
 
 from partita import PartitaError, Plan
 from partita.cli import main
-from partita.codegen.planner.request import DTYPES
+from partita.cli_options import chosen
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import Network, Variable
 from partita.formulation.placement.placement import Placement
+from partita.formulation.rewriting.saturation_limits import SaturationLimits
+from partita.formulation.search_space import SearchSpace
+from partita.model.machine.machine_choice import MachineChoice
+from partita.model.training import DTYPES, Training
+from partita.solvers.budget import Budget
 from partita.solvers.search.planning_problem import PlanningProblem
 
 Run = Callable[..., tuple[int, str, str]]
@@ -62,8 +68,8 @@ class Planned:
 def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> None:
     seen = []
 
-    def plan(request: Any, progress: Any) -> Planned:
-        seen.append(request)
+    def plan(*given: Any, **more: Any) -> Planned:
+        seen.append((*given, more["small"], str(more["save_network"])))
         return Planned()
 
     play("partita.codegen.planner.planner", plan=plan)
@@ -84,42 +90,55 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
         "--offload",
     )
     assert (code, out) == (0, "the plan\n")
-    (request,) = seen
-    assert {name: getattr(request, name) for name in request.__slots__} == {
-        "model": "gpt2",
-        "small": True,
-        "machine": "cpu",
-        "nodes": None,
-        "hierarchy": (2, 8),
-        "mesh": (4, 2),
-        "batch": 8,
-        "sequence": 16,
-        "dtype": "float64",
-        "optimizer": "sgd",
-        "solver": "cpsat",
-        "time_limit": 2.5,
-        "gap": 0.05,
-        "fix": (("a", "b"), ("c", "d=e")),
-        "allow_unknown": True,
-        "micro_batches": 4,
-        "statistics": "local",
-        "save_network": "n.json",
-        "mapping": None,
-        "rewrite": False,
-        "rules": None,
-        "rewrite_limits": (4, 20_000),
-        "cache": "kept",
-        "stages": "2",
-        "schedule": "interleaved",
-        "chunks": 3,
-        "workers": 5,
-        "recompute": "full",
-        "offload": True,
-    }
+    assert seen == [
+        (
+            "gpt2",
+            MachineChoice(machine="cpu", hierarchy=(2, 8)),
+            {
+                "batch": 8,
+                "dtype": "float64",
+                "optimizer": "sgd",
+                "sequence": 16,
+                "statistics": "local",
+                "allow_unknown": True,
+            },
+            SearchSpace(
+                mesh=(4, 2),
+                offload=True,
+                fix=(("a", "b"), ("c", "d=e")),
+                micro_batches=4,
+                stages=2,
+                schedule="interleaved",
+                chunks=3,
+                recompute="full",
+                rules=(),
+                saturation=SaturationLimits(4, 20_000),
+            ),
+            Budget(solver="cpsat", time_limit=2.5, gap=0.05, workers=5, store=seen[0][4].store),
+            True,
+            "n.json",
+        )
+    ]
+    assert seen[0][4].store.folder == Path("kept")
+
+
+def test_every_option_of_a_plan_is_a_field_of_a_value() -> None:
+    """All but the model's, the output's, and those of rules and cache, which are two options each."""
+    values = (MachineChoice, Training, SearchSpace, SaturationLimits, Budget)
+    made = {name for value in values for name in chosen(value, _Everything())}
+    own = {name for value in values for name in (field.name for field in fields(value))}
+    assert own - made == {"rules", "saturation", "bundles", "seconds", "executor", "store"}
+
+
+class _Everything(dict[str, Any]):
+    """A command line on which every option is given, as text that every parser reads."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return ["a=b"] if name == "fix" else "2"
 
 
 def test_plan_json_is_alone_on_standard_output(partita: Run, play: Callable[..., None], tmp_path: Path) -> None:
-    play("partita.codegen.planner.planner", plan=lambda request, progress: Planned())
+    play("partita.codegen.planner.planner", plan=lambda *given, **more: Planned())
     code, out, err = partita("plan", "gpt2", "--machine", "cpu", "-o", tmp_path / "plan", "--json")
     assert code == 0
     program = str(tmp_path / "plan" / "program.py")
@@ -215,7 +234,7 @@ def test_an_empty_path_is_refused(partita: Run, option: str) -> None:
 
 
 def test_replacing_a_plan_is_told(partita: Run, play: Callable[..., None], tmp_path: Path) -> None:
-    play("partita.codegen.planner.planner", plan=lambda request, progress: Planned())
+    play("partita.codegen.planner.planner", plan=lambda *given, **more: Planned())
     assert "replacing" not in partita(*SMALL, "-o", tmp_path / "plan")[2]
     (tmp_path / "plan" / "plan.json").touch()
     (tmp_path / "plan" / "program.py").unlink()
@@ -243,20 +262,20 @@ def raise_(error: BaseException) -> Any:
 def test_what_the_user_can_mend_is_one_line(partita: Run, play: Callable[..., None]) -> None:
     play(
         "partita.codegen.planner.planner",
-        plan=lambda request, progress: raise_(PartitaError("no machine\n  named 'x'")),
+        plan=lambda *given, **more: raise_(PartitaError("no machine\n  named 'x'")),
     )
     assert partita("plan", "gpt2", "--machine", "x", "--json") == (2, "", "partita: no machine named 'x'\n")
 
 
 def test_bugs_are_not_hidden(partita: Run, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    play("partita.codegen.planner.planner", plan=lambda request, progress: raise_(ValueError("a bug")))
+    play("partita.codegen.planner.planner", plan=lambda *given, **more: raise_(ValueError("a bug")))
     monkeypatch.setattr(sys, "argv", ["partita", "plan", "gpt2", "--machine", "cpu"])
     with pytest.raises(ValueError, match="a bug"):
         main()
 
 
 def test_interrupted(partita: Run, play: Callable[..., None]) -> None:
-    play("partita.codegen.planner.planner", plan=lambda request, progress: raise_(KeyboardInterrupt()))
+    play("partita.codegen.planner.planner", plan=lambda *given, **more: raise_(KeyboardInterrupt()))
     code, out, err = partita("plan", "gpt2", "--machine", "cpu", "--json")
     assert (code, out, err) == (130, "", f"partita: {EARLY}\n")
 
@@ -264,7 +283,7 @@ def test_interrupted(partita: Run, play: Callable[..., None]) -> None:
 def test_an_unwritable_output_is_refused_before_the_search(
     partita: Run, play: Callable[..., None], tmp_path: Path
 ) -> None:
-    play("partita.codegen.planner.planner", plan=lambda request, progress: raise_(AssertionError("searched")))
+    play("partita.codegen.planner.planner", plan=lambda *given, **more: raise_(AssertionError("searched")))
     (tmp_path / "plan").touch()
     code, out, err = partita("plan", "gpt2", "--machine", "cpu", "-o", tmp_path / "plan")
     assert (code, out) == (2, "") and "not a folder" in err

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ...formulation.pipeline.configuration import Configuration, admitted, later, rows, split, versions
 from ...formulation.pipeline.stage_transfers import transfer_price
 from ...formulation.placement.placement import Placement, Row, distinct, placements, reordered
+from ...formulation.search_space import SearchSpace
 from ...model.errors import PartitaError
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries, stage
 from ...model.machine.machine import Machine, stage_machine
+from ...solvers.budget import Budget
 from ...solvers.executors import Later, usable_cores
 from ...solvers.protocol import Limits, Solution, Solver, Status
 from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
@@ -32,64 +34,62 @@ from .rewritten import changes, decided
 if TYPE_CHECKING:
     from torch import nn
 
-    from .settings import Settings
 
-
-def space(problem: PlanningProblem, settings: Settings) -> Space | None:
+def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Space | None:
     """The pipelines to look at besides plans that have none; None where there are only these.
 
     PartitaError: more stages than the model can be cut into, or for no number of micro-batches; strategies that are
     fixed for what the model has not.
     """
     graph, machine = problem.pcg, problem.machine
-    chunks = settings.chunks
-    if not looked_at(graph, settings):
+    chunks = space.chunks
+    if not looked_at(graph, space):
         if chunks > 1:
-            raise PartitaError(f"{chunks} chunks are stages of a pipeline, but none is looked at: give stages too")
+            raise PartitaError("--chunks needs a pipeline: add --stages N")
         return None
-    found = _rows(problem, settings, _cuts(graph))
-    unknown = [name for name, _ in settings.fix if name not in {node.name for node in graph.nodes}]
+    found = _rows(problem, space, _cuts(graph))
+    unknown = [name for name, _ in space.fix if name not in {node.name for node in graph.nodes}]
     if unknown:
         raise PartitaError(f"no node is named {unknown[0]!r}")
     sizes = atom_sizes(graph, problem.batch, (1,))
-    inner = {row: reordered(_inner(machine, row, settings.mesh), sizes) for row in found}
-    none = {} if settings.stages is not None else {(1,) * len(machine.hierarchy): problem.placements}
-    return Space(none | inner, settings.schedule, chunks, step_ns)
+    inner = {row: reordered(_inner(machine, row, space.mesh), sizes) for row in found}
+    none = {} if space.stages is not None else {(1,) * len(machine.hierarchy): problem.placements}
+    return Space(none | inner, space.schedule, chunks, step_ns)
 
 
-def looked_at(graph: PCG, settings: Settings) -> bool:
+def looked_at(graph: PCG, space: SearchSpace) -> bool:
     """Whether there may be pipelines: not with what is asked of plans without, nor where nothing can be cut."""
-    asked = settings.mesh is not None or settings.mapping is not None or settings.fix or settings.rules
-    if settings.stages is not None:
-        return settings.stages != 1
-    return not asked and (_cuts(graph) > 1 or settings.chunks > 1)
+    if space.stages is not None:
+        return space.stages != 1
+    asked = space.fixes_axes or space.fix or space.rules
+    return not asked and (_cuts(graph) > 1 or space.chunks > 1)
 
 
 def _cuts(graph: PCG) -> int:
     return len(boundaries(graph)) - 1
 
 
-def _rows(problem: PlanningProblem, settings: Settings, cuts: int) -> list[Row]:
+def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
     """The pipeline's factors on the levels, where the schedule can be run and the model cut."""
-    chunks, schedule, counts = settings.chunks, settings.schedule, problem.micro_batches
-    needed = settings.stages is not None or chunks > 1
-    found = [row for row in divisions(problem.machine, settings.stages) if math.prod(row) * chunks <= cuts]
+    chunks, schedule, counts = space.chunks, space.schedule, problem.micro_batches
+    needed = space.stages is not None or chunks > 1
+    found = [row for row in divisions(problem.machine, space.stages) if math.prod(row) * chunks <= cuts]
     if not found and needed:
-        count = (settings.stages or 2) * chunks
+        count = (space.stages or 2) * chunks
         raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
     found = [row for row in found if admitted(schedule, math.prod(row), counts)]
     if not found and needed:
         least = "a multiple of" if chunks > 1 else "at least"
         raise PartitaError(
-            f"{schedule} with {settings.stages or 2} stages needs {least} {settings.stages or 2} micro-batches, "
+            f"{schedule} with {space.stages or 2} stages needs {least} {space.stages or 2} micro-batches, "
             f"a batch of {problem.batch} has {', '.join(map(str, counts))} in this model"
         )
     if schedule == "2bw" and found:
         check_stale(problem.pcg, problem.dtype, problem.offload)
-    if split(schedule) and found and settings.recompute not in ("auto", "none"):
+    if split(schedule) and found and space.recompute not in ("auto", "none"):
         raise PartitaError(
             f"{schedule} splits backwards, and would compute segments twice again: "
-            f"recompute {settings.recompute!r} is for other schedules"
+            f"recompute {space.recompute!r} is for other schedules"
         )
     return found
 
@@ -113,13 +113,11 @@ def _inner(machine: Machine, row: Row, mesh: tuple[int, ...] | None) -> tuple[Pl
     return distinct(placements(stage_machine(machine, row).hierarchy, mesh=mesh))
 
 
-def search_all(
-    problem: PlanningProblem, among: Space, backend: Solver, limits: Limits, settings: Settings
-) -> SearchResult:
-    """Search plans with and without pipelines, on processes of its own where no executor is given."""
-    if settings.executor is not None:
-        return search(problem, among, backend, limits, settings.executor)
-    with Later(settings.workers or usable_cores()) as own:
+def search_all(problem: PlanningProblem, among: Space, backend: Solver, limits: Limits, budget: Budget) -> SearchResult:
+    """Search plans with and without pipelines, on processes of its own unless an executor is given."""
+    if budget.executor is not None:
+        return search(problem, among, backend, limits, budget.executor)
+    with Later(budget.workers or usable_cores()) as own:
         return search(problem, among, backend, limits, own)
 
 
@@ -209,9 +207,9 @@ def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool, best: Confi
         return now == before or (rewritten and now < before)
 
     most = best.versions, best.later
-    for number, (own, given, part) in enumerate(zip(confirmed.stages, made.parts, made.stages, strict=True)):
+    for number, (own, space, part) in enumerate(zip(confirmed.stages, made.parts, made.stages, strict=True)):
         least = versions(best.schedule, number), later(best.schedule, best.micro_batches, number)
-        planned, told = own if least == most else priced_stage(given, *most), part.report
+        planned, told = own if least == most else priced_stage(space, *most), part.report
         assert agree(own.objective_ns, sum(told["parts_ns"].values())), (own.ns, told["parts_ns"])
         assert agree(planned.memory_bytes, told["memory_bytes"]), (planned.memory, told["memory_bytes"])
         told["memory_bytes"] = own.memory_bytes

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
 
+from ...solvers.budget import Budget
 from ...solvers.protocol import Limits, Solver, Status
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.search import SearchResult, Space
 from ...solvers.search.unpipelined import Found, search
 from .pipelined import alone, search_all
 from .stand_ins import with_stand_ins
-
-if TYPE_CHECKING:
-    from .settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +30,18 @@ def searched(
     among: Space | None,
     backend: Solver,
     limits: Limits,
-    settings: Settings,
+    budget: Budget,
+    offload: bool | None,
     tell: Callable[[str], None],
 ) -> Searched:
     """Search plans; with optimizer states on the host where these are asked for, or where nothing fits without."""
-    first = _once(problem, among, backend, limits, settings)
+    first = _once(problem, among, backend, limits, budget)
     stale = among is not None and among.schedule == "2bw" and all(prod(row) > 1 for row in among.placements)
-    if settings.offload is not None or stale or not _full(first, limits):  # 2bw has nothing elsewhere
+    if offload is not None or stale or not _full(first, limits):  # 2bw has nothing elsewhere
         return first
     tell("nothing fits: searching with optimizer states in the host's memory")
     left = replace(limits, seconds=limits.seconds - first.found.seconds)
-    again = _once(replace(problem, offload=True), among, backend, left, settings)
+    again = _once(replace(problem, offload=True), among, backend, left, budget)
     found = replace(
         again.found,
         seconds=first.found.seconds + again.found.seconds,
@@ -53,11 +51,9 @@ def searched(
     return replace(again, found=found)
 
 
-def _once(
-    problem: PlanningProblem, among: Space | None, backend: Solver, limits: Limits, settings: Settings
-) -> Searched:
+def _once(problem: PlanningProblem, among: Space | None, backend: Solver, limits: Limits, budget: Budget) -> Searched:
     if among is not None:
-        outside = search_all(problem, among, backend, limits, settings)
+        outside = search_all(problem, among, backend, limits, budget)
         return Searched(problem, alone(outside), [], outside)
     return Searched(problem, *with_stand_ins(problem, search(problem, backend, limits), backend, limits), None)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...formulation.search_space import SearchSpace
 from ...formulation.special import special_strategy
 from ...formulation.strategies.strategy import row_names, rows
 from ...model.errors import PartitaError
@@ -14,9 +15,9 @@ from ...model.graph.builder import Builder
 from ...model.graph.dtypes import FLOATS
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
+from ...model.training import Training
 from ..plan.plan import Plan
 from ..planner.planner import plan_graph
-from ..planner.settings import Settings
 from .verify import run
 from .whole import trial_of
 
@@ -50,11 +51,10 @@ def verify_strategy(name: str, ranks: Sequence[int] = (2, 3, 4, 8), steps: int =
 
 def _plan(graph: PCG, index: int, row: str, size: int) -> Plan | None:
     """The best plan in which one node is split by a row over one axis; None where a rank would be left empty."""
-    settings = Settings(
-        graph.batch, "float64", "sgd", mesh=(size,), micro_batches=1, fix=((graph.nodes[index].name, row),)
-    )
+    training, fix = Training(graph.batch, "float64", "sgd"), ((graph.nodes[index].name, row),)
+    space = SearchSpace(mesh=(size,), micro_batches=1, fix=fix, stages=1)
     try:
-        made = plan_graph(graph, Machine.adhoc((size,)), settings, {})
+        made = plan_graph(graph, Machine.adhoc((size,)), training, space)
     except PartitaError as error:
         if "leaves a rank empty" in str(error):
             return None

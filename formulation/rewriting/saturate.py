@@ -18,17 +18,9 @@ from ...model.graph.recycling import twins
 from ..strategies.tensor_classes import classes
 from ..substitution.rule import Rule
 from .pattern import SIGNATURES, Pattern, constructor, declaration, literal, value_of
+from .saturation_limits import DEFAULT_LIMITS, SaturationLimits
 from .shapes import Shape, shape_of
 from .union import Ref, Union
-
-
-@dataclass(frozen=True, slots=True)
-class SaturationLimits:
-    """When saturation ends before nothing new is found; a result says which of these was hit."""
-
-    rounds: int = 4
-    nodes: int = 20_000
-    seconds: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -52,14 +44,14 @@ class Rewritten:
 
 
 def rewritings(
-    pcg: PCG, rules: Sequence[Rule], limits: SaturationLimits | None = None, kept: Collection[str] = ()
+    pcg: PCG, rules: Sequence[Rule], limits: SaturationLimits = DEFAULT_LIMITS, kept: Collection[str] = ()
 ) -> Rewritten:
     """All rewritings of a graph by rules. PartitaError: a rule with operators that rewriting does not know.
 
     Operators whose names are `kept` are part of all of them, since no rule sees what they are.
     A graph with passes without gradient (`recycling`) stays as it is: what they repeat has to keep its form.
     """
-    return _Saturation(pcg, rules, limits or SaturationLimits(), frozenset(kept)).run()
+    return _Saturation(pcg, rules, limits, frozenset(kept)).run()
 
 
 @dataclass

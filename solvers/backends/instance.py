@@ -10,6 +10,7 @@ from ...formulation.network.network import INFINITE, Network
 from ...model.errors import PartitaError
 from ...model.files import check_file_writable, read_json, write_atomically
 from ...model.garbage_collection import without_collection
+from ..budget import UNLIMITED, Budget
 from ..protocol import Limits, Progress, Solution, solver
 
 _REST = 0.02, 3.0  # of the time limit, at most seconds: for starting, checking the answer and writing it
@@ -24,18 +25,16 @@ def read_instance(path: Path | str) -> Contest | Network:
 
 def solve_instance(
     path: Path | str,
-    name: str = "auto",
-    seconds: float | None = None,
-    gap: float = 0.0,
+    budget: Budget = UNLIMITED,
     output: Path | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
-    """Solve the instance in a file by a solver of this name; what `partita solve --json` prints.
+    """Solve the instance in a file; what `partita solve --json` prints.
 
-    The seconds count from here, reading included. A choice is priced again on the instance as it was read, and then
+    The time limit counts from here, reading included. A choice is priced again on the instance as it was read, and then
     kept in the file `output`. Raises PartitaError where a file or the solver does not suit.
     """
-    started = time.perf_counter()
+    started, name = time.perf_counter(), budget.solver
     if output is not None:
         check_file_writable(output)
     backend, instance = solver(name), read_instance(path)
@@ -44,8 +43,8 @@ def solve_instance(
         why = ": its numbers are too large to add up exactly" if name == "auto" else "; `--solver auto` may"
         raise PartitaError(f"{name} cannot solve {path}{why}")
     read = time.perf_counter() - started
-    left = float("inf") if seconds is None else seconds_left(seconds, read)
-    answer = backend.solve(network, Limits(left, progress=progress, gap=gap))
+    left = seconds_left(budget.seconds, read)
+    answer = backend.solve(network, Limits(left, progress=progress, gap=budget.gap))
     summary = _summary(answer) | {"seconds": time.perf_counter() - started, "seconds_reading": read}
     if answer.assignment is None:
         return summary

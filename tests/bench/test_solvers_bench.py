@@ -24,10 +24,11 @@ from partita.bench.instances import DATA, MODELS, SMALL_MODELS, cases, model_net
 from partita.bench.plan import prepared
 from partita.bench.solvers import contest_table, judged, planner_table, run, write
 from partita.cli import app
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.formulation.network.contest import Contest
+from partita.formulation.search_space import SearchSpace
 from partita.model.errors import PartitaError
+from partita.model.training import Training
 from partita.model.zoo.registry import entry
 from partita.solvers import protocol
 
@@ -309,8 +310,9 @@ def test_a_model_s_network_is_the_one_that_planning_keeps(tmp_path: Path) -> Non
     (model,), kept = SMALL_MODELS, tmp_path / "network.json"
     graph, machine, batch = prepared(model)
     known = entry(model.model)
-    settings = Settings(batch, known.dtype, known.optimizer, model.mesh, 1, save_network=str(kept))
-    plan_graph(graph, machine, settings, {"reference": model.model})
+    training = Training(batch, known.dtype, known.optimizer)
+    space = SearchSpace(mesh=model.mesh, micro_batches=1, stages=1)
+    plan_graph(graph, machine, training, space, context=Context({"reference": model.model}, save_network=kept))
     assert model_network(model).to_json() == json.loads(kept.read_text())
 
 

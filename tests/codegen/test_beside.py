@@ -249,9 +249,11 @@ def test_what_is_inside_may_not_be_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "hierarchy", "batch"), [("inception-v3", (4,), 4), ("candle-uno", (2, 4), 2)])
 def test_of_the_zoo(name: str, hierarchy: tuple[int, ...], batch: int) -> None:
-    from partita.codegen.planner.planner import plan as plan_request
-    from partita.codegen.planner.request import PlanRequest
+    from partita.codegen.planner.planner import plan as plan_model
+    from partita.formulation.search_space import EVERYTHING
+    from partita.model.machine.machine_choice import MachineChoice
+    from partita.solvers.budget import UNLIMITED
 
-    plan = plan_request(PlanRequest(name, small=True, hierarchy=hierarchy, batch=batch))
+    plan = plan_model(name, MachineChoice(hierarchy=hierarchy), {"batch": batch}, EVERYTHING, UNLIMITED, small=True)
     assert bundles(plan)
     assert plan.verify()["ok"]

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import partita
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.planner.rewritten import taken_graph
-from partita.codegen.planner.settings import Settings
 from partita.formulation.rewriting.saturate import rewritings
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.substitution.rule_file import load_rules
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.solvers.proof.commands import proved_instances
 
 RULES = Path(__file__).parents[2] / "examples" / "enlarge.rules"
@@ -44,7 +45,13 @@ def test_enlarged_weights_train_as_before(levels: tuple[int, ...]) -> None:
         "slice",
         "slice",
     ]
-    plan = plan_graph(one, Machine.adhoc(levels), Settings(12, "float32", "sgd"), {}, module=(module, (x,)))
+    plan = plan_graph(
+        one,
+        Machine.adhoc(levels),
+        Training(12, "float32", "sgd"),
+        SearchSpace(stages=1),
+        context=Context(module=(module, (x,))),
+    )
     verdict = plan.verify()
     assert verdict["ok"], verdict
     assert {node.name for node in plan.graph.nodes if node.op == "parameter"} == {"point.weight", "window.weight"}

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.verify import verify
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.graph.atoms import atoms
 from partita.model.graph.layout import P, atom_of, is_split
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Level, Machine
+from partita.model.training import Training
 from partita.model.zoo import entry, zoo
 from partita.solvers.search.planning_problem import PlanningProblem
 from partita.solvers.search.unpipelined import least_use
@@ -79,7 +80,13 @@ def optimizer(name: str) -> str:
 
 @cache
 def planned(name: str, machine: Machine, mesh: tuple[int, ...]) -> Plan:
-    return plan_graph(graph(name), machine, Settings(BATCH, "float64", optimizer(name), mesh=mesh), model(name))
+    return plan_graph(
+        graph(name),
+        machine,
+        Training(BATCH, "float64", optimizer(name)),
+        SearchSpace(mesh=mesh, stages=1),
+        context=Context(model(name)),
+    )
 
 
 def tightened(name: str, free: Plan) -> Machine:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from partita.bench import joint
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.planner.stand_ins import alone
 from partita.codegen.pricing.plan_price import priced
 from partita.formulation.rewriting.rules import planner_rules
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import row_names
 from partita.formulation.substitution.rule import Rule
 from partita.formulation.substitution.text import parse_rules
@@ -26,6 +26,7 @@ from partita.model.graph.builder import Builder
 from partita.model.graph.layout import P
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.model.zoo import build
 from partita.solvers.proof.verify import verify_rule
 
@@ -57,8 +58,9 @@ def pair(slow: bool = False) -> Machine:
 
 
 def planned(graph: PCG, machine: Machine, fix: Mapping[str, str], rules: tuple[Rule, ...] = ()) -> Plan:
-    settings = Settings(graph.batch, "float32", "sgd", (machine.devices,), 1, fix=tuple(fix.items()), rules=rules)
-    return plan_graph(graph, machine, settings, {})
+    training = Training(graph.batch, "float32", "sgd")
+    space = SearchSpace(mesh=(machine.devices,), micro_batches=1, fix=tuple(fix.items()), rules=rules, stages=1)
+    return plan_graph(graph, machine, training, space)
 
 
 ELEMENTS = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1, "slice": 0}
@@ -78,8 +80,9 @@ def communicated(plan: Plan) -> dict[str, int]:
 
 def rewritten_first(graph: PCG, machine: Machine) -> PCG:
     """The graph as it is best on one device with its share of the batch."""
-    settings = Settings(graph.batch // machine.devices, "float32", "sgd", None, 1, rules=planner_rules())
-    return with_batch(plan_graph(graph, alone(machine), settings, {}).graph, graph.batch)
+    training = Training(graph.batch // machine.devices, "float32", "sgd")
+    space = SearchSpace(micro_batches=1, rules=planner_rules(), stages=1)
+    return with_batch(plan_graph(graph, alone(machine), training, space).graph, graph.batch)
 
 
 def test_figure_2_a_rewriting_first_fuses_and_sends_the_gradients() -> None:
@@ -200,10 +203,10 @@ def test_figure_16_a_no_sum_is_split_through_an_activation() -> None:
     """The perceptron of the evaluation on six GPUs: fused is what is split otherwise, and only that."""
     module, inputs = build("mlp")
     graph, machine = capture(module, inputs, batch=1536), Machine.load("summit", nodes=1)
-    settings = Settings(1536, "float32", "sgd", rules=planner_rules())
-    both = plan_graph(graph, machine, settings, {})
-    plain = plan_graph(graph, machine, replace(settings, rules=()), {})
-    first = plan_graph(rewritten_first(graph, machine), machine, replace(settings, rules=()), {})
+    training, space = Training(1536, "float32", "sgd"), SearchSpace(rules=planner_rules(), stages=1)
+    both = plan_graph(graph, machine, training, space)
+    plain = plan_graph(graph, machine, training, replace(space, rules=()))
+    first = plan_graph(rewritten_first(graph, machine), machine, training, replace(space, rules=()))
     step = {name: plan.report["objective_ns"] for name, plan in (("joint", both), ("plain", plain), ("first", first))}
     assert step["joint"] < step["plain"] and step["joint"] < 0.99 * step["first"]
     assert len(first.graph.of("linear_relu")) == 15
@@ -272,8 +275,8 @@ sums from the right:
 
 
 def on_one(graph: PCG, rules: tuple[Rule, ...] = ()) -> Plan:
-    settings = Settings(graph.batch, "float32", "sgd", None, 1, rules=rules)
-    return plan_graph(graph, alone(pair()), settings, {})
+    training, space = Training(graph.batch, "float32", "sgd"), SearchSpace(micro_batches=1, rules=rules, stages=1)
+    return plan_graph(graph, alone(pair()), training, space)
 
 
 def cost(graph: PCG, rules: tuple[Rule, ...] = ()) -> int:

@@ -22,9 +22,9 @@ from partita.codegen.parallel_graph.graph import PARALLEL, ParallelGraph, moves
 from partita.codegen.parallel_graph.text import folded, show_text
 from partita.codegen.plan.choice import Choice, letter_text
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.pricing.plan_price import priced
 from partita.formulation.placement.placement import of_rows
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import row_names, rows
 from partita.formulation.strategies.tensor_classes import classes
 from partita.formulation.substitution.arithmetic import Real
@@ -38,6 +38,7 @@ from partita.model.graph.builder import Builder
 from partita.model.graph.layout import COLLECTIVES, B, P, R, S, move
 from partita.model.graph.pcg import PCG, SOURCES
 from partita.model.graph.sparse_tables import sparse_tables
+from partita.model.training import Training
 from partita.model.zoo import build, zoo
 
 from .simulated import COMPUTE, Ranks
@@ -286,8 +287,8 @@ def test_the_best_plans_of_the_zoo(model: str) -> None:
     """Models take turns at two meshes."""
     graph = graph_of(model)
     mesh, dtype = (((2,), "float32"), ((2, 3), "mixed-bfloat16"))[TWINS.index(model) % 2]
-    settings = Settings(12, dtype, optimizer_for(graph), mesh, micro_batches=1)
-    same(plan_graph(graph, Machine.adhoc(mesh), settings, {}))
+    training, space = Training(12, dtype, optimizer_for(graph)), SearchSpace(mesh=mesh, micro_batches=1, stages=1)
+    same(plan_graph(graph, Machine.adhoc(mesh), training, space))
 
 
 @pytest.mark.parametrize("model", TWINS)
@@ -447,7 +448,9 @@ Parallel graph on data=2 x tensor=4, 2 micro-batches: 697 us a step, 52 KiB a de
 
 def test_branches_side_by_side_run_on_devices_of_their_own() -> None:
     graph = graph_of("inception-v3")
-    plan = plan_graph(graph, Machine.adhoc((4,)), Settings(12, "float32", "sgd", (4,), 1), {})
+    plan = plan_graph(
+        graph, Machine.adhoc((4,)), Training(12, "float32", "sgd"), SearchSpace(mesh=(4,), micro_batches=1, stages=1)
+    )
     explicit = same(plan)
     alone = [node for node in explicit.nodes if "@1" in node.tensor.letters]
     assert alone and {node.mapping.devices for node in alone} == {(1,)}
@@ -456,8 +459,8 @@ def test_branches_side_by_side_run_on_devices_of_their_own() -> None:
 def test_tables_are_spread() -> None:
     """Each rank has some tables: parts along the rows, of which nothing is said but that there are so many."""
     graph = graph_of("dlrm")
-    settings = Settings(12, "float32", "sgd", (3,), fix=(("tables", "spread"),))
-    nodes = same(plan_graph(graph, Machine.adhoc((3,)), settings, {})).nodes
+    training, space = Training(12, "float32", "sgd"), SearchSpace(mesh=(3,), fix=(("tables", "spread"),), stages=1)
+    nodes = same(plan_graph(graph, Machine.adhoc((3,)), training, space)).nodes
     (table,) = (node for node in nodes if "spread" in node.tensor.letters)
     assert (table.operator, table.tensor.degrees, table.tensor.replicas) == ("parameter", (3, 1), 1)
     (lookup,) = (node for node in nodes if node.operator == "embedding")

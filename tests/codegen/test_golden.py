@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.model.zoo.registry import entry
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,8 +28,14 @@ def planned(name: str) -> Plan:
     known, machine = entry(name), Machine.load(preset, nodes=nodes)
     module, inputs = load_module(name)
     batch = known.default_batch(False, machine.devices)
-    settings = Settings(batch, known.dtype, known.optimizer, mesh=mesh, recompute="none")
-    return plan_graph(capture(module, inputs, batch=batch), machine, settings, {"reference": name, "batch": batch})
+    training, space = Training(batch, known.dtype, known.optimizer), SearchSpace(mesh=mesh, recompute="none", stages=1)
+    return plan_graph(
+        capture(module, inputs, batch=batch),
+        machine,
+        training,
+        space,
+        context=Context({"reference": name, "batch": batch}),
+    )
 
 
 @pytest.mark.parametrize("name", PLANS)

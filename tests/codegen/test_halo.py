@@ -12,14 +12,15 @@ from torch import nn
 from partita.codegen.emission.spmd.emit import emit
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.verify import verify
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import row_names
 from partita.model.capture.capture import capture
 from partita.model.graph.layout import P
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.model.zoo.resnext import ResNeXt
 from partita.model.zoo.unet import UNet
 
@@ -55,8 +56,9 @@ def spatial(graph: PCG, dims: tuple[int, ...]) -> tuple[tuple[str, str], ...]:
 
 def split(graph: PCG, mesh: tuple[int, ...], dims: tuple[int, ...]) -> Plan:
     """The best plan of one image that does so; the solver decides on the rest."""
-    settings = Settings(1, "float64", "sgd", mesh=mesh, micro_batches=1, fix=spatial(graph, dims))
-    return plan_graph(graph, Machine.adhoc((prod(mesh),)), settings, {})
+    training = Training(1, "float64", "sgd")
+    space = SearchSpace(mesh=mesh, micro_batches=1, fix=spatial(graph, dims), stages=1)
+    return plan_graph(graph, Machine.adhoc((prod(mesh),)), training, space)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,9 @@ def test_one_large_image_is_split_by_space() -> None:
         module = UNet()
         inputs = {"images": torch.zeros(2, 1, 1024, 1024), "labels": torch.zeros(2, 1024, 1024, dtype=torch.int64)}
     graph = capture(module, inputs, batch=2)
-    plan = plan_graph(graph, Machine.load("dgx-a100", nodes=1), Settings(1, "float32", "sgd", mesh=(8,)), {})
+    plan = plan_graph(
+        graph, Machine.load("dgx-a100", nodes=1), Training(1, "float32", "sgd"), SearchSpace(mesh=(8,), stages=1)
+    )
     program = emit(plan)
     assert program.count("F.conv2d(halo(") >= 16
     assert plan.report["gap"] == 0

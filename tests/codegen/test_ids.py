@@ -9,23 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.verify import verify
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.special.lookups import largest_share
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 
 BATCH = 31
 
 
-def planned(name: str, mesh: tuple[int, ...], strategy: str, **settings: object) -> Plan:
+def planned(name: str, mesh: tuple[int, ...], strategy: str, **training: object) -> Plan:
     graph = capture(*load_module(name, small=True), batch=BATCH)
-    given = {"dtype": "float64", "optimizer": "sgd", **settings}
-    asked = Settings(BATCH, mesh=mesh, fix=(("tables", strategy),), **given)  # type: ignore[arg-type]
-    return plan_graph(graph, Machine.adhoc(mesh), asked, {"reference": name, "small": True})
+    given = {"dtype": "float64", "optimizer": "sgd", **training}
+    training, space = Training(BATCH, **given), SearchSpace(mesh=mesh, fix=(("tables", strategy),), stages=1)  # type: ignore[arg-type]
+    return plan_graph(graph, Machine.adhoc(mesh), training, space, context=Context({"reference": name, "small": True}))
 
 
 def test_its_examples() -> None:
@@ -63,8 +64,9 @@ class Words(nn.Module):
 @pytest.mark.parametrize("dtype", ["float64", "mixed-bfloat16"])
 def test_a_dense_gradient(dtype: str) -> None:
     module, inputs = Words(), (torch.zeros(26, 5, dtype=torch.int64),)
-    settings = Settings(26, dtype, "adamw", mesh=(4,), micro_batches=2, fix=(("words", "owners"),))
-    plan = plan_graph(capture(module, inputs, batch=26), Machine.adhoc((4,)), settings, {})
+    training = Training(26, dtype, "adamw")
+    space = SearchSpace(mesh=(4,), micro_batches=2, fix=(("words", "owners"),), stages=1)
+    plan = plan_graph(capture(module, inputs, batch=26), Machine.adhoc((4,)), training, space)
     assert "owned_rows(ids, self.words_weight, data, 37)" in plan.emit()
     assert verify(plan, module=module, inputs=inputs)["ok"]
 

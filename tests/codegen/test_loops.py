@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.verify import verify
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.graph.layout import R
 from partita.model.machine.machine import Level, Machine
+from partita.model.training import Training
 
 Force = Callable[..., Plan]
 BATCH, PLACES, WIDTH = 4, 6, 8
@@ -33,7 +34,9 @@ def slow(sizes: tuple[int, ...]) -> Machine:
 
 
 def planned(module: nn.Module, inputs: tuple[Tensor, ...], mesh: tuple[int, ...] = (2, 2)) -> Plan:
-    return plan_graph(capture(module, inputs), slow(mesh), Settings(BATCH, "float64", "adamw", mesh=mesh), {})
+    return plan_graph(
+        capture(module, inputs), slow(mesh), Training(BATCH, "float64", "adamw"), SearchSpace(mesh=mesh, stages=1)
+    )
 
 
 def copies(plan: Plan) -> Plan:

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from partita import Machine, PartitaError, optimize
-from partita.codegen.planner.request import PlanRequest
 from partita.formulation.placement.mappings import register
 from partita.formulation.placement.placement import Placement, of_rows
 from partita.formulation.reduction.program import Reduction
+from partita.formulation.search_space import SearchSpace
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def test_one_s_own_keeps_the_order_of_its_axes(perceptron: tuple[nn.Module, tupl
 
 
 def test_refusals(perceptron: tuple[nn.Module, tuple[torch.Tensor]]) -> None:
-    with pytest.raises(PartitaError, match="a mesh and a machine mapping both fix the axes"):
+    with pytest.raises(PartitaError, match="--mesh and --mapping both fix the axes"):
         optimize(*perceptron, Machine.adhoc((2, 2)), mapping="unity-2d", mesh=(2, 2))
     with pytest.raises(PartitaError, match="no machine mapping is called 'unity'"):
         optimize(*perceptron, Machine.adhoc((2, 2)), mapping="unity")
     with pytest.raises(PartitaError, match="--mesh and --mapping both fix the axes"):
-        PlanRequest("gpt2", hierarchy=(2, 2), mesh=(2, 2), mapping="unity-2d")
+        SearchSpace(mesh=(2, 2), mapping="unity-2d")

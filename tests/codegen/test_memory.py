@@ -12,17 +12,18 @@ from torch import Tensor, nn
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification import reference
 from partita.codegen.verification.fused import fuse
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import load_program
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.graph.layout import is_split
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 
 BATCH = 16
 
@@ -81,7 +82,9 @@ def test_predicted_activations_are_what_autograd_keeps(name: str, mesh: tuple[in
     module, inputs = load_module(name, small=True, device="cpu")
     graph = capture(module, inputs, batch=BATCH)
     machine = slow_machine(mesh if len(mesh) > 1 else (1, *mesh))
-    plan = plan_graph(graph, machine, Settings(BATCH, "float32", "adamw", mesh=mesh, micro_batches=1), {})
+    plan = plan_graph(
+        graph, machine, Training(BATCH, "float32", "adamw"), SearchSpace(mesh=mesh, micro_batches=1, stages=1)
+    )
     assert any(is_split(x) for choice in plan.choices for x in choice.output)
     predicted = priced(plan).memory
     measured = saved_bytes(plan, module, tmp_path)
@@ -115,7 +118,7 @@ def test_predicted_activations_of_images(mesh: tuple[int, ...], tmp_path: Path) 
     """The group norm's means and deviations, one of each a group, are not counted."""
     module, inputs = Images(), (torch.zeros(BATCH, 3, 32, 32), torch.zeros(BATCH, dtype=torch.int64))
     machine = slow_machine(mesh if len(mesh) > 1 else (1, *mesh))
-    settings = Settings(BATCH, "float32", "adamw", mesh=mesh, micro_batches=1)
-    plan = plan_graph(capture(module, inputs, batch=BATCH), machine, settings, {})
+    training, space = Training(BATCH, "float32", "adamw"), SearchSpace(mesh=mesh, micro_batches=1, stages=1)
+    plan = plan_graph(capture(module, inputs, batch=BATCH), machine, training, space)
     predicted, measured = priced(plan).memory, saved_bytes(plan, module, tmp_path)
     assert 0.995 * measured <= predicted["activations"] + predicted["weights"] <= 1.06 * measured

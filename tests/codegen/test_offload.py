@@ -19,8 +19,7 @@ from torch import Tensor, nn
 import partita
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.pricing.plan_price import priced
 from partita.codegen.report.facts import facts
 from partita.codegen.report.trace import timeline
@@ -29,6 +28,7 @@ from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
@@ -36,6 +36,7 @@ from partita.model.graph.layout import B
 from partita.model.graph.pcg import Node
 from partita.model.machine.machine import Machine
 from partita.model.machine.precision import precision
+from partita.model.training import Training
 
 from .pipelines import at_random, captured
 
@@ -62,9 +63,11 @@ KINDS: dict[str, Kind] = {
 @cache
 def planned(name: str, dtype: str, mesh: tuple[int, ...], micro_batches: int) -> Plan:
     module, inputs = load_module(name, small=True)
-    settings = Settings(BATCH, dtype, "adamw", mesh=mesh, micro_batches=micro_batches)
+    training, space = Training(BATCH, dtype, "adamw"), SearchSpace(mesh=mesh, micro_batches=micro_batches, stages=1)
     model = {"reference": name, "small": True, "sequence": None, "batch": BATCH}
-    return plan_graph(capture(module, inputs, batch=BATCH), Machine.adhoc((math.prod(mesh),)), settings, model)
+    return plan_graph(
+        capture(module, inputs, batch=BATCH), Machine.adhoc((math.prod(mesh),)), training, space, context=Context(model)
+    )
 
 
 def stored(plan: Plan, kind: str) -> Plan:

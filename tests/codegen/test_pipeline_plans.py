@@ -13,15 +13,16 @@ import torch
 from partita.codegen.plan.pipeline_plan import PipelinePlan
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.plan_file import load_plan
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.whole import trial_of
 from partita.codegen.verification.worker import load_program, train
+from partita.formulation.search_space import SearchSpace
 from partita.model.errors import PartitaError
 from partita.model.graph.layout import B, S
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 
 from .conftest import Judge
 from .pipelines import captured, piped
@@ -106,7 +107,13 @@ def test_weights_begin_as_without_a_pipeline(gpt2: PipelinePlan, tmp_path: Path)
         return run_threads(begin, ranks)[0]
 
     graph = captured("gpt2", 8)
-    alone = plan_graph(graph, Machine.adhoc((2,)), Settings(8, "float32", "adamw", micro_batches=1), dict(GPT2))
+    alone = plan_graph(
+        graph,
+        Machine.adhoc((2,)),
+        Training(8, "float32", "adamw"),
+        SearchSpace(micro_batches=1, stages=1),
+        context=Context(dict(GPT2)),
+    )
     assert isinstance(alone, Plan)
     alone.emit(tmp_path / "alone.py")
     gpt2.emit(tmp_path / "pipeline.py")

@@ -21,14 +21,15 @@ import pytest
 from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.plan_file import FORMAT
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.verification.verify import verify
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 
 Force = Callable[..., Plan]
 JUDGED_S = 5.0  # a file of this size takes milliseconds
@@ -46,9 +47,9 @@ def example() -> Plan:
     """The small GPT-2 on 2 x 2 ranks, three micro-batches."""
     module, inputs = load_module("gpt2", small=True)
     graph = capture(module, inputs, batch=12)
-    wanted = Settings(12, "float32", "adamw", mesh=(2, 2), micro_batches=3)
+    training, space = Training(12, "float32", "adamw"), SearchSpace(mesh=(2, 2), micro_batches=3, stages=1)
     model = {"reference": "gpt2", "small": True, "sequence": None, "batch": 12}
-    return plan_graph(graph, Machine.adhoc((2, 2)), wanted, model)
+    return plan_graph(graph, Machine.adhoc((2, 2)), training, space, context=Context(model))
 
 
 def talkative() -> PCG:
@@ -88,9 +89,11 @@ def test_what_is_computed_again_is_read_again() -> None:
 def test_a_plan_of_single_samples_is_read_again(tmp_path: Path) -> None:
     """A micro-batch of one: sizes no longer tell which dims count samples, the file does."""
     plan = example()
-    wanted = Settings(12, "float32", "adamw", mesh=(4,), micro_batches=12)
+    training, space = Training(12, "float32", "adamw"), SearchSpace(mesh=(4,), micro_batches=12, stages=1)
     module, inputs = load_module("gpt2", small=True)
-    single = plan_graph(capture(module, inputs, batch=12), Machine.adhoc((4,)), wanted, plan.model)
+    single = plan_graph(
+        capture(module, inputs, batch=12), Machine.adhoc((4,)), training, space, context=Context(plan.model)
+    )
     assert single.graph.batch == 1
     single.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.pricing.axis_groups import axis_groups
 from partita.codegen.pricing.plan_price import priced
 from partita.codegen.report.facts import facts
@@ -31,6 +30,7 @@ from partita.formulation.placement.placement import Placement, distinct, of_rows
 from partita.formulation.reduction.program import Collective, Program, Step
 from partita.formulation.reduction.schedule import Schedule, schedule
 from partita.formulation.reduction.statuses import KINDS
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.row import Row
 from partita.formulation.strategies.strategy import rows
 from partita.model.capture.capture import capture
@@ -39,6 +39,7 @@ from partita.model.graph.layout import B, S
 from partita.model.graph.pcg import PCG, SOURCES
 from partita.model.machine.collective_price import CollectivePrice
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.solvers.protocol import solver
 
 HIERARCHIES = ((2, 2), (2, 3), (2, 2, 2))
@@ -308,7 +309,9 @@ def test_the_program_that_runs_is_the_one_that_is_paid(hierarchy: tuple[int, ...
 @pytest.mark.parametrize("mesh", [(8,), (4, 2), (2, 4), (2, 2, 2)])
 def test_both_prices_agree_where_axes_span_levels(mesh: tuple[int, ...], latency: float) -> None:
     """`plan_graph` compares the network's price with that of the plan, whatever is chosen."""
-    plan = plan_graph(perceptron(), machine_of((2, 2, 2), latency), Settings(24, "float32", "adamw", mesh=mesh), {})
+    plan = plan_graph(
+        perceptron(), machine_of((2, 2, 2), latency), Training(24, "float32", "adamw"), SearchSpace(mesh=mesh, stages=1)
+    )
     assert priced(plan).objective_ns == plan.report["objective_ns"]
 
 
@@ -331,7 +334,11 @@ def two_nodes(slower: float) -> Machine:
 @cache
 def best(slower: float) -> Plan:
     return plan_graph(
-        language_model(), two_nodes(slower), Settings(8, "mixed-bfloat16", "adamw"), {"reference": "gpt2"}
+        language_model(),
+        two_nodes(slower),
+        Training(8, "mixed-bfloat16", "adamw"),
+        SearchSpace(stages=1),
+        context=Context({"reference": "gpt2"}),
     )
 
 

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from partita import PartitaError
 from partita.codegen.emission.spmd.micro import divided
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.pricing.plan_price import priced
 from partita.formulation.placement.placement import placements
+from partita.formulation.search_space import SearchSpace
 from partita.model.graph.batch import with_batch
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Level, Machine
+from partita.model.training import Training
+from partita.solvers.budget import Budget
 from partita.solvers.search.planning_problem import PlanningProblem, divisors
 from partita.solvers.search.unpipelined import least_use
 
@@ -298,8 +300,10 @@ def check(rng: random.Random, judge: Judge) -> None:
     machine, counts = slow(mesh, rng), micro_batches(graph)
     wish = rng.choice((None, None, *counts))
     optimizer, backend = rng.choice(("sgd", "adam", "adamw")), rng.choice(("auto", "elimination"))
-    wanted = Settings(graph.batch, "float64", optimizer, mesh=mesh, micro_batches=wish, solver=backend)
-    plan = plan_graph(graph, machine, wanted, {})
+    training = Training(graph.batch, "float64", optimizer)
+    space = SearchSpace(mesh=mesh, micro_batches=wish, stages=1)
+    budget = Budget(solver=backend)
+    plan = plan_graph(graph, machine, training, space, budget)
     if rng.random() < 0.5:  # once more, with less memory than that plan takes
         k = counts[-1] if wish is None else wish
         problem = PlanningProblem(
@@ -310,7 +314,7 @@ def check(rng: random.Random, judge: Judge) -> None:
         room = max(0, plan.report["memory_bytes"] - least)
         capacity = least + int(rng.choice((0, 0.2, 0.6)) * room)
         machine = replace(machine, device=replace(machine.device, memory_bytes=capacity))
-        plan = plan_graph(graph, machine, wanted, {})
+        plan = plan_graph(graph, machine, training, space, budget)
     found = priced(plan)
     assert (found.objective_ns, found.memory_bytes) == (plan.report["objective_ns"], plan.report["memory_bytes"])
     assert plan.report["status"] == "optimal" and plan.report["bound_ns"] == plan.report["objective_ns"]

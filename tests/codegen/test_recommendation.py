@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.pricing.plan_price import priced
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.transitions import Transitions
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
@@ -25,6 +25,7 @@ from partita.model.graph.dtypes import ITEMSIZE
 from partita.model.graph.layout import Action, B, atom_of, is_split
 from partita.model.machine.machine import Machine
 from partita.model.machine.roofline import Roofline
+from partita.model.training import Training
 from partita.model.zoo import entry
 
 MODELS = ("dlrm", "xdl")
@@ -38,7 +39,13 @@ def planned(name: str, wired: bool = False) -> Plan:
         machine = replace(machine, levels=tuple(replace(level, wiring=None) for level in machine.levels))
     batch = known.default_batch(False, machine.devices)
     graph = capture(*load_module(name), batch=batch)
-    return plan_graph(graph, machine, Settings(batch, known.dtype, known.optimizer), {"reference": name})
+    return plan_graph(
+        graph,
+        machine,
+        Training(batch, known.dtype, known.optimizer),
+        SearchSpace(stages=1),
+        context=Context({"reference": name}),
+    )
 
 
 def lookup(plan: Plan) -> int:

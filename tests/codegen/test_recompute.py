@@ -21,12 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import run, verify
 from partita.codegen.verification.whole import trial_of
 from partita.codegen.verification.worker import load_program
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.graph.batch import with_batch
@@ -34,6 +34,7 @@ from partita.model.graph.layout import R
 from partita.model.graph.pcg import PCG
 from partita.model.graph.segments import segments
 from partita.model.machine.machine import Level, Machine
+from partita.model.training import Training
 
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]
@@ -85,7 +86,9 @@ def copies(graph: PCG, modes: Sequence[str], micro_batches: int = 2) -> Plan:
     """Everything whole on two ranks, and a mode for every segment."""
     graph = with_batch(graph, graph.batch // micro_batches)
     machine = Machine.adhoc((2,))
-    plan = plan_graph(graph, machine, Settings(graph.batch, "float64", "adamw", mesh=(2,), micro_batches=1), {})
+    plan = plan_graph(
+        graph, machine, Training(graph.batch, "float64", "adamw"), SearchSpace(mesh=(2,), micro_batches=1, stages=1)
+    )
     assert isinstance(plan, Plan)
     choices = tuple(Choice(((R,),) * len(node.inputs), (R,)) for node in plan.graph.nodes)
     return recomputed(replace(plan, micro_batches=micro_batches, choices=choices, report={}), modes)
@@ -283,8 +286,8 @@ def test_models_of_the_zoo(name: str, mesh: tuple[int, ...], micro_batches: int)
     device = Machine.adhoc((1,)).device
     slow = replace(device, peak=dict.fromkeys(device.peak, 1e9), memory_bandwidth=1e9, launch_ns=0.0)
     machine = Machine("slow", tuple(Level(f"level{k}", n, 8e10, 0.0) for k, n in enumerate(mesh)), slow)
-    wanted = Settings(4, "float64", "adamw", mesh=mesh, micro_batches=micro_batches)
-    plan = plan_graph(capture(module, inputs, batch=4), machine, wanted, {})
+    training, space = Training(4, "float64", "adamw"), SearchSpace(mesh=mesh, micro_batches=micro_batches, stages=1)
+    plan = plan_graph(capture(module, inputs, batch=4), machine, training, space)
     assert isinstance(plan, Plan)
     modes = [("full", "selective", "none")[k % 3] for k in range(len(segments(plan.graph)))]
     verdict = verify(recomputed(plan, modes), module=module, inputs=inputs, steps=2)

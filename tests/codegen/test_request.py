@@ -1,13 +1,19 @@
-"""What `partita plan` accepts."""
+"""What the values that hold the options of `partita plan` accept."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from partita import PartitaError
-from partita.codegen.planner.request import PlanRequest, parse_fix, parse_sizes
+from partita.codegen.planner.planner import plan
+from partita.formulation.search_space import EVERYTHING, SearchSpace, parse_fix, parse_mesh, parse_stages
+from partita.model.machine.machine_choice import MachineChoice
+from partita.model.options import parse_sizes
+from partita.model.training import Training, dtype_names
+from partita.solvers.budget import UNLIMITED, Budget
 
 
 @pytest.mark.parametrize(
@@ -36,54 +42,74 @@ def test_not_a_fix(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("value", "given"),
     [
-        {"machine": "cpu"},
-        {"hierarchy": (1, 4)},
-        {"machine": "summit", "nodes": 4, "mesh": (8, 3)},
-        {"machine": "cpu", "hierarchy": (2, 4), "mesh": (4, 2)},
-        {"hierarchy": (1,), "mesh": (1,)},
-        {"machine": "cpu", "batch": 8, "micro_batches": 4, "sequence": 1, "time_limit": 0.5},
-        {"machine": "cpu", "dtype": "bfloat16", "optimizer": "adamw"},
-        {"machine": "cpu", "recompute": "selective"},
-        {"machine": "cpu", "fix": (("a", "b"), ("a", "b"))},
+        (MachineChoice, {"machine": "cpu"}),
+        (MachineChoice, {"hierarchy": (1, 4)}),
+        (MachineChoice, {"machine": "summit", "nodes": 4}),
+        (MachineChoice, {"machine": "cpu", "hierarchy": (2, 4)}),
+        (SearchSpace, {"mesh": (8, 3)}),
+        (SearchSpace, {"mesh": (1,)}),
+        (Training, {"batch": 8, "sequence": 1}),
+        (SearchSpace, {"micro_batches": 4}),
+        (Budget, {"time_limit": 0.5}),
+        (Training, {"batch": 8, "dtype": "mixed-bfloat16", "optimizer": "adamw"}),
+        (SearchSpace, {"recompute": "selective"}),
+        (SearchSpace, {"fix": (("a", "b"), ("a", "b"))}),
     ],
 )
-def test_accepted(given: dict[str, Any]) -> None:
-    request = PlanRequest(model="gpt2", **given)
-    assert {name: getattr(request, name) for name in given} == given
+def test_accepted(value: type, given: dict[str, Any]) -> None:
+    made = value(**given)
+    assert {name: getattr(made, name) for name in given} == given
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("make", "words"),
     [
-        ({"machine": None}, "--machine NAME or --hierarchy"),
-        ({"model": " "}, "name is empty"),
-        ({"nodes": 2, "hierarchy": (2, 4)}, "one of them"),
-        ({"nodes": 0}, "--nodes 0"),
-        ({"batch": -1}, "--batch -1"),
-        ({"batch": 10**30}, "--batch 1000"),
-        ({"sequence": 0}, "--sequence 0"),
-        ({"micro_batches": 0}, "--micro-batches 0"),
-        ({"batch": 6, "micro_batches": 4}, "does not divide"),
-        ({"hierarchy": ()}, "1 to 8 sizes"),
-        ({"hierarchy": (2, 0)}, "size 0"),
-        ({"hierarchy": (1024, 1024, 2)}, "size 2097152"),
-        ({"hierarchy": (2,) * 9}, "not 9"),
-        ({"mesh": (2, 2, 2, 2)}, "1 to 3 sizes"),
-        ({"mesh": (8, 1)}, "splits nothing"),
-        ({"mesh": (2, 2), "hierarchy": (2, 4)}, "4 ranks.*8 devices"),
-        ({"dtype": "float8"}, "float64, float32"),
-        ({"optimizer": "lion"}, "sgd, adam, adamw"),
-        ({"recompute": "some"}, "auto, none, full, selective"),
-        ({"statistics": "rank"}, "batch, micro-batch, local"),
-        ({"time_limit": 0.0}, "--time-limit 0"),
-        ({"gap": 1.0}, "--gap 1"),
-        ({"time_limit": float("nan")}, "--time-limit nan"),
-        ({"time_limit": float("inf")}, "--time-limit inf"),
-        ({"fix": (("a", "b"), ("a", "c"))}, "'b' and 'c'"),
+        (lambda: MachineChoice(), "--machine NAME or --hierarchy"),
+        (lambda: MachineChoice("cpu", nodes=2, hierarchy=(2, 4)), "one of them"),
+        (lambda: MachineChoice("cpu", nodes=0), "--nodes 0"),
+        (lambda: MachineChoice(hierarchy=()), "1 to 8 sizes"),
+        (lambda: MachineChoice(hierarchy=(2, 0)), "size 0"),
+        (lambda: MachineChoice(hierarchy=(1024, 1024, 2)), "size 2097152"),
+        (lambda: MachineChoice(hierarchy=(2,) * 9), "not 9"),
+        (lambda: plan(" ", MachineChoice("cpu"), {}, EVERYTHING, UNLIMITED), "name is empty"),
+        (lambda: plan("gpt2", MachineChoice("cpu"), {"batch": 0}, EVERYTHING, UNLIMITED), "--batch 0"),
+        (lambda: plan("mlp", MachineChoice("cpu"), {}, SearchSpace(mesh=(3,)), UNLIMITED), "3 ranks.*4 devices"),
+        (lambda: Training(-1), "--batch -1"),
+        (lambda: Training(10**30), "--batch 1000"),
+        (lambda: Training(8, sequence=0), "--sequence 0"),
+        (lambda: Training(8, "float8"), "float64, float32"),
+        (lambda: Training(8, "float32,float8"), "'float8'"),
+        (lambda: Training(8, optimizer="lion"), "sgd, adam, adamw"),
+        (lambda: Training(8, statistics="rank"), "batch, micro-batch, local"),
+        (lambda: SearchSpace(micro_batches=0), "--micro-batches 0"),
+        (lambda: SearchSpace(micro_batches=4).counts(6), "does not divide"),
+        (lambda: parse_mesh("2x2x2x2"), "1 to 3 sizes"),
+        (lambda: SearchSpace(mesh=(8, 1)), "splits nothing"),
+        (lambda: SearchSpace(mesh=(2, 2)).check_devices(8), "4 ranks.*8 devices"),
+        (lambda: SearchSpace(mesh=(2, 2), stages=4).check_devices(8), "4 ranks in each of 4 stages.*8 devices"),
+        (lambda: SearchSpace(recompute="some"), "auto, none, full, selective"),
+        (lambda: SearchSpace(fix=(("a", "b"), ("a", "c"))), "'b' and 'c'"),
+        (lambda: SearchSpace(stages=parse_stages("0")), "--stages 0"),
+        (lambda: SearchSpace(chunks=2, stages=1), "--chunks needs a pipeline"),
+        (lambda: Budget(time_limit=0.0), "--time-limit 0"),
+        (lambda: Budget(time_limit=float("nan")), "--time-limit nan"),
+        (lambda: Budget(time_limit=float("inf")), "--time-limit inf"),
+        (lambda: Budget(gap=1.0), "--gap 1"),
+        (lambda: Budget(workers=0), "--workers 0"),
     ],
 )
-def test_refused(given: dict[str, Any], words: str) -> None:
+def test_refused(make: Callable[[], object], words: str) -> None:
     with pytest.raises(PartitaError, match=words):
-        PlanRequest(**({"model": "gpt2", "machine": "cpu"} | given))
+        make()
+
+
+def test_a_variant_for_every_dtype_and_schedule() -> None:
+    assert [training.dtype for training in Training(8, dtype_names("float32, bfloat16,float32")).each_dtype()] == [
+        "float32", "mixed-bfloat16"
+    ]  # fmt: skip
+    spaces = SearchSpace(schedule="all").each_schedule()
+    assert [(space.schedule, space.chunks) for space in spaces] == [("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2)]
+    (space,) = SearchSpace(chunks=3).each_schedule()
+    assert (space.schedule, space.chunks) == ("interleaved", 3)

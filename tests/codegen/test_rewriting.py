@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.planner.rewritten import taken_graph
-from partita.codegen.planner.settings import Settings
 from partita.formulation.rewriting.pattern import leading
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import SaturationLimits, rewritings
 from partita.formulation.rewriting.shapes import shape_of
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import row_names
 from partita.formulation.substitution.rule import Apply, Rule
 from partita.formulation.substitution.text import write_rule
@@ -25,6 +25,7 @@ from partita.model.graph.batch import with_batch
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.model.zoo import build
 from partita.model.zoo.registry import entry
 
@@ -134,8 +135,8 @@ def test_every_rule(name: str, judge: Judge, force: Force) -> None:
             for _ in range(2):
                 plan = force(after, sizes, rng, None, rng.choice((1, 2)), rng.choice(("sgd", "adamw")))
                 judge(plan, with_batch(before, plan.batch))
-        settings = Settings(BATCH, "float64", "adamw", (2, 2), 1)
-        judge(plan_graph(after, Machine.adhoc((2, 2)), settings, {}), before)
+        training, space = Training(BATCH, "float64", "adamw"), SearchSpace(mesh=(2, 2), micro_batches=1, stages=1)
+        judge(plan_graph(after, Machine.adhoc((2, 2)), training, space), before)
 
 
 @cache
@@ -151,9 +152,9 @@ FAMILIES = ("mlp", "bert-large", "dlrm", "candle-uno", "llama-7b", "resnext-50")
 
 def planned(name: str, graph: PCG, mesh: tuple[int, ...], rules: tuple[Rule, ...] = ()) -> Plan:
     """A plan beside the module itself."""
-    settings = Settings(BATCH, "float64", entry(name).optimizer, mesh, None, rules=rules)
+    training, space = Training(BATCH, "float64", entry(name).optimizer), SearchSpace(mesh=mesh, rules=rules, stages=1)
     model = {"reference": name, "small": True, "sequence": None, "batch": BATCH}
-    plan = plan_graph(graph, Machine.adhoc(mesh), settings, model)
+    plan = plan_graph(graph, Machine.adhoc(mesh), training, space, context=Context(model))
     verdict = plan.verify()
     assert verdict["ok"], f"{verdict['failure']}\n{plan}"
     return plan
@@ -181,8 +182,9 @@ def test_what_is_fixed_is_kept() -> None:
 
     def fused(*fixed: int) -> list[str]:
         fix = tuple((graph.nodes[i].name, row_names(graph, i)[0]) for i in fixed)
-        settings = Settings(BATCH, "float64", "sgd", (2,), 1, fix=fix, rules=planner_rules())
-        plan = plan_graph(graph, Machine.adhoc((2,)), settings, {})
+        training = Training(BATCH, "float64", "sgd")
+        space = SearchSpace(mesh=(2,), micro_batches=1, fix=fix, rules=planner_rules(), stages=1)
+        plan = plan_graph(graph, Machine.adhoc((2,)), training, space)
         kept = {(node.op, node.name) for node in plan.graph.nodes}
         assert all((graph.nodes[i].op, graph.nodes[i].name) in kept for i in fixed)
         return [change["name"] for change in plan.report["rewritten"]]

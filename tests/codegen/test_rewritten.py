@@ -21,11 +21,11 @@ from partita.codegen.plan.branches import bundles
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
 from partita.codegen.planner.rewritten import taken_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import row_names, rows
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
@@ -35,6 +35,7 @@ from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.graph.stages import boundaries, stage
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 
 from .cases.rewritten import BATCH, PAIRS, attention, branches, layers, nested, perceptron
 
@@ -87,8 +88,8 @@ def test_the_optimum(name: str, judge: Judge) -> None:
     """Planned by the solver, at the price that is found again without it, in several precisions."""
     before, after = PAIRS[name](False), PAIRS[name](True)
     for mesh, micro_batches, dtype in (((2,), 1, "float64"), ((2, 2), 2, "float64"), ((2,), 1, "mixed-bfloat16")):
-        settings = Settings(BATCH, dtype, "adamw", mesh=mesh, micro_batches=micro_batches)
-        plan = plan_graph(after, Machine.adhoc(mesh), settings, {})
+        training, space = Training(BATCH, dtype, "adamw"), SearchSpace(mesh=mesh, micro_batches=micro_batches, stages=1)
+        plan = plan_graph(after, Machine.adhoc(mesh), training, space)
         assert priced(plan).objective_ns == plan.report["objective_ns"]
         assert priced(plan).memory_bytes == plan.report["memory_bytes"]
         judge(plan, with_batch(before, BATCH))
@@ -153,7 +154,7 @@ def test_checkpoints_know_the_original_names(name: str, force: Force, tmp_path: 
 def test_equal_layers_are_one_loop(judge: Judge) -> None:
     """One class names what its layer joins; all parts are named in one line."""
     after = layers(True)
-    plan = plan_graph(after, Machine.adhoc((2,)), Settings(BATCH, "float64", "adamw", mesh=(2,)), {})
+    plan = plan_graph(after, Machine.adhoc((2,)), Training(BATCH, "float64", "adamw"), SearchSpace(mesh=(2,), stages=1))
     text = plan.emit()
     names = ", ".join(f'f"layers.{{i}}.{n}.weight": 8' for n in "qkv")
     assert f"joined={{{names}}}" in text.replace("\n                ", " ")
@@ -167,15 +168,15 @@ def test_within_branches_side_by_side(mesh: tuple[int, ...], judge: Judge) -> No
     """What a branch joins lies at one coordinate, which alone loads it."""
     machine = Machine.adhoc(mesh)
     machine = replace(machine, device=replace(machine.device, launch_ns=200_000))
-    plan = plan_graph(branches(True), machine, Settings(BATCH, "float64", "adamw", mesh=mesh), {})
+    plan = plan_graph(branches(True), machine, Training(BATCH, "float64", "adamw"), SearchSpace(mesh=mesh, stages=1))
     assert len(bundles(plan)) == 1
     judge(plan, branches(False))
 
 
 def test_a_fused_activation_is_priced() -> None:
     """Forward saves ReLU's launch and its traffic; backward has the same kernels as before."""
-    settings = Settings(BATCH, "float64", "adamw", mesh=(1,))
-    split, fused = (plan_graph(perceptron(merge), Machine.adhoc((1,)), settings, {}) for merge in (False, True))
+    training, space = Training(BATCH, "float64", "adamw"), SearchSpace(mesh=(1,), stages=1)
+    split, fused = (plan_graph(perceptron(merge), Machine.adhoc((1,)), training, space) for merge in (False, True))
     launch = split.machine.device.launch_ns
     assert split.report["objective_ns"] - fused.report["objective_ns"] >= 2 * launch
     of_relu = [item for item in priced(split).items if item.kind == "relu" and item.phase == "backward"]
@@ -199,8 +200,9 @@ class Four(nn.Module):
 
 
 def test_beside_the_module_itself() -> None:
-    settings = Settings(BATCH, "mixed-float16", "adamw", mesh=(2, 2), micro_batches=2, fix=(("linear", "o:2,o:1"),))
-    plan = plan_graph(nested(True), Machine.adhoc((2, 2)), settings, {})
+    training = Training(BATCH, "mixed-float16", "adamw")
+    space = SearchSpace(mesh=(2, 2), micro_batches=2, fix=(("linear", "o:2,o:1"),), stages=1)
+    plan = plan_graph(nested(True), Machine.adhoc((2, 2)), training, space)
     verdict = verify(plan, module=Four(), inputs=(torch.zeros(BATCH, 5),))
     assert verdict["ok"], f"{verdict['failure']}\n{plan}"
 
@@ -230,7 +232,9 @@ def test_a_batch_norm_in_evaluation_folds() -> None:
     folded = b.build(number[graph.loss])
     assert [n.op for n in folded.nodes[-4:]] == ["add", "conv", "relu", "projection"]
     for mesh in ((2,), (2, 2)):
-        plan = plan_graph(folded, Machine.adhoc(mesh), Settings(BATCH, "float64", "adamw", mesh=mesh), {})
+        plan = plan_graph(
+            folded, Machine.adhoc(mesh), Training(BATCH, "float64", "adamw"), SearchSpace(mesh=mesh, stages=1)
+        )
         verdict = verify(plan, module=module, inputs=inputs)
         assert verdict["ok"], f"{verdict['failure']}\n{plan}"
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.special import around, verify_strategy
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import run, verify
 from partita.codegen.verification.whole import trial_of
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.special import special_rows_fit, special_strategy
 from partita.formulation.strategies import strategy
 from partita.formulation.strategies.strategy import row_names, rows
@@ -30,6 +30,7 @@ from partita.model.capture.capture import capture
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.model.zoo.gpt import GPT
 
 from .cases import CASES
@@ -141,8 +142,9 @@ def example(b: Builder, size: int) -> int:
 
 def fixed(graph: PCG, index: int, row: str, ranks: int, machine: Machine | None = None) -> Plan:
     wish = ((graph.nodes[index].name, row),)
-    settings = Settings(graph.batch, "float64", "sgd", mesh=(ranks,), micro_batches=1, fix=wish)
-    return plan_graph(graph, machine or without_launches(ranks), settings, {})
+    training = Training(graph.batch, "float64", "sgd")
+    space = SearchSpace(mesh=(ranks,), micro_batches=1, fix=wish, stages=1)
+    return plan_graph(graph, machine or without_launches(ranks), training, space)
 
 
 def without_launches(ranks: int) -> Machine:
@@ -215,8 +217,8 @@ def test_memory_is_that_of_its_parts(tmp_path: Path) -> None:
         """Predicted and measured."""
         wishes = {"attention": row, "layer_norm": "b.0", "linear": "b.0"}
         fix = tuple((node.name, wishes[node.op]) for node in graph.nodes if node.op in wishes)
-        settings = Settings(16, "float32", "adamw", mesh=(4,), micro_batches=1, fix=fix)
-        plan = plan_graph(graph, slow_machine((1, 4)), settings, {})
+        training, space = Training(16, "float32", "adamw"), SearchSpace(mesh=(4,), micro_batches=1, fix=fix, stages=1)
+        plan = plan_graph(graph, slow_machine((1, 4)), training, space)
         memory = priced(plan).memory
         return memory["activations"] + memory["weights"], saved_bytes(plan, module, tmp_path)
 
@@ -234,8 +236,8 @@ def planned(memory: int | None, specials: bool = True, ranks: int = 8) -> Plan:
             patch.setattr(strategy, "special_rows", lambda _: ())
         strategy._all_rows.cache_clear()
         try:
-            settings = Settings(1, "float32", "sgd", mesh=(ranks,), micro_batches=1)
-            return plan_graph(capture(module, inputs), slow_machine((1, ranks), memory), settings, {})
+            training, space = Training(1, "float32", "sgd"), SearchSpace(mesh=(ranks,), micro_batches=1, stages=1)
+            return plan_graph(capture(module, inputs), slow_machine((1, ranks), memory), training, space)
         finally:
             strategy._all_rows.cache_clear()
 
@@ -260,8 +262,8 @@ def test_heads_for_positions_and_back() -> None:
     graph = capture(module, inputs, batch=4)
     wishes = {"attention": "b.0", "linear": "b.0", "layer_norm": "b.0", "gelu": "i.1", "add": "i.1"}
     fix = tuple((node.name, wishes[node.op]) for node in graph.nodes if node.op in wishes)
-    settings = Settings(4, "float64", "sgd", mesh=(4,), micro_batches=1, fix=fix)
-    plan = plan_graph(graph, Machine.adhoc((4,)), settings, {})
+    training, space = Training(4, "float64", "sgd"), SearchSpace(mesh=(4,), micro_batches=1, fix=fix, stages=1)
+    plan = plan_graph(graph, Machine.adhoc((4,)), training, space)
     moved = [i for i in priced(plan).items if i.axes and i.phase != "update" and i.kind != "slice"]
     assert {i.kind for i in moved} == {"all-to-all"}
     # Queries, keys and values come from one matrix, and move at once.

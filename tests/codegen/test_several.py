@@ -1,4 +1,4 @@
-"""Several ways to plan, one after the other: what is taken, what is told of each, what ends all."""
+"""Several variants planned one after the other: which is taken, what is reported of each, what ends all."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 import partita
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.variants import Way, best_of
+from partita.codegen.planner.planner import plan_variant
+from partita.codegen.planner.variants import Variant, best_of
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.load import load_module
 from partita.model.errors import NoPlanError, PartitaError
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 
-WAYS = [Way("float32", name, 1) for name in ("1f1b", "zero-bubble", "gpipe")]
+VARIANTS = [Variant(Training(8), SearchSpace(schedule=name)) for name in ("1f1b", "zero-bubble", "gpipe")]
 
 
 def made(step: int, bound: int, *limits: str) -> Any:
@@ -29,17 +31,17 @@ def none(bound: int | None, *limits: str, interrupted: bool = False) -> NoPlanEr
 
 
 def told(*found: Any, gap: float = 0.0) -> tuple[Any, list[Any]]:
-    """The best of what each way gives or raises, and with which cutoffs they were asked."""
+    """The best of what each variant gives or raises, and the cutoffs each was planned with."""
     waiting, cutoffs = iter(found), []
 
-    def planned(way: Way, seconds: float | None, cutoff: int | None) -> Any:
+    def planned(variant: Variant, seconds: float | None, cutoff: int | None) -> Any:
         cutoffs.append(cutoff)
         one = next(waiting)
         if isinstance(one, PartitaError):
             raise one
         return one
 
-    return best_of(WAYS, None, gap, planned), cutoffs
+    return best_of(VARIANTS, None, gap, planned), cutoffs
 
 
 def test_each_is_asked_for_less_than_the_best_so_far() -> None:
@@ -64,7 +66,7 @@ def test_what_is_proved_of_all_is_the_least_bound() -> None:
 def test_an_interrupt_ends_all(second: Any) -> None:
     best, cutoffs = told(made(100, 100), second, made(1, 1))
     assert cutoffs == [None, 100] and best.report["space"]["limits_hit"] == ["interrupt"]
-    assert (best.report["bound_ns"], best.report["gap"]) == (0, 1.0)  # of the last way nothing is known
+    assert (best.report["bound_ns"], best.report["gap"]) == (0, 1.0)  # nothing is known of the last variant
 
 
 def test_where_none_has_a_plan_the_first_failure_is_told() -> None:
@@ -86,11 +88,11 @@ def test_states_stay_where_they_are_if_another_schedule_fits(monkeypatch: pytest
     """A dtype that has a plan is not searched once more with its states on the host."""
     asked: list[tuple[str, bool | None]] = []
 
-    def watched(graph: Any, machine: Any, settings: Any, *rest: Any) -> Any:
-        asked.append((settings.schedule, settings.offload))
-        return plan_graph(graph, machine, settings, *rest)
+    def watched(graph: Any, machine: Any, variant: Variant, *rest: Any) -> Any:
+        asked.append((variant.space.schedule, variant.space.offload))
+        return plan_variant(graph, machine, variant, *rest)
 
-    monkeypatch.setattr("partita.codegen.planner.planner.plan_graph", watched)
+    monkeypatch.setattr("partita.codegen.planner.planner.plan_variant", watched)
     options = {"batch": 8, "stages": 2, "workers": 1, "cache": "none", "micro_batches": 2}
     partita.optimize(*load_module("mlp", small=True), Machine.adhoc((2,)), schedule=("1f1b", "zero-bubble"), **options)
     assert asked == [("1f1b", None), ("zero-bubble", False)]

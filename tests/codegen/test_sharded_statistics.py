@@ -14,13 +14,14 @@ from torch import Tensor
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.special import around, verify_strategy
 from partita.codegen.verification.threads import run_threads
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.special import special_strategy
 from partita.formulation.strategies.strategy import row_names
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 
 from .cases import CASES
 from .test_ring import Axis
@@ -129,8 +130,9 @@ def test_which_dims() -> None:
 def planned(example: int, rows: str, mesh: tuple[int, ...]) -> tuple[Plan, int]:
     graph, index = around(special_strategy("normalize").examples[example])
     wish = ((graph.nodes[index].name, rows),)
-    settings = Settings(graph.batch, "float64", "sgd", mesh=mesh, micro_batches=1, fix=wish)
-    return plan_graph(graph, Machine.adhoc(mesh), settings, {}), index
+    training = Training(graph.batch, "float64", "sgd")
+    space = SearchSpace(mesh=mesh, micro_batches=1, fix=wish, stages=1)
+    return plan_graph(graph, Machine.adhoc(mesh), training, space), index
 
 
 def test_two_dims_at_once(judge: Judge) -> None:

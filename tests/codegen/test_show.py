@@ -11,19 +11,20 @@ import pytest
 
 from partita import Machine, Plan
 from partita.codegen.plan.choice import Choice
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.pricing.plan_price import priced
 from partita.codegen.pricing.price_items import PARTS
 from partita.codegen.report.facts import Facts, facts, weights_table
 from partita.codegen.report.show import show
 from partita.codegen.report.tables import Table
 from partita.codegen.report.words import label, module_of, pattern, ranges, roles, split_word
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.errors import PartitaError
 from partita.model.graph.atoms import atoms
 from partita.model.graph.layout import B, S
 from partita.model.graph.pcg import PCG
+from partita.model.training import Training
 from partita.model.zoo import build
 
 
@@ -41,8 +42,11 @@ def planned(
     dtype: str = "float32",
 ) -> Plan:
     hierarchy = (2, mesh[0] // 2) if len(mesh) == 1 else mesh
-    settings = Settings(16, dtype, "adamw", mesh, micro_batches, fix=fix)
-    return plan_graph(graph_of(model), Machine.adhoc(hierarchy), settings, {"reference": model, "small": True})
+    training = Training(16, dtype, "adamw")
+    space = SearchSpace(mesh=mesh, micro_batches=micro_batches, fix=fix, stages=1)
+    return plan_graph(
+        graph_of(model), Machine.adhoc(hierarchy), training, space, context=Context({"reference": model, "small": True})
+    )
 
 
 @pytest.fixture(scope="module")

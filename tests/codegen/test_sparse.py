@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.pricing.plan_price import priced
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.graph.graph_file import graph_from_json, graph_to_json
 from partita.model.graph.sparse_tables import sparse_tables
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 
 BATCH = 12
 
@@ -94,8 +95,9 @@ def planned(
     dtype: str = "float64",
 ) -> Plan:
     graph = capture(module, INPUTS, batch=BATCH)
-    settings = Settings(BATCH, dtype, "sgd", mesh=mesh, micro_batches=micro_batches, fix=fix)
-    return plan_graph(graph, Machine.adhoc(mesh), settings, {})
+    training = Training(BATCH, dtype, "sgd")
+    space = SearchSpace(mesh=mesh, micro_batches=micro_batches, fix=fix, stages=1)
+    return plan_graph(graph, Machine.adhoc(mesh), training, space)
 
 
 def judged(module: nn.Module, plan: Plan) -> None:
@@ -212,7 +214,7 @@ def test_frozen_tables_have_no_gradient_at_all() -> None:
 def test_only_sgd_applies_them(optimizer: str) -> None:
     graph = capture(Clicks(), INPUTS, batch=BATCH)
     with pytest.raises(PartitaError, match=f"'users.weight' is sparse, which {optimizer} cannot apply: .*sgd"):
-        plan_graph(graph, Machine.adhoc((2,)), Settings(BATCH, "float32", optimizer), {})
+        plan_graph(graph, Machine.adhoc((2,)), Training(BATCH, "float32", optimizer), SearchSpace(stages=1))
 
 
 @pytest.mark.parametrize("strategy", ["B", "P", "b.0"])

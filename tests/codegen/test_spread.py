@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.table_spread import plan_spread
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.pricing.plan_price import priced
 from partita.codegen.report.facts import facts
 from partita.codegen.report.text import text
@@ -23,18 +22,20 @@ from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.threads import RankError, run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.graph.layout import Action
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 
 BATCH = 31
 
 
 def planned(name: str, mesh: tuple[int, ...], strategy: str = "spread") -> Plan:
     graph = capture(*load_module(name, small=True), batch=BATCH)
-    settings = Settings(BATCH, "float64", "sgd", mesh=mesh, fix=(("tables", strategy),))
-    return plan_graph(graph, Machine.adhoc(mesh), settings, {"reference": name, "small": True})
+    training, space = Training(BATCH, "float64", "sgd"), SearchSpace(mesh=mesh, fix=(("tables", strategy),), stages=1)
+    return plan_graph(graph, Machine.adhoc(mesh), training, space, context=Context({"reference": name, "small": True}))
 
 
 def table_of(plan: Plan) -> int:
@@ -93,8 +94,9 @@ IDS = (torch.zeros(26, 3, dtype=torch.int64),)
 def clicks(
     module: nn.Module, mesh: tuple[int, ...], strategy: str, dtype: str = "float64", optimizer: str = "adamw"
 ) -> Plan:
-    settings = Settings(26, dtype, optimizer, mesh=mesh, micro_batches=2, fix=(("tables", strategy),))
-    return plan_graph(capture(module, IDS, batch=26), Machine.adhoc(mesh), settings, {})
+    training = Training(26, dtype, optimizer)
+    space = SearchSpace(mesh=mesh, micro_batches=2, fix=(("tables", strategy),), stages=1)
+    return plan_graph(capture(module, IDS, batch=26), Machine.adhoc(mesh), training, space)
 
 
 @pytest.mark.parametrize(("mesh", "strategy"), [((5,), "spread"), ((2, 2), "spread,B"), ((2, 2), "R,spread")])
@@ -140,8 +142,9 @@ def test_layers_are_a_loop() -> None:
     module, ids = Layers(), (torch.zeros(26, 2, dtype=torch.int64),)
     graph = capture(module, ids, batch=26)
     lookups = [graph.nodes[i].name for i in graph.of("embedding")]
-    settings = Settings(26, "float64", "adamw", mesh=(2,), fix=tuple((name, "spread") for name in lookups))
-    plan = plan_graph(graph, Machine.adhoc((2,)), settings, {})
+    training = Training(26, "float64", "adamw")
+    space = SearchSpace(mesh=(2,), fix=tuple((name, "spread") for name in lookups), stages=1)
+    plan = plan_graph(graph, Machine.adhoc((2,)), training, space)
     assert 'SPREAD[f"layers.{i}.tables.weight"]' in plan.emit()
     assert verify(plan, module=module, inputs=ids)["ok"]
 

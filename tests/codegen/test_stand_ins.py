@@ -13,13 +13,14 @@ from partita.codegen.plan.branches import bundles
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
 from partita.codegen.planner.rewritten import taken_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.planner.stand_ins import alone
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import rewritings
+from partita.formulation.search_space import SearchSpace
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.solvers.search import unpipelined as search
 from partita.solvers.search.planning_problem import PlanningProblem
 
@@ -53,7 +54,9 @@ def towers() -> PCG:
 
 
 def planned(graph: PCG, of: Machine, **wishes: object) -> Plan:
-    return plan_graph(graph, of, replace(Settings(BATCH, "float64", "sgd", micro_batches=1), **wishes), {})
+    return plan_graph(
+        graph, of, Training(BATCH, "float64", "sgd"), SearchSpace(**{"micro_batches": 1, "stages": 1, **wishes})
+    )
 
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)])

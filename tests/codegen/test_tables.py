@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.verification.threads import RankError, run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 
 BATCH = 12
 ROWS = (10, 2, 9, 4)
@@ -59,8 +60,9 @@ def planned(
     optimizer: str = "sgd",
 ) -> Plan:
     fix = (("tables", strategy),) if strategy else ()
-    settings = Settings(BATCH, dtype, optimizer, mesh=mesh, micro_batches=micro_batches, fix=fix)
-    return plan_graph(capture(module, inputs, batch=BATCH), Machine.adhoc(mesh), settings, {})
+    training = Training(BATCH, dtype, optimizer)
+    space = SearchSpace(mesh=mesh, micro_batches=micro_batches, fix=fix, stages=1)
+    return plan_graph(capture(module, inputs, batch=BATCH), Machine.adhoc(mesh), training, space)
 
 
 def judged(plan: Plan, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

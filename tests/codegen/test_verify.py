@@ -15,17 +15,18 @@ from torch.nn import functional
 from partita import PartitaError
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.verify import Trial, memory_bytes, run, trial, verify, verify_all
 from partita.formulation.placement.placement import Placement
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import rows
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.graph.builder import Builder
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.model.zoo import entry
 
 RANKS, BATCH, WIDTH, CLASSES = 2, 12, 6, 5
@@ -152,8 +153,10 @@ def planned(name: str, mesh: tuple[int, ...]) -> Plan:
     known = entry(name)
     batch = known.default_batch(True, 4)
     graph = capture(*load_module(name, small=True), batch=batch)
-    settings = Settings(batch, "float32", known.optimizer, mesh=mesh)
-    return plan_graph(graph, Machine.adhoc(mesh), settings, {"reference": name, "small": True, "batch": batch})
+    training, space = Training(batch, "float32", known.optimizer), SearchSpace(mesh=mesh, stages=1)
+    return plan_graph(
+        graph, Machine.adhoc(mesh), training, space, context=Context({"reference": name, "small": True, "batch": batch})
+    )
 
 
 def test_one_launch_verifies_the_families() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
+from partita.codegen.planner.planner import Context, plan_graph
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.graph.atoms import atoms
 from partita.model.graph.layout import B, atom_of, is_split
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.model.zoo import entry
 
 
@@ -17,7 +18,13 @@ def test_resnext_on_one_node_is_data_parallel() -> None:
     machine, known = Machine.load("summit", nodes=1), entry("resnext-50")
     batch = known.default_batch(False, machine.devices)
     graph = capture(*load_module("resnext-50"), batch=batch)
-    plan = plan_graph(graph, machine, Settings(batch, known.dtype, known.optimizer), {"reference": "resnext-50"})
+    plan = plan_graph(
+        graph,
+        machine,
+        Training(batch, known.dtype, known.optimizer),
+        SearchSpace(stages=1),
+        context=Context({"reference": "resnext-50"}),
+    )
     assert plan.report["gap"] == 0
     found = atoms(plan.graph)
     layers = [i for op in ("conv", "batch_norm") for i in plan.graph.of(op)]

@@ -18,15 +18,17 @@ from torch import nn
 import partita
 from partita.codegen.plan.pipeline_plan import PipelinePlan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.pricing.pipeline_price import priced
 from partita.codegen.verification.measure import measure
 from partita.formulation.pipeline.configuration import Configuration, in_flight
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
 from partita.model.graph.stages import boundaries
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
+from partita.solvers.budget import Budget
 from partita.solvers.search.pipeline_problem import PipelineProblem
 from partita.solvers.search.planning_problem import PlanningProblem
 from partita.solvers.search.zero_bubble_bound import ZeroBubbleBound
@@ -216,6 +218,8 @@ def test_it_keeps_as_much_more_as_is_predicted(scaled: bool) -> None:
 @pytest.mark.parametrize("schedule", ["2bw", "zero-bubble"])
 def test_memory_besides_of_branches_side_by_side(schedule: str) -> None:
     """What is kept besides is that of the coordinate that keeps most, as all else in a bundle."""
-    settings = Settings(8, "float32", "adam", stages=2, schedule=schedule, workers=1, micro_batches=2)
-    plan = plan_graph(captured("candle-uno", 8), Machine.adhoc((2, 2)), settings, {})
+    training = Training(8, "float32", "adam")
+    space = SearchSpace(micro_batches=2, stages=2, schedule=schedule)
+    budget = Budget(workers=1)
+    plan = plan_graph(captured("candle-uno", 8), Machine.adhoc((2, 2)), training, space, budget)
     assert isinstance(plan, PipelinePlan) and plan.report["bundles"] and plan.schedule == schedule

@@ -18,6 +18,7 @@ from partita import PartitaError
 from partita.formulation.network.contest import FORBIDDEN, Contest
 from partita.formulation.network.network import evaluate
 from partita.solvers.backends.instance import solve_instance
+from partita.solvers.budget import Budget
 
 # The example of the contest's description.
 EXAMPLE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data/contest_example.json").read_text())
@@ -71,7 +72,7 @@ def test_solutions_are_written_as_the_contest_asks(tmp_path: Path) -> None:
 def test_the_example_is_solved(tmp_path: Path, name: str, solver: str) -> None:
     raw = json.dumps(EXAMPLE).encode()
     (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
-    answer = solve_instance(tmp_path / name, solver, output=tmp_path / "out")
+    answer = solve_instance(tmp_path / name, Budget(solver=solver), output=tmp_path / "out")
     assert (answer["status"], answer["objective"], answer["evaluated"], answer["bound"]) == ("optimal", 445, 445, 445)
     assert (tmp_path / "out").read_text() == "[0, 0, 2, 1, 0]\n"
 

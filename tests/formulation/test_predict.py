@@ -11,13 +11,13 @@ import pytest
 from torch import nn, zeros
 
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.planner.settings import Settings
 from partita.codegen.pricing.plan_price import priced
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import step_price
 from partita.formulation.reduction.program import Collective as Kind
 from partita.formulation.reduction.program import Reduction, Step
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.lifetimes import lifetimes
 from partita.formulation.spacetime.mask import PTensor
@@ -36,6 +36,7 @@ from partita.model.errors import PartitaError
 from partita.model.graph.batch import with_batch
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.solvers.spacetime.validate import validate
 
 Write = Callable[[Graph], object]
@@ -91,7 +92,9 @@ def test_tasks_cost_what_the_planner_prices(name: str) -> None:
     """On one device all but the accumulation of a micro-batch's gradients, where there is one micro-batch."""
     one = Machine.adhoc((1,))
     found = predict(program(name, on_one), one)
-    plan = priced(plan_graph(graph(name), one, Settings(BATCH, "float32", "adamw", micro_batches=1), {}))
+    plan = priced(
+        plan_graph(graph(name), one, Training(BATCH, "float32", "adamw"), SearchSpace(micro_batches=1, stages=1))
+    )
     accumulated = sum(item.total_ns for item in plan.items if item.kind == "accumulate")
     assert ns_of(found, *Phase) == plan.objective_ns - accumulated
 
@@ -240,7 +243,7 @@ def test_what_is_alive_at_the_turn_is_what_the_planner_keeps(name: str) -> None:
     living, pcg = lifetimes(found, 0, Prices(found.tasks.graph, one)), graph(name)
     turn = next(n for n, x in enumerate(found.devices[0]) if isinstance(x, Run) and x.op.node == pcg.loss)
     alive = sum(span.size_bytes for span in living.spans if span.touched[0] <= turn < span.touched[-1])
-    plan = plan_graph(pcg, one, Settings(BATCH, "float32", "adamw", micro_batches=1), {})
+    plan = plan_graph(pcg, one, Training(BATCH, "float32", "adamw"), SearchSpace(micro_batches=1, stages=1))
     planned = priced(plan).memory
     assert 0 <= planned["activations"] - alive <= living.always["inputs"]
     weights = sum(pcg.nodes[i].numel for i in pcg.of("parameter")) * 4

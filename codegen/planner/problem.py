@@ -1,0 +1,87 @@
+"""The planning problem of a graph: placements, numbers of micro-batches and fixed strategies of a search space."""
+
+from __future__ import annotations
+
+import math
+
+from ...formulation.placement.mappings import mapped, without_ones
+from ...formulation.placement.placement import Placement, distinct, placements, reordered
+from ...formulation.search_space import SearchSpace
+from ...model.errors import PartitaError
+from ...model.graph.batch import with_batch
+from ...model.graph.pcg import PCG
+from ...model.machine.machine import Machine
+from ...model.training import Training
+from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
+from ..emission.spmd.micro import divided
+from .pipelined import inside
+
+MOST_WORK = 2.0**32
+"""Most additions of formulating and of one elimination, some seconds of what a search repeats dozens of times.
+
+Meshes of so many axes that they take more are left out, unless the mesh is fixed.
+"""
+
+
+def problem_of(
+    graph: PCG, machine: Machine, training: Training, space: SearchSpace, plain: PCG | None = None
+) -> PlanningProblem:
+    """The planning problem of a graph; where it has alternatives for some nodes, `plain` is the graph without them.
+
+    PartitaError: the options contradict each other, or the model.
+    """
+    counts, places = _micro_batches(graph, training, space), _placements(machine, space)
+    if not space.fixes_axes and not space.fix:
+        places = reordered(places, atom_sizes(graph, training.batch, counts))
+    return PlanningProblem(
+        graph, machine, training.batch, places, counts, training.dtype, training.optimizer,
+        _fixed(space.fix, places), math.inf if space.fixes_axes else MOST_WORK,
+        plain=plain if graph.alternatives else None, recompute=space.modes, offload=bool(space.offload),
+    )  # fmt: skip
+
+
+def _placements(machine: Machine, space: SearchSpace) -> tuple[Placement, ...]:
+    if space.mapping is not None:
+        places: tuple[Placement, ...] = (without_ones(mapped(space.mapping, machine.hierarchy)),)
+    elif space.stages is not None and space.stages > 1:
+        places = inside(machine, space.stages, space.mesh)
+    else:
+        places = distinct(placements(machine.hierarchy, mesh=space.mesh))
+    counts = {strategy.count(",") + 1 for _, strategy in space.fix if "," in strategy}
+    if len(counts) > 1:
+        raise PartitaError("--fix names strategies for different numbers of axes")
+    if counts:
+        places = tuple(p for p in places if len(p.sizes) in counts)
+        if not places:
+            raise PartitaError(f"--fix names {counts.pop()} axes, which no mesh of this machine has")
+    return places
+
+
+def _micro_batches(graph: PCG, training: Training, space: SearchSpace) -> tuple[int, ...]:
+    """The numbers of micro-batches that the model admits; PartitaError if it admits none of the space's."""
+    admitted: list[int] = []
+    refusal: PartitaError | None = None
+    for k in space.counts(training.batch):
+        try:
+            # Whether the model can be cut does not depend on k, but for single samples, whose graph is a special one.
+            if admitted in ([], [1]) or training.batch == k:
+                divided(with_batch(graph, training.batch // k), k)
+        except PartitaError as error:
+            refusal = error
+        else:
+            admitted.append(k)
+    if not admitted:
+        assert refusal is not None
+        raise refusal
+    return tuple(admitted)
+
+
+def _fixed(fix: tuple[tuple[str, str], ...], places: tuple[Placement, ...]) -> dict[str, tuple[str, ...]]:
+    """Node -> the names of its rows, one per mesh axis. PartitaError: more or fewer rows than the meshes have axes."""
+    axes = {len(p.sizes) for p in places}
+    fixed = {name: tuple(part.strip() for part in text.split(",")) for name, text in fix}
+    if fixed and axes != {len(next(iter(fixed.values())))}:
+        raise PartitaError(
+            f"--fix gives {len(next(iter(fixed.values())))} strategies, one per mesh axis: fix the mesh too (--mesh)"
+        )
+    return fixed

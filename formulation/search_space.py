@@ -1,0 +1,185 @@
+"""What is searched: meshes, micro-batches, pipelines, recomputation, offloading, rewriting; and what is fixed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ..model.errors import PartitaError
+from ..model.graph.segments import MODES
+from ..model.options import MAX_DEVICES, check_choice, check_count, check_sizes, option, parse_sizes, times
+from .rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
+
+if TYPE_CHECKING:
+    from .substitution.rule import Rule
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "2bw")
+ALL_SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
+"""What `all` stands for: GPipe is never better than 1F1B, and 2BW is another way of training."""
+
+RECOMPUTE = {"auto": MODES, **{mode: (mode,) for mode in MODES}}
+"""Choice -> the modes among which each segment's is chosen."""
+
+MAX_AXES = 3
+
+
+def parse_mesh(text: str) -> tuple[int, ...]:
+    """Sizes of up to MAX_AXES axes: 2x4."""
+    mesh = parse_sizes("--mesh", text)
+    check_sizes("--mesh", mesh, MAX_AXES)
+    return mesh
+
+
+def parse_stages(stages: str | int) -> int | None:
+    """The number of stages; None for `auto`."""
+    if stages == "auto":
+        return None
+    if not str(stages).isdecimal():
+        raise PartitaError(f"--stages {stages}: auto, or a whole number from 1 is needed")
+    return int(stages)
+
+
+def parse_fix(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """NAME=STRATEGY pairs, split at the first `=`.
+
+    >>> parse_fix(["h.0.mlp=split b"])
+    (('h.0.mlp', 'split b'),)
+    """
+    pairs = []
+    for text in texts:
+        name, equals, strategy = (part.strip() for part in text.partition("="))
+        if not (name and equals and strategy):
+            raise PartitaError(f"--fix {text!r}: NAME=STRATEGY is needed")
+        pairs.append((name, strategy))
+    return tuple(pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """The plans among which the best is sought; None leaves a choice to the search.
+
+    `mesh` fixes the axes' sizes, not their placement; `mapping` names a placement (`formulation.placement.mappings`).
+    `stages` of a pipeline (1: no pipeline), `chunks` virtual stages per device, run in the order of `schedule`: a name,
+    `auto` (1F1B or, with chunks, interleaved), `all` (both and zero-bubble), or several joined by commas, of which the
+    fastest is taken (`each_schedule`). `recompute`: a mode for every segment, or `auto`, the best for each.
+    `offload`: optimizer states may be in the host's memory wherever that is faster; None: only where nothing fits
+    without. `rules`: choose among all rewritings by them too, as far as `saturation` goes. `fix` holds (node, strategy)
+    pairs. Without `bundles` no branches run side by side.
+    PartitaError: a value out of range, an unknown name, or options that contradict each other.
+    """
+
+    mesh: tuple[int, ...] | None = field(
+        default=None,
+        metadata=option(str, "Fixes the axes' sizes, not their placement: 8x8.", parse=parse_mesh),
+    )
+    mapping: str | None = field(
+        default=None, metadata=option(str, "Fixes axes and placement: unity-2d, or a registered one.")
+    )
+    offload: bool | None = field(
+        default=None,
+        metadata=option(
+            bool,
+            "Optimizer states in the host's memory wherever that is faster, or never; by default only if nothing fits.",
+            "--offload/--no-offload",
+        ),
+    )
+    fix: tuple[tuple[str, str], ...] = field(
+        default=(),
+        metadata=option(
+            list[str], "Fix a node's strategy; repeatable.", metavar="NAME=ROW", parse=parse_fix, default=None
+        ),
+    )
+    micro_batches: int | None = field(default=None, metadata=option(int, "Number of micro-batches."))
+    stages: int | None = field(
+        default=None,
+        metadata=option(str, "Pipeline stages: a number or auto (1: no pipeline).", parse=parse_stages, default="auto"),
+    )
+    schedule: str = field(
+        default="auto", metadata=option(str, f"Pipeline schedule: auto, all, {', '.join(SCHEDULES)}.")
+    )
+    chunks: int = field(default=1, metadata=option(int, "Virtual stages per device (interleaved 1F1B)."))
+    recompute: str = field(
+        default="auto",
+        metadata=option(str, f"Activation checkpointing of layers, to save memory: {', '.join(RECOMPUTE)}."),
+    )
+    rules: tuple[Rule, ...] = ()
+    saturation: SaturationLimits = DEFAULT_LIMITS
+    bundles: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("--micro-batches", self.micro_batches)
+        check_count("--stages", self.stages, MAX_DEVICES)
+        check_choice("--recompute", self.recompute, RECOMPUTE)
+        if self.mesh is not None and self.mapping is not None:
+            raise PartitaError("--mesh and --mapping both fix the axes; give one of them")
+        if self.mesh is not None and len(self.mesh) > 1 and 1 in self.mesh:
+            raise PartitaError(f"--mesh {times(self.mesh)}: an axis of size 1 splits nothing; leave it out")
+        if self.mapping is not None:
+            self.check_unpipelined("--mapping")
+        if self.chunks > 1 and self.stages == 1:
+            raise PartitaError("--chunks needs a pipeline: add --stages N")
+        assert self.schedules
+        fixed: dict[str, str] = {}
+        for name, strategy in self.fix:
+            if fixed.setdefault(name, strategy) != strategy:
+                raise PartitaError(f"--fix {name}: both {fixed[name]!r} and {strategy!r}")
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The recomputation modes among which each segment's is chosen."""
+        return RECOMPUTE[self.recompute]
+
+    @property
+    def fixes_axes(self) -> bool:
+        """True if the mesh's axes are given."""
+        return self.mesh is not None or self.mapping is not None
+
+    @property
+    def schedules(self) -> tuple[tuple[str, int], ...]:
+        """The schedules named, each once, with its chunks; of several, interleaved has at least two."""
+        check_count("--chunks", self.chunks, MAX_DEVICES)
+        words = {"auto": ("interleaved" if self.chunks > 1 else "1f1b",), "all": ALL_SCHEDULES}
+        given = [word.strip() for word in self.schedule.split(",") if word.strip()]
+        names = tuple(dict.fromkeys(name for word in given for name in words.get(word, (word,))))
+        if not names:
+            raise PartitaError("no schedule is named")
+        for name in names:
+            check_choice("--schedule", name, SCHEDULES, shown=("auto", "all", *SCHEDULES))
+        chunks = max(self.chunks, 2) if len(names) > 1 else self.chunks
+        if ("interleaved" in names) != (chunks > 1) and (self.chunks > 1 or len(names) == 1):
+            raise PartitaError(
+                f"--schedule {self.schedule} with --chunks {self.chunks}: interleaved has 2 or more, the others have 1"
+            )
+        return tuple((name, chunks if name == "interleaved" else 1) for name in names)
+
+    def each_schedule(self) -> tuple[SearchSpace, ...]:
+        """This space with each of its schedules."""
+        return tuple(replace(self, schedule=name, chunks=chunks) for name, chunks in self.schedules)
+
+    def counts(self, batch: int) -> tuple[int, ...]:
+        """The numbers of micro-batches of a batch; PartitaError if the one that is fixed does not divide it."""
+        if self.micro_batches is None:
+            return tuple(count for count in range(1, batch + 1) if batch % count == 0)
+        if batch % self.micro_batches:
+            raise PartitaError(f"--batch {batch} does not divide into --micro-batches {self.micro_batches}")
+        return (self.micro_batches,)
+
+    def check_devices(self, devices: int) -> None:
+        """PartitaError unless the mesh, in every stage, has as many ranks as the machine has devices."""
+        stages = self.stages or 1
+        if self.mesh is not None and math.prod(self.mesh) * stages != devices:
+            each = f" in each of {stages} stages" if stages > 1 else ""
+            raise PartitaError(
+                f"--mesh {times(self.mesh)} has {math.prod(self.mesh)} ranks{each}, the machine has {devices} devices"
+            )
+
+    def check_unpipelined(self, option: str) -> None:
+        """PartitaError if the space has pipelines only, for which an option has no meaning."""
+        if self.stages is not None and self.stages > 1:
+            raise PartitaError(f"{option} is for plans without a pipeline; leave out --stages {self.stages}")
+
+
+EVERYTHING = SearchSpace()
+"""No choice is fixed, but that nothing is rewritten."""

@@ -1,0 +1,61 @@
+"""Which machine to plan for, as the command line names it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ..errors import PartitaError
+from ..options import MAX_DEVICES, check_count, check_sizes, option, parse_sizes
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+MAX_LEVELS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MachineChoice:
+    """A preset or file, some of its nodes, or its devices and links in another hierarchy; by itself that is ad hoc.
+
+    PartitaError: neither machine nor hierarchy, or both nodes and hierarchy; sizes that no machine has.
+    """
+
+    machine: str | None = field(default=None, metadata=option(str, "A machine's name, or its YAML file."))
+    nodes: int | None = field(
+        default=None, metadata=option(int, "How many of the machine's nodes; of `cpu`, how many ranks.")
+    )
+    hierarchy: tuple[int, ...] | None = field(
+        default=None,
+        metadata=option(
+            str,
+            "Levels of an ad hoc machine, outermost first: 2x4.",
+            parse=lambda text: parse_sizes("--hierarchy", text),
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        if self.machine is None and self.hierarchy is None:
+            raise PartitaError("give --machine NAME or --hierarchy, such as --hierarchy 2x4")
+        if self.nodes is not None and self.hierarchy is not None:
+            raise PartitaError("--nodes and --hierarchy both say how many devices there are; give one of them")
+        check_count("--nodes", self.nodes, MAX_DEVICES)
+        if self.hierarchy is not None:
+            check_sizes("--hierarchy", self.hierarchy, MAX_LEVELS)
+
+    def load(self) -> Machine:
+        """The machine itself. PartitaError: an unknown name, a file or a hierarchy that does not fit."""
+        from .machine import Machine  # reads YAML, which `--help` need not
+
+        if self.machine is None:
+            assert self.hierarchy is not None
+            return Machine.adhoc(self.hierarchy)
+        machine = Machine.load(self.machine, nodes=self.nodes)
+        if self.hierarchy is None:
+            return machine
+        if len(self.hierarchy) != len(machine.levels):
+            raise PartitaError(
+                f"--hierarchy has {len(self.hierarchy)} levels, machine {machine.name} has {len(machine.levels)}"
+            )
+        levels = tuple(replace(level, size=size) for level, size in zip(machine.levels, self.hierarchy, strict=True))
+        return replace(machine, levels=levels)

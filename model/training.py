@@ -1,0 +1,73 @@
+"""What is trained: the batch, the dtype, the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from .errors import PartitaError
+from .graph.buffer_updates import STATISTICS
+from .machine.precision import PRECISIONS
+from .options import check_choice, check_count, option
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", *(name for name in PRECISIONS if "-" in name))
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
+
+def dtype_names(dtypes: str | Sequence[str]) -> str:
+    """Dtypes by their full names, each once, joined by commas.
+
+    `float16` and `bfloat16` mean computing in them with float32 parameters.
+
+    >>> dtype_names("float32, bfloat16")
+    'float32,mixed-bfloat16'
+    """
+    given = dtypes.split(",") if isinstance(dtypes, str) else dtypes
+    names = [name.strip() for name in given]
+    if not names:
+        raise PartitaError("no dtype is named")
+    return ",".join(dict.fromkeys(f"mixed-{name}" if name in ("float16", "bfloat16") else name for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One training step: `batch` samples over all ranks, computed in `dtype`, updated by `optimizer`.
+
+    `dtype` is a name of `PRECISIONS`, or several joined by commas, of which the fastest is taken (`each_dtype`).
+    `statistics`: what a batch norm normalizes over. `sequence`: tokens in a sample, None for the model's own.
+    `allow_unknown`: operators without rules run unsplit instead of being refused.
+    PartitaError: a value out of range, an unknown name.
+    """
+
+    batch: int = field(metadata=option(int, "Samples in a step, over all ranks."))
+    dtype: str = field(
+        default="float32",
+        metadata=option(
+            str,
+            f"{', '.join(DTYPES)}; float16 and bfloat16: mixed, products in them, weights in float32. "
+            "Of several, joined by commas, the fastest is taken.",
+            parse=dtype_names,
+            default=None,
+        ),
+    )
+    optimizer: str = field(default="adamw", metadata=option(str, ", ".join(OPTIMIZERS) + ".", default=None))
+    sequence: int | None = field(default=None, metadata=option(int, "Tokens in a sample."))
+    statistics: str = field(
+        default="batch",
+        metadata=option(str, f"What a batch norm normalizes over: {', '.join(STATISTICS)} (a rank's part)."),
+    )
+    allow_unknown: bool = field(
+        default=False, metadata=option(bool, "Run operators without rules unsplit instead of refusing them.")
+    )
+
+    def __post_init__(self) -> None:
+        check_count("--batch", self.batch)
+        check_count("--sequence", self.sequence)
+        for name in self.dtype.split(","):
+            check_choice("--dtype", name, PRECISIONS, shown=DTYPES)
+        check_choice("--optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("--statistics", self.statistics, STATISTICS)
+
+    def each_dtype(self) -> tuple[Training, ...]:
+        """This training in each of its dtypes."""
+        return tuple(replace(self, dtype=name) for name in self.dtype.split(","))
