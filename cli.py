@@ -20,8 +20,9 @@ from .formulation.rewriting.saturation_limits import SaturationLimits
 from .formulation.search_space import SearchSpace
 from .model.errors import NoPlanError, PartitaError
 from .model.machine.machine_choice import MachineChoice
+from .model.optimizers import OPTIMIZERS
 from .model.options import parse_axes, parse_sizes
-from .model.training import OPTIMIZERS, Training
+from .model.training import Training
 from .solvers.budget import Budget
 
 app = typer.Typer(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from .errors import PartitaError
 from .graph.buffer_updates import STATISTICS
 from .machine.precision import PRECISIONS
+from .optimizers import OPTIMIZERS
 from .options import check_choice, check_count, option
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", *(name for name in PRECISIONS if "-" in name))
-OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 def dtype_names(dtypes: str | Sequence[str]) -> str:

@@ -216,7 +216,7 @@ def test_only_solvers_import_solver_libraries() -> None:
 
 
 def test_imports_are_read_as_python_reads_them() -> None:
-    assert imports("codegen/planner/request.py") >= {"partita.model.errors", "math"}
+    assert imports("model/options.py") >= {"partita.model.errors", "math"}
     assert imports("__init__.py") >= {"partita.model.errors"}
 
 

@@ -16,13 +16,11 @@ from ...model.graph.pcg import SOURCES
 from ...model.graph.segments import MODES, segments
 from ...model.graph.sparse_tables import check_optimizer, sparse_tables
 from ...model.machine.precision import precision
-from ...model.machine.roofline import optimizer_states
+from ...model.optimizers import OPTIMIZERS, optimizer_states
 from .branches import bundles
 from .choice import FLAGS, letter_text
 from .stage_plan import StagePlan
 from .table_spread import check_spread
-
-OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 def check(plan: StagePlan) -> None:

@@ -12,7 +12,7 @@ from ...model.errors import PartitaError
 from ...model.files import write_atomically
 from ...model.graph.graph_file import graph_from_json
 from ...model.graph.pcg import PCG
-from ...model.machine.roofline import optimizer_states
+from ...model.optimizers import optimizer_states
 
 KIND, FORMAT = "space-time", 1
 _PARTS = {"summary": Mapping, "graph": Mapping, "model": Mapping, "words": str, "optimizer": str}

@@ -21,7 +21,7 @@ from ...model.graph.graph_file import graph_to_json
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
-from ...model.machine.roofline import optimizer_states
+from ...model.optimizers import optimizer_states
 from .delegation import call
 from .spacetime_file import FORMAT, KIND
 

@@ -14,7 +14,7 @@ from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import Action, B, R, atom_of, is_split
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
-from ...model.machine.roofline import optimizer_states
+from ...model.optimizers import optimizer_states
 from .operators import Operators
 from .price_items import Item, Slot
 

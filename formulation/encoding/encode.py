@@ -22,8 +22,9 @@ from ...model.graph.sparse_tables import check_optimizer, sparse_tables
 from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.machine import Machine
 from ...model.machine.precision import Precision, precision
-from ...model.machine.roofline import Roofline, optimizer_states
+from ...model.machine.roofline import Roofline
 from ...model.operators.operator import operator
+from ...model.optimizers import optimizer_states
 from ..bundles.parallel_branches import ParallelBranches
 from ..network.chains import Position, find_chains, find_cuts
 from ..network.network import Edge, Network, Variable

@@ -24,8 +24,9 @@ from ...model.graph.pcg import Node
 from ...model.machine.collective_price import ROUNDING_NS
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
-from ...model.machine.roofline import Roofline, backward_factor, optimizer_states
+from ...model.machine.roofline import Roofline, backward_factor
 from ...model.operators.operator import operator
+from ...model.optimizers import optimizer_states
 from ..rvd.prices import prices_on
 from ..strategies.operator_options import LOSS_TRANSIENTS
 from ..strategies.row import Row

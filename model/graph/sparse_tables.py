@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import prod
 
 from ..errors import PartitaError
-from ..machine.roofline import optimizer_states
+from ..optimizers import optimizer_states
 from .pcg import PCG, Node
 
 

@@ -1,4 +1,4 @@
-"""Prices of computing: a roofline per kernel, the work of backward, and what optimizers keep.
+"""Prices of computing: a roofline per kernel, and the work of backward.
 
 Plans are proved optimal under this model together with `collective_price`.
 """
@@ -8,21 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import PartitaError
 from ..graph.dtypes import ITEMSIZE as ITEMSIZE
 from ..graph.pcg import Node
 from .collective_price import ROUNDING_NS
 from .machine import Machine
-
-STATES = {"sgd": 0, "adam": 2, "adamw": 2}
-"""Optimizer -> tensors that it keeps per parameter."""
-
-
-def optimizer_states(name: str) -> int:
-    """Tensors that an optimizer keeps per parameter; PartitaError lists the known optimizers."""
-    if name not in STATES:
-        raise PartitaError(f"unknown optimizer {name!r} (known: {', '.join(STATES)})")
-    return STATES[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from partita.model.graph.layout import B
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.model.machine.precision import PRECISIONS, precision
-from partita.model.machine.roofline import optimizer_states
+from partita.model.optimizers import optimizer_states
 from partita.solvers.protocol import solver
 from partita.solvers.search.unpipelined import least_use
 

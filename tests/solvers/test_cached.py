@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import partita
-from partita.codegen.planner.settings import MOST_WORK
+from partita.codegen.planner.problem import MOST_WORK
 from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Switch, Variable, evaluate
 from partita.formulation.placement.placement import distinct, placements
 from partita.model.capture.capture import capture
