@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from ..codegen.plan.plan import Plan
 from ..codegen.planner.stand_ins import alone
-from ..codegen.pricing.plan_price import priced
 from ..codegen.pricing.price_items import PARTS
+from ..codegen.pricing.stage_price import stage_price
 from ..formulation.rewriting.rules import planner_rules
 from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
@@ -160,6 +160,6 @@ def counted(changes: Sequence[Mapping[str, str]]) -> str:
 
 def difference(first: Plan, second: Plan) -> str:
     """What the second plan spends more, or less, than the first, in ms by part of a step."""
-    before, after = priced(first).ns, priced(second).ns
+    before, after = stage_price(first).ns, stage_price(second).ns
     moved = {part: (after[part] - before[part]) / 1e6 for part in PARTS if after[part] != before[part]}
     return ", ".join(f"{part} {ms:+.2g} ms" for part, ms in moved.items()) or "equal"

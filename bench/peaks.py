@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from ..codegen.plan.pipeline_plan import PipelinePlan
 from ..codegen.plan.plan import Plan
 from ..codegen.planner.planner import plan_graph
-from ..codegen.pricing.pipeline_price import priced as priced_pipeline
-from ..codegen.pricing.plan_price import priced
-from ..codegen.pricing.price_items import Priced
+from ..codegen.pricing.plan_price import plan_price
+from ..codegen.pricing.price_items import StagePrice
 from ..codegen.verification.measure import Measured, measure
 from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
@@ -181,12 +180,12 @@ def memory_bytes(plan: AnyPlan) -> int:
     return max(stage.memory_bytes for stage in _priced(plan))
 
 
-def _priced(plan: AnyPlan) -> tuple[Priced, ...]:
-    return priced_pipeline(plan).stages if isinstance(plan, PipelinePlan) else (priced(plan),)
+def _priced(plan: AnyPlan) -> tuple[StagePrice, ...]:
+    return plan_price(plan).stages
 
 
 def _parts(plan: AnyPlan) -> tuple[Plan, ...]:
-    return plan.parts if isinstance(plan, PipelinePlan) else (plan,)
+    return plan.parts
 
 
 def _row(case: Case, took: Sequence[Measured], plain: Case, plain_took: Sequence[Measured]) -> dict[str, Any]:

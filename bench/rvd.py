@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from ..codegen.pricing.plan_price import priced
+from ..codegen.pricing.stage_price import stage_price
 from ..formulation.rvd.path import Path
 from ..formulation.rvd.search import forget, search, send_receive
 from ..formulation.rvd.state import RVD, State
@@ -181,7 +181,7 @@ def compute_ns(small: bool) -> int:
     machine = replace(machine, levels=(node, replace(gpu, size=1)), device=device)
     training, space = Training(1, "mixed-float16", "adamw"), SearchSpace(micro_batches=1, stages=1)
     plan = plan_of_one_stage(capture(module, inputs, batch=1), machine, training, space)
-    return sum(item.total_ns for item in priced(plan).items if item.part == "compute")
+    return sum(item.total_ns for item in stage_price(plan).items if item.part == "compute")
 
 
 def scaled(case: Scale, compute: int, machine: Machine) -> Row:

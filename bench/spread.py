@@ -15,7 +15,7 @@ from typing import Any
 
 from ..codegen.plan.plan import Plan
 from ..codegen.plan.table_spread import at_of
-from ..codegen.pricing.plan_price import priced
+from ..codegen.pricing.stage_price import stage_price
 from ..formulation.search_space import SearchSpace
 from ..formulation.special.level_spread import greedy_by_size, round_robin
 from ..formulation.special.table_spread import TableSpread
@@ -95,7 +95,7 @@ def _with_spread(plan: Plan, graph: PCG, table: int, spread: TableSpread) -> int
     """What a plan would take with other pieces."""
     choices = list(plan.choices)
     choices[table] = replace(choices[table], at=at_of(graph.nodes[table], spread))
-    return priced(replace(plan, choices=tuple(choices))).objective_ns
+    return stage_price(replace(plan, choices=tuple(choices))).objective_ns
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

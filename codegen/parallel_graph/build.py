@@ -16,8 +16,8 @@ from ...model.graph.layout import Action, B, Layout, P, R, S, Step, atom_of, is_
 from ...model.graph.pcg import SOURCES, Attribute
 from ..plan.choice import letter_text
 from ..plan.routes import route
-from ..pricing.plan_price import priced
 from ..pricing.price_items import Item, Slot
+from ..pricing.stage_price import stage_price
 from .graph import MachineMapping, Nested, Node, ParallelGraph, Tensor, Work, kind, moves, split_dim, tasks, tensor
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class _Build:
         self.stored: dict[int, int] = {}  # of a weight, before it is converted for all its readers
         self.owner: dict[int, int] = {}  # the node that computes or holds what a node of the plan's graph is
         self.passes: dict[tuple[int, int], int] = {}
-        cost = priced(plan)
+        cost = stage_price(plan)
         self.kept, self.items, self.sums = cost.kept, dict[_Place, deque[Item]](), dict[int, list[Item]]()
         for item in cost.items:
             if item.part == "gradients" and item.axes:

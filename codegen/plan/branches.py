@@ -1,70 +1,11 @@
-"""Branches side by side in a plan: which bundles it has, and what counts where they run meanwhile."""
+"""Parallel branches of a plan: the bundles that it has."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
-
-from ...formulation.bundles.bundles import Bundle, batch_row, find_bundles, inside
-from ...formulation.strategies.strategy import rows
-from ...formulation.strategies.tensor_classes import Classes
-from ...model.graph.buffer_updates import updated
-from ...model.graph.layout import is_split
-from ...model.graph.pcg import PCG
-from ..pricing.price_items import Priced
-from .choice import Choice
+from ...formulation.bundles.bundles import Bundle, find_bundles
 from .stage_plan import StagePlan
 
 
 def bundles(plan: StagePlan) -> dict[int, Bundle]:
-    """The bundles whose branches a plan lets run side by side, by the `cat` that joins them."""
+    """The bundles whose branches run in parallel, by the `cat` that joins them."""
     return {b.join: b for b in find_bundles(plan.graph) if len(plan.choices[b.join].joins) == len(b.branches) + 1}
-
-
-def as_ordinary(graph: PCG, join: int, choice: Choice) -> Choice:
-    """The `cat` of a bundle as if it joined what has the layout that it gives: what it computes costs that."""
-    axis, found = choice.joins[0], rows(graph, join)
-    number = batch_row(graph, join) if is_split(choice.output[axis]) else 0
-    assert number is not None
-    letters = found[number].inputs
-    inputs = tuple((*x[:axis], w, *x[axis + 1 :]) for x, w in zip(choice.inputs, letters, strict=True))
-    return replace(choice, inputs=inputs)
-
-
-def slowest(plan: StagePlan, classes: Classes, priced: Priced) -> Priced:
-    """What counts: of a bundle's times those of the slowest coordinate, of its memory those of the fullest."""
-    found, changed = bundles(plan), updated(plan.graph)
-    if not found:
-        return priced
-    path: dict[int, list[tuple[int, int]]] = {}  # node -> the bundles it is inside of, innermost last, and its place
-    for join in sorted(found, key=lambda join: -len(found[join].nodes)):
-        for i, place in inside(found[join], plan.choices[join].joins[1:]):
-            if not classes.constant[i] or i in changed:  # constants are everywhere
-                path.setdefault(i, []).append((join, place))
-    times, sizes = Counter[tuple[tuple[int, int], ...]](), Counter[tuple[tuple[int, int], ...]]()
-    for item in priced.items:
-        times[tuple(path.get(item.at, ()))] += item.total_ns
-    for kept in priced.kept:
-        sizes[tuple(path.get(kept.node, ()))] += kept.bytes
-    slow, full = _critical(times), _critical(sizes)
-    return Priced(
-        [item for item in priced.items if all(slow[join] == at for join, at in path.get(item.at, ()))],
-        [kept for kept in priced.kept if all(full[join] == at for join, at in path.get(kept.node, ()))],
-    )
-
-
-def _critical(amounts: Counter[tuple[tuple[int, int], ...]]) -> dict[int, int]:
-    """For every bundle the coordinate that has most, inner bundles first: these count as their largest does."""
-    found: dict[int, int] = {}
-    left = dict(amounts)
-    while any(left):
-        depth = max(map(len, left))
-        sums: dict[tuple[tuple[int, int], ...], dict[int, int]] = {}
-        for (*outer, (join, at)), amount in [(p, n) for p, n in left.items() if len(p) == depth]:
-            of_join = sums.setdefault((*outer, (join, -1)), {})
-            of_join[at] = of_join.get(at, 0) + amount
-            del left[*outer, (join, at)]
-        for (*outer, (join, _)), by_place in sums.items():
-            found[join] = min(by_place, key=lambda at: (-by_place[at], at))
-            left[tuple(outer)] = left.get(tuple(outer), 0) + by_place[found[join]]
-    return found

@@ -37,6 +37,21 @@ class Plan(StagePlan, PlanMethods):
         return 1
 
     @property
+    def schedule(self) -> str:
+        """That of a pipeline with one stage."""
+        return "1f1b"
+
+    @property
+    def chunks(self) -> int:
+        """Stages that a device has."""
+        return 1
+
+    @property
+    def stale(self) -> bool:
+        """True if gradients are those at the weights of a step ago."""
+        return False
+
+    @property
     def stages(self) -> tuple[Plan, ...]:
         """Itself."""
         return (self,)

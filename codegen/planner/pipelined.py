@@ -26,8 +26,8 @@ from ...solvers.search.unpipelined import Found
 from ..plan.pipeline_checks import check_stale
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
-from ..pricing.pipeline_price import priced
-from ..pricing.plan_price import priced as priced_stage
+from ..pricing.plan_price import plan_price
+from ..pricing.stage_price import stage_price
 from .decode import flops, report
 from .rewritten import changes, decided
 
@@ -165,7 +165,7 @@ def pipelined(
 
 def step_ns(problem: PlanningProblem, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved]) -> int:
     """The predicted step of stages as they were solved."""
-    return priced(_decoded(problem, best, bounds, stages, told=False)).objective_ns
+    return plan_price(_decoded(problem, best, bounds, stages, told=False)).objective_ns
 
 
 def _decoded(
@@ -201,7 +201,7 @@ def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool, best: Confi
 
     Every stage was planned for what the last one keeps besides.
     """
-    confirmed, said = priced(made), made.report
+    confirmed, said = plan_price(made), made.report
 
     def agree(now: int, before: int) -> bool:
         return now == before or (rewritten and now < before)
@@ -209,7 +209,7 @@ def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool, best: Confi
     most = best.versions, best.later
     for number, (own, space, part) in enumerate(zip(confirmed.stages, made.parts, made.stages, strict=True)):
         least = versions(best.schedule, number), later(best.schedule, best.micro_batches, number)
-        planned, told = own if least == most else priced_stage(space, *most), part.report
+        planned, told = own if least == most else stage_price(space, *most), part.report
         assert agree(own.objective_ns, sum(told["parts_ns"].values())), (own.ns, told["parts_ns"])
         assert agree(planned.memory_bytes, told["memory_bytes"]), (planned.memory, told["memory_bytes"])
         told["memory_bytes"] = own.memory_bytes

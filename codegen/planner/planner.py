@@ -35,7 +35,7 @@ from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.unpipelined import search
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
-from ..pricing.plan_price import priced
+from ..pricing.stage_price import stage_price
 from .decode import report
 from .pipelined import looked_at, pipeline_space, pipelined
 from .problem import problem_of
@@ -316,7 +316,7 @@ def _confirm(made: Plan, rewritten: Rewritten | None) -> None:
     With rewritings both may be lower: room is kept for the largest weights that any rewriting gathers, and a plan that
     is not optimal may hold what nothing reads. The report then has the plan's own.
     """
-    confirmed, report = priced(made), made.report
+    confirmed, report = stage_price(made), made.report
     if made.recompute:
         report["recompute_ns"] = confirmed.again_ns
     if rewritten is None or not rewritten.ways:

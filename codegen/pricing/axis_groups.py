@@ -14,7 +14,7 @@ from ..plan.memo import once_per_plan
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..plan.stage_plan import StagePlan
-from .plan_price import priced
+from .stage_price import stage_price
 
 ACTIONS = dict(zip(KINDS, (Action.SUM, Action.SCATTER_SUM, Action.GATHER), strict=True))
 """The actions by the names of their collectives."""
@@ -67,7 +67,7 @@ def axis_groups(plan: Plan | PipelinePlan) -> tuple[Group, ...]:
             axes = summed_over(part, index)
             if axes and part.graph.nodes[index].gradient:
                 used.setdefault(axes, set())
-        for item in priced(part).items:
+        for item in stage_price(part).items:
             axes = tuple(a for a in item.axes if sizes[a] > 1)
             if item.kind in kinds and axes:
                 used.setdefault(axes, set()).add(kinds[item.kind])

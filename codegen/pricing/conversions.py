@@ -17,7 +17,7 @@ from ..plan.branches import bundles
 from ..plan.plan import Plan
 from ..plan.routes import route
 from ..plan.table_spread import plan_spread
-from .price_items import Item, Kept, Phase, Priced, Slot
+from .price_items import Item, Kept, Phase, Slot, StagePrice
 from .price_items import Part as Section
 
 _WRITTEN = (Action.GATHER, Action.PAD, Action.SLICE, Action.KEEP_FIRST)
@@ -35,7 +35,7 @@ class Moves:
         self.classes: Classes = classes(plan.graph)
         found = ((i, plan_spread(plan, i)) for i in plan.graph.of("parameter"))
         self.spreads = {i: spread for i, spread in found if spread is not None}
-        self.result, self.bundles = Priced(), bundles(plan)
+        self.result, self.bundles = StagePrice(), bundles(plan)
         again = [s for s in segments(plan.graph) if s.name in plan.recompute] if plan.recompute else []
         self.segment = {i: segment.name for segment in again for i in segment.nodes}
         self.back: dict[str, list[Kept]] = {name: [] for name in plan.recompute}  # what running it again brings back

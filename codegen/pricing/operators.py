@@ -16,9 +16,9 @@ from ...model.graph.layout import COLLECTIVES, Action, R, atom_of, is_split, lar
 from ...model.graph.segments import gives_product
 from ...model.machine.roofline import backward_factor
 from ...model.operators.operator import operator
-from ..plan.branches import as_ordinary
 from ..plan.choice import Choice
 from .conversions import Moves
+from .critical_branches import as_ordinary
 from .price_items import Item, Phase, Slot
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...formulation.pipeline.evaluate import starts_ns
 from ...formulation.pipeline.problem import Stage, chunked
 from ...model.operators.operator import operator
-from .price_items import Item, Phase, Priced
+from .price_items import Item, Phase, StagePrice
 from .price_items import Slot as When
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Run(NamedTuple):
 _KINDS = {"F": "forward", "B": "backward", "W": "weights"}
 
 
-def runs(plan: PipelinePlan, stages: tuple[Priced, ...]) -> tuple[Run, ...]:
+def runs(plan: PipelinePlan, stages: tuple[StagePrice, ...]) -> tuple[Run, ...]:
     """All slots: each begins as soon as its devices are free and what it waits for is there.
 
     Transfers are part of the slots at both ends. Equal stages whose backwards are whole end with the step
@@ -57,13 +57,13 @@ def runs(plan: PipelinePlan, stages: tuple[Priced, ...]) -> tuple[Run, ...]:
     return tuple(made)
 
 
-def phase_ns(cost: Priced, phase: Phase) -> int:
+def phase_ns(cost: StagePrice, phase: Phase) -> int:
     """How long a stage works in one phase of a step; in backward also at what it computes again."""
     phases = ("recompute", "backward") if phase == "backward" else (phase,)
     return sum(item.total_ns for item in cost.items if item.phase in phases)
 
 
-def weights_ns(plan: Plan, cost: Priced) -> int:
+def weights_ns(plan: Plan, cost: StagePrice) -> int:
     """What of a stage's backward of a step nobody waits for: what gives gradients to weights."""
     return sum(_later(plan, item) for item in cost.items if item.phase == "backward")
 

@@ -1,55 +1,43 @@
-"""What a plan costs, computed from its layouts alone: node by node, move by move, without network or tables of options.
-
-It states the cost model once more in plain Python, so that the objective a solver reports is confirmed by something
-that shares none of its encoding. Every kernel and every collective is one item (`items.py`).
-"""
+"""What a plan costs: the prices of its stages, and how long they wait for each other."""
 
 from __future__ import annotations
 
-from ...formulation.weights.storage import transient_buffers
-from ...model.graph.sparse_tables import sparse_tables
-from ...model.operators.operator import operator
-from ..plan.branches import slowest
+from dataclasses import dataclass
+
+from ...formulation.pipeline.configuration import later, rounds, step_ns, versions
+from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
-from .price_items import Priced
-from .weights import Weights
+from .pipeline_runs import runs
+from .price_items import StagePrice
+from .stage_price import stage_price
 
 
-def priced(plan: Plan, versions: int = 0, later: int = 0) -> Priced:
-    """The predicted time and memory of a plan; `versions` and `later` are kept besides, as `encode` has them."""
-    return _Pricing(plan, versions, later).run()
+@dataclass(frozen=True)
+class PlanPrice:
+    """The prices of all stages, in the model's order; ns of a whole step, bytes of the device that holds most."""
+
+    stages: tuple[StagePrice, ...]
+    objective_ns: int
+    memory_bytes: int
+
+    @property
+    def busy_ns(self) -> tuple[int, ...]:
+        """How long every stage works in a step."""
+        return tuple(stage.objective_ns for stage in self.stages)
 
 
-class _Pricing(Weights):
-    def run(self) -> Priced:
-        for index, node in enumerate(self.graph.nodes):
-            if node.op == "parameter":
-                if index in self.classes.uses:
-                    self.weight(index)
-            elif self.classes.constant[index]:
-                if node.op == "buffer":
-                    item = self.precision.buffer_itemsize(node.dtype)
-                    self.hold("states", index, self.numel(index, self.plan.choices[index].output) * item)
-                elif operator(node.op).passes:
-                    work = operator(node.op).work(node, tuple(self.graph.nodes[i] for i in node.inputs))
-                    time = self.kernel(work, 2.0 * node.numel * self.item(index))
-                    self.work("compute", node.op, "forward", index, time)
-                    if self.mode(index) != "none":
-                        self.work("compute", node.op, "recompute", index, time)
-            elif node.op != "input" and self.classes.base[index] == index:
-                self.compute(index)
-                self.tensor(index)
-                if index in self.bundles:
-                    self.exchange(index)
-        for base, uses in self.classes.uses.items():
-            if self.graph.nodes[base].op == "input":
-                for use in uses:
-                    if self.saves(use):
-                        self.stay("activations", use.node, self.kept_bytes(use))
-        moving = (i for i in self.graph.of("parameter") if i not in sparse_tables(self.graph))
-        largest = max((self.graph.nodes[i].numel for i in moving), default=0)
-        self.hold(
-            "reserve", -1, transient_buffers(self.plan.ranks, self.k) * largest * self.precision.itemsize("float32")
-        )
-        self.recomputed()
-        return slowest(self.plan, self.classes, self.result)
+def plan_price(plan: Plan | PipelinePlan) -> PlanPrice:
+    """The predicted time and memory: a device holds all its stages.
+
+    With split backwards, the step is the time of all slots, each as early as it can be; where steps do not wait for
+    each other, the work of the slowest stage.
+    """
+    name, micros = plan.schedule, plan.micro_batches
+    stages = tuple(stage_price(p, versions(name, s), later(name, micros, s)) for s, p in enumerate(plan.parts))
+    held = [sum(stage.memory_bytes for stage in stages[device :: plan.size]) for device in range(plan.size)]
+    busy_ns = [stage.objective_ns for stage in stages]
+    if isinstance(plan, PipelinePlan) and plan.split:
+        step = max(run.end_ns for run in runs(plan, stages))
+    else:
+        step = step_ns(plan.size, rounds(name, plan.chunks, micros), busy_ns)
+    return PlanPrice(stages, step, max(held))

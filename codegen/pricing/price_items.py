@@ -60,7 +60,7 @@ class Kept:
 
 
 @dataclass
-class Priced:
+class StagePrice:
     """All items of a step, and all memory."""
 
     items: list[Item] = field(default_factory=list)

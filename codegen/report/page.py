@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...formulation.placement.placement import ranks
+from ...formulation.placement.placement import Placement, ranks
+from ...model.machine.machine import Machine
 from ..emission.templates import environment
-from ..pricing.price_items import PARTS
-from .facts import Facts, by_module, time_unit
+from ..plan.pipeline_plan import PipelinePlan
+from ..plan.plan import Plan
+from ..pricing.pipeline_runs import runs
+from ..pricing.plan_price import PlanPrice
+from ..pricing.price_items import PARTS, StagePrice
+from .cost_tables import by_module, time_unit
+from .facts import Facts
 from .words import bytes_text, percent
 
-if TYPE_CHECKING:
-    from .pipeline_facts import PipelineFacts
-
+MOST_SLOTS = 4000  # of a schedule, the first of them
 MOST_UNITS, MOST_DEVICES = 16, 32  # drawn of a machine: units of its outermost level, devices in each
 
 
@@ -44,29 +48,68 @@ class Grid:
     rows: tuple[tuple[tuple[int, int, float], ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot of the schedule: `start` and `length` in percent of the drawing, `color` the name of a style."""
+
+    row: int
+    start: float
+    length: float
+    color: str
+    words: str
+
+
 def page(facts: Facts) -> str:
     """The HTML of a report."""
+    plan, placement, levels = facts.plan, facts.plan.placement, facts.plan.machine.levels
+    width = placement.devices // levels[0].size if len(levels) > 1 else placement.devices  # of an outermost unit
+    if isinstance(plan, PipelinePlan):
+        name, own = "show_pipeline.html", _pipeline(plan, facts.price)
+    else:
+        name, own = "show.html", _single_stage(plan, facts.price.stages[0])
     return (
         environment(html=True)
-        .get_template("show.html")
+        .get_template(name)
         .render(
-            parts=PARTS,
-            step=step(facts),
-            modules=_modules(facts),
-            memory=memory(facts),
-            **common(facts),
+            facts=facts,
+            grids=_grids(plan.axes, placement, width),
+            hidden=placement.devices - min(width, MOST_DEVICES) * min(placement.devices // width, MOST_UNITS),
+            level=levels[0].name if len(levels) > 1 else "machine",
+            **own,
         )
     )
 
 
-def common(facts: Facts | PipelineFacts) -> dict[str, Any]:
-    """What the pages of plans with and without a pipeline are told."""
-    levels = facts.plan.machine.levels
+def _single_stage(plan: Plan, price: StagePrice) -> dict[str, Any]:
+    """What only the page of a plan without a pipeline shows."""
+    shares = ", ".join(f"{part} {percent(price.ns[part], price.objective_ns)}" for part in PARTS)
     return {
-        "facts": facts,
-        "grids": _grids(facts),
-        "hidden": _hidden(facts),
-        "level": levels[0].name if len(levels) > 1 else "machine",
+        "parts": PARTS,
+        "step": Bar("step", _times(price.ns, price.objective_ns, price), shares),
+        "modules": _modules(plan, price),
+        "memory": _memory("memory", price, plan.machine),
+    }
+
+
+def _pipeline(plan: PipelinePlan, price: PlanPrice) -> dict[str, Any]:
+    """What only the page of a pipeline shows."""
+    unit, size = time_unit(price)
+    slots, numbered = _slots(plan, price), list(enumerate(price.stages))
+    memory = [_memory(f"stage {number}", stage, plan.stages[number].machine) for number, stage in numbered]
+    return {
+        "steps": [
+            Bar(
+                f"stage {number}",
+                _times(stage.ns, price.objective_ns, stage),
+                f"{stage.objective_ns / size:,.2f} {unit}",
+            )
+            for number, stage in numbered
+        ],
+        "slots": slots,
+        "split": any(slot.color == _COLORS["weights"] for slot in slots),
+        "rows": plan.size,
+        "memory": memory,
+        "kinds": max(memory, key=lambda bar: len(bar.segments)).segments,
     }
 
 
@@ -81,69 +124,65 @@ def _segments(sizes: Iterable[tuple[str, str, float, str]], whole: float) -> tup
     return tuple(found)
 
 
-def _times(ns: dict[str, int], whole: int, facts: Facts) -> tuple[Segment, ...]:
-    unit, size = time_unit(facts.priced)
-    objective = facts.priced.objective_ns
+def _times(ns: dict[str, int], whole: int, price: StagePrice) -> tuple[Segment, ...]:
+    """Times by part, in words as shares of a stage's work; `whole` is the full width."""
+    unit, size = time_unit(price)
     words = {
-        part: f"{part}: {ns[part] / size:,.2f} {unit}, {percent(ns[part], objective)} of the step" for part in PARTS
+        part: f"{part}: {ns[part] / size:,.2f} {unit}, {percent(ns[part], price.objective_ns)} of the step"
+        for part in PARTS
     }
     return _segments(((part, part, ns[part], words[part]) for part in PARTS), whole)
 
 
-def step(facts: Facts, whole_ns: int | None = None) -> Bar:
-    """The parts of a step; `whole_ns` is the full width where that is more."""
-    ns = facts.priced.ns
-    shares = ", ".join(f"{part} {percent(ns[part], facts.priced.objective_ns)}" for part in PARTS)
-    return Bar("step", _times(ns, whole_ns or facts.priced.objective_ns, facts), shares)
-
-
-def _modules(facts: Facts, most: int = 12) -> tuple[Bar, ...]:
+def _modules(plan: Plan, price: StagePrice, most: int = 12) -> tuple[Bar, ...]:
     """The dearest modules, on one scale."""
-    unit, size = time_unit(facts.priced)
-    spent = {name: (ns, sum(ns.values())) for name, (ns, _) in by_module(facts.plan, facts.priced).items()}
+    unit, size = time_unit(price)
+    spent = {name: (ns, sum(ns.values())) for name, (ns, _) in by_module(plan, price).items()}
     ordered = sorted(spent, key=lambda name: -spent[name][1])[:most]
     longest = max((total for _, total in spent.values()), default=0)
     return tuple(
-        Bar(name, _times(ns, longest, facts), f"{total / size:,.2f} {unit}")
+        Bar(name, _times(ns, longest, price), f"{total / size:,.2f} {unit}")
         for name, (ns, total) in ((name, spent[name]) for name in ordered)
     )
 
 
-def memory(facts: Facts) -> Bar:
+def _memory(name: str, price: StagePrice, machine: Machine) -> Bar:
     """Kinds of memory against the capacity of a device, which is the full width unless the plan needs more."""
-    used, capacity = facts.priced.memory, facts.plan.machine.device.capacity_bytes
+    used, capacity = price.memory, machine.device.capacity_bytes
     sizes = [
         (kind, kind, size, f"{kind}: {bytes_text(size)}, {percent(size, capacity)}") for kind, size in used.items()
     ]
     words = f"{bytes_text(sum(used.values()))} of {bytes_text(capacity)}"
-    return Bar("memory", _segments(sizes, max(capacity, sum(used.values()))), words)
+    return Bar(name, _segments(sizes, max(capacity, sum(used.values()))), words)
 
 
-def _grids(facts: Facts | PipelineFacts) -> tuple[Grid, ...]:
-    """One grid an axis: devices of equal coordinate hold the same part along it."""
-    placement, levels = facts.plan.placement, facts.plan.machine.levels
+_COLORS = {"forward": "compute", "backward": "weights", "weights": "states", "update": "gradients"}
+
+
+def _slots(plan: PipelinePlan, price: PlanPrice) -> list[Slot]:
+    found = runs(plan, price.stages)
+    whole = max(run.end_ns for run in found)
+    slots = []
+    for run in sorted(found, key=lambda run: run.start_ns)[:MOST_SLOTS]:
+        micro = f", micro-batch {run.micro_batch}" if run.micro_batch >= 0 else ""
+        words = f"{run.kind} of stage {run.stage}{micro}"
+        start, length = 100 * run.start_ns / whole, 100 * run.length_ns / whole
+        slots.append(Slot(run.device, start, length, _COLORS[run.kind], words))
+    return slots
+
+
+def _grids(axes: Sequence[str], placement: Placement, width: int) -> tuple[Grid, ...]:
+    """One grid an axis: devices of equal coordinate hold the same part along it. A row has `width` devices."""
     numbers = ranks(placement)
-    width = placement.devices // levels[0].size if len(levels) > 1 else placement.devices
+    units = [range(start, start + width) for start in range(0, placement.devices, width)][:MOST_UNITS]
     grids = []
-    for axis, (name, size) in enumerate(zip(facts.plan.axes, placement.sizes, strict=True)):
+    for axis, (name, size) in enumerate(zip(axes, placement.sizes, strict=True)):
         coordinate = [0] * placement.devices
         for part in range(size):
             for rank in numbers.take(part, axis=axis).ravel().tolist():
                 coordinate[rank] = part
         rows = tuple(
-            tuple((r, coordinate[r], coordinate[r] / max(1, size - 1)) for r in unit[:MOST_DEVICES])
-            for unit in _units(placement.devices, width)
+            tuple((r, coordinate[r], coordinate[r] / max(1, size - 1)) for r in unit[:MOST_DEVICES]) for unit in units
         )
         grids.append(Grid(f"{name}={size}", rows))
     return tuple(grids)
-
-
-def _units(devices: int, width: int) -> Sequence[range]:
-    return [range(start, start + width) for start in range(0, devices, width)][:MOST_UNITS]
-
-
-def _hidden(facts: Facts | PipelineFacts) -> int:
-    """Devices that the grids leave out."""
-    devices, levels = facts.plan.placement.devices, facts.plan.machine.levels
-    width = devices // levels[0].size if len(levels) > 1 else devices
-    return devices - min(width, MOST_DEVICES) * min(devices // width, MOST_UNITS)

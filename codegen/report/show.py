@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from ...model.errors import PartitaError
 from ...model.files import write_atomically
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan_file import load_any
 from ..plan.spacetime_file import Kept, copy_trace
-from .facts import Facts, facts
-from .pipeline_facts import PipelineFacts
-from .pipeline_facts import facts as facts_of_pipeline
+from .facts import facts
 from .text import text
 
 
@@ -30,32 +27,16 @@ def show(folder: Path | str, html: Path | None = None, trace: Path | None = None
         if trace is not None:
             copy_trace(Path(folder), trace)
         return str(plan)
-    found = facts_of_pipeline(plan) if isinstance(plan, PipelinePlan) else facts(plan)
+    found = facts(plan)
     if html is not None:
-        write_atomically(html, _page(found))
+        from .page import page
+
+        write_atomically(html, page(found))
     if trace is not None:
-        write_atomically(trace, json.dumps(_timeline(found), allow_nan=False) + "\n")
+        from .trace import timeline
+
+        write_atomically(trace, json.dumps(timeline(found), allow_nan=False) + "\n")
     return text(found)
-
-
-def _page(found: Facts | PipelineFacts) -> str:
-    if isinstance(found, PipelineFacts):
-        from .pipeline_page import page as page_of_pipeline
-
-        return page_of_pipeline(found)
-    from .page import page
-
-    return page(found)
-
-
-def _timeline(found: Facts | PipelineFacts) -> dict[str, Any]:
-    if isinstance(found, PipelineFacts):
-        from .pipeline_timeline import timeline as timeline_of_pipeline
-
-        return timeline_of_pipeline(found.plan, found.priced, found.title)
-    from .trace import timeline
-
-    return timeline(found)
 
 
 def show_graph(folder: Path | str, as_json: bool = False) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..plan.table_spread import places
-from ..pricing.pipeline_price import priced
+from ..pricing.plan_price import plan_price
 from .words import contents
 
 
@@ -62,7 +62,7 @@ def _strategy(plan: Plan, index: int) -> dict[str, Any]:
 
 def _pipeline(plan: PipelinePlan) -> dict[str, Any]:
     """What is particular to a pipeline: its stages, their work and memory."""
-    cost = priced(plan)
+    cost = plan_price(plan)
     return {
         "stages": len(plan.stages),
         "bounds": list(plan.bounds),

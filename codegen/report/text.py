@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
 
 from .facts import Facts
 from .tables import Table
 
-if TYPE_CHECKING:
-    from .pipeline_facts import PipelineFacts
-
 WIDTH = 120
 
 
-def text(facts: Facts | PipelineFacts) -> str:
+def text(facts: Facts) -> str:
     """All of a plan's facts, for a terminal or a file."""
     lines = [facts.title, ""]
     width = max(len(name) for name, _ in facts.summary) + 2

@@ -1,33 +1,79 @@
-"""One predicted step as a timeline for Perfetto: the priced items in the order in which they run."""
+"""One predicted step as a timeline for Perfetto.
+
+Without a pipeline these are the priced items in the order in which they run; with one, the slots of the schedule.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...model.graph.layout import COLLECTIVES
 from ...model.graph.segments import segments
+from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
-from ..pricing.price_items import Item, Phase, Slot
-from .facts import Facts, why
+from ..pricing.pipeline_runs import Run, runs
+from ..pricing.plan_price import PlanPrice
+from ..pricing.price_items import Item, Phase, Slot, StagePrice
+from .cost_tables import why
+from .facts import Facts
+from .words import contents
+
+Event: TypeAlias = dict[str, Any]
 
 _COLLECTIVE = frozenset(action.value for action in COLLECTIVES)
 DEVICE = 0  # the track of the device itself; one for each group of axes follows
 
 
 def timeline(facts: Facts) -> dict[str, Any]:
-    """The trace's JSON: `ts` and `dur` in us; all durations together are the objective, since nothing overlaps.
+    """The trace's JSON: `ts` and `dur` in us."""
+    if isinstance(facts.plan, PipelinePlan):
+        events = _slots(facts.plan, facts.price, facts.title)
+    else:
+        events = _items(facts.plan, facts.price.stages[0], facts.title)
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+# Slots of a pipeline
+
+
+def _slots(plan: PipelinePlan, price: PlanPrice, title: str) -> list[Event]:
+    """A track for every coordinate of the pipeline."""
+    events = [_name("process_name", 0, title)]
+    for device in range(plan.size):
+        own = ", ".join(contents(plan.stages[stage].graph) for stage in range(device, len(plan.stages), plan.size))
+        events.append(_name("thread_name", device, f"pipeline {device}: {own}"))
+    return events + [_slot(run) for run in runs(plan, price.stages) if run.length_ns]
+
+
+def _slot(run: Run) -> Event:
+    micro = run.micro_batch >= 0
+    return {
+        "name": f"{run.kind} {run.micro_batch}" if micro else run.kind,
+        "cat": run.kind,
+        "ph": "X",
+        "pid": 0,
+        "tid": run.device,
+        **_span(run.start_ns, run.length_ns),
+        "args": {"stage": run.stage, **({"micro_batch": run.micro_batch} if micro else {})},
+    }
+
+
+# Items of a single stage
+
+
+def _items(plan: Plan, price: StagePrice, title: str) -> list[Event]:
+    """All durations together are the objective, since nothing overlaps.
 
     Of more than two micro-batches the first and the last are shown in full, those between as one block.
     """
-    plan, k = facts.plan, facts.plan.micro_batches
-    items = [_once(item, k) for item in facts.priced.items]
+    k = plan.micro_batches
+    items = [_once(item, k) for item in price.items]
     groups = sorted({item.axes for item in items if item.kind in _COLLECTIVE})
     tracks = {axes: DEVICE + 1 + number for number, axes in enumerate(groups)}
     micro = [*_ordered(items, "forward"), *_backward(plan, items)]
-    events: list[dict[str, Any]] = [_name("process_name", DEVICE, f"every rank of {facts.title}")]
-    events.append(_name("thread_name", DEVICE, "device"))
+    events = [_name("process_name", DEVICE, f"every rank of {title}"), _name("thread_name", DEVICE, "device")]
     for axes, track in tracks.items():
         events.append(_name("thread_name", track, "+".join(plan.axes[a] for a in axes)))
     now = 0
@@ -37,7 +83,7 @@ def timeline(facts: Facts) -> dict[str, Any]:
         for item in sequence:
             if item.ns:
                 track = tracks[item.axes] if item.kind in _COLLECTIVE else DEVICE
-                events.append(_event(facts, item, track, now, words))
+                events.append(_event(plan, item, track, now, words))
                 now += item.ns
 
     run(micro, "micro-batch 1")
@@ -49,8 +95,8 @@ def timeline(facts: Facts) -> dict[str, Any]:
     if k > 1:
         run(micro, f"micro-batch {k}")
     run(list(_ordered(items, "update")), "once a step")
-    assert now == facts.priced.objective_ns, (now, facts.priced.objective_ns)
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+    assert now == price.objective_ns, (now, price.objective_ns)
+    return events
 
 
 def _once(item: Item, micro_batches: int) -> Item:
@@ -81,8 +127,8 @@ def _backward(plan: Plan, items: Sequence[Item]) -> Iterator[Item]:
     return (item for _, item in sorted(found, key=place))
 
 
-def _event(facts: Facts, item: Item, track: int, now: int, words: str) -> dict[str, Any]:
-    node = facts.plan.graph.nodes[item.node]
+def _event(plan: Plan, item: Item, track: int, now: int, words: str) -> Event:
+    node = plan.graph.nodes[item.node]
     details: dict[str, Any] = {"when": f"{words}, {item.phase}"}
     if item.kind in _COLLECTIVE:
         details |= {"purpose": why(item), "bytes": item.bytes}

@@ -18,7 +18,7 @@ import partita
 from partita import Machine, PartitaError
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.statistics import Pieces, pieces
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
@@ -56,7 +56,7 @@ def dense() -> nn.Sequential:
 def planned(module: nn.Module, inputs: Any, mesh: tuple[int, ...], **options: Any) -> Plan:
     """The optimum, as the cost network and as the plan's own prices have it."""
     plan = partita.optimize(module, inputs, Machine.adhoc(mesh), mesh=mesh, **{"dtype": "float64", **options})
-    found = priced(plan)
+    found = stage_price(plan)
     assert (found.objective_ns, found.memory_bytes) == (plan.report["objective_ns"], plan.report["memory_bytes"])
     return plan
 
@@ -164,7 +164,7 @@ def test_running_statistics_are_stored_as_they_are_updated() -> None:
     buffers = updated(plan.graph)
     assert len(buffers) == 2
     assert all(is_split(plan.choices[i].output[0]) for i in buffers)
-    held = {kept.node: kept.bytes for kept in priced(plan).kept if kept.part == "states"}
+    held = {kept.node: kept.bytes for kept in stage_price(plan).kept if kept.part == "states"}
     assert [held[i] for i in buffers] == [3 * 8, 3 * 8]
     same(plan)
     broken = list(plan.choices)

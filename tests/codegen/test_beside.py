@@ -17,7 +17,7 @@ import partita
 from partita.codegen.plan.branches import bundles
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.bundles.bundles import inside
 
 
@@ -90,7 +90,7 @@ def planned(module: nn.Module, hierarchy: tuple[int, ...], batch: int, **options
 def test_side_by_side(module: nn.Module, hierarchy: tuple[int, ...], mesh: tuple[int, ...] | None, batch: int) -> None:
     plan = planned(module, hierarchy, batch, mesh=mesh)
     assert bundles(plan)
-    assert priced(plan).objective_ns == plan.report["objective_ns"]
+    assert stage_price(plan).objective_ns == plan.report["objective_ns"]
     without = plan.report["without_bundles"]
     assert without["status"] == "optimal"
     assert plan.report["objective_ns"] < without["objective_ns"]
@@ -136,7 +136,7 @@ def test_less_memory_places_branches_otherwise() -> None:
         plan = planned(module, (2,), 4, machine=machine)
         assert free.report["objective_ns"] <= plan.report["objective_ns"]
         assert plan.report["memory_bytes"] <= machine.device.capacity_bytes
-        assert priced(plan).memory_bytes == plan.report["memory_bytes"]
+        assert stage_price(plan).memory_bytes == plan.report["memory_bytes"]
         assert plan.verify()["ok"]
 
 
@@ -150,7 +150,7 @@ def test_no_other_places_are_cheaper() -> None:
         choices[join] = replace(choices[join], joins=(axis, *places))
         for i, place in inside(bundle, places):
             choices[i] = replace(choices[i], beside=((axis, place),))
-        assert priced(replace(plan, choices=tuple(choices))).objective_ns >= plan.report["objective_ns"]
+        assert stage_price(replace(plan, choices=tuple(choices))).objective_ns >= plan.report["objective_ns"]
 
 
 def test_a_bundle_inside_another_over_a_second_axis() -> None:
@@ -159,7 +159,7 @@ def test_a_bundle_inside_another_over_a_second_axis() -> None:
     found = bundles(plan)
     assert len(found) == 2
     assert {len(choice.beside) for choice in plan.choices} == {0, 1, 2}
-    assert priced(plan).objective_ns == plan.report["objective_ns"]
+    assert stage_price(plan).objective_ns == plan.report["objective_ns"]
     assert plan.verify()["ok"], plan.verify()["failure"]
 
 

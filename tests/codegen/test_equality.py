@@ -13,7 +13,7 @@ import pytest
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import Context, plan_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.verify import verify
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
@@ -107,7 +107,7 @@ def tightened(name: str, free: Plan) -> Machine:
 def judged(plan: Plan) -> None:
     """What is predicted holds together, and the program computes what the module computes."""
     report = plan.report
-    found = priced(plan)
+    found = stage_price(plan)
     assert (found.objective_ns, found.memory_bytes) == (report["objective_ns"], report["memory_bytes"])
     assert report["bound_ns"] <= report["objective_ns"]
     assert report["memory_bytes"] <= plan.machine.device.capacity_bytes

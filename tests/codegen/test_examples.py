@@ -14,7 +14,7 @@ from partita.bench import joint
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
 from partita.codegen.planner.stand_ins import alone
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import row_names
@@ -71,7 +71,7 @@ def communicated(plan: Plan) -> dict[str, int]:
     """Elements that devices send in a step, by the tensor that moves."""
     assert plan.ranks == 2 and plan.dtype == "float32"
     sent: dict[str, int] = {}
-    for item in priced(plan).items:
+    for item in stage_price(plan).items:
         if item.axes:
             name = plan.graph.nodes[item.node].name
             sent[name] = sent.get(name, 0) + ELEMENTS[item.kind] * item.bytes // 4 * item.count

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from partita import Machine, optimize
 from partita.codegen.plan.plan import Plan
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.reference import materialize
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.verify import verify
@@ -163,6 +163,6 @@ def test_fixed_experts_are_reached_by_all_to_all(ranks: int, twin: Any) -> None:
     plan = optimize(module, inputs, slow((ranks,)), mesh=(ranks,), fix=rows | {"layers.0.norm": "b.1"}, **options)
     assert plan.report["gap"] == 0
     assert all(is_split(plan.choices[graph.nodes[i].inputs[1]].output[0]) for i in experts(graph))
-    assert sum(item.kind == Action.EXCHANGE.value for item in priced(plan).items) >= 4  # there, back, and backward
+    assert sum(item.kind == Action.EXCHANGE.value for item in stage_price(plan).items) >= 4  # there, back, and backward
     assert "exchange(" in plan.emit()
     assert verify(plan, module=module, inputs=inputs)["ok"]

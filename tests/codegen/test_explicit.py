@@ -22,7 +22,7 @@ from partita.codegen.parallel_graph.graph import PARALLEL, ParallelGraph, moves
 from partita.codegen.parallel_graph.text import folded, show_text
 from partita.codegen.plan.choice import Choice, letter_text
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import row_names, rows
@@ -227,7 +227,7 @@ def names_of(graph: PCG) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def same(plan: Plan) -> ParallelGraph:
     """The parallel graph of a plan, checked: its price, what is left without parallel operators, states and files."""
-    graph, cost = plan.parallel_graph(), priced(plan)
+    graph, cost = plan.parallel_graph(), stage_price(plan)
     assert (graph.objective_ns, graph.memory_bytes) == (cost.objective_ns, cost.memory_bytes)
     left = graph.without_parallel()
     assert {name: (op, tuple(left[i][1] for i in inputs)) for op, name, inputs in left} == names_of(plan.graph)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification import reference
 from partita.codegen.verification.fused import fuse
 from partita.codegen.verification.synthetic import synthetic
@@ -86,7 +86,7 @@ def test_predicted_activations_are_what_autograd_keeps(name: str, mesh: tuple[in
         graph, machine, Training(BATCH, "float32", "adamw"), SearchSpace(mesh=mesh, micro_batches=1, stages=1)
     )
     assert any(is_split(x) for choice in plan.choices for x in choice.output)
-    predicted = priced(plan).memory
+    predicted = stage_price(plan).memory
     measured = saved_bytes(plan, module, tmp_path)
     # A tensor that is converted in two places counts twice: where memory does not bind, the solver may do that.
     most = 2.0 if name == "mlp" else 1.06
@@ -120,5 +120,5 @@ def test_predicted_activations_of_images(mesh: tuple[int, ...], tmp_path: Path) 
     machine = slow_machine(mesh if len(mesh) > 1 else (1, *mesh))
     training, space = Training(BATCH, "float32", "adamw"), SearchSpace(mesh=mesh, micro_batches=1, stages=1)
     plan = plan_graph(capture(module, inputs, batch=BATCH), machine, training, space)
-    predicted, measured = priced(plan).memory, saved_bytes(plan, module, tmp_path)
+    predicted, measured = stage_price(plan).memory, saved_bytes(plan, module, tmp_path)
     assert 0.995 * measured <= predicted["activations"] + predicted["weights"] <= 1.06 * measured

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from partita import Machine, optimize
 from partita.codegen.plan.plan import Plan
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.reference import loss_of
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
@@ -86,7 +86,7 @@ def planned(name: str, mesh: tuple[int, ...], **options: Any) -> tuple[Plan, nn.
 @pytest.mark.parametrize("name", MODELS)
 def test_the_optimum(name: str, mesh: tuple[int, ...]) -> None:
     plan, module, inputs = planned(name, mesh, dtype="float64")
-    found = priced(plan)
+    found = stage_price(plan)
     assert (found.objective_ns, found.memory_bytes) == (plan.report["objective_ns"], plan.report["memory_bytes"])
     assert verify(plan, module=module, inputs=inputs)["ok"]
 

@@ -20,7 +20,7 @@ import partita
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import Context, plan_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.report.facts import facts
 from partita.codegen.report.trace import timeline
 from partita.codegen.verification import reference
@@ -200,8 +200,9 @@ def trained(plan: Plan, folder: Path, steps: int) -> list[dict[str, Any]]:
 def test_a_run_keeps_what_is_priced_and_learns(dtype: str, kind: str, tmp_path: Path) -> None:
     """Every size divides, so that shares are no larger than those of single weights; the loss of one batch falls."""
     plan = stored(planned("gpt2", dtype, (4,), 2), kind)
-    kept, form = priced(plan).memory["states"], precision(dtype)
-    whole = priced(replace(plan, choices=tuple(replace(c, offloaded=False) for c in plan.choices))).memory["states"]
+    kept, form = stage_price(plan).memory["states"], precision(dtype)
+    resident = replace(plan, choices=tuple(replace(c, offloaded=False) for c in plan.choices))
+    whole = stage_price(resident).memory["states"]
     dtypes = tuple({getattr(torch, x)} for x in (form.parameters, form.gradients, form.master))
     for found in trained(plan, tmp_path, steps=6):
         assert (found["held"], found["away"]) == (kept, whole - kept)
@@ -251,7 +252,7 @@ def test_what_is_said_of_it() -> None:
     names = {event["name"] for event in timeline(told)["traceEvents"]}  # whose durations add up to the step
     assert any(name.endswith("states from host") for name in names) and any("reduce-scatter" in x for x in names)
     graph = plan.parallel_graph()
-    assert sum(work.ns * work.count for node in graph.nodes for work in node.work) == priced(plan).objective_ns
+    assert sum(work.ns * work.count for node in graph.nodes for work in node.work) == stage_price(plan).objective_ns
 
 
 @pytest.mark.parametrize(

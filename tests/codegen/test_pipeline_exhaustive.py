@@ -23,8 +23,8 @@ from torch import nn
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices
 from partita.codegen.planner.pipelined import pipelined
-from partita.codegen.pricing.pipeline_price import priced as priced_pipeline
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.plan_price import plan_price
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import INFINITE
@@ -125,7 +125,7 @@ def all_of(found: Encoding, decided: dict[int, int], make: Make, rng: random.Ran
     def price(changed: dict[int, int]) -> Ints:
         key = tuple(sorted((v, o) for v, o in changed.items() if o))
         if key not in known:
-            cost = priced(make(decided | dict(key)))
+            cost = stage_price(make(decided | dict(key)))
             known[key] = np.array([cost.objective_ns, cost.memory_bytes])
         return known[key]
 
@@ -272,6 +272,6 @@ def test_the_best_of_all_plans(name: str) -> None:
         assert found.configuration is not None
         if found.configuration.devices > 1:
             plan = pipelined(asked, found, {}, {}, None)
-            cost, again = priced_pipeline(plan), again | {*plan.recompute.values()}
+            cost, again = plan_price(plan), again | {*plan.recompute.values()}
             assert cost.objective_ns == best and cost.memory_bytes <= capacity
     assert again == ({"full"} if len(instance.modes) > 1 else set())

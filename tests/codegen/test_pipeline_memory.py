@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partita.codegen.plan.pipeline_plan import PipelinePlan
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification import reference
 from partita.codegen.verification.fused import fuse
 from partita.codegen.verification.synthetic import synthetic
@@ -84,7 +84,7 @@ def kept_bytes(plan: PipelinePlan, name: str, folder: Path) -> list[int]:
 def test_what_is_in_flight_is_what_is_predicted(name: str, schedule: str, tmp_path: Path) -> None:
     """The last stage's loss needs more for a moment, which autograd does not keep."""
     plan = piped(captured(name, 24), (6,), (3,), 6, schedule=schedule)
-    memory = [priced(part).memory for part in plan.parts]
+    memory = [stage_price(part).memory for part in plan.parts]
     measured = kept_bytes(plan, name, tmp_path)
     for held, real in zip(memory, measured, strict=True):
         # One number a query or a row, of attention and norms, is not counted.

@@ -11,8 +11,8 @@ import pytest
 
 from partita.codegen.plan.pipeline_plan import PipelinePlan
 from partita.codegen.plan.plan_file import load_plan
-from partita.codegen.pricing.pipeline_price import priced
-from partita.codegen.pricing.plan_price import priced as priced_stage
+from partita.codegen.pricing.plan_price import plan_price
+from partita.codegen.pricing.stage_price import stage_price
 from partita.model.errors import PartitaError
 
 from ..conftest import Run
@@ -28,9 +28,9 @@ def plan() -> PipelinePlan:
 
 def test_the_step_is_that_of_its_stages(plan: PipelinePlan) -> None:
     """The slowest stage works K times; once, the others are waited for."""
-    first, second = (priced_stage(stage).objective_ns for stage in plan.stages)
-    assert (first, second) == priced(plan).busy_ns == tuple(stage.report["objective_ns"] for stage in plan.stages)
-    assert priced(plan).objective_ns == max(first, second) + -(-min(first, second) // 4)
+    first, second = (stage_price(stage).objective_ns for stage in plan.stages)
+    assert (first, second) == plan_price(plan).busy_ns == tuple(stage.report["objective_ns"] for stage in plan.stages)
+    assert plan_price(plan).objective_ns == max(first, second) + -(-min(first, second) // 4)
     told = plan.summary()
     assert told["pipeline"]["busy_ns"] == [first, second] and told["mesh"]["pipeline"] == 2
     assert {row["stage"] for row in told["strategies"]} == {0, 1}
@@ -46,11 +46,11 @@ def test_all_is_shown(plan: PipelinePlan, tmp_path: Path, partita: Run) -> None:
     page.feed((tmp_path / "page.html").read_text())
     assert not page.open and "stage 1" in page.words
     events = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
-    for device, busy in enumerate(priced(plan).busy_ns):
+    for device, busy in enumerate(plan_price(plan).busy_ns):
         own = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == device)
         assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(own))
         assert sum(round(1e3 * (end - start)) for start, end in own) == busy
-    assert max(e["ts"] + e["dur"] for e in events) * 1e3 <= priced(plan).objective_ns + 1
+    assert max(e["ts"] + e["dur"] for e in events) * 1e3 <= plan_price(plan).objective_ns + 1
     assert {e["args"].get("micro_batch") for e in events} == {0, 1, 2, 3, None}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.codegen.pricing.pipeline_price import priced
+from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.verification import whole
 from partita.codegen.verification.verify import run
 from partita.codegen.verification.whole import trial_of
@@ -53,8 +53,8 @@ def test_no_step_waits_for_the_one_before(tmp_path: Path) -> None:
 
 def test_two_versions_are_priced() -> None:
     stale, flushed = (piped(captured("gpt2", 16), (4,), (4,), 4, schedule=name) for name in ("2bw", "1f1b"))
-    assert priced(stale).objective_ns == max(priced(flushed).busy_ns) < priced(flushed).objective_ns
-    for number, (two, one) in enumerate(zip(priced(stale).stages, priced(flushed).stages, strict=True)):
+    assert plan_price(stale).objective_ns == max(plan_price(flushed).busy_ns) < plan_price(flushed).objective_ns
+    for number, (two, one) in enumerate(zip(plan_price(stale).stages, plan_price(flushed).stages, strict=True)):
         graph = stale.stages[number].graph
         weights = 4 * sum(graph.nodes[i].numel for i in graph.of("parameter"))
         assert two.memory_bytes - one.memory_bytes == weights * (1 if number < 2 else 2)

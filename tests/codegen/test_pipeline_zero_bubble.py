@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.codegen.pricing.pipeline_price import priced
 from partita.codegen.pricing.pipeline_runs import runs, weights_ns
+from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.verification.worker import load_program
 from partita.model.errors import PartitaError
 from partita.model.graph.segments import segments
@@ -89,9 +89,10 @@ def test_each_product_is_differentiated_once(program: ModuleType) -> None:
 def test_less_is_waited_for() -> None:
     """The last stage's backward is shorter by what its weights need: the others begin sooner."""
     split, whole = (piped(captured("gpt2", 16), (3,), (3,), 8, schedule=name) for name in ("zero-bubble", "1f1b"))
-    stages = priced(split).stages
-    assert priced(split).busy_ns == priced(whole).busy_ns
-    assert priced(split).objective_ns < max(run.end_ns for run in runs(whole, stages)) <= priced(whole).objective_ns
+    stages = plan_price(split).stages
+    assert plan_price(split).busy_ns == plan_price(whole).busy_ns
+    end_ns = max(run.end_ns for run in runs(whole, stages))
+    assert plan_price(split).objective_ns < end_ns <= plan_price(whole).objective_ns
     assert all(0 < 2 * weights_ns(p, cost) < cost.objective_ns for p, cost in zip(split.stages, stages, strict=True))
     assert [part.in_flight for part in split.stages] == [3, 3, 3]
 
@@ -105,7 +106,7 @@ def test_nothing_is_computed_again() -> None:
 
 def test_the_timeline_has_both_parts(tmp_path: Path) -> None:
     plan = piped(captured("mlp", 24), (2,), (2,), 4, schedule="zero-bubble")
-    kinds = Counter((run.kind, run.device) for run in runs(plan, priced(plan).stages))
+    kinds = Counter((run.kind, run.device) for run in runs(plan, plan_price(plan).stages))
     assert kinds == {(kind, d): 4 for kind in ("forward", "backward", "weights") for d in (0, 1)} | {
         ("update", d): 1 for d in (0, 1)
     }

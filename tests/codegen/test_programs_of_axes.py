@@ -20,7 +20,7 @@ from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import Context, plan_graph
 from partita.codegen.pricing.axis_groups import axis_groups
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.report.facts import facts
 from partita.codegen.report.text import text
 from partita.codegen.verification.threads import run_threads
@@ -81,7 +81,7 @@ def of_all_kinds(hierarchy: tuple[int, ...], machine: Machine, force: Callable[.
     for seed in range(100):
         drawn = force(perceptron(), (math.prod(hierarchy),), random.Random(seed))
         plan = replace(drawn, machine=machine, placement=of_rows([hierarchy]))
-        kinds = {item.kind for item in priced(plan).items}
+        kinds = {item.kind for item in stage_price(plan).items}
         if {"all-reduce", "reduce-scatter", "all-gather"} <= kinds:
             return plan
     raise AssertionError("no such plan was drawn")
@@ -312,7 +312,7 @@ def test_both_prices_agree_where_axes_span_levels(mesh: tuple[int, ...], latency
     plan = plan_graph(
         perceptron(), machine_of((2, 2, 2), latency), Training(24, "float32", "adamw"), SearchSpace(mesh=mesh, stages=1)
     )
-    assert priced(plan).objective_ns == plan.report["objective_ns"]
+    assert stage_price(plan).objective_ns == plan.report["objective_ns"]
 
 
 # A language model on slow links

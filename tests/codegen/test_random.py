@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from partita import PartitaError
 from partita.codegen.emission.spmd.micro import divided
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.placement.placement import placements
 from partita.formulation.search_space import SearchSpace
 from partita.model.graph.batch import with_batch
@@ -315,7 +315,7 @@ def check(rng: random.Random, judge: Judge) -> None:
         capacity = least + int(rng.choice((0, 0.2, 0.6)) * room)
         machine = replace(machine, device=replace(machine.device, memory_bytes=capacity))
         plan = plan_graph(graph, machine, training, space, budget)
-    found = priced(plan)
+    found = stage_price(plan)
     assert (found.objective_ns, found.memory_bytes) == (plan.report["objective_ns"], plan.report["memory_bytes"])
     assert plan.report["status"] == "optimal" and plan.report["bound_ns"] == plan.report["objective_ns"]
     assert plan.report["memory_bytes"] <= machine.device.capacity_bytes

@@ -15,7 +15,7 @@ import pytest
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import Context, plan_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.transitions import Transitions
 from partita.model.capture.capture import capture
@@ -63,7 +63,7 @@ def expert_ns(plan: Plan) -> int:
     table, numbers = graph.nodes[found].inputs
     own = {found, table, numbers, *graph.nodes[numbers].inputs}
     own |= {i for i, node in enumerate(graph.nodes) if node.op == "view" and found in node.inputs}
-    rest = sum(item.total_ns for item in priced(plan).items if item.node not in own)
+    rest = sum(item.total_ns for item in stage_price(plan).items if item.node not in own)
 
     tables, row = graph.nodes[table]["tables"], graph.nodes[table].shape[1] * ITEMSIZE["float32"]
     ids = math.prod(graph.nodes[numbers].shape) // len(tables) * math.ceil(len(tables) / machine.devices)
@@ -107,7 +107,7 @@ def test_the_expert_by_hand() -> None:
     plan = planned("dlrm")
     found = lookup(plan)
     table, numbers = plan.graph.nodes[found].inputs
-    rest = priced(plan)
+    rest = stage_price(plan)
     own = [item for item in rest.items if item.node in (found, table, numbers)]
     looked_up = 4 * 8192 * (2 * 512 + 8) / 810e9 * 1e9
     expected = 3 * looked_up + 2 * 5000 + 5 * 4 * 8192 * (512 + 8) / 810e9 * 1e9

@@ -14,10 +14,10 @@ import pytest
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices, report
-from partita.codegen.pricing.pipeline_price import priced as priced_pipeline
 from partita.codegen.pricing.pipeline_runs import runs
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.pricing.price_items import Item
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.report.facts import facts
 from partita.codegen.report.text import text
 from partita.codegen.report.trace import timeline
@@ -99,7 +99,7 @@ def agree(found: Encoding, count: int, **more: Any) -> None:
             plan = plan_of(found, assignment, **more)
         except PartitaError:  # random layouts of views that no operator asks for
             continue
-        cost, said = priced(plan), evaluate(found.network, assignment)
+        cost, said = stage_price(plan), evaluate(found.network, assignment)
         assert (cost.objective_ns, cost.memory_bytes) == (said.cost, said.use[0] + reserved)
         told = report(found, assignment)
         assert (sum(told["parts_ns"].values()), told["memory_bytes"]) == (said.cost, cost.memory_bytes)
@@ -117,7 +117,7 @@ def test_a_stage_keeps_what_enters_of_every_micro_batch_in_flight(model: str) ->
         found = encode(middle, MACHINE, ONE, micro_batches=4, recompute=MODES, in_flight=count, transfer=line)
         agree(found, 8, in_flight=count, transfer=line)
         assignment = next(a for a in assignments(found, 8) if found.recomputed(a))
-        memory.append(priced(plan_of(found, assignment, in_flight=count, transfer=line)).memory)
+        memory.append(stage_price(plan_of(found, assignment, in_flight=count, transfer=line)).memory)
     once, thrice = memory
     assert thrice["recomputed"] == once["recomputed"] > 0 and thrice["activations"] == 3 * once["activations"]
 
@@ -125,7 +125,7 @@ def test_a_stage_keeps_what_enters_of_every_micro_batch_in_flight(model: str) ->
 def test_what_stages_compute_again_is_part_of_their_backward() -> None:
     plan = at_random(twin_of("gpt2"), 2, (2,), 4, random.Random(3), recompute=True)
     assert plan.recompute and plan.summary()["recompute"] == plan.recompute
-    cost = priced_pipeline(plan)
+    cost = plan_price(plan)
     timeline = runs(plan, cost.stages)
     for device, busy in enumerate(cost.busy_ns):
         slots = sum(run.length_ns for run in timeline if run.device == device)
@@ -155,7 +155,7 @@ def test_what_runs_again_is_the_forward_of_the_segment() -> None:
     found, assignment = example()
     (first, second, _), graph = segments(found.pcg), found.pcg
     plan = in_modes(found, assignment, ("full", "selective", "none"))
-    items = priced(plan).items
+    items = stage_price(plan).items
     forward, again = (
         Counter((i.part, i.kind, i.node, i.at, i.slot, i.ns, i.axes, i.bytes) for i in items if i.phase == phase)
         for phase in ("forward", "recompute")
@@ -173,7 +173,7 @@ def test_what_runs_again_is_the_forward_of_the_segment() -> None:
 def test_time_rises_and_memory_falls() -> None:
     found, assignment = example()
     plans = [in_modes(found, assignment, (mode,) * 3) for mode in ("none", "selective", "full")]
-    costs = [priced(plan) for plan in plans]
+    costs = [stage_price(plan) for plan in plans]
     assert costs[0].objective_ns < costs[1].objective_ns < costs[2].objective_ns
     kept = [cost.memory["activations"] + cost.memory["weights"] for cost in costs]
     assert kept[0] > kept[1] > kept[2]
@@ -185,10 +185,10 @@ def test_one_segment_runs_again_at_a_time() -> None:
     """Of what they bring back the largest counts."""
     found, assignment = example()
     alone = [
-        priced(in_modes(found, assignment, ["full" if i == k else "none" for i in range(3)])).memory["recomputed"]
+        stage_price(in_modes(found, assignment, ["full" if i == k else "none" for i in range(3)])).memory["recomputed"]
         for k in range(3)
     ]
-    every = priced(in_modes(found, assignment, ("full",) * 3)).memory["recomputed"]
+    every = stage_price(in_modes(found, assignment, ("full",) * 3)).memory["recomputed"]
     assert every == max(alone) > min(alone) > 0
 
 
@@ -196,7 +196,7 @@ def test_reports_show_what_runs_again() -> None:
     """The timeline runs a segment's forward before its backward, and still adds up; text and PCG name it."""
     found, assignment = example()
     plan = in_modes(found, assignment, ("none", "full", "none"))
-    told, cost = facts(plan), priced(plan)
+    told, cost = facts(plan), stage_price(plan)
     events = [e for e in timeline(told)["traceEvents"] if e["ph"] == "X"]
     assert sum(round(e["dur"] * 1e3) for e in events) == cost.objective_ns
     whens = [(e["name"], e["args"]["when"].rpartition(" ")[2]) for e in events]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import partita
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices, report
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
 from partita.formulation.network.network import evaluate
 from partita.formulation.placement.placement import placements
@@ -53,6 +53,6 @@ def test_both_prices_agree(hierarchy: tuple[int, ...], dtype: str) -> None:
             plan = Plan(
                 graph, machine, placement, 2, choices(found, drawn), dtype, "adam", {}, report(found, drawn), None
             )
-            again = priced(plan)
+            again = stage_price(plan)
             assert again.objective_ns == evaluate(found.network, drawn).cost
             assert again.memory_bytes == plan.report["memory_bytes"]

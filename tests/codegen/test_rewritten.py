@@ -21,7 +21,7 @@ from partita.codegen.plan.branches import bundles
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
 from partita.codegen.planner.rewritten import taken_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
@@ -90,8 +90,8 @@ def test_the_optimum(name: str, judge: Judge) -> None:
     for mesh, micro_batches, dtype in (((2,), 1, "float64"), ((2, 2), 2, "float64"), ((2,), 1, "mixed-bfloat16")):
         training, space = Training(BATCH, dtype, "adamw"), SearchSpace(mesh=mesh, micro_batches=micro_batches, stages=1)
         plan = plan_graph(after, Machine.adhoc(mesh), training, space)
-        assert priced(plan).objective_ns == plan.report["objective_ns"]
-        assert priced(plan).memory_bytes == plan.report["memory_bytes"]
+        assert stage_price(plan).objective_ns == plan.report["objective_ns"]
+        assert stage_price(plan).memory_bytes == plan.report["memory_bytes"]
         judge(plan, with_batch(before, BATCH))
 
 
@@ -179,10 +179,10 @@ def test_a_fused_activation_is_priced() -> None:
     split, fused = (plan_graph(perceptron(merge), Machine.adhoc((1,)), training, space) for merge in (False, True))
     launch = split.machine.device.launch_ns
     assert split.report["objective_ns"] - fused.report["objective_ns"] >= 2 * launch
-    of_relu = [item for item in priced(split).items if item.kind == "relu" and item.phase == "backward"]
-    of_mask = [item for item in priced(fused).items if item.kind == "activation"]
+    of_relu = [item for item in stage_price(split).items if item.kind == "relu" and item.phase == "backward"]
+    of_mask = [item for item in stage_price(fused).items if item.kind == "activation"]
     assert [item.ns for item in of_relu] == [item.ns for item in of_mask]
-    assert priced(split).memory_bytes == priced(fused).memory_bytes
+    assert stage_price(split).memory_bytes == stage_price(fused).memory_bytes
     graph = fused.graph
     assert row_names(graph, graph.of("linear_relu")[0]) == ("R", "B", "b.1", "b.0", "o")
 

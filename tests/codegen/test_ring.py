@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.special import around, verify_strategy
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import run, verify
@@ -130,7 +130,7 @@ def test_what_a_causal_mask_hides_is_not_computed(program: Callable[[int], dict[
     graph, index = around(lambda b: example(b, size))
     plan = fixed(graph, index, "ring", ranks)
     flops = plan.machine.device.flops("float64")
-    kernel = next(i for i in priced(plan).items if i.kind == "attention" and i.phase == "forward")
+    kernel = next(i for i in stage_price(plan).items if i.kind == "attention" and i.phase == "forward")
     assert max(pairs) == pytest.approx(kernel.ns * 1e-9 * flops / (4 * 6 * width), rel=0.05)
 
 
@@ -156,7 +156,7 @@ def without_launches(ranks: int) -> Machine:
 def test_what_it_sends(program: Callable[[int], dict[str, Any]]) -> None:
     """Keys and values to the next rank, in as many messages as there are others; backward their gradients too."""
     graph, index = around(lambda b: example(b, 64))
-    sent = [i for i in priced(fixed(graph, index, "ring", 4)).items if i.kind == "send"]
+    sent = [i for i in stage_price(fixed(graph, index, "ring", 4)).items if i.kind == "send"]
     part = 2 * 6 * 16 * 2 * 8  # of keys and values
     assert [(i.phase, i.bytes, i.count) for i in sent] == [
         ("forward", part, 3),
@@ -219,7 +219,7 @@ def test_memory_is_that_of_its_parts(tmp_path: Path) -> None:
         fix = tuple((node.name, wishes[node.op]) for node in graph.nodes if node.op in wishes)
         training, space = Training(16, "float32", "adamw"), SearchSpace(mesh=(4,), micro_batches=1, fix=fix, stages=1)
         plan = plan_graph(graph, slow_machine((1, 4)), training, space)
-        memory = priced(plan).memory
+        memory = stage_price(plan).memory
         return memory["activations"] + memory["weights"], saved_bytes(plan, module, tmp_path)
 
     (ring, ring_measured), (gathered, gathered_measured) = both("ring"), both("s")
@@ -246,10 +246,10 @@ def test_the_planner_takes_it_where_memory_is_short() -> None:
     """With gathered keys and values every rank has all of them, and the mask of its queries, though for one layer."""
     ample = planned(None, specials=False)
     assert attentions(ample) == {"s"}
-    memory = priced(ample).memory_bytes
+    memory = stage_price(ample).memory_bytes
     less = memory * 2 // 5
     tight = planned(less)
-    assert attentions(tight) == {"ring"} and priced(tight).memory_bytes <= less
+    assert attentions(tight) == {"ring"} and stage_price(tight).memory_bytes <= less
     with pytest.raises(PartitaError, match="it needs"):
         planned(less, specials=False)
     verdict = verify(tight, module=twin(512)[0], inputs=twin(512)[1])
@@ -264,7 +264,7 @@ def test_heads_for_positions_and_back() -> None:
     fix = tuple((node.name, wishes[node.op]) for node in graph.nodes if node.op in wishes)
     training, space = Training(4, "float64", "sgd"), SearchSpace(mesh=(4,), micro_batches=1, fix=fix, stages=1)
     plan = plan_graph(graph, Machine.adhoc((4,)), training, space)
-    moved = [i for i in priced(plan).items if i.axes and i.phase != "update" and i.kind != "slice"]
+    moved = [i for i in stage_price(plan).items if i.axes and i.phase != "update" and i.kind != "slice"]
     assert {i.kind for i in moved} == {"all-to-all"}
     # Queries, keys and values come from one matrix, and move at once.
     moving = [f"layers.{i}.attention{name}" for i in range(2) for name in (".qkv", "")]

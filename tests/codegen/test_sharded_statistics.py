@@ -14,7 +14,7 @@ from torch import Tensor
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.special import around, verify_strategy
 from partita.codegen.verification.threads import run_threads
 from partita.formulation.search_space import SearchSpace
@@ -145,7 +145,7 @@ def test_two_dims_at_once(judge: Judge) -> None:
 def test_what_it_sends_and_keeps() -> None:
     """Of 18 rows: mean and mean of squares forward, two sums backward; kept are two numbers."""
     plan, index = planned(0, "normalize", (4,))
-    result = priced(plan)
+    result = stage_price(plan)
     sums = [i for i in result.items if i.at == index and i.kind == "all-reduce" and i.phase != "update"]
     assert [(i.phase, i.bytes) for i in sums] == [("forward", 18 * 16), ("backward", 18 * 16)]
     assert 18 * 16 in [k.bytes for k in result.kept if k.node == index]

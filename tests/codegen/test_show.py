@@ -12,10 +12,11 @@ import pytest
 from partita import Machine, Plan
 from partita.codegen.plan.choice import Choice
 from partita.codegen.planner.planner import Context, plan_graph
-from partita.codegen.pricing.plan_price import priced
 from partita.codegen.pricing.price_items import PARTS
-from partita.codegen.report.facts import Facts, facts, weights_table
+from partita.codegen.pricing.stage_price import stage_price
+from partita.codegen.report.facts import Facts, facts
 from partita.codegen.report.show import show
+from partita.codegen.report.strategy_tables import weights_table
 from partita.codegen.report.tables import Table
 from partita.codegen.report.words import label, module_of, pattern, ranges, roles, split_word
 from partita.formulation.search_space import SearchSpace
@@ -98,7 +99,7 @@ def test_heads_are_named() -> None:
 
 
 def test_sums_are_the_objective_and_the_memory(found: Plan) -> None:
-    cost = priced(found)
+    cost = stage_price(found)
     assert (cost.objective_ns, cost.memory_bytes) == (found.report["objective_ns"], found.report["memory_bytes"])
     assert cost.ns == found.report["parts_ns"]
     times = table(facts(found), "Time and memory by module")
@@ -140,7 +141,7 @@ def test_storage_has_its_usual_names(found: Plan) -> None:
     }
     for words, choice in storages.items():
         choices = (*found.choices[:index], choice, *found.choices[index + 1 :])
-        shown = weights_table(changed := replace(found, choices=choices), priced(changed))
+        shown = weights_table(changed := replace(found, choices=choices), stage_price(changed))
         (row,) = (row for row in shown.rows if row[0] in ("layers.0.gate.weight", "layers.0-1.gate.weight"))
         assert row[2:5] == words
 
@@ -226,7 +227,7 @@ def test_a_strategy_that_sends_several_times_takes_so_long() -> None:
     from partita.codegen.report.trace import timeline
 
     plan = planned("llama-7b", (4,), micro_batches=2, fix=(("layers.1.attention", "ring"),))
-    cost = priced(plan)
+    cost = stage_price(plan)
     assert any(item.count > 2 for item in cost.items)
     events = [e for e in timeline(facts(plan))["traceEvents"] if e["ph"] == "X"]
     assert sum(round(e["dur"] * 1e3) for e in events) == cost.objective_ns

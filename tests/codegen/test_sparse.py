@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
@@ -102,7 +102,7 @@ def planned(
 
 def judged(module: nn.Module, plan: Plan) -> None:
     """Network and price agree, and the program computes what the module computes."""
-    found = priced(plan)
+    found = stage_price(plan)
     assert (found.objective_ns, found.memory_bytes) == (plan.report["objective_ns"], plan.report["memory_bytes"])
     verdict = verify(plan, module=module, inputs=INPUTS)
     assert verdict["ok"], f"{verdict['failure']}\n{plan}"
@@ -173,10 +173,10 @@ def test_time_and_memory_are_those_of_the_rows() -> None:
             module = Clicks(sparse, rows=(10_000_000, 1_000), width=128)
         plan = planned(module, (4,), dtype="float32")
         assert (plan.report["objective_ns"], plan.report["memory_bytes"]) == (
-            priced(plan).objective_ns,
-            priced(plan).memory_bytes,
+            stage_price(plan).objective_ns,
+            stage_price(plan).memory_bytes,
         )
-        found[sparse] = priced(plan)
+        found[sparse] = stage_price(plan)
     table = 10_000_000 * 128 * 4
     assert found[True].memory_bytes < 1.01 * table  # at most one copy of it, and no gradient as large
     assert 20 * found[True].ns["gradients"] < found[False].ns["gradients"]
@@ -187,10 +187,10 @@ def test_the_price_of_a_sparse_gradient_by_hand() -> None:
     """Columns split over 2, 3 micro-batches of 4 ids: 4 * (4 columns * 4 bytes + 8) = 96 bytes of gradient each."""
     plan = planned(Clicks(), (2,), (("users", "e"), ("items", "e")), 3, "float32")
     users = plan.graph.of("parameter")[0]
-    states = [kept.bytes for kept in priced(plan).kept if kept.node == users]
+    states = [kept.bytes for kept in stage_price(plan).kept if kept.node == users]
     assert states == [10 * 4 * 4 + 3 * 96]
     bandwidth = plan.machine.device.memory_bandwidth
-    times = {item.kind: item.total_ns for item in priced(plan).items if item.node == users}
+    times = {item.kind: item.total_ns for item in stage_price(plan).items if item.node == users}
     assert times == {
         "accumulate": math.ceil((2 * 2 + 2 * 3) * 96 / bandwidth * 1e9),
         "update": math.ceil(5 * 3 * 96 / bandwidth * 1e9),

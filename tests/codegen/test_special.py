@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partita
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.special import verify_strategy
 from partita.formulation.special import special_strategies, special_strategy
 from partita.formulation.special.registry import Special, register_strategy
@@ -45,7 +45,7 @@ def test_logits_are_never_gathered(dtype: str) -> None:
     machine = partita.Machine.adhoc((2, 2))
     fix = {"scores": "b.0,o", "cross_entropy": "n,vocabulary"}
     plan = planned(Words(), machine=machine, mesh=(2, 2), fix=fix, micro_batches=3, dtype=dtype)
-    assert priced(plan).objective_ns == plan.report["objective_ns"]
+    assert stage_price(plan).objective_ns == plan.report["objective_ns"]
     text = plan.emit()
     assert "vocabulary_cross_entropy(" in text and "class VocabularyCrossEntropy" in text
     assert plan.verify()["ok"]

@@ -15,7 +15,7 @@ from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.table_spread import plan_spread
 from partita.codegen.planner.planner import Context, plan_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.report.facts import facts
 from partita.codegen.report.text import text
 from partita.codegen.verification.special import verify_strategy
@@ -59,7 +59,8 @@ def test_the_zoo(name: str, ranks: int) -> None:
     verdict = plan.verify()
     assert verdict["ok"], verdict
     (lookup,) = (i for op in ("embedding", "embedding_bag") for i in plan.graph.of(op))
-    sent = [item.phase for item in priced(plan).items if item.node == lookup and item.kind == Action.EXCHANGE.value]
+    items = [item for item in stage_price(plan).items if item.node == lookup]
+    sent = [item.phase for item in items if item.kind == Action.EXCHANGE.value]
     assert sent == ["forward", "backward"]
 
 
@@ -219,7 +220,7 @@ def test_any_pieces_that_fit_are_emitted() -> None:
     at = [[name, 0, 12, k % 2] for k, name in enumerate(names[:-1])]
     data["choices"]["tables.weight"]["at"] = [*at, [names[-1], 3, 12, 0], [names[-1], 0, 3, 1]]
     other = Plan.from_json(data)
-    assert priced(other).objective_ns >= priced(plan).objective_ns
+    assert stage_price(other).objective_ns >= stage_price(plan).objective_ns
     assert other.verify()["ok"]
 
 

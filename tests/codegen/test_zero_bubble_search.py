@@ -18,7 +18,7 @@ from torch import nn
 import partita
 from partita.codegen.plan.pipeline_plan import PipelinePlan
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.pricing.pipeline_price import priced
+from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.verification.measure import measure
 from partita.formulation.pipeline.configuration import Configuration, in_flight
 from partita.formulation.search_space import SearchSpace
@@ -51,7 +51,7 @@ def zero_bubble_bound(plan: PipelinePlan, batch: int) -> ZeroBubbleBound:
 
 
 def bound_ns(plan: PipelinePlan, waits: ZeroBubbleBound) -> int:
-    busy, ends = priced(plan).busy_ns, enumerate(pairwise(plan.bounds))
+    busy, ends = plan_price(plan).busy_ns, enumerate(pairwise(plan.bounds))
     return max(int(waits.until(s, i, j, busy[s])) for s, (i, j) in ends)
 
 
@@ -69,7 +69,7 @@ def test_no_plan_is_faster_than_what_bounds_it(name: str, size: int, micros: int
     cheap = piped(captured(name, batch), (size,), (size,), micros, schedule="zero-bubble", model=model)
     for plan in (replace(drawn, model=model), cheap, slowed(cheap)):
         bound = bound_ns(plan, zero_bubble_bound(plan, batch))
-        assert max(priced(plan).busy_ns) <= bound <= priced(plan).objective_ns
+        assert max(plan_price(plan).busy_ns) <= bound <= plan_price(plan).objective_ns
 
 
 def slowed(plan: PipelinePlan) -> PipelinePlan:
@@ -86,7 +86,7 @@ def slowed(plan: PipelinePlan) -> PipelinePlan:
 def test_it_is_tight_where_only_products_take_time() -> None:
     """Equal stages of layers that are products: half of each backward is for weights."""
     plan = slowed(piped(captured("gpt2", 24), (3,), (3,), 12, schedule="zero-bubble", model={"reference": "gpt2"}))
-    bound, cost = bound_ns(plan, zero_bubble_bound(plan, 24)), priced(plan)
+    bound, cost = bound_ns(plan, zero_bubble_bound(plan, 24)), plan_price(plan)
     assert 0.97 * cost.objective_ns <= bound < cost.objective_ns
 
 
@@ -97,7 +97,7 @@ def machine(share: float = 1.0) -> Machine:
     device = replace(device, peak=dict.fromkeys(device.peak, 1e10), memory_bandwidth=1e11, launch_ns=10.0)
     made = Machine.adhoc((2,))
     if share < 1:
-        device = replace(device, memory_bytes=device.reserved_bytes + int(share * priced(found(1.0)).memory_bytes))
+        device = replace(device, memory_bytes=device.reserved_bytes + int(share * plan_price(found(1.0)).memory_bytes))
     return replace(made, device=device)
 
 
@@ -110,7 +110,7 @@ def found(share: float) -> PipelinePlan:
 
 def test_a_search_tells_the_step_of_its_plan() -> None:
     plan = found(1.0)
-    cost, report = priced(plan), plan.report
+    cost, report = plan_price(plan), plan.report
     assert plan.schedule == "zero-bubble" and plan.micro_batches > 1
     assert report["objective_ns"] == cost.objective_ns > report["bound_ns"] >= max(cost.busy_ns)
     assert report["gap"] == (cost.objective_ns - report["bound_ns"]) / cost.objective_ns < 0.05
@@ -131,7 +131,7 @@ def test_less_memory_takes_longer_and_is_kept_to() -> None:
         except PartitaError as error:
             assert "fits no placement" in str(error)
             break
-        cost, capacity = priced(plan), machine(share).device.capacity_bytes
+        cost, capacity = plan_price(plan), machine(share).device.capacity_bytes
         assert cost.memory_bytes <= capacity and not plan.recompute
         assert plan.report["objective_ns"] >= before
         fitted += 1
@@ -179,7 +179,7 @@ def test_what_only_one_stage_reads_bounds_no_other(schedule: str, layers: int) -
     assert isinstance(plan, PipelinePlan) and plan.report["bound_ns"] <= plan.report["objective_ns"]
     last = len(boundaries(plan.graph)) - 1
     cuts = [piped(capture(Masked(layers), inputs), (2,), (2,), 2, bounds=(0, cut, last)) for cut in range(1, last)]
-    steps = [priced(replace(other, schedule="1f1b")).objective_ns for other in cuts]
+    steps = [plan_price(replace(other, schedule="1f1b")).objective_ns for other in cuts]
     assert schedule == "zero-bubble" or plan.report["objective_ns"] == min(steps)
 
 
@@ -208,7 +208,7 @@ def test_it_keeps_as_much_more_as_is_predicted(scaled: bool) -> None:
     assert isinstance(plan, PipelinePlan)
     stages = tuple(replace(part, in_flight=in_flight("1f1b", 3, 1, 8, s)) for s, part in enumerate(plan.stages))
     before = replace(plan, stages=stages, schedule="1f1b")
-    kept = [[stage.memory_bytes for stage in priced(made).stages] for made in (before, plan)]
+    kept = [[stage.memory_bytes for stage in plan_price(made).stages] for made in (before, plan)]
     took = [[rank.peak_bytes for rank in measure(made, (module, inputs), steps=0)] for made in (before, plan)]
     more, measured = np.subtract(kept[1], kept[0]), np.subtract(took[1], took[0])
     assert more[0] == 0 == measured[0]

@@ -11,7 +11,7 @@ import pytest
 from torch import nn, zeros
 
 from partita.codegen.planner.planner import plan_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import step_price
@@ -92,7 +92,7 @@ def test_tasks_cost_what_the_planner_prices(name: str) -> None:
     """On one device all but the accumulation of a micro-batch's gradients, where there is one micro-batch."""
     one = Machine.adhoc((1,))
     found = predict(program(name, on_one), one)
-    plan = priced(
+    plan = stage_price(
         plan_graph(graph(name), one, Training(BATCH, "float32", "adamw"), SearchSpace(micro_batches=1, stages=1))
     )
     accumulated = sum(item.total_ns for item in plan.items if item.kind == "accumulate")
@@ -244,7 +244,7 @@ def test_what_is_alive_at_the_turn_is_what_the_planner_keeps(name: str) -> None:
     turn = next(n for n, x in enumerate(found.devices[0]) if isinstance(x, Run) and x.op.node == pcg.loss)
     alive = sum(span.size_bytes for span in living.spans if span.touched[0] <= turn < span.touched[-1])
     plan = plan_graph(pcg, one, Training(BATCH, "float32", "adamw"), SearchSpace(micro_batches=1, stages=1))
-    planned = priced(plan).memory
+    planned = stage_price(plan).memory
     assert 0 <= planned["activations"] - alive <= living.always["inputs"]
     weights = sum(pcg.nodes[i].numel for i in pcg.of("parameter")) * 4
     assert living.always["weights"] == weights and living.always["states"] == 2 * weights

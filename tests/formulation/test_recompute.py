@@ -11,7 +11,7 @@ import pytest
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import evaluate
@@ -82,7 +82,7 @@ def test_what_no_other_reader_keeps_says_itself_whether_it_is_kept() -> None:
         assignment[hub] = len(table.codes)
         for z, mode in zip(found.recompute.values(), modes, strict=True):
             assignment[z] = mode
-        kept[modes] = priced(plan_of(found, found.settled(assignment))).memory["activations"]
+        kept[modes] = stage_price(plan_of(found, found.settled(assignment))).memory["activations"]
         assert kept[modes] == evaluated(found, found.settled(assignment), "activations")
         assignment[hub] = 0
         assert evaluate(found.network, assignment).feasible == (not any(modes))
@@ -93,7 +93,7 @@ def test_what_no_other_reader_keeps_says_itself_whether_it_is_kept() -> None:
 def evaluated(found: Encoding, assignment: tuple[int, ...], part: str) -> int:
     """Bytes of a part of the memory, by the network: what it uses without the other parts."""
     reserved = found.machine.device.capacity_bytes - found.network.capacities[0]
-    memory = priced(plan_of(found, assignment)).memory
+    memory = stage_price(plan_of(found, assignment)).memory
     others = sum(size for name, size in memory.items() if name != part)
     return evaluate(found.network, assignment).use[0] + reserved - others
 
@@ -114,7 +114,7 @@ def test_the_optimum_is_that_of_all_modes_enumerated() -> None:
     every = []
     for modes in product(MODES, repeat=len(names)):
         again = {name: mode for name, mode in zip(names, modes, strict=True) if mode != "none"}
-        cost = priced(Plan(graph, found.machine, ALONE, 1, plain, "float32", "adam", recompute=again))
+        cost = stage_price(Plan(graph, found.machine, ALONE, 1, plain, "float32", "adam", recompute=again))
         every.append((cost.memory_bytes, cost.objective_ns))
     least, most = min(every)[0], max(every)[0]
     answers = set()
@@ -139,7 +139,7 @@ def test_a_search_over_micro_batches_finds_the_best_of_all_modes() -> None:
         found = encoded(part, ALONE, ("none",))
         again = {name: mode for name, mode in zip(names, modes, strict=True) if mode != "none"}
         plain = choices(found, [0] * len(found.network.variables))
-        cost = priced(Plan(part, found.machine, ALONE, k, plain, "float32", "adam", recompute=again))
+        cost = stage_price(Plan(part, found.machine, ALONE, k, plain, "float32", "adam", recompute=again))
         every.append((cost.memory_bytes, cost.objective_ns, k, again))
     recomputing = 0
     for capacity in sorted({size for size, *_ in every})[::4]:

@@ -8,7 +8,7 @@ import pytest
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.encoding.shared_tables import SharedTables
@@ -66,7 +66,7 @@ def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> 
                     part, MACHINE, PLACEMENT, 2, choices(found, assignment), "mixed-float16", in_flight=2,
                     transfer=TRANSFER, recompute=found.recomputed(assignment),
                 )  # fmt: skip
-                price = priced(plan)
+                price = stage_price(plan)
                 assert (price.objective_ns, price.memory_bytes) == (result.cost, result.use[0] + reserve)
                 compared += 1
     assert compared > 2

@@ -9,7 +9,7 @@ import pytest
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import INFINITE, evaluate
@@ -149,7 +149,7 @@ def test_plans_cost_what_their_network_says(dtype: str) -> None:
             result = evaluate(found.network, assignment)
             if result.cost < INFINITE:
                 plan = Plan(pcg, MACHINE, place, k, choices(found, assignment), dtype, optimizer)
-                price = priced(plan)
+                price = stage_price(plan)
                 assert (price.objective_ns, price.memory_bytes) == (result.cost, result.use[0] + reserve)
                 compared += 1
                 used |= {(c.sharded_states, c.sharded_gradients, c.offloaded) for c in plan.choices}

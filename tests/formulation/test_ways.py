@@ -12,7 +12,7 @@ import pytest
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.rewritten import decided, taken_graph
-from partita.codegen.pricing.plan_price import priced
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import Network, evaluate
@@ -121,7 +121,7 @@ def confirm(found: Encoding, answer: Solution, case: Case) -> None:
     assert answer.assignment is not None
     taken, choices = decided(found, answer.assignment)
     plan = Plan(taken, case.machine, case.placement, case.micro_batches, choices, case.dtype, case.optimizer)
-    price = priced(plan)
+    price = stage_price(plan)
     assert price.objective_ns == answer.objective, [n.name for n in taken.nodes]
     (used,) = evaluate(found.network, answer.assignment).use
     held = case.machine.device.capacity_bytes - case.encoding(found.pcg).network.capacities[0]

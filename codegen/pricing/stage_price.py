@@ -1,0 +1,55 @@
+"""What a plan costs, computed from its layouts alone: node by node, move by move, without network or tables of options.
+
+It states the cost model once more in plain Python, so that the objective a solver reports is confirmed by something
+that shares none of its encoding. Every kernel and every collective is one item (`items.py`).
+"""
+
+from __future__ import annotations
+
+from ...formulation.weights.storage import transient_buffers
+from ...model.graph.sparse_tables import sparse_tables
+from ...model.operators.operator import operator
+from ..plan.plan import Plan
+from .critical_branches import critical_path
+from .price_items import StagePrice
+from .weights import Weights
+
+
+def stage_price(plan: Plan, versions: int = 0, later: int = 0) -> StagePrice:
+    """The predicted time and memory of a plan; `versions` and `later` are kept besides, as `encode` has them."""
+    return _Pricing(plan, versions, later).run()
+
+
+class _Pricing(Weights):
+    def run(self) -> StagePrice:
+        for index, node in enumerate(self.graph.nodes):
+            if node.op == "parameter":
+                if index in self.classes.uses:
+                    self.weight(index)
+            elif self.classes.constant[index]:
+                if node.op == "buffer":
+                    item = self.precision.buffer_itemsize(node.dtype)
+                    self.hold("states", index, self.numel(index, self.plan.choices[index].output) * item)
+                elif operator(node.op).passes:
+                    work = operator(node.op).work(node, tuple(self.graph.nodes[i] for i in node.inputs))
+                    time = self.kernel(work, 2.0 * node.numel * self.item(index))
+                    self.work("compute", node.op, "forward", index, time)
+                    if self.mode(index) != "none":
+                        self.work("compute", node.op, "recompute", index, time)
+            elif node.op != "input" and self.classes.base[index] == index:
+                self.compute(index)
+                self.tensor(index)
+                if index in self.bundles:
+                    self.exchange(index)
+        for base, uses in self.classes.uses.items():
+            if self.graph.nodes[base].op == "input":
+                for use in uses:
+                    if self.saves(use):
+                        self.stay("activations", use.node, self.kept_bytes(use))
+        moving = (i for i in self.graph.of("parameter") if i not in sparse_tables(self.graph))
+        largest = max((self.graph.nodes[i].numel for i in moving), default=0)
+        self.hold(
+            "reserve", -1, transient_buffers(self.plan.ranks, self.k) * largest * self.precision.itemsize("float32")
+        )
+        self.recomputed()
+        return critical_path(self.plan, self.classes, self.result)

@@ -1,0 +1,187 @@
+"""Tables of what a stage of a plan costs: time and memory by module, collectives, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...model.graph.layout import COLLECTIVES
+from ..plan.plan import Plan
+from ..pricing.axis_groups import axis_groups, steps_text
+from ..pricing.plan_price import PlanPrice
+from ..pricing.price_items import MEMORY, PARTS, Item, Slot, StagePrice
+from .tables import Table, place
+from .words import bytes_text, label, module_of, pattern, percent
+
+LARGEST = 16  # rows of the table of collectives; the others are summed
+
+
+def time_unit(price: StagePrice | PlanPrice) -> tuple[str, int]:
+    """The unit in which times are shown, and its ns."""
+    return ("ms", 10**6) if price.objective_ns >= 10**7 else ("us", 10**3)
+
+
+def by_module(plan: Plan, price: StagePrice) -> dict[str, tuple[dict[str, int], int]]:
+    """For every part of the model, equal layers together: ns of a step by part, and bytes."""
+    times: dict[str, dict[str, int]] = {}
+    kept: dict[str, int] = {}
+    layers: dict[str, list[int | None]] = {}
+
+    def module(node: int) -> str:
+        name, layer = module_of(plan.graph, node)
+        layers.setdefault(name, []).append(layer)
+        times.setdefault(name, dict.fromkeys(PARTS, 0))
+        return name
+
+    for item in price.items:
+        times[module(item.at if item.part == "conversions" else item.node)][item.part] += item.total_ns
+    for held in price.kept:
+        if held.node >= 0:
+            name = module(held.node)
+            kept[name] = kept.get(name, 0) + held.bytes
+    return {label(name, found): (times[name], kept.get(name, 0)) for name, found in layers.items()}
+
+
+def modules_table(plan: Plan, price: StagePrice) -> Table:
+    """Time and memory by part of the model."""
+    unit, size = time_unit(price)
+    total, modules = price.objective_ns, by_module(plan, price)
+
+    def row(name: str, ns: dict[str, int], kept: int) -> tuple[str, ...]:
+        spent = sum(ns.values())
+        cells = (f"{x / size:,.2f}" for x in (*(ns[part] for part in PARTS), spent))
+        return name, *cells, percent(spent, total), bytes_text(kept)
+
+    rows = [row(name, ns, kept) for name, (ns, kept) in modules.items()]
+    rows.append(row("total", price.ns, sum(kept for _, kept in modules.values())))
+    shares = ", ".join(f"{part} {percent(price.ns[part], total)}" for part in PARTS)
+    return Table(
+        "Time and memory by module",
+        f"{unit} of a step, forward and backward of all micro-batches: {shares}. Conversions are collectives between "
+        "layouts of activations, weights their gathers and casts, gradients their synchronization and the update.",
+        ("module", *PARTS, unit, "share", "memory"),
+        tuple(rows),
+    )
+
+
+_WHY = {
+    ("conversions", "forward", "all-gather"): "makes the input whole",
+    ("conversions", "forward", "reduce-scatter"): "adds partial results, keeps a part",
+    ("conversions", "forward", "all-reduce"): "adds partial results",
+    ("conversions", "forward", "all-to-all"): "changes what is split",
+    ("conversions", "backward", "all-gather"): "makes the gradient whole",
+    ("conversions", "backward", "reduce-scatter"): "adds partial gradients, keeps a part",
+    ("conversions", "backward", "all-reduce"): "adds partial gradients",
+    ("conversions", "backward", "all-to-all"): "changes what is split, backward",
+    ("weights", "forward", "all-gather"): "gathers weights for use",
+    ("weights", "forward", "all-to-all"): "moves weights for use",
+    ("weights", "backward", "all-gather"): "makes weights' gradients whole",
+    ("weights", "backward", "reduce-scatter"): "adds weights' gradients, keeps a part",
+    ("weights", "backward", "all-reduce"): "adds weights' gradients",
+    ("weights", "backward", "all-to-all"): "moves weights' gradients",
+    ("gradients", "update", "all-reduce"): "adds gradients of copies",
+    ("gradients", "update", "reduce-scatter"): "adds gradients of copies (ZeRO-1)",
+    ("gradients", "update", "all-gather"): "spreads updated weights (ZeRO-1)",
+    ("gradients", "backward", "reduce-scatter"): "adds gradients of copies, keeps a share (ZeRO-2)",
+    ("conversions", "forward", "send"): "to the next stage",
+    ("conversions", "backward", "send"): "its gradient comes back",
+    ("conversions", "forward", "receive"): "from the stage before",
+    ("conversions", "backward", "receive"): "its gradient goes back",
+    ("gradients", "update", "send"): "adds gradients of other stages",
+}
+
+
+def why(item: Item) -> str:
+    """What a collective is for."""
+    if item.slot is Slot.AGAIN:
+        return "gathers weights again in backward"
+    if item.phase == "recompute":
+        return f"{_WHY.get((item.part, 'forward', item.kind), item.part)}, once more"
+    return _WHY.get((item.part, item.phase, item.kind), item.part)
+
+
+def collectives_table(plan: Plan, price: StagePrice) -> Table:
+    """Collectives by tensor, the dearest first; those of weights by module."""
+    unit, size = time_unit(price)
+    graph = plan.graph
+    names = {*(action.value for action in COLLECTIVES), "receive"}
+    groups: dict[tuple[str, ...], list[tuple[int | None, Item]]] = {}
+    for item in price.items:
+        if item.kind in names and item.axes and item.ns:
+            node = graph.nodes[item.node]
+            name, layer = pattern(node.name) if item.part == "conversions" else module_of(graph, item.node)
+            axes = "+".join(plan.axes[a] for a in item.axes)
+            over = place(plan, item.axes) if item.axes else "another stage"
+            groups.setdefault((name, item.kind, why(item), axes, over), []).append((layer, item))
+    ordered = sorted(groups.items(), key=lambda pair: (-_spent(pair[1]), pair[0]))
+    rows = []
+    for (name, kind, purpose, axes, where), found in ordered[:LARGEST]:
+        sizes = sorted({item.bytes for _, item in found})
+        each = bytes_text(sizes[0]) if len(sizes) == 1 else f"to {bytes_text(sizes[-1])}"
+        count = sum(item.count for _, item in found)
+        ns = _spent(found)
+        rows.append(
+            (
+                label(name, (layer for layer, _ in found)), kind, purpose, axes, where,
+                each, f"{count:,}", f"{ns / size:,.2f}", percent(ns, price.objective_ns),
+            )
+        )  # fmt: skip
+    rest = sum(_spent(found) for _, found in ordered[LARGEST:])
+    if rest:
+        more = f"{len(ordered) - LARGEST} others"
+        rows.append((more, "", "", "", "", "", "", f"{rest / size:,.2f}", percent(rest, price.objective_ns)))
+    return Table(
+        "Collectives",
+        "Messages on the slowest path of a device; none is hidden behind computing.",
+        ("tensor", "collective", "purpose", "axis", "over", "message", "times", unit, "share"),
+        tuple(rows),
+        words=5,
+    )
+
+
+def _spent(found: Sequence[tuple[int | None, Item]]) -> int:
+    return sum(item.total_ns for _, item in found)
+
+
+_KEPT = {
+    "states": "weights, gradients, optimizer states",
+    "activations": "kept for backward, {} micro-batch{}",
+    "weights": "gathered or cast copies kept for backward",
+    "recomputed": "brought back by the segment that runs again",
+    "reserve": "the largest weight and its gradient for a moment, messages",
+}
+
+
+def memory_table(plan: Plan, price: StagePrice) -> Table:
+    capacity = plan.machine.device.capacity_bytes
+    flight = ("one", "") if plan.in_flight == 1 else (f"{plan.in_flight}", "es in flight")
+    parts = [
+        (part, _KEPT[part].format(*flight), price.memory[part])
+        for part in MEMORY
+        if part != "recomputed" or price.memory[part]
+    ]
+    parts.append(("free", f"of {bytes_text(capacity)} that a plan may use", max(0, capacity - price.memory_bytes)))
+    return Table(
+        "Memory",
+        "On the device that holds most.",
+        ("kind", "what", "size", "share"),
+        tuple((part, what, bytes_text(size), percent(size, capacity)) for part, what, size in parts),
+        words=2,
+    )
+
+
+def programs_table(plan: Plan) -> Table:
+    """The steps of every collective that takes several for some message."""
+    rows = []
+    for group in axis_groups(plan):
+        axes = "+".join(plan.axes[a] for a in group.axes)
+        for kind, known in group.schedules.items():
+            name, where = kind.replace("_", "-"), place(plan, group.axes)
+            for start, program in zip(known.starts, known.programs, strict=True):
+                rows.append((name, axes, where, steps_text(group, program), bytes_text(start)))
+    return Table(
+        "Programs",
+        "Collectives over several levels of the machine: the cheapest steps for messages from so many bytes on.",
+        ("collective", "axis", "over", "steps", "from"),
+        tuple(rows),
+        words=4,
+    )
