@@ -86,7 +86,14 @@ def published() -> dict[str, dict[str, Any]]:
 
 PLANNER_SECONDS = 60.0
 MODELS = tuple(
-    Model(f"{name} {'x'.join(map(str, mesh))} {words}", model, machine, nodes, mesh, batch, 1, memory, layers)
+    Model(
+        f"{name} {'x'.join(map(str, mesh))} {words}",
+        *(model, machine, nodes, mesh),
+        batch=batch,
+        micro_batches=1,
+        memory=memory,
+        layers=layers,
+    )
     for name, model, machine, nodes, mesh, batch, layers, memories in (
         ("mlp", "mlp", "dgx-a100", 4, (4, 8), None, None, {"1 TiB": AMPLE, "1 GiB": GIB}),
         ("dlrm", "dlrm", "dgx-a100", 4, (4, 8), None, None, {"1 TiB": AMPLE, "0.57 GiB": 57 * GIB // 100}),
@@ -100,7 +107,7 @@ MODELS = tuple(
     )
     for words, memory in memories.items()
 )
-SMALL_MODELS = (Model("mlp small 8", "mlp", "dgx-a100", 1, (8,), None, 1, small=True),)
+SMALL_MODELS = (Model("mlp small 8", "mlp", "dgx-a100", 1, (8,), micro_batches=1, small=True),)
 
 
 def _planner(models: tuple[Model, ...]) -> Iterator[Case]:

@@ -62,7 +62,7 @@ CASES = (
 SMALL = (
     Case("mlp small", "mlp", "dgx-a100", 1, (8,), small=True),
     Case("gpt2 small 4x2", "gpt2", "dgx-a100", 1, (4, 2), micro_batches=1, memory=AMPLE, small=True),
-    Case("llama small 4 layers", "llama-7b", "dgx-a100", 1, (2, 4), 12, 1, layers=4, small=True),
+    Case("llama small 4 layers", "llama-7b", "dgx-a100", 1, (2, 4), batch=12, micro_batches=1, layers=4, small=True),
 )
 
 

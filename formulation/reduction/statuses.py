@@ -150,7 +150,8 @@ def graph(levels: int, kind: Kind) -> Graph:
     # An all-gather's bytes are those that a member has afterwards, so its own levels do not count.
     gathers = np.array([s.collective is Collective.ALL_GATHER for s in named], dtype=np.bool_)
     scattered = split[np.where(gathers[step], target, source)]
-    return Graph(len(states), named, source, target, step, scattered, states[(int(end),) * levels])
+    goal = states[(int(end),) * levels]
+    return Graph(len(states), named, source, target, step=step, scattered=scattered, goal=goal)
 
 
 def mirrored(program: Program) -> Program:

@@ -79,7 +79,8 @@ def crossed(source: State, target: State, kind: Crossing, tensor: Tensor) -> Ste
     by = {"RD-gather": "receiver", "RD-scatter": "sender", "broadcast": "sender"}.get(kind.kind)
     groups = pairs(messages) if by is None else _grouped(messages, by)
     cost = price_of(messages, source, target, tensor.shape, tensor.itemsize, tensor.prices)
-    return Step(kind.kind, kind.dim, groups, source, target, largest(messages, tensor.itemsize), cost, None, messages)
+    size = largest(messages, tensor.itemsize)
+    return Step(kind.kind, kind.dim, groups, source, target, size_bytes=size, cost_ns=cost, messages=messages)
 
 
 def pairs(messages: Iterable[Message]) -> tuple[tuple[int, ...], ...]:

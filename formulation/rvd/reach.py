@@ -124,6 +124,5 @@ class Side:
         joined, cut = (role - D if role >= D else None for role in (left, entered))
         groups = tuple(map(tuple, self.grid.groups(move.digits).tolist()))
         size, cost = self.size_bytes(move), self.price(move)
-        if cut is None:
-            return Step(kind, joined, groups, before, after, size, cost)
-        return Step(kind, cut, groups, before, after, size, cost, joined)
+        dim, joined = (joined, None) if cut is None else (cut, joined)
+        return Step(kind, dim, groups, before, after, size_bytes=size, cost_ns=cost, joined=joined)

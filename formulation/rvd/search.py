@@ -51,7 +51,7 @@ def search(
     that does not cut the shape into equal parts, or a device that the machine does not have.
     """
     a, b = _checked(source, target, shape, machine)
-    return _named(_shortest(a, b, shape, itemsize, machine, intra, inter), source, target)
+    return _named(_shortest(a, b, shape, itemsize, machine, intra=intra, inter=inter), source, target)
 
 
 @lru_cache(maxsize=4096)
@@ -89,7 +89,8 @@ def _direct(a: State, b: State, shape: tuple[int, ...], itemsize: int, machine: 
     prices = prices_on(machine)
     messages = fetch(a, b, shape, prices)
     cost = price_of(messages, a, b, shape, itemsize, prices)
-    step = Step("send-recv", None, pairs(messages), a, b, largest(messages, itemsize), cost, None, messages)
+    size, groups = largest(messages, itemsize), pairs(messages)
+    step = Step("send-recv", None, groups, a, b, size_bytes=size, cost_ns=cost, messages=messages)
     return Path((step,), cost)
 
 

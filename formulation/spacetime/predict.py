@@ -151,14 +151,14 @@ class _Timeline:
         start = max((reached, *(self.ready[r] for r in waits_for(instruction))))
         op = instruction.op if isinstance(instruction, Run) else None
         if op is not None and op.phase in (Phase.OFFLOAD, Phase.RELOAD):
-            timed = self._put(device, place, HOST, reached, start, self.prices.host_ns(size), size)
+            timed = self._put((device, place), HOST, (reached, start), self.prices.host_ns(size), size)
             if op.phase is Phase.RELOAD and op.forward is not None:
                 self.reloaded[op.forward] = timed.end_ns
             return
         if op is not None and op.forward is not None:
             start = max(start, self.reloaded.get(op.forward, 0))
         ns = self._task_ns(instruction) if isinstance(instruction, Run) else self._local_ns(instruction)
-        self._put(device, place, COMPUTE, reached, start, ns, 0)
+        self._put((device, place), COMPUTE, (reached, start), ns, 0)
 
     def _task_ns(self, run: Run) -> int:
         if run.op.phase is Phase.UPDATE:
@@ -193,9 +193,11 @@ class _Timeline:
             start = max(start, reached, self.free[d][COMMUNICATION], *(self.ready[r] for r in awaited))
         ns, size = self.transfer_ns[instruction.key]
         for d, p, reached in members:
-            self._put(d, p, COMMUNICATION, reached, start, ns, size)
+            self._put((d, p), COMMUNICATION, (reached, start), ns, size)
 
-    def _put(self, device: int, place: int, stream: str, reached: int, start: int, ns: int, size: int) -> Timed:
+    def _put(self, at: tuple[int, int], stream: str, when: tuple[int, int], ns: int, size: int) -> Timed:
+        """Run the instruction of a device and place on a stream: reached, and started at the earliest, `when`."""
+        (device, place), (reached, start) = at, when
         start = max(start, self.free[device][stream])
         timed = Timed(self.program.devices[device][place], stream, reached, start, start + ns, size)
         self.timed[device][place], self.free[device][stream] = timed, timed.end_ns

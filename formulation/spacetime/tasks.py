@@ -248,7 +248,7 @@ class _Writers:
                 if wrong:
                     return needs, [f"{Need(task, (), read.tensor, cell, via=via)}, {wrong}"]
                 needs += [
-                    Need(task, tuple(ops), read.tensor, cell, addends, via, read)
+                    Need(task, tuple(ops), read.tensor, cell, addends, via=via, read=read)
                     for addends, ops in sorted(writers.items())
                     if takes(read.mask.addends, addends)
                 ]

@@ -1,10 +1,9 @@
-"""The solver to take: elimination for the bound and the pruning, programs where the lists grow too long.
+"""The default solver: elimination bounds and prunes; programs take over where label lists grow too long.
 
-Label lists finish most networks by themselves. Where they grow long, the linear and the mixed-integer program are tried
-on small networks. Then CP-SAT composes: the rest of the network as it is left by the reduced costs, and every chain by
-how many copies use which of the copy's labels (`program.py`). Slacks grow as in elimination, so the program only ever
-holds what can be part of a solution within the slack. Networks too wide for elimination go another way
-(`flat/portfolio.py`).
+Label lists finish most networks by themselves. Where they grow long, small networks are tried as linear and
+mixed-integer programs. Then CP-SAT composes the rest of the network, as the reduced costs leave it, and every chain by
+how many copies use which of the copy's labels (`cp_program.py`). Slacks grow as in elimination, so the program only
+holds what can be part of a solution within the slack. Networks too wide for elimination go to `wide/portfolio.py`.
 """
 
 from collections.abc import Sequence

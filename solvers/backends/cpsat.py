@@ -1,4 +1,4 @@
-"""CP-SAT: the whole network as one program (`program.py` has the formulation), anytime, with a bound."""
+"""CP-SAT: the whole network as one program (`cp_program.py` has the formulation), anytime, with a bound."""
 
 import signal
 import threading

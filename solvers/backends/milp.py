@@ -1,4 +1,4 @@
-"""MILP: the network reduced, then linear program, reduced-cost fixing and mixed-integer program (`flat/integer.py`)."""
+"""MILP: the network reduced, then linear program, reduced-cost fixing and mixed-integer program (`wide/integer.py`)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     min cost(x)   s.t.  use_0(x) + τ ≤ M_0,   extra_s(x) ≤ τ  ∀ switches s
 
 1. *Price*: the mean of the extras of some switches is no more than the largest, which gives a network without extras,
-   and a bound (`means.py`).
-2. *List*: within a slack, the labels (time, use, extra) of every segment (`columns.py`).
+   and a bound (`transient_relaxation.py`).
+2. *List*: within a slack, the labels (time, use, extra) of every segment (`segment_lists.py`).
 3. *Divide*: solutions whose τ is in [lo, hi] are made of labels up to hi, under M_0 - lo. Where the best of these needs
    more than lo, [lo, hi] falls apart at what it needs; that, left free, gives incumbents.
 4. Where lists grow too long, [0, M_0] falls apart before: the more is used for a while, the better is the bound without

@@ -86,18 +86,19 @@ def optimum(
     for one, other in product(grids(a, tensor.prices), grids(b, tensor.prices)):
         count = layers or 1 + max(one.devices.ndim, other.devices.ndim)
         left = limits.seconds - (time.perf_counter() - start)
-        found, proved = _solve(one, other, tensor, count, a.devices == b.devices, direct, left)
+        found, proved = _solve((one, other), tensor, count, a.devices == b.devices, direct, left)
         best, bound, most = min(best, found), min(bound, proved), max(most, count)
         status = Status.FEASIBLE if proved < found else status
     return Optimum(status, best, bound, most, time.perf_counter() - start)
 
 
 def _solve(
-    start: Grid, end: Grid, tensor: Tensor, layers: int, one_group: bool, most_ns: int, seconds: float
+    ends: tuple[Grid, Grid], tensor: Tensor, layers: int, one_group: bool, most_ns: int, seconds: float
 ) -> tuple[int, int]:
     """The least of a pair of grids and a proved bound; `most_ns` where nothing is below."""
     from ortools.sat.python import cp_model
 
+    start, end = ends
     model = cp_model.CpModel()
     sides = [_Side(model, grid, tensor, layers, back) for grid, back in ((start, False), (end, True))]
     rows = _joins(start, sides[0].states, end, sides[1].states, tensor, one_group)
