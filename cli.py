@@ -1,7 +1,7 @@
-"""What a user types: thin commands around the library, which they import only when they run.
+"""The command line: thin commands around the library, which they import only when they run.
 
-Results go to standard output, words and progress to standard error. Exit code 0 is done, 1 done but the answer is no,
-2 bad input, 130 interrupted (what was found until then is kept).
+Results go to standard output, messages and progress to standard error. Exit code 0: done; 1: done, but the answer is
+no; 2: bad input; 130: interrupted (the best answer so far is kept).
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
-from .cli_options import chosen, with_options
+from .cli_options import INTERRUPTED, Json, chosen, parse_path, with_options
+from .cli_plan import plan
 from .codegen.report.terminal import leave, print_json, print_result, progress_shown, words_to_stderr
-from .formulation.rewriting.saturation_limits import SaturationLimits
-from .formulation.search_space import SearchSpace
-from .model.errors import NoPlanError, PartitaError
+from .model.errors import PartitaError
 from .model.machine.machine_choice import MachineChoice
 from .model.optimizers import OPTIMIZERS
 from .model.options import parse_axes, parse_sizes
-from .model.training import Training
 from .solvers.budget import Budget
 
 app = typer.Typer(
@@ -49,21 +47,15 @@ class Action(StrEnum):
     VERIFY = "verify"
 
 
-def _path(text: str) -> Path:
-    """A path that a user names; `""` would mean the folder in which one happens to be."""
-    if not text:
-        raise typer.BadParameter("the path is empty")
-    return Path(text)
+Folder = Annotated[
+    Path, typer.Argument(parser=parse_path, metavar="DIR", help="The folder that `partita plan -o` wrote.")
+]
 
-
-INTERRUPTED = 130
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Folder = Annotated[Path, typer.Argument(parser=_path, metavar="DIR", help="The folder that `partita plan -o` wrote.")]
+app.command()(plan)
 
 
 def main() -> None:
-    """Run the command line; what the user can mend becomes one line and exit code 2."""
+    """Run the command line; an error that the user can fix becomes one line and exit code 2."""
     try:
         app(prog_name="partita")
     except PartitaError as error:
@@ -79,85 +71,13 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @app.command()
-@with_options(MachineChoice, Training, SearchSpace, SaturationLimits, Budget)
-def plan(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model family, such as gpt2.")],
-    small: Annotated[bool, typer.Option("--small", help="The model's small twin.")] = False,
-    *,
-    rewrite: Annotated[
-        bool, typer.Option("--rewrite", help="Choose among all rewritings of the graph too (see `rules`).")
-    ] = False,
-    rules: Annotated[
-        Path | None,
-        typer.Option(parser=_path, metavar="FILE", help="Rewrite by these rules, each proved, not the planner's."),
-    ] = None,
-    save_network: Annotated[
-        Path | None,
-        typer.Option(parser=_path, metavar="FILE", help="Keep the first placement's cost network: .json, .json.gz."),
-    ] = None,
-    cache: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Where solved networks are kept, or none. [env: PARTITA_CACHE]"),
-    ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="The same as --cache none.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", parser=_path, metavar="DIR", help="Keep plan and program in this folder."),
-    ] = None,
-    as_json: Json = False,
-    **options: Any,
-) -> None:
-    """Find the fastest plan of a model on a machine, and how far from the optimum it can be."""
-    from .formulation.rewriting.rules import rules_for
-    from .model.files import check_writable
-    from .solvers.cache.store import store_in
-
-    machine = MachineChoice(**chosen(MachineChoice, options))
-    saturation = SaturationLimits(**chosen(SaturationLimits, options))
-    space = SearchSpace(**chosen(SearchSpace, options), rules=rules_for(rules or rewrite), saturation=saturation)
-    budget = Budget(**chosen(Budget, options), store=store_in("none" if no_cache else cache))
-    if output is not None:
-        check_writable(output)
-
-    from .codegen.planner.planner import plan as find_plan
-    from .codegen.planner.search_report import INTERRUPTED_EARLY
-
-    try:
-        with words_to_stderr(), progress_shown() as progress:
-            training = chosen(Training, options)
-            found = find_plan(
-                model, machine, training, space, budget, small=small, save_network=save_network, progress=progress
-            )
-            summary = found.summary()
-            if output is not None:
-                if (output / "plan.json").exists():
-                    print(f"partita: replacing the plan in {output}", file=sys.stderr)
-                found.save(output)
-                summary["program"] = str(output / "program.py")
-    except NoPlanError as none:
-        if as_json:
-            print_json(none.summary)
-        print(f"partita: {none}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED if none.interrupted else 1) from None
-    except KeyboardInterrupt:
-        print(f"partita: {INTERRUPTED_EARLY}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        print_json(summary)
-    else:
-        print(found)
-    if "interrupt" in summary["space"]["limits_hit"]:
-        raise typer.Exit(INTERRUPTED)
-
-
-@app.command()
 def verify(
     folder: Folder,
     ranks: Annotated[int | None, typer.Option(min=1, help="Local ranks; by default the plan's devices.")] = None,
     level: Annotated[Level, typer.Option(help="How the ranks run.")] = Level.THREADS,
     as_json: Json = False,
 ) -> None:
-    """Run the program beside the unsharded model: the same loss, gradients and weights?"""
+    """Run the program beside the unsharded model, and compare losses, gradients and weights."""
     from .codegen.verification.verify import verify as run
 
     with words_to_stderr():
@@ -169,16 +89,14 @@ def verify(
 @app.command()
 def show(
     folder: Folder,
-    html: Annotated[Path | None, typer.Option(parser=_path, metavar="FILE", help="Write a page.")] = None,
+    html: Annotated[Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Write a page.")] = None,
     trace: Annotated[
-        Path | None, typer.Option(parser=_path, metavar="FILE", help="Write a timeline for Perfetto.")
+        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Write a timeline for Perfetto.")
     ] = None,
-    pcg: Annotated[
-        bool, typer.Option("--pcg", help="Print the PCG instead, with the parallel operators as its own.")
-    ] = False,
+    pcg: Annotated[bool, typer.Option("--pcg", help="Print the PCG with explicit parallel operators instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --pcg: one JSON object.")] = False,
 ) -> None:
-    """Print a plan: what is split how, what it costs, what moves."""
+    """Print a plan: how tensors are split, what a step costs, what is communicated."""
     from .codegen.report.show import show as describe
 
     with words_to_stderr():
@@ -194,26 +112,33 @@ def show(
 @with_options(MachineChoice)
 def check(
     program: Annotated[
-        Path, typer.Argument(parser=_path, metavar="PROGRAM.py", help="A file with a function plan(graph, devices).")
+        Path,
+        typer.Argument(parser=parse_path, metavar="PROGRAM.py", help="A file with a function plan(graph, devices)."),
     ],
-    model: Annotated[str | None, typer.Option(help="Its model, instead of the file's MODEL.")] = None,
-    small: Annotated[bool | None, typer.Option("--small/--full", help="The model's small twin, or not.")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help="Instead of the file's DEVICES.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples in a step, instead of the file's BATCH.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model; by default the file's MODEL.")] = None,
+    small: Annotated[
+        bool | None, typer.Option("--small/--full", help="The model's small twin, or the full model.")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Number of devices; by default the file's DEVICES.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples in a step; by default the file's BATCH.")] = None,
     sequence: Annotated[int | None, typer.Option(min=1, help="Tokens in a sample.")] = None,
     *,
     dtype: Annotated[
-        str, typer.Option(help="float32, float64; predicted, but not emitted: mixed-bfloat16, mixed-float16.")
+        str, typer.Option(help="float32 or float64; mixed-bfloat16 and mixed-float16 are predicted, not emitted.")
     ] = "float32",
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS) + ".")] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", parser=_path, metavar="DIR", help="Keep program and timeline in this folder."),
+        typer.Option(
+            "-o", "--output", parser=parse_path, metavar="DIR", help="Write program and timeline to this folder."
+        ),
     ] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Validate a plan written with op_trans, op_assign and op_order: can it run, and if not, what conflicts?"""
+    """Validate a plan written with op_trans, op_assign and op_order, and report what conflicts if it cannot run."""
     from .codegen.planner.check_plan import CheckRequest
     from .codegen.planner.check_plan import check as run
     from .model.files import check_writable
@@ -237,17 +162,19 @@ def check(
 
 @app.command()
 def rules(
-    action: Annotated[Action, typer.Argument(help="What to do with them.")],
+    action: Annotated[Action, typer.Argument(help="What to do with the rules.")],
     file: Annotated[
         Path | None,
-        typer.Argument(parser=_path, metavar="[FILE]", help="Rules: text, JSON, or as TASO and FlexFlow publish them."),
+        typer.Argument(
+            parser=parse_path, metavar="[FILE]", help="Rules: text, JSON, or the format of TASO and FlexFlow."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List, generate or verify substitutions; by default those that are shipped.
+    """List, generate or verify substitutions; by default the shipped ones.
 
-    `generate` writes what it found to FILE, as the shipped basis is written. Exit code 1 of `verify`: not all are
-    proved.
+    `generate` writes the rules found to FILE, in the format of the shipped basis. `verify` exits with 1 if a rule is
+    not proved.
     """
     from .bench.rule_generation.command import generate_rules
     from .solvers.proof.commands import list_rules, verify_rules
@@ -269,16 +196,21 @@ def rules(
 def solve(
     instance: Annotated[
         Path,
-        typer.Argument(parser=_path, metavar="INSTANCE", help="A cost network or contest instance: .json, .json.gz."),
+        typer.Argument(
+            parser=parse_path, metavar="INSTANCE", help="A cost network or contest instance: .json, .json.gz."
+        ),
     ],
     *,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", parser=_path, metavar="FILE", help="Keep the options chosen.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", parser=parse_path, metavar="FILE", help="Write the options chosen to this file."
+        ),
     ] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Solve a cost network that `partita plan --save-network` kept, or an instance of the IOPDDL contest."""
+    """Solve a cost network saved by `partita plan --save-network`, or an instance of the IOPDDL contest."""
     from .solvers.backends.instance import solve_instance
     from .solvers.protocol import INTERRUPTED as INTERRUPT
 
@@ -304,7 +236,7 @@ def placements(
     axes: Annotated[str, typer.Option(help="Sizes of the mesh's axes, in their order: 16,2,2.")],
     as_json: Json = False,
 ) -> None:
-    """List every parallelism matrix: how the axes of a mesh can lie on the levels of a machine."""
+    """List every parallelism matrix: the placements of a mesh's axes on a machine's levels."""
     from .codegen.report.reductions import placements_summary, print_placements
     from .formulation.placement.placement import arrangements
 
@@ -321,14 +253,14 @@ def placements(
 @with_options(MachineChoice)
 def reductions(
     axes: Annotated[str, typer.Option(help="Sizes of the mesh's axes, in their order: 8,2,2.")],
-    reduce: Annotated[str, typer.Option(help="Numbers of the axes to reduce over, from 0: 0,2.")],
+    reduce: Annotated[str, typer.Option(help="Axes to reduce over, numbered from 0: 0,2.")],
     *,
     size: Annotated[
         int | None,
-        typer.Option("--bytes", help="Held by each device before the reduction; default 21474836480 (10 x 2 GiB)."),
+        typer.Option("--bytes", help="Bytes per device before the reduction; default 21474836480 (10 x 2 GiB)."),
     ] = None,
     algorithm: Annotated[str | None, typer.Option(help="ring, tree or gloo; by default the machine's.")] = None,
-    limit: Annotated[int, typer.Option(help="Most collectives in a program.")] = 5,
+    limit: Annotated[int, typer.Option(help="Maximum number of collectives in a program.")] = 5,
     as_json: Json = False,
     **options: Any,
 ) -> None:
@@ -353,33 +285,36 @@ def bench(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="plan, zoo, joint, solvers, truth, ...: an unknown name lists all.")
     ],
-    small: Annotated[bool, typer.Option("--small", help="Small twins: does it run?")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Run small twins only, as a smoke test.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Cases with this in their name; repeatable.")
+        list[str] | None, typer.Option(metavar="TEXT", help="Only cases whose name contains this; repeatable.")
     ] = None,
     p2: Annotated[
-        Path | None, typer.Option(parser=_path, metavar="FILE", help="Measurements for truth, as in P²'s appendix.")
+        Path | None,
+        typer.Option(parser=parse_path, metavar="FILE", help="For truth: measurements as in P²'s appendix."),
     ] = None,
     instances: Annotated[
-        Path | None, typer.Option(parser=_path, metavar="DIR", help="For solvers: a folder of contest instances.")
+        Path | None, typer.Option(parser=parse_path, metavar="DIR", help="For solvers: a folder of contest instances.")
     ] = None,
     solver: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="For solvers: one of those to compare; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="For solvers: a solver to compare; repeatable.")
     ] = None,
     time_limit: Annotated[
-        float | None, typer.Option(help="For solvers: seconds, instead of the limit of each case.")
+        float | None, typer.Option(help="For solvers: seconds per case, instead of its own limit.")
     ] = None,
     rules_files: Annotated[
         list[Path] | None,
-        typer.Option("--rules", parser=_path, metavar="FILE", help="For coverage: a file of rules; repeatable."),
+        typer.Option("--rules", parser=parse_path, metavar="FILE", help="For coverage: a file of rules; repeatable."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", parser=_path, metavar="DIR", help="For solvers: rows and pictures go here."),
+        typer.Option(
+            "-o", "--output", parser=parse_path, metavar="DIR", help="For solvers: write rows and pictures here."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a benchmark and say on what it ran."""
+    """Run a benchmark, and report what it ran on."""
     from .bench import bench as run
     from .bench import text
 

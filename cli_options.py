@@ -1,16 +1,29 @@
-"""Options of commands, made from the fields of frozen values (see `model.options`)."""
+"""Options of commands: made from the fields of frozen values (see `model.options`), or shared by several commands."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from .model.options import KEY, Option
 
+INTERRUPTED = 130
+"""The exit code after an interrupt."""
+
+
+def parse_path(text: str) -> Path:
+    """A path; empty text is refused, since it would mean the current folder."""
+    if not text:
+        raise typer.BadParameter("the path is empty")
+    return Path(text)
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Command = TypeVar("Command", bound=Callable[..., None])
 
 

@@ -72,23 +72,27 @@ class SearchSpace:
 
     mesh: tuple[int, ...] | None = field(
         default=None,
-        metadata=option(str, "Fixes the axes' sizes, not their placement: 8x8.", parse=parse_mesh),
+        metadata=option(str, "Sizes of the mesh's axes; their placement stays free: 8x8.", parse=parse_mesh),
     )
     mapping: str | None = field(
-        default=None, metadata=option(str, "Fixes axes and placement: unity-2d, or a registered one.")
+        default=None, metadata=option(str, "Axes and their placement: unity-2d, or a registered mapping.")
     )
     offload: bool | None = field(
         default=None,
         metadata=option(
             bool,
-            "Optimizer states in the host's memory wherever that is faster, or never; by default only if nothing fits.",
+            "Optimizer states in host memory wherever that is faster, or never; by default only if nothing fits.",
             "--offload/--no-offload",
         ),
     )
     fix: tuple[tuple[str, str], ...] = field(
         default=(),
         metadata=option(
-            list[str], "Fix a node's strategy; repeatable.", metavar="NAME=ROW", parse=parse_fix, default=None
+            list[str],
+            "Fix a node's strategy, one row per mesh axis; repeatable.",
+            metavar="NAME=ROW",
+            parse=parse_fix,
+            default=None,
         ),
     )
     micro_batches: int | None = field(default=None, metadata=option(int, "Number of micro-batches."))
@@ -102,7 +106,7 @@ class SearchSpace:
     chunks: int = field(default=1, metadata=option(int, "Virtual stages per device (interleaved 1F1B)."))
     recompute: str = field(
         default="auto",
-        metadata=option(str, f"Activation checkpointing of layers, to save memory: {', '.join(RECOMPUTE)}."),
+        metadata=option(str, f"Activation checkpointing of layers: {', '.join(RECOMPUTE)}."),
     )
     rules: tuple[Rule, ...] = ()
     saturation: SaturationLimits = DEFAULT_LIMITS
@@ -182,4 +186,4 @@ class SearchSpace:
 
 
 EVERYTHING = SearchSpace()
-"""No choice is fixed, but that nothing is rewritten."""
+"""Nothing is fixed; the graph is not rewritten."""

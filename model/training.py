@@ -44,7 +44,7 @@ class Training:
         default="float32",
         metadata=option(
             str,
-            f"{', '.join(DTYPES)}; float16 and bfloat16: mixed, products in them, weights in float32. "
+            f"{', '.join(DTYPES)}; float16 and bfloat16 mean mixed precision with float32 weights. "
             "Of several, joined by commas, the fastest is taken.",
             parse=dtype_names,
             default=None,

@@ -32,9 +32,10 @@ class Budget:
         default=None, metadata=option(float, "Seconds; the best answer so far and its bound are kept.")
     )
     gap: float = field(
-        default=0.0, metadata=option(float, "End when the answer is proved within this share of the optimum: 0.01.")
+        default=0.0,
+        metadata=option(float, "Stop once the answer is proved within this share of the optimum, such as 0.01."),
     )
-    workers: int | None = field(default=None, metadata=option(int, "Processes that search; by default one per core."))
+    workers: int | None = field(default=None, metadata=option(int, "Search processes; by default one per core."))
     executor: Executor | None = None
     store: Store | None = None
 

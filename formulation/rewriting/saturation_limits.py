@@ -10,11 +10,12 @@ class SaturationLimits:
     """When saturation ends before nothing new is found; a result says which limits were hit."""
 
     rounds: int = field(
-        default=4, metadata=option(int, "Most rounds of rewriting.", "--rewrite-rounds", metavar="N", minimum=1)
+        default=4,
+        metadata=option(int, "Maximum number of rewriting rounds.", "--rewrite-rounds", metavar="N", minimum=1),
     )
     nodes: int = field(
         default=20_000,
-        metadata=option(int, "E-nodes at which rewriting ends.", "--rewrite-nodes", metavar="N", minimum=1),
+        metadata=option(int, "Number of e-nodes at which rewriting ends.", "--rewrite-nodes", metavar="N", minimum=1),
     )
     seconds: float = 20.0
 

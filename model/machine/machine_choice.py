@@ -23,7 +23,7 @@ class MachineChoice:
 
     machine: str | None = field(default=None, metadata=option(str, "A machine's name, or its YAML file."))
     nodes: int | None = field(
-        default=None, metadata=option(int, "How many of the machine's nodes; of `cpu`, how many ranks.")
+        default=None, metadata=option(int, "Number of the machine's nodes; of `cpu`, number of ranks.")
     )
     hierarchy: tuple[int, ...] | None = field(
         default=None,

@@ -1,0 +1,95 @@
+"""`partita plan`: its options are those of the values that say what to plan, and a few of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .cli_options import INTERRUPTED, Json, chosen, parse_path, with_options
+from .codegen.report.terminal import print_json, progress_shown, words_to_stderr
+from .formulation.rewriting.saturation_limits import SaturationLimits
+from .formulation.search_space import SearchSpace
+from .model.errors import NoPlanError
+from .model.machine.machine_choice import MachineChoice
+from .model.training import Training
+from .solvers.budget import Budget
+
+
+@with_options(MachineChoice, Training, SearchSpace, SaturationLimits, Budget)
+def plan(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model family, such as gpt2.")],
+    small: Annotated[bool, typer.Option("--small", help="The model's small twin.")] = False,
+    *,
+    rewrite: Annotated[
+        bool, typer.Option("--rewrite", help="Choose among all rewritings of the graph as well (see `partita rules`).")
+    ] = False,
+    rules: Annotated[
+        Path | None,
+        typer.Option(
+            parser=parse_path,
+            metavar="FILE",
+            help="Rewrite by these rules instead of the planner's; each is proved first.",
+        ),
+    ] = None,
+    save_network: Annotated[
+        Path | None,
+        typer.Option(
+            parser=parse_path, metavar="FILE", help="Save the first placement's cost network: .json, .json.gz."
+        ),
+    ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where solved networks are kept, or none. [env: PARTITA_CACHE]"),
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="The same as --cache none.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", parser=parse_path, metavar="DIR", help="Write plan and program to this folder."),
+    ] = None,
+    as_json: Json = False,
+    **options: Any,
+) -> None:
+    """Find the fastest plan of a model on a machine, and bound its distance from the optimum."""
+    from .formulation.rewriting.rules import rules_for
+    from .model.files import check_writable
+    from .solvers.cache.store import store_in
+
+    machine = MachineChoice(**chosen(MachineChoice, options))
+    saturation = SaturationLimits(**chosen(SaturationLimits, options))
+    space = SearchSpace(**chosen(SearchSpace, options), rules=rules_for(rules or rewrite), saturation=saturation)
+    budget = Budget(**chosen(Budget, options), store=store_in("none" if no_cache else cache))
+    if output is not None:
+        check_writable(output)
+
+    from .codegen.planner.planner import plan as find_plan
+    from .codegen.planner.search_report import INTERRUPTED_EARLY
+
+    try:
+        with words_to_stderr(), progress_shown() as progress:
+            training = chosen(Training, options)
+            found = find_plan(
+                model, machine, training, space, budget, small=small, save_network=save_network, progress=progress
+            )
+            summary = found.summary()
+            if output is not None:
+                if (output / "plan.json").exists():
+                    print(f"partita: replacing the plan in {output}", file=sys.stderr)
+                found.save(output)
+                summary["program"] = str(output / "program.py")
+    except NoPlanError as none:
+        if as_json:
+            print_json(none.summary)
+        print(f"partita: {none}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED if none.interrupted else 1) from None
+    except KeyboardInterrupt:
+        print(f"partita: {INTERRUPTED_EARLY}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print_json(summary)
+    else:
+        print(found)
+    if "interrupt" in summary["space"]["limits_hit"]:
+        raise typer.Exit(INTERRUPTED)
