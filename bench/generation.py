@@ -35,7 +35,7 @@ def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[R
 
 
 def proves(rule: Rule) -> bool:
-    """Whether the prover proves a rule."""
+    """True if the prover proves a rule."""
     return verify_rule(rule).verdict == "proved"
 
 

@@ -29,7 +29,7 @@ from ..formulation.placement.placement import Placement, arrangements, of_rows
 from ..formulation.reduction.cost import held, step_price
 from ..formulation.reduction.enumeration import programs
 from ..formulation.reduction.optimal import optimal
-from ..formulation.reduction.program import Collective, Program, Reduction, Step, flat, groups
+from ..formulation.reduction.program import Collective, Reduction, ReductionProgram, Step, flat, groups
 from ..model.errors import PartitaError
 from ..model.machine.collective_patterns import PATTERNS
 from ..model.machine.collective_price import FREE, CollectivePrice
@@ -82,7 +82,7 @@ class Run:
     """One emitted file: programs of one reduction by their names, and which of them the planner takes."""
 
     reduction: Reduction
-    programs: dict[str, Program]
+    programs: dict[str, ReductionProgram]
     picked: str
 
 
@@ -150,7 +150,7 @@ def machine_names(machine: Machine, reduction: Reduction) -> list[str]:
     return [machine.levels[level].name for level in reduction.machine_levels]
 
 
-def notation(program: Program, names: Sequence[str]) -> str:
+def notation(program: ReductionProgram, names: Sequence[str]) -> str:
     """`RS(rank) AR(node) AG(rank)`; a step in which only first members take part: `AR(node, first rank)`."""
     return " ".join(
         f"{SHORT[s.collective]}({'+'.join(names[i] for i in s.levels)}{''.join(f', first {names[i]}' for i in s.zero)})"
@@ -187,13 +187,13 @@ def profile_of(step: Step, ring: bool) -> str:
     return "nccl-ring" if ring and step.collective is Collective.REDUCE_SCATTER else "gloo"
 
 
-def price(machine: Machine, reduction: Reduction, program: Program, ring: bool) -> CollectivePrice:
+def price(machine: Machine, reduction: Reduction, program: ReductionProgram, ring: bool) -> CollectivePrice:
     """`program_price` where gloo runs all steps, or all but the reduce-scatters."""
     steps = held(program, reduction.sizes)
     return sum((step_price(machine, reduction, s, share, profile_of(s, ring)) for s, share in steps), FREE)
 
 
-def wire_bytes(network: Network, reduction: Reduction, program: Program, size_bytes: int, ring: bool) -> float:
+def wire_bytes(network: Network, reduction: Reduction, program: ReductionProgram, size_bytes: int, ring: bool) -> float:
     """What all nodes send to others, headers and acknowledgements included: every message of every group by itself."""
     members = reduction.members() // network.per_node
     hosts = len(network.sizes) - 1

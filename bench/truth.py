@@ -32,7 +32,7 @@ from ..formulation.placement.placement import of_rows
 from ..formulation.reduction.cost import program_price
 from ..formulation.reduction.enumeration import programs
 from ..formulation.reduction.optimal import optimal
-from ..formulation.reduction.program import Collective, Program, Reduction, Step, flat
+from ..formulation.reduction.program import Collective, Reduction, ReductionProgram, Step, flat
 from ..model.errors import PartitaError
 from ..model.files import read_json
 from ..model.machine.machine import Machine
@@ -121,7 +121,7 @@ def _experiment(group: Any) -> list[Row]:
 def _row(where: Row, machine: Machine, reduction: Reduction, algorithm: str, published: Any) -> Row:
     profile, levels = f"nccl-{algorithm}", len(reduction.sizes)
 
-    def seconds(program: Program) -> float:
+    def seconds(program: ReductionProgram) -> float:
         return program_price(machine, reduction, program, profile).ns(BYTES) / 1e9
 
     times = {program: seconds(program) for program in programs(levels, LIMIT)}
@@ -153,16 +153,16 @@ def _measured(row: Any, algorithm: str) -> tuple[float, float | None]:
     return flat_s, float(best_s)
 
 
-def _steps(collective: Collective, levels: int) -> Program:
+def _steps(collective: Collective, levels: int) -> ReductionProgram:
     """The collective over the innermost level."""
     return (Step(collective, levels - 1, levels - 1),)
 
 
-def _outer(levels: int) -> Program:
+def _outer(levels: int) -> ReductionProgram:
     return (Step(Collective.ALL_REDUCE, 0, levels - 2),) if levels > 1 else ()
 
 
-def _rank(times: dict[Program, float], program: Program) -> int:
+def _rank(times: dict[ReductionProgram, float], program: ReductionProgram) -> int:
     """1 for the fastest; programs of equal time stand in the order of enumeration, short ones first."""
     return sorted(times, key=times.__getitem__).index(program) + 1
 

@@ -34,7 +34,7 @@ class Rewriter:
                     self._rules.setdefault(before[:2], {})[before, after] = None
 
     def joins(self, a: Expression, b: Expression) -> bool:
-        """Whether rewriting leads from one to the other."""
+        """True if rewriting leads from one to the other."""
         if a == b:
             return True
         paths: tuple[dict[Expression, Expression], ...] = ({a: None}, {b: None})
@@ -55,7 +55,7 @@ class Rewriter:
                     yield made
 
     def _valid(self, met: Expression, paths: Iterable[Mapping[Expression, Expression]]) -> bool:
-        """Whether all expressions from both ends to the middle have one value."""
+        """True if all expressions from both ends to the middle have one value."""
         values = set()
         for path in paths:
             at = met

@@ -68,7 +68,7 @@ def _plain(apply: Apply, degree: int) -> Iterable[tuple[str, Value]]:
 
 
 def covered(rule: Rule, inputs: Mapping[str, ParallelValue], basis: Sequence[Rule]) -> bool:
-    """Whether the basis leads from one side of a rule to the other, for each of its outputs.
+    """True if the basis leads from one side of a rule to the other, for each of its outputs.
 
     `inputs`: tensors of a size at which both sides run.
     """

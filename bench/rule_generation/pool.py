@@ -62,7 +62,7 @@ class Pool:
         return tuple(self._number(result, weight, keep) for result in results)
 
     def _run(self, operation: int, arguments: tuple[int, ...]) -> Callable[[Values], list[ParallelValue]] | None:
-        """Whether an operation applies depends on states alone, so it is prepared once for each."""
+        """Applicability of an operation depends on states alone, so each is prepared once."""
         key = (operation, *(self._state[a] for a in arguments))
         if key not in self._runs:
             op, attributes, values = self.operations[operation].op, self.attributes[operation], self._read(arguments)

@@ -102,7 +102,7 @@ def _inside(graph: Graph) -> frozenset[int]:
 
 
 def _shared(a: Graph, b: Graph) -> bool:
-    """Whether two graphs share a value between, or an application."""
+    """True if two graphs share a value between, or an application."""
     return not (_inside(a).isdisjoint(_inside(b)) and set(a.applications).isdisjoint(b.applications))
 
 
@@ -124,7 +124,7 @@ def _components(group: Sequence[Graph], most: int) -> list[int]:
 
 
 def _entangled(one: tuple[object, ...]) -> bool:
-    """Whether the outputs of a side have an application in common."""
+    """True if the outputs of a side have an application in common."""
     return any(operators(a) & operators(b) for a, b in combinations(one, 2))
 
 
@@ -172,7 +172,7 @@ def _plainer(
 
 
 def _covers(wide: Tensor, narrow: Tensor) -> bool:
-    """Whether one variable has any size, unpartitioned, and the other is the same but cut, or of given sizes."""
+    """True if one variable has any size, unpartitioned, and the other is the same but cut, or of given sizes."""
     if any(degree != 1 for degree in (*wide.degrees, wide.replicas)) or any(dim.isdigit() for dim in wide.dims):
         return False
     if len(wide.dims) != len(narrow.dims) or replace(wide, name=narrow.name) == narrow:

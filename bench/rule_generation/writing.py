@@ -60,7 +60,7 @@ def _text(expression: Expression, words: Vocabulary) -> str:
 
 
 def is_parallel(pair: Pair, words: Vocabulary) -> bool:
-    """Whether a parallel operator is in one of the sides."""
+    """True if a parallel operator is in one of the sides."""
     return any(_parallel(one, words) for one in pair)
 
 

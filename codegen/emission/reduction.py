@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import TypeAlias
 
-from ...formulation.reduction.program import Collective, Program, Reduction, Step
+from ...formulation.reduction.program import Collective, Reduction, ReductionProgram, Step
 from ...formulation.reduction.semantics import MOST_MEMBERS, repaired, transpose
 from ...model.errors import PartitaError
 from ...model.machine.machine import ADHOC_NAMES, Machine
@@ -25,7 +25,7 @@ Span: TypeAlias = tuple[int, int, tuple[int, ...]]
 
 
 def emit(
-    programs: Mapping[str, Program],
+    programs: Mapping[str, ReductionProgram],
     reduction: Reduction,
     machine: Machine | None = None,
     *,
@@ -76,7 +76,7 @@ def emit(
     return re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
 
 
-def sentence(program: Program, names: Sequence[str]) -> str:
+def sentence(program: ReductionProgram, names: Sequence[str]) -> str:
     """A program in words: `Reduce-scatter in gpu, all-reduce in node, all-gather in gpu.`"""
     words = [
         f"{step.collective.value.replace('_', '-')} in {' and '.join(names[i] for i in step.levels)}"
@@ -145,7 +145,7 @@ def _group_line(span: Span, names: Sequence[str]) -> str:
     return f"self.{_group_name(first, last, zero, names)} = make_group({', '.join(arguments)})"
 
 
-def _functions(programs: Mapping[str, Program]) -> dict[str, str]:
+def _functions(programs: Mapping[str, ReductionProgram]) -> dict[str, str]:
     """A Python name for every program, unlike any other name of the file."""
     found: dict[str, str] = {}
     for key in programs:
@@ -157,7 +157,7 @@ def _functions(programs: Mapping[str, Program]) -> dict[str, str]:
     return found
 
 
-def _lines(program: Program, sizes: Sequence[int], names: Sequence[str]) -> list[str]:
+def _lines(program: ReductionProgram, sizes: Sequence[int], names: Sequence[str]) -> list[str]:
     """The body of a program's function."""
     lines = [f"x = {_call(step, names)}" for step in program] + _sorted_chunks(program, sizes)
     return [*lines[:-1], lines[-1].replace("x = ", "return ", 1)]
@@ -168,7 +168,7 @@ def _call(step: Step, names: Sequence[str]) -> str:
     return f"{step.collective.value}(x, on.{_group_name(step.first, step.last, step.zero, names)}{ring})"
 
 
-def _sorted_chunks(program: Program, sizes: Sequence[int]) -> list[str]:
+def _sorted_chunks(program: ReductionProgram, sizes: Sequence[int]) -> list[str]:
     """The program proved, and the line that puts its chunks in order where they come out permuted."""
     large = prod(sizes) > MOST_MEMBERS
     # Which program is valid does not depend on the sizes. Different primes divide each other nowhere, so a transpose
@@ -195,5 +195,5 @@ def _sorted_chunks(program: Program, sizes: Sequence[int]) -> list[str]:
     return [f"x = x.reshape({shape}).permute({order}).flatten(){comment}"]
 
 
-def _words(program: Program) -> str:
+def _words(program: ReductionProgram) -> str:
     return sentence(program, [f"level {i}" for i in range(1 + max(step.last for step in program))]).rstrip(".")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...formulation.spacetime.graph import Graph
 from ...formulation.spacetime.materialize import materialize
-from ...formulation.spacetime.materialized import Program
+from ...formulation.spacetime.materialized import Materialized
 from ...formulation.spacetime.predict import Prediction, predict
 from ...formulation.spacetime.tasks import tasks
 from ...model.errors import PartitaError
@@ -58,7 +58,7 @@ class SpaceTimePlan:
     example inputs, where the plan was made from one; it is not saved.
     """
 
-    program: Program
+    program: Materialized
     machine: Machine
     dtype: str = "float32"
     optimizer: str = "adamw"

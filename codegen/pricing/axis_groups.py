@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...formulation.reduction.program import Program, Reduction, Step
+from ...formulation.reduction.program import Reduction, ReductionProgram, Step
 from ...formulation.reduction.schedule import Schedule, schedule
 from ...formulation.reduction.statuses import KINDS
 from ...model.graph.layout import Action, B
@@ -38,7 +38,7 @@ class Group:
         over = "+".join(names[step.first : step.last + 1])
         return over + (f" of first {'+'.join(names[level] for level in step.zero)}" if step.zero else "")
 
-    def steps(self, program: Program) -> list[tuple[str, str]]:
+    def steps(self, program: ReductionProgram) -> list[tuple[str, str]]:
         """The (collective, level) pairs of a program."""
         return [(step.collective.value, self.level(step)) for step in program]
 
@@ -91,7 +91,7 @@ def _level_names(names: Sequence[str]) -> list[str]:
 # In words
 
 
-def steps_text(group: Group, program: Program) -> str:
+def steps_text(group: Group, program: ReductionProgram) -> str:
     """The steps of a program: `reduce over gpus, all-reduce over nodes (first gpu), broadcast over gpus`."""
     names = list(group.levels)
 

@@ -26,7 +26,7 @@ from ...model.machine.collective_patterns import PATTERNS, STREAMED, Pattern, Sh
 from ...model.machine.collective_price import FREE, CollectivePrice
 from ...model.machine.link_flows import busiest, streamed
 from ...model.machine.machine import PROFILES, Machine
-from .program import Collective, Program, Reduction, Step
+from .program import Collective, Reduction, ReductionProgram, Step
 
 Over: TypeAlias = tuple[int, int, tuple[int, ...]]
 """The first and the last level of a step, and those of which only digit 0 takes part."""
@@ -58,14 +58,14 @@ def exchange_price(
 
 
 def program_price(
-    machine: Machine, reduction: Reduction, program: Program, profile: str | None = None
+    machine: Machine, reduction: Reduction, program: ReductionProgram, profile: str | None = None
 ) -> CollectivePrice:
     """Sum of the steps' prices."""
     steps = held(program, reduction.sizes)
     return sum((step_price(machine, reduction, step, share, profile) for step, share in steps), FREE)
 
 
-def held(program: Program, sizes: Sequence[int]) -> Iterator[tuple[Step, float]]:
+def held(program: ReductionProgram, sizes: Sequence[int]) -> Iterator[tuple[Step, float]]:
     """Every step and the share of the buffer that a member holds before it, of an all-gather after it.
 
     After a reduce-scatter in groups of m that is an m-th; a gather undoes that.

@@ -25,7 +25,7 @@ from typing import TypeAlias
 from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
 from .cost import step_price
-from .program import Collective, Program, Reduction, Step, groups
+from .program import Collective, Reduction, ReductionProgram, Step, groups
 from .statuses import Kind, Status, task
 
 UNITS = 2**29
@@ -76,7 +76,7 @@ class Clauses:
             self.add(x, -part)
         return x
 
-    def program(self, value: Callable[[int], bool]) -> Program:
+    def program(self, value: Callable[[int], bool]) -> ReductionProgram:
         """The program of a solution, given by the values of its variables."""
         return tuple(step for choice in self.choices for x, step in choice.items() if step and value(x))
 

@@ -30,7 +30,7 @@ from math import prod
 from typing import TypeAlias
 
 from ...model.errors import PartitaError
-from .program import Collective, Groups, Program, Step, groups
+from .program import Collective, Groups, ReductionProgram, Step, groups
 from .rules import States, advance, allowed, ascending, goal, initial
 
 Move: TypeAlias = tuple[Collective, Groups]
@@ -79,7 +79,7 @@ def instructions(levels: int) -> tuple[Instruction, ...]:
     return tuple(distinct.values())
 
 
-def programs(levels: int, limit: int = 5, sizes: Sequence[int] | None = None) -> tuple[Program, ...]:
+def programs(levels: int, limit: int = 5, sizes: Sequence[int] | None = None) -> tuple[ReductionProgram, ...]:
     """All valid programs of at most `limit` steps over so many levels, short ones first.
 
     `sizes`: those of the levels, each 2 or more; by default all 2, since they change nothing. PartitaError: sizes that
@@ -94,7 +94,7 @@ def programs(levels: int, limit: int = 5, sizes: Sequence[int] | None = None) ->
 
 
 @cache
-def _programs(levels: int, limit: int, sizes: tuple[int, ...]) -> tuple[Program, ...]:
+def _programs(levels: int, limit: int, sizes: tuple[int, ...]) -> tuple[ReductionProgram, ...]:
     steps = [instruction.step(levels) for instruction in instructions(levels)]
     k = prod(sizes)
     found = search([(step.collective, groups(step, sizes)) for step in steps], initial(k), goal(k), limit)
@@ -133,7 +133,7 @@ def search(moves: Sequence[Move], start: States, end: States, limit: int) -> tup
     return tuple(sorted(endings(start.tobytes(), limit), key=lambda program: (len(program), program)))
 
 
-def name(program: Program, level_names: Sequence[str]) -> str:
+def name(program: ReductionProgram, level_names: Sequence[str]) -> str:
     """A program in words: `reduce-scatter in node, all-reduce across nodes, all-gather in node`.
 
     `level_names`: the unit of every level of the reduction, outermost first: `("node", "gpu")`.

@@ -21,10 +21,10 @@ from ...model.machine.collective_price import FREE, CollectivePrice
 from ...model.machine.machine import Machine
 from ..placement.placement import of_rows
 from .cost import step_price
-from .program import Collective, Program, Reduction, Step
+from .program import Collective, Reduction, ReductionProgram, Step
 from .statuses import Kind, graph, mirrored, task, transposes
 
-Entry: TypeAlias = tuple[CollectivePrice, Program]
+Entry: TypeAlias = tuple[CollectivePrice, ReductionProgram]
 Envelope: TypeAlias = tuple[Entry, ...]
 
 MOST_BYTES = 2**40
@@ -38,7 +38,7 @@ LEAST_NS = 0.1  # what an entry of an envelope has to save
 class Best:
     """A cheapest program, its time for the bytes asked about in ns, and its price for any bytes."""
 
-    program: Program
+    program: ReductionProgram
     ns: int
     price: CollectivePrice
 
@@ -139,7 +139,7 @@ class _Paths:
         cheap = all(mine <= its * (1 + TIE) for mine, its in zip(*lines, strict=True))
         return other if cheap and len(other[1]) <= len(found[1]) else found
 
-    def _shortest(self, size_bytes: float, limit: int) -> Program:
+    def _shortest(self, size_bytes: float, limit: int) -> ReductionProgram:
         """The cheapest program, of equally cheap ones the shortest."""
         source, target = self.graph.source, self.graph.target
         cost = self.latency_ns + self.ns_per_byte * size_bytes
@@ -164,7 +164,7 @@ class _Paths:
                 state = source[edge]
         return tuple(reversed(steps))
 
-    def _entry(self, program: Program) -> Entry:
+    def _entry(self, program: ReductionProgram) -> Entry:
         """The program with its price."""
         share = 1 / math.prod(self.sizes) if self.kind == "all_gather" else 1.0
         price = FREE

@@ -57,7 +57,7 @@ class Step:
         return range(self.first, self.last + 1)
 
 
-Program: TypeAlias = tuple[Step, ...]
+ReductionProgram: TypeAlias = tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def groups(step: Step, sizes: Sequence[int]) -> Groups:
     return tuple(sorted(found))
 
 
-def lowered(program: Program, reduction: Reduction) -> list[tuple[Collective, Groups]]:
+def lowered(program: ReductionProgram, reduction: Reduction) -> list[tuple[Collective, Groups]]:
     """The collectives of a program with the ranks of all their groups, for every group of the reduction."""
     members = reduction.members()
     return [
@@ -133,6 +133,6 @@ def lowered(program: Program, reduction: Reduction) -> list[tuple[Collective, Gr
     ]
 
 
-def flat(sizes: Sequence[int]) -> Program:
+def flat(sizes: Sequence[int]) -> ReductionProgram:
     """One all-reduce over everything; nothing to do in a group of one."""
     return (Step(Collective.ALL_REDUCE, 0, len(sizes) - 1),) if sizes else ()

@@ -11,7 +11,7 @@ from ..placement.placement import Placement, arrangements, check_reduced
 from .cost import program_price
 from .enumeration import programs
 from .optimal import Best, optimal
-from .program import Program, Reduction, Step, flat
+from .program import Reduction, ReductionProgram, Step, flat
 
 ALGORITHMS = {"ring": "nccl-ring", "tree": "nccl-tree", "gloo": "gloo"}
 """Names of the cost profiles as the paper's tables and the command line have them."""
@@ -90,7 +90,7 @@ def _ranked(machine: Machine, reduction: Reduction, size_bytes: int, profile: st
 # Words
 
 
-def words(program: Program, reduction: Reduction, machine: Machine) -> tuple[str, ...]:
+def words(program: ReductionProgram, reduction: Reduction, machine: Machine) -> tuple[str, ...]:
     """A program in words, one for each step: `all-reduce over node (first gpu)`."""
     names = [machine.levels[level].name for level in reduction.machine_levels]
     return tuple(_step(step, names) for step in program)

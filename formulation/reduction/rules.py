@@ -234,7 +234,7 @@ def _stacked(step_groups: Groups) -> list[NDArray[np.int64]]:
 
 
 def allowed(collective: Collective, step_groups: Groups, states: Bools, order: Order) -> bool:
-    """Whether all preconditions hold in all groups."""
+    """True if all preconditions hold in all groups."""
     return all(
         bool(condition.holds(states[index], order[index]).all())
         for index in _stacked(step_groups)

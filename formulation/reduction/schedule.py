@@ -15,7 +15,7 @@ from ...model.machine.machine import Machine
 from ..placement.placement import Placement
 from .cost import step_price
 from .optimal import envelope
-from .program import Collective, Program, Reduction, Step
+from .program import Collective, Reduction, ReductionProgram, Step
 from .statuses import Kind
 
 
@@ -28,7 +28,7 @@ class Schedule:
     """
 
     prices: tuple[CollectivePrice, ...]
-    programs: tuple[Program, ...]
+    programs: tuple[ReductionProgram, ...]
 
     def ns(self, size_bytes: int) -> int:
         """Time of the cheapest program, rounded up to whole nanoseconds."""
@@ -54,7 +54,7 @@ class Schedule:
 
     @property
     def is_flat(self) -> bool:
-        """Whether every payload takes one collective over the whole group, or none."""
+        """True if every payload takes one collective over the whole group, or none."""
         return all(len(program) <= 1 for program in self.programs)
 
 

@@ -1,4 +1,4 @@
-"""Whether a program does what it is for, and which chunk ends where (P², section 3.2).
+"""Validation of reduction programs: every member ends with its chunks of the sum (P², section 3.2).
 
 A program is steps over levels, or a user's own: collectives with explicit groups of members. `validate` runs it by the
 rules on states (`rules`). `repaired` runs it on buffers as they lie and says what local transpose puts them in order.
@@ -92,7 +92,7 @@ class Repaired:
 
     @property
     def permuted(self) -> bool:
-        """Whether something has to be done."""
+        """True if something has to be done."""
         return any(list(take) != sorted(take) for take in (self.before, self.after))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...model.errors import PartitaError
-from .program import Collective, Program, Step
+from .program import Collective, ReductionProgram, Step
 
 Kind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -154,7 +154,7 @@ def graph(levels: int, kind: Kind) -> Graph:
     return Graph(len(states), named, source, target, step=step, scattered=scattered, goal=goal)
 
 
-def mirrored(program: Program) -> Program:
+def mirrored(program: ReductionProgram) -> ReductionProgram:
     """The same reductions undone in reverse, so that all chunks end in order; with led levels the program as it is."""
     reductions = [step for step in program if step.collective in MAKES]
     back = [replace(s, collective=UNDONE[s.collective]) for s in reversed(reductions) if s.collective in UNDONE]
@@ -173,7 +173,9 @@ class Transpose:
     order: tuple[int, ...]
 
 
-def transposes(program: Program, sizes: Sequence[int], kind: Kind) -> tuple[Transpose | None, Transpose | None]:
+def transposes(
+    program: ReductionProgram, sizes: Sequence[int], kind: Kind
+) -> tuple[Transpose | None, Transpose | None]:
     """What to do to the buffer before and after a program so that its chunks end in order; None: nothing.
 
     A reduce-scatter cuts what is left into contiguous parts, an all-gather puts parts one behind the other, in the
@@ -191,7 +193,7 @@ def transposes(program: Program, sizes: Sequence[int], kind: Kind) -> tuple[Tran
     return None, _transpose(gathered, scattered, sizes)
 
 
-def _order(program: Program) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _order(program: ReductionProgram) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Levels of the scattered and of the gathered chunks, outermost first."""
     parts = [list(run) for _, run in groupby(program, lambda step: step.collective in SPREADS)]
     if len(parts) > 2 or (len(parts) == 2 and parts[0][0].collective in SPREADS):

@@ -44,7 +44,7 @@ class RVD:
         return prod(shape) // prod(self.d)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the parts of every dim are equal."""
+        """True if the parts of every dim are equal."""
         return len(shape) == len(self.d) and all(size % k == 0 for size, k in zip(shape, self.d, strict=True))
 
 

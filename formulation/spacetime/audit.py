@@ -1,4 +1,4 @@
-"""Whether a program does what its plan says: run on symbols instead of numbers, on devices that wait for one another.
+"""Audit of a materialized plan: it runs on symbols instead of numbers, on devices that wait for one another.
 
 What a register holds is, for every cell of its box, which terms are added up there: a term is a vTensor that a task
 writes. Nothing of how the program was made is used but its tasks.
@@ -19,7 +19,7 @@ from .materialized import (
     Collective,
     Instruction,
     Join,
-    Program,
+    Materialized,
     Receive,
     Register,
     Run,
@@ -39,7 +39,7 @@ class FaultError(Exception):
     """What an instruction does wrong."""
 
 
-def check(program: Program) -> tuple[str, ...]:
+def check(program: Materialized) -> tuple[str, ...]:
     """What is wrong with a program: the first fault that a run meets; nothing where every task reads what it should."""
     try:
         _Audit(program).run()
@@ -49,7 +49,7 @@ def check(program: Program) -> tuple[str, ...]:
 
 
 class _Audit:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Materialized) -> None:
         self.program = program
         self.reads = reads_of(program.tasks.ops)
         self.held: dict[int, Content] = {}
@@ -276,6 +276,6 @@ def _union(boxes: Sequence[Box], atom: int) -> Box:
 
 
 def _complete(shares: Sequence[Addends]) -> bool:
-    """Whether sorted shares are all addends, each once."""
+    """True if sorted shares are all addends, each once."""
     edges = [ALL[0], *(stop for _, stop in shares)]
     return bool(shares) and edges[-1] == ALL[1] and [start for start, _ in shares] == edges[:-1]

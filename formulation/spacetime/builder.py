@@ -16,7 +16,7 @@ from .materialized import (
     Collective,
     Instruction,
     Join,
-    Program,
+    Materialized,
     Receive,
     Register,
     Run,
@@ -176,7 +176,7 @@ class Builder:
         self.events.append((place, event))
         return made
 
-    def program(self, tasks: Tasks) -> Program:
+    def program(self, tasks: Tasks) -> Materialized:
         """All events in the order of their places."""
         devices: list[list[Instruction]] = [[] for _ in range(tasks.devices)]
         steps: list[list[int]] = [[] for _ in devices]
@@ -186,7 +186,7 @@ class Builder:
                     instruction = replace(instruction, key=step)
                 devices[device].append(instruction)
                 steps[device].append(step)
-        return Program(tasks, tuple(map(tuple, devices)), tuple(map(tuple, steps)), self.shapes)
+        return Materialized(tasks, tuple(map(tuple, devices)), tuple(map(tuple, steps)), self.shapes)
 
 
 def together(registers: Sequence[Register]) -> tuple[Mask, Via]:

@@ -176,5 +176,5 @@ class Graph:
         return self._derived[key]
 
     def recomputes(self, node: int, group: int | None) -> bool:
-        """Whether a node is recomputed in a group."""
+        """True if a node is recomputed in a group."""
         return any(op.group == group for op in self._forward.get(node, ()))

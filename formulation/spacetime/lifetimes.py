@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ...model.graph.pcg import PCG
 from ...model.operators.operator import operator
 from .mask import GRADIENT, RECOMPUTED, VALUE, PTensor
-from .materialized import Accumulate, Collective, Instruction, Program, Register, Run, Slice, waits_for, writes
+from .materialized import Accumulate, Collective, Instruction, Materialized, Register, Run, Slice, waits_for, writes
 from .op import Op, Phase
 from .price import Prices
 
@@ -49,7 +49,7 @@ class Lifetimes:
     moved: Mapping[int, int]
 
 
-def lifetimes(program: Program, device: int, prices: Prices) -> Lifetimes:
+def lifetimes(program: Materialized, device: int, prices: Prices) -> Lifetimes:
     """The memory of one device of a program."""
     return _Device(program.devices[device], prices).run()
 

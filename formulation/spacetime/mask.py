@@ -63,7 +63,7 @@ class Mask:
 
     @property
     def partial(self) -> bool:
-        """Whether this is an addend, not the value."""
+        """True for an addend, False for the value."""
         return self.addends != ALL
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ def meet(a: Box, b: Box) -> Box | None:
 
 
 def within(a: Box, b: Box) -> bool:
-    """Whether box `a` lies in box `b`."""
+    """True if box `a` lies in box `b`."""
     return all(t <= s and e <= f for (s, e), (t, f) in zip(a, b, strict=True))
 
 
@@ -105,7 +105,7 @@ def cells(box: Box, others: Iterable[Box]) -> list[Box]:
 
 
 def takes(reader: Addends, written: Addends) -> bool:
-    """Whether who reads a share of the addends takes the addend `written`.
+    """True if a reader of a share of the addends takes the addend `written`.
 
     Readers that share out the addends between them take every addend once: each the addends that begin in its share.
     So of a value that is whole the first reader takes all, and the others take zeros (the move R -> P of the layouts).

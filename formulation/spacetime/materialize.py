@@ -20,7 +20,7 @@ from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
 from .builder import BEFORE, START, Builder, Place
 from .mask import VALUE, PTensor, VTensor
-from .materialized import Program, Register
+from .materialized import Materialized, Register
 from .op import Op, Phase
 from .order import Completed, edges
 from .supplies import Demand, Written, components, demand_of, device, nested, supplies
@@ -31,7 +31,7 @@ COMMUNICATION = ("p2p", "intra", "rvd")
 _COMPUTES = frozenset({Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT})
 
 
-def materialize(completed: Completed, machine: Machine | None = None, *, communication: str = "rvd") -> Program:
+def materialize(completed: Completed, machine: Machine | None = None, *, communication: str = "rvd") -> Materialized:
     """The program of a plan whose order is completed.
 
     `communication`: "p2p" has sends and receives only, "intra" collectives on one group of devices, "rvd" also between
@@ -118,7 +118,7 @@ class _Wanted:
         return demand
 
     def _fetched(self, demand: Demand) -> bool:
-        """Whether this is a parameter that its device does not keep whole: it is given back after each use."""
+        """True for a parameter that its device does not keep whole: it is released after each use."""
         tensor = demand.read.tensor
         if tensor.kind != VALUE or self.written.builder.graph.pcg.nodes[tensor.node].op != "parameter":
             return False

@@ -168,7 +168,7 @@ def ready_after(instruction: Instruction) -> tuple[Register, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class Materialized:
     """The instructions of every device, in order; `steps` gives every instruction's place in the total order."""
 
     tasks: Tasks

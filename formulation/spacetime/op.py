@@ -99,7 +99,7 @@ class Op:
 
     @property
     def is_forward(self) -> bool:
-        """Whether it computes forward; else it updates a parameter, or follows from a forward operator."""
+        """True if it computes forward; else it updates a parameter, or follows from a forward operator."""
         return self.phase is Phase.FORWARD
 
     @property
@@ -108,7 +108,7 @@ class Op:
         return layer_of(self.of.path)
 
     def has(self, dim: Dim) -> bool:
-        """Whether it can be split along a dimension of the graph."""
+        """True if it can be split along a dimension of the graph."""
         return bool(candidates(self.graph, self.node, dim))
 
     def coordinate(self, label: str) -> int:
@@ -132,7 +132,7 @@ class Op:
 
     @property
     def replaced(self) -> bool:
-        """Whether it, or the forward operator that it follows from, has become parts: it is in no plan any more."""
+        """True if it, or the forward operator that it follows from, has become parts: it is in no plan any more."""
         return self.gone or (self.forward is not None and self.forward.gone)
 
     def __repr__(self) -> str:
@@ -210,10 +210,10 @@ def layer_of(path: str) -> str:
 
 
 def differentiable(pcg: PCG, node: int) -> bool:
-    """Whether a node has a backward: a gradient flows from it to an input."""
+    """True if a node has a backward: a gradient flows from it to an input."""
     return pcg.nodes[node].gradient and any(pcg.nodes[i].gradient for i in pcg.nodes[node].inputs)
 
 
 def addends(cut: Cut) -> bool:
-    """Whether the parts of a cut compute alike and share out the gradient, or the value."""
+    """True if the parts of a cut compute alike and share out the gradient, or the value."""
     return cut.row.output in (B, P)

@@ -25,7 +25,7 @@ from .materialized import (
     Collective,
     Instruction,
     Join,
-    Program,
+    Materialized,
     Register,
     Run,
     Send,
@@ -76,7 +76,7 @@ class Usage:
 class Prediction:
     """A step: `devices` has every device's instructions in the order of its list, `memory` its memory."""
 
-    program: Program
+    program: Materialized
     machine: Machine
     devices: tuple[tuple[Timed, ...], ...]
     memory: tuple[Usage, ...]
@@ -103,7 +103,7 @@ class Prediction:
         return 1 - sum(self.busy_ns) / whole if whole else 0.0
 
 
-def predict(program: Program, machine: Machine, dtype: str = "float32", optimizer: str = "adamw") -> Prediction:
+def predict(program: Materialized, machine: Machine, dtype: str = "float32", optimizer: str = "adamw") -> Prediction:
     """Time and memory of a step.
 
     Raises PartitaError: an unknown dtype, optimizer or operator, more devices than the machine has, a plan that swaps
@@ -122,7 +122,7 @@ def predict(program: Program, machine: Machine, dtype: str = "float32", optimize
 
 
 class _Timeline:
-    def __init__(self, program: Program, prices: Prices, living: list[Lifetimes]) -> None:
+    def __init__(self, program: Materialized, prices: Prices, living: list[Lifetimes]) -> None:
         self.program, self.prices, self.living = program, prices, living
         self.free = [dict.fromkeys(STREAMS, 0) for _ in program.devices]
         self.ready: dict[Register, int] = {}
@@ -214,7 +214,7 @@ class _Move(NamedTuple):
     group: tuple[int, ...]
 
 
-def _transfers(program: Program, prices: Prices) -> Iterator[tuple[int, tuple[int, int]]]:
+def _transfers(program: Materialized, prices: Prices) -> Iterator[tuple[int, tuple[int, int]]]:
     """(key, (ns, bytes)) of every transfer; those one after another that move one tensor alike share the links."""
     found = dict(sorted(_moves(program, prices)))
     for _, alike in groupby(found.items(), key=lambda item: (item[1][:3], len(item[1].group))):
@@ -228,7 +228,7 @@ def _transfers(program: Program, prices: Prices) -> Iterator[tuple[int, tuple[in
             yield from ((key, (ns, size)) for key in keys)
 
 
-def _moves(program: Program, prices: Prices) -> Iterator[tuple[int, _Move]]:
+def _moves(program: Materialized, prices: Prices) -> Iterator[tuple[int, _Move]]:
     for device, own in enumerate(program.devices):
         for x in own:
             if isinstance(x, Send):

@@ -186,7 +186,7 @@ def nested(demands: Iterable[Demand], written: Written) -> list[Demand]:
 
 
 def _own(demand: Demand, term: VTensor, written: Written) -> bool:
-    """Whether its own device writes a term in time."""
+    """True if its own device writes a term in time."""
     return written.places(term).get(demand.device, demand.at) < demand.at
 
 

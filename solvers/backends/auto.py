@@ -39,7 +39,7 @@ class Auto:
     name = "auto"
 
     def accepts(self, network: Network) -> bool:
-        """Whether the totals are exact in floats, or add up in 64 bits so that reduction may bring them there."""
+        """True if the totals are exact in floats, or add up in 64 bits so that reduction may bring them there."""
         with suppress(TooWideError):
             if compile_network(network).exact:
                 return True

@@ -47,7 +47,7 @@ class Columns:
 
 
 @dataclass(slots=True, eq=False)
-class Program:
+class CpProgram:
     """A CP-SAT model and its variables; `cost` is its objective without the network's constant."""
 
     model: "CpModel"
@@ -78,7 +78,7 @@ def build(
     capacities: Sequence[int],
     chains: Sequence[Columns] = (),
     tau: tuple[int, int] = (0, INFINITE),
-) -> Program:
+) -> CpProgram:
     """The program of factors over variables with so many options, and of chains by their columns; τ from and to."""
     from ortools.sat.python.cp_model import CpModel
 
@@ -112,7 +112,7 @@ def build(
         model.add(sum(amount * b for amount, b in load) <= capacity)  # (4)
     cost = sum(time * b for time, b in sums.cost)
     model.minimize(cost)
-    return Program(model, x, counts, chains, cost)
+    return CpProgram(model, x, counts, chains, cost)
 
 
 @dataclass(frozen=True, slots=True)

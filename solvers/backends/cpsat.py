@@ -11,7 +11,7 @@ from ..elimination.tables import check_clock
 from ..protocol import NO_LIMITS, STOPPED, Limits, Search, Solution
 from ..wide.form import fits, flattened
 from ..wide.solve_reduced import solve_smaller
-from .cp_program import Program, build, trail
+from .cp_program import CpProgram, build, trail
 
 _MOST_TERMS = 3_000_000  # entries of all edges, or uses in all capacities; beyond, the program alone takes minutes
 _PER_PAIR = 4e-6  # seconds at most to build one into a program: far less where rows are equal
@@ -29,7 +29,7 @@ class CpSat:
     name = "cpsat"
 
     def accepts(self, network: Network) -> bool:
-        """Whether reduction can add up the totals; what it leaves may be too large."""
+        """True if reduction can add up the totals; what it leaves may be too large."""
         return CpSatPlain().accepts(network) if network.switches else fits(flattened(network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
@@ -46,7 +46,7 @@ class CpSatPlain:
     name = "cpsat-plain"
 
     def accepts(self, network: Network) -> bool:
-        """Whether the totals are safe in 64 bits and the program is of a sensible size."""
+        """True if the totals are safe in 64 bits and the program is of a sensible size."""
         pairs = sum(term.cost.size for term in network.terms() if len(term.scope) > 1)
         return max(pairs, _uses(network)) <= _MOST_TERMS and exact_in_floats(network)
 
@@ -100,7 +100,7 @@ def _solver(seconds: float) -> Any:
     return solver
 
 
-def run(program: Program, search: Search, decode: _Decode, known_to: int = INFINITE) -> bool:
+def run(program: CpProgram, search: Search, decode: _Decode, known_to: int = INFINITE) -> bool:
     """Offer the program's solutions below the search's ceiling, best last; whether there is proved to be no better.
 
     `decode` gives None for a solution that circulates apart from the way. The program's bound is the network's as
@@ -159,7 +159,7 @@ def _hear_interrupts() -> None:
         signal.signal(signal.SIGINT, handler)
 
 
-def _cut_off(program: Program, value: Callable[[Any], int]) -> list[tuple[int, set[int]]]:
+def _cut_off(program: CpProgram, value: Callable[[Any], int]) -> list[tuple[int, set[int]]]:
     """The chains whose counts do not form one trail, with the layouts that it misses."""
     picks, counts = program.read(value)
     found = []

@@ -32,7 +32,7 @@ class Elimination:
     name = "elimination"
 
     def accepts(self, network: Network) -> bool:
-        """Whether no table is too large, and floats hold every total exactly, or may where reduction comes first."""
+        """True if no table is too large, and floats hold every total exactly, or may where reduction comes first."""
         try:
             circuit = compile_network(network)
         except TooWideError:

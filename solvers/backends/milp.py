@@ -22,7 +22,7 @@ class MILP:
     name = "milp"
 
     def accepts(self, network: Network) -> bool:
-        """Whether reduction can add up the totals; what it leaves may be too large."""
+        """True if reduction can add up the totals; what it leaves may be too large."""
         return not has_extras(network) and fits(flattened(without_switches(network).network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:

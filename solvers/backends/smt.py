@@ -38,7 +38,7 @@ class SMT:
     name = "smt"
 
     def accepts(self, network: Network) -> bool:
-        """Whether there are at most 20,000 pairs and 100 capacities, and totals that reduction can add up."""
+        """True if there are at most 20,000 pairs and 100 capacities, and totals that reduction can add up."""
         if has_extras(network):
             return False
         network = without_switches(network).network

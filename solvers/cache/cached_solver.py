@@ -30,7 +30,7 @@ class Cached:
         self.kept = 0
 
     def accepts(self, network: Network) -> bool:
-        """Whether the solver does."""
+        """True if the solver does."""
         return self.solver.accepts(network)
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
@@ -66,7 +66,7 @@ def _recalled(records: Mapping[str, Record], limits: Limits) -> tuple[Solution, 
 
 
 def _stands(record: Record, limits: Limits) -> bool:
-    """Whether the same question would be answered no better now."""
+    """True if the same question would be answered no better now."""
     answer, allowed = _solution(record), record["allowed"]
     if answer.bound >= limits.ceiling(answer.objective) or (limits.quick and record["ended"]):
         return True
@@ -74,7 +74,7 @@ def _stands(record: Record, limits: Limits) -> bool:
 
 
 def _holds(network: Network, answer: Solution) -> bool:
-    """Whether an answer's assignment, if it has one, costs what it says, and no bound says otherwise."""
+    """True if an answer's assignment, if it has one, costs what it says, and no bound says otherwise."""
     if answer.assignment is None:
         return True
     if len(answer.assignment) != len(network.variables) or answer.objective is None or answer.bound > answer.objective:

@@ -120,7 +120,7 @@ class Database:
             return otherwise
 
     def _mended(self, error: Exception) -> bool:
-        """Whether to try again, after what there is to do about an error."""
+        """Handle an error; True if the operation should be tried again."""
         code = getattr(error, "sqlite_errorcode", -1) & 0xFF
         if code in _BUSY:
             self._pause()

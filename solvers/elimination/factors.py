@@ -94,7 +94,7 @@ def _uses(use: Ints, known: dict[int, Floats | None]) -> Floats | None:
 
 
 def exact_in_floats(network: Network) -> bool:
-    """Whether all costs, and all uses, sum to less than 2^52 in absolute value, and the constant is less."""
+    """True if all costs, and all uses, sum to less than 2^52 in absolute value, and the constant is less."""
     terms = list(network.terms())
     cost = _sum_of([t.cost for t in terms], lambda t: np.abs(np.where(t >= INFINITE, 0, t)).max())
     uses = [table for t in terms for table in (t.use, t.extra) if table is not None]

@@ -42,7 +42,7 @@ _Node = tuple[int, int, int]  # what solutions cost at least whose extras are be
 
 
 def has_extras(network: Network) -> bool:
-    """Whether there are extras, and a capacity that they are used of."""
+    """True if there are extras, and a capacity that they are used of."""
     return bool(network.capacities) and any(s.has_extra for s in network.switches)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...formulation.reduction.program import Program
+from ...formulation.reduction.program import ReductionProgram
 from ..protocol import Status
 
 
@@ -16,6 +16,6 @@ class Answer:
     """
 
     status: Status
-    program: Program | None
+    program: ReductionProgram | None
     ns: float | None
     bound: float

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...formulation.placement.placement import Placement, Row, arrangements, check_axes, check_reduced, of_rows
 from ...formulation.reduction.optimal import Best, optimal
-from ...formulation.reduction.program import Program, Reduction
+from ...formulation.reduction.program import Reduction, ReductionProgram
 from ...formulation.reduction.ranking import check_bytes
 from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
@@ -54,7 +54,7 @@ class Joint:
 
     status: Status
     placement: Placement | None
-    programs: tuple[Program, ...]
+    programs: tuple[ReductionProgram, ...]
     ns: int | None
     bound_ns: int
     seconds: float
@@ -148,7 +148,7 @@ def by_enumeration(
 
 def price(
     machine: Machine, placement: Placement, demands: Iterable[Demand], profile: str | None = None
-) -> tuple[tuple[Program, ...], int]:
+) -> tuple[tuple[ReductionProgram, ...], int]:
     """The optimal program of every demand on a placement, and their weighted time (ns)."""
     found = [(_best(machine, placement, d.axes, d.size_bytes, profile), d.weight) for d in demands]
     return tuple(best.program for best, _ in found), sum(best.ns * weight for best, weight in found)

@@ -6,7 +6,7 @@ import math
 import time
 
 from ...formulation.reduction.encoding import UNITS, Clauses
-from ...formulation.reduction.program import Program
+from ...formulation.reduction.program import ReductionProgram
 from ..backends.z3_thread import checked
 from ..protocol import Status
 from .answer import Answer
@@ -26,7 +26,7 @@ def solve(question: Clauses, seconds: float = math.inf) -> Answer:
         solver.add(z3.PbEq([(literals[x], 1) for x in choice], 1))
     costs = [(literals[x], cost) for x, cost in question.costs.items()]
     solver.add(z3.PbLe(costs, UNITS))  # what one step costs that does it all
-    program: Program | None = None
+    program: ReductionProgram | None = None
     paid = 0
     while True:
         found = checked(solver, until)

@@ -192,7 +192,7 @@ def endless(waits: Sequence[Wait]) -> list[Wait]:
 
 
 def feasible(waits: Sequence[Wait]) -> bool:
-    """Whether events have times by which each comes after one producer of every wait of its: Z3's word, in 10 s.
+    """True if events have times at which each follows one producer of each of its waits: by Z3, within 10 s.
 
     Told in other words too, what comes after the event of an order: a wait all of whose producers do. It follows, but
     Z3 makes no differences of its own, and without these it would try one circle after the other, of which there are

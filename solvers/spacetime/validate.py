@@ -1,4 +1,4 @@
-"""Whether a space-time plan can run, and in which order (SuperScaler, section 3.2)."""
+"""Validation of a space-time plan, and the order in which its tasks run (SuperScaler, section 3.2)."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _use_sum(a: Ints, b: Ints) -> Ints:
 
 
 def fits(flat: Flat) -> bool:
-    """Whether reduction can add up costs and uses in 64 bits, without ever coming to INFINITE.
+    """True if reduction can add up costs and uses in 64 bits, without ever coming to INFINITE.
 
     No number in there is more than the largest costs of all tables, each above the least one there, add up to.
     """

@@ -44,7 +44,7 @@ class End(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class LinearProgram:
     """min cost·z with below z <= limits, equal z = right and 0 <= z <= 1; z[:whole] are whole numbers."""
 
     cost: Floats
@@ -68,14 +68,14 @@ class Outcome:
     below: Floats | None = None
 
 
-def run(program: Program, seconds: float = math.inf) -> Outcome:
+def run(program: LinearProgram, seconds: float = math.inf) -> Outcome:
     """The program's outcome, in this process: nothing but its end or its time ends it."""
     if seconds <= 0:
         return Outcome(End.STOPPED)
     return _mixed(program, seconds) if program.whole else _linear(program, seconds)
 
 
-def _linear(program: Program, seconds: float, presolve: bool = True) -> Outcome:
+def _linear(program: LinearProgram, seconds: float, presolve: bool = True) -> Outcome:
     from scipy.optimize import linprog
 
     more: dict[str, Any] = {"A_eq": program.equal, "b_eq": program.right}
@@ -91,7 +91,7 @@ def _linear(program: Program, seconds: float, presolve: bool = True) -> Outcome:
     return Outcome(End.SOLVED, found.x, found.fun, found.fun, np.asarray(found.eqlin.marginals), prices)
 
 
-def _mixed(program: Program, seconds: float) -> Outcome:
+def _mixed(program: LinearProgram, seconds: float) -> Outcome:
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csc_array, vstack
 
@@ -132,7 +132,7 @@ class Highs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
-    def solve(self, program: Program, seconds: float = math.inf) -> Outcome:
+    def solve(self, program: LinearProgram, seconds: float = math.inf) -> Outcome:
         """The program's outcome within so many seconds."""
         if seconds <= 0 or self._cancelled:
             return Outcome(End.STOPPED)
@@ -147,7 +147,7 @@ class Highs:
             self.stop()  # it may be busy still
         return outcome
 
-    def ask(self, program: Program, seconds: float) -> None:
+    def ask(self, program: LinearProgram, seconds: float) -> None:
         """Start on a program; one at a time."""
         if self._process is None:
             # Apart from the terminal, whose interrupt is for this process alone.
@@ -161,7 +161,7 @@ class Highs:
         if self._cancelled:
             self._process.kill()
         self._until = time.perf_counter() + seconds
-        into, fields = self._process.stdin, {name: getattr(program, name) for name in Program.__slots__}
+        into, fields = self._process.stdin, {name: getattr(program, name) for name in LinearProgram.__slots__}
         assert into is not None
         with suppress(BrokenPipeError):  # it died: `answer` says so
             pickle.dump((fields, self._until - time.perf_counter()), into)
@@ -203,7 +203,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             fields, seconds = pickle.load(requests)
         except EOFError:
             return
-        outcome = run(Program(**fields), seconds)
+        outcome = run(LinearProgram(**fields), seconds)
         reply: dict[str, Any] = {name: getattr(outcome, name) for name in Outcome.__slots__}
         pickle.dump(reply | {"end": outcome.end.value}, answers)
         answers.flush()

@@ -25,7 +25,7 @@ from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Floats, Ints
 from .fixing import pieces
 from .form import Flat
-from .highs import Program
+from .highs import LinearProgram
 
 _NONE = np.zeros(0, np.int64)
 _SPARE = 1e-9  # the share by which a capacity is loosened, so that rounding cuts off nothing within it
@@ -167,7 +167,7 @@ class Held:
     covers: list[tuple[Ints, int]] = field(default_factory=list)
 
 
-def program(shape: Polytope, held: Held, scale: float, whole: bool = False) -> tuple[Program, Floats]:
+def program(shape: Polytope, held: Held, scale: float, whole: bool = False) -> tuple[LinearProgram, Floats]:
     """The polytope under what is held, and the bytes that 1 is in every row (4); `scale` ns are 1 in its objective."""
     from scipy.sparse import csr_array, vstack
 
@@ -183,7 +183,7 @@ def program(shape: Polytope, held: Held, scale: float, whole: bool = False) -> t
     equal = csr_array((shape.ones, shape.ends), shape=(len(shape.right), width))
     below = vstack([uses.multiply(1 / unit[:, None]), covers], format="csr")
     most = np.concatenate([limits / unit * (1 + _SPARE), [float(count) for _, count in held.covers]])
-    return Program(shape.cost / scale, equal, shape.right, below, most, len(shape.option) if whole else 0), unit
+    return LinearProgram(shape.cost / scale, equal, shape.right, below, most, len(shape.option) if whole else 0), unit
 
 
 def _uses(shape: Polytope, rows: list[int]) -> Any:

@@ -108,7 +108,7 @@ class _Portfolio:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do, or no time."""
+        """True if nothing is left to do, or no time."""
         return self.deadline.past or self.known.bound >= self._ceiling(None)
 
     def _ceiling(self, cost: int | None) -> int:
@@ -192,7 +192,7 @@ class _Portfolio:
 
     @property
     def _descends(self) -> bool:
-        """Whether descent knows such networks."""
+        """True if descent handles this network."""
         return self.flat.pair_use is None
 
     def _dive(self, pool: ThreadPoolExecutor, messages: Messages) -> None:
@@ -271,7 +271,7 @@ class _Portfolio:
     # The proof
 
     def _proves(self, pool: ThreadPoolExecutor, messages: Messages) -> bool:
-        """Whether a proof is under way; where none was tried or programs alone gave up, that from messages begins."""
+        """True if a proof is under way; where none was tried or programs alone gave up, that from messages begins."""
         if not self.from_messages and (self.proof is None or self.proof.done()):
             self.from_messages, until = True, self.deadline.within(_BY_MESSAGES * self.search.left)
             self.proof = pool.submit(self._prove, messages.copy(), until)

@@ -20,7 +20,7 @@ from partita.bench.network import CASES, SMALL, described, notation, price, summ
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import program_price
 from partita.formulation.reduction.enumeration import programs
-from partita.formulation.reduction.program import Collective, Program, Reduction, Step, flat
+from partita.formulation.reduction.program import Collective, Reduction, ReductionProgram, Step, flat
 from partita.model.errors import PartitaError
 
 AR, RS, AG, R, B = (
@@ -62,7 +62,7 @@ def test_machine() -> None:
         ((Step(R, 1, 1), Step(AR, 0, 0, (1,)), Step(B, 1, 1)), False, 2),
     ],
 )
-def test_wire_bytes(program: Program, ring: bool, share: float) -> None:
+def test_wire_bytes(program: ReductionProgram, ring: bool, share: float) -> None:
     """All nodes' together, in units of what a rank holds."""
     assert wire_bytes(TWO_BY_FOUR, ALL, program, 1000, ring) == pytest.approx(share * 1000 * WIRE_BYTES)
 

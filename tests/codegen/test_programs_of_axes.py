@@ -27,7 +27,7 @@ from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import load_program
 from partita.formulation.encoding.encode import encode
 from partita.formulation.placement.placement import Placement, distinct, of_rows, placements
-from partita.formulation.reduction.program import Collective, Program, Step
+from partita.formulation.reduction.program import Collective, ReductionProgram, Step
 from partita.formulation.reduction.schedule import Schedule, schedule
 from partita.formulation.reduction.statuses import KINDS
 from partita.formulation.search_space import SearchSpace
@@ -131,19 +131,19 @@ def test_every_program_of_every_kind(
 
 
 AR, RS, AG, RE, BC = Collective
-ROOTED: tuple[Program, ...] = (
+ROOTED: tuple[ReductionProgram, ...] = (
     (Step(RE, 1, 1), Step(AR, 0, 0, (1,)), Step(BC, 1, 1)),
     (Step(RE, 0, 1), Step(BC, 0, 1)),
     (Step(RE, 1, 1), Step(RE, 0, 0, (1,)), Step(BC, 0, 0, (1,)), Step(BC, 1, 1)),
     (Step(RS, 1, 1), Step(RE, 0, 0), Step(BC, 0, 0), Step(AG, 1, 1)),
 )
-RESTING: tuple[Program, ...] = (
+RESTING: tuple[ReductionProgram, ...] = (
     (Step(RE, 1, 2), Step(AR, 0, 0, (1, 2)), Step(BC, 1, 1, (2,)), Step(BC, 2, 2)),
     (Step(AR, 1, 2), Step(AR, 0, 0, (2,)), Step(BC, 2, 2)),
     (Step(RS, 2, 2), Step(AR, 1, 1), Step(RS, 0, 0, (1,)), Step(AG, 0, 0, (1,)), Step(BC, 1, 1), Step(AG, 2, 2)),
     (Step(RE, 2, 2), Step(RS, 0, 0, (2,)), Step(AR, 1, 1, (2,)), Step(BC, 2, 2), Step(AG, 0, 0)),
 )
-PERMUTED: tuple[Program, ...] = (
+PERMUTED: tuple[ReductionProgram, ...] = (
     (Step(RS, 0, 1), Step(AG, 0, 0), Step(AG, 1, 1)),
     (Step(RS, 1, 1), Step(RS, 0, 0), Step(AG, 0, 1)),
     (Step(RS, 1, 1), Step(RS, 0, 0), Step(AG, 1, 1), Step(AG, 0, 0)),
@@ -156,7 +156,7 @@ PERMUTED: tuple[Program, ...] = (
 )
 def test_programs_that_few_envelopes_have_add_up_too(
     hierarchy: tuple[int, ...],
-    programs: tuple[Program, ...],
+    programs: tuple[ReductionProgram, ...],
     force: Callable[..., Plan],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -22,7 +22,7 @@ from partita.codegen.verification.worker import load_program
 from partita.formulation.placement.placement import arrangements, of_rows
 from partita.formulation.reduction.enumeration import programs
 from partita.formulation.reduction.optimal import envelope
-from partita.formulation.reduction.program import Collective, Program, Reduction, Step, flat
+from partita.formulation.reduction.program import Collective, Reduction, ReductionProgram, Step, flat
 from partita.model.errors import PartitaError
 from partita.model.machine.machine import PROFILES, Machine
 
@@ -32,24 +32,24 @@ PERMUTED = (Step(RS, 0, 1), Step(AG, 0, 0), Step(AG, 1, 1))
 
 
 @cache
-def enumerated(levels: int) -> dict[str, Program]:
+def enumerated(levels: int) -> dict[str, ReductionProgram]:
     return {f"program {i}": program for i, program in enumerate(programs(levels))}
 
 
-def optima(reduction: Reduction, machine: Machine | None = None) -> dict[str, Program]:
+def optima(reduction: Reduction, machine: Machine | None = None) -> dict[str, ReductionProgram]:
     """The optimal programs of all payloads and profiles, on a given machine or one whose levels get slower outwards."""
     machine = machine or Machine.adhoc(reduction.placement.hierarchy)
     entries = [program for profile in PROFILES for _, program in envelope(machine, reduction, "all_reduce", profile)]
     return {f"optimal {i}": program for i, program in enumerate(dict.fromkeys(entries))}
 
 
-def loaded(folder: Path, chosen: Mapping[str, Program], reduction: Reduction) -> ModuleType:
+def loaded(folder: Path, chosen: Mapping[str, ReductionProgram], reduction: Reduction) -> ModuleType:
     path = folder / "reduction.py"
     path.write_text(emit(chosen, reduction))
     return load_program(path)
 
 
-def check(folder: Path, chosen: Mapping[str, Program], reduction: Reduction, ring: bool = False) -> None:
+def check(folder: Path, chosen: Mapping[str, ReductionProgram], reduction: Reduction, ring: bool = False) -> None:
     """Every program sums other numbers of every rank, in a buffer that does not divide into chunks."""
     module = loaded(folder, chosen, reduction)
     addends = torch.randint(-999, 999, (reduction.placement.devices, 3, 11), generator=torch.Generator().manual_seed(1))
@@ -183,7 +183,7 @@ def test_levels_whose_names_collide_are_numbered(names: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("names", [{"flat": flat((2, 4))}, {"best": HIERARCHICAL, "turned": PERMUTED}])
-def test_formatted(tmp_path: Path, names: dict[str, Program]) -> None:
+def test_formatted(tmp_path: Path, names: dict[str, ReductionProgram]) -> None:
     path = tmp_path / "reduction.py"
     path.write_text(emit(names, Reduction(of_rows([(2, 4)]), (0,))))
     for command in (["check", "--select", "E,F,W,I,B"], ["format", "--check"]):
@@ -204,7 +204,7 @@ def test_formatted(tmp_path: Path, names: dict[str, Program]) -> None:
         ({"twice": (Step(AR, 1, 1), Step(AR, 0, 1))}, [(2, 4)], "counted twice"),
     ],
 )
-def test_what_is_refused(chosen: dict[str, Program], matrix: list[tuple[int, ...]], words: str) -> None:
+def test_what_is_refused(chosen: dict[str, ReductionProgram], matrix: list[tuple[int, ...]], words: str) -> None:
     with pytest.raises(PartitaError, match=words):
         emit(chosen, Reduction(of_rows(matrix), (0,)))
 

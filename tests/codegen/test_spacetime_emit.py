@@ -23,7 +23,7 @@ from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b, zero_bubble
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.materialize import materialize
-from partita.formulation.spacetime.materialized import Program
+from partita.formulation.spacetime.materialized import Materialized
 from partita.formulation.spacetime.primitives import op_assign, op_trans, place, recompute, split_backward, swap
 from partita.formulation.spacetime.stages import evenly, in_order, stages
 from partita.formulation.spacetime.tasks import tasks
@@ -76,7 +76,7 @@ def captured(loss: str = "cross_entropy") -> tuple[nn.Module, dict[str, Tensor],
     return module, inputs, partita.capture(module, inputs)
 
 
-def program(write: Write, loss: str = "cross_entropy") -> Program:
+def program(write: Write, loss: str = "cross_entropy") -> Materialized:
     graph = Graph(captured(loss)[2])
     write(graph)
     return materialize(validate(tasks(graph)))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from partita.formulation.placement.placement import Placement, of_rows, placements
 from partita.formulation.reduction.enumeration import Form, Instruction, Move, instructions, name, programs, search
-from partita.formulation.reduction.program import Collective, Groups, Program, Reduction, Step, groups, lowered
+from partita.formulation.reduction.program import Collective, Groups, Reduction, ReductionProgram, Step, groups, lowered
 from partita.formulation.reduction.semantics import initial, repaired, validate
 from partita.model.errors import PartitaError
 
@@ -175,7 +175,7 @@ def test_by_brute_force() -> None:
         ),
     ],
 )
-def test_names(program: Program, names: Sequence[str], words: str) -> None:
+def test_names(program: ReductionProgram, names: Sequence[str], words: str) -> None:
     assert name(program, names) == words
 
 
@@ -304,7 +304,7 @@ def taken(buffers: NDArray[np.int64], chunks: Sequence[int]) -> NDArray[np.int64
     return buffers.reshape(len(buffers), len(chunks), -1)[:, list(chunks)].reshape(len(buffers), -1)
 
 
-def check(program: Program, reduction: Reduction) -> bool:
+def check(program: ReductionProgram, reduction: Reduction) -> bool:
     """Assert that every rank ends with its group's sums in order; whether the chunks had to be put in order."""
     k, members = reduction.size, reduction.members()
     data = np.random.default_rng(0).integers(0, 1000, (reduction.placement.devices, k * 2))

@@ -19,7 +19,7 @@ from partita.formulation.placement.placement import of_rows, placements
 from partita.formulation.reduction.cost import program_price
 from partita.formulation.reduction.enumeration import programs
 from partita.formulation.reduction.optimal import MOST_BYTES, envelope, optimal
-from partita.formulation.reduction.program import Collective, Program, Reduction, Step, flat, groups
+from partita.formulation.reduction.program import Collective, Reduction, ReductionProgram, Step, flat, groups
 from partita.formulation.reduction.semantics import validate
 from partita.formulation.reduction.statuses import KINDS, Kind, Transpose, graph, mirrored, transposes
 from partita.model.errors import PartitaError
@@ -186,7 +186,7 @@ def test_a_program_that_gathers_in_another_order_is_repaired() -> None:
         assert transposes(mirrored(program), (2, 3), "all_reduce") == (None, None)
 
 
-def check_sums(program: Program, sizes: tuple[int, ...], kind: Kind) -> None:
+def check_sums(program: ReductionProgram, sizes: tuple[int, ...], kind: Kind) -> None:
     """Run a program on integers, buffers cut and joined as they lie."""
     k = math.prod(sizes)
     addends = np.random.default_rng(0).integers(0, 1000, (k, k * 2))

@@ -22,7 +22,7 @@ from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.lifetimes import lifetimes
 from partita.formulation.spacetime.mask import PTensor
 from partita.formulation.spacetime.materialize import materialize
-from partita.formulation.spacetime.materialized import Collective, Program, Receive, Register, Run, Send
+from partita.formulation.spacetime.materialized import Collective, Materialized, Receive, Register, Run, Send
 from partita.formulation.spacetime.op import Op, Phase
 from partita.formulation.spacetime.predict import COMMUNICATION, COMPUTE, HOST, Prediction, predict
 from partita.formulation.spacetime.price import Prices
@@ -63,7 +63,7 @@ def machine(devices: int, fast_links: bool = False) -> Machine:
     return replace(made, device=device, levels=levels)
 
 
-def program(name: str, write: Write, devices: int = 1) -> Program:
+def program(name: str, write: Write, devices: int = 1) -> Materialized:
     made = Graph(graph(name))
     write(made)
     return materialize(validate(tasks(made)), machine(devices))
@@ -226,7 +226,7 @@ def test_groups_that_move_a_tensor_alike_share_the_links() -> None:
             tensor = PTensor("value", made.forward[0].node)
             target = Register(rank, rank, tensor, mask)
             own[rank] = [Collective(key, "all_reduce", group, None, target)]
-    both = Program(tasks(Graph(graph("chain"))), tuple(map(tuple, own)), ((0,), (1,), (0,), (1,)), {})
+    both = Materialized(tasks(Graph(graph("chain"))), tuple(map(tuple, own)), ((0,), (1,), (0,), (1,)), {})
     size = mask.numel * 4
     assert {t.ns for line in predict(both, found).devices for t in line} == {
         prices.collective_ns("all_reduce", [(0, 2), (1, 3)], size)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.formulation.reduction.enumeration import programs
-from partita.formulation.reduction.program import Collective, Groups, Program, Step, flat
+from partita.formulation.reduction.program import Collective, Groups, ReductionProgram, Step, flat
 from partita.formulation.reduction.rules import States
 from partita.formulation.reduction.semantics import (
     Explicit,
@@ -163,7 +163,7 @@ def test_the_papers_figure_4() -> None:
         ((Step(R, 1, 1), Step(AR, 0, 0, (1,))), "member 1 does not hold chunk 0"),
     ],
 )
-def test_a_goal_that_is_not_reached(program: Program, missing: str) -> None:
+def test_a_goal_that_is_not_reached(program: ReductionProgram, missing: str) -> None:
     with pytest.raises(PartitaError, match=f"^after the last step .*{missing}"):
         validate(program, (2, 2))
 

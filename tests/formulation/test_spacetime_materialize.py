@@ -22,7 +22,7 @@ from partita.formulation.spacetime.materialized import (
     Collective,
     Instruction,
     Join,
-    Program,
+    Materialized,
     Receive,
     Run,
     Send,
@@ -79,25 +79,25 @@ def gpt() -> PCG:
     return with_batch(partita.capture(*load_module("gpt3-1.3b", small=True)), 8)
 
 
-def built(graph: Graph, machine: Machine | None = None, communication: str = "rvd") -> Program:
+def built(graph: Graph, machine: Machine | None = None, communication: str = "rvd") -> Materialized:
     """The program of what has been done to a graph, checked."""
     program = materialize(validate(tasks(graph)), machine, communication=communication)
     assert check(program) == ()
     return program
 
 
-def kinds(program: Program, device: int) -> dict[str, int]:
+def kinds(program: Materialized, device: int) -> dict[str, int]:
     """How many instructions of each kind, without tasks."""
     found = Counter(i.kind if isinstance(i, Collective) else type(i).__name__ for i in program.devices[device])
     del found["Run"]
     return dict(found)
 
 
-def of(program: Program, device: int, kind: type[Instruction]) -> list[Instruction]:
+def of(program: Materialized, device: int, kind: type[Instruction]) -> list[Instruction]:
     return [i for i in program.devices[device] if isinstance(i, kind)]
 
 
-def collectives(program: Program, device: int) -> list[Collective]:
+def collectives(program: Materialized, device: int) -> list[Collective]:
     return [i for i in program.devices[device] if isinstance(i, Collective)]
 
 
@@ -408,7 +408,7 @@ def test_thousands_of_tasks_take_a_couple_of_seconds() -> None:
 # The check itself
 
 
-def changed(program: Program, kind: type[Instruction], change: Callable[[Instruction], Instruction | None]) -> str:
+def changed(program: Materialized, kind: type[Instruction], change: Callable[[Instruction], Instruction | None]) -> str:
     """What the check says where the last instruction of a kind on device 0 is another, or none."""
     instructions, steps = list(program.devices[0]), list(program.steps[0])
     at = max(at for at, i in enumerate(instructions) if isinstance(i, kind))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ....formulation.spacetime.mask import VALUE
-from ....formulation.spacetime.materialized import Collective, Program, Receive, Run
+from ....formulation.spacetime.materialized import Collective, Materialized, Receive, Run
 from ....formulation.spacetime.op import Phase
 from ....model.errors import PartitaError
 from ....model.graph.pcg import PCG, SOURCES
@@ -36,7 +36,9 @@ _REDUCE_SCATTER = (
 )
 
 
-def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", summary: Sequence[str] = ()) -> str:
+def emit(
+    program: Materialized, *, dtype: str = "float32", optimizer: str = "adamw", summary: Sequence[str] = ()
+) -> str:
     """The program's text, the same every time; `summary` are lines for the top of it.
 
     Raises PartitaError for what cannot be written down: mixed precision, sparse tables, joined parameters, parameters
@@ -75,7 +77,7 @@ def emit(program: Program, *, dtype: str = "float32", optimizer: str = "adamw", 
     return text if re.search(r"\bF\.", text) else text.replace("import torch.nn.functional as F\n", "")
 
 
-def _check(program: Program, pcg: PCG, dtype: str, optimizer: str) -> None:
+def _check(program: Materialized, pcg: PCG, dtype: str, optimizer: str) -> None:
     if dtype not in DTYPES:
         raise PartitaError(f"dtype {dtype!r}: programs of space-time plans compute in one of {', '.join(DTYPES)}")
     if optimizer not in training.OPTIMIZERS:
@@ -95,7 +97,7 @@ def _runs(device: Sequence[object]) -> Iterator[Run]:
     return (i for i in device if isinstance(i, Run))
 
 
-def _fetches(program: Program, pcg: PCG) -> bool:
+def _fetches(program: Materialized, pcg: PCG) -> bool:
     """Whether some device takes weights from others."""
     return any(
         isinstance(i, Receive | Collective)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ....formulation.spacetime.materialized import Collective, Program
+from ....formulation.spacetime.materialized import Collective, Materialized
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
 from ..common import training
@@ -22,7 +22,7 @@ from .tables import buffers, frozen, kept, overlapping, places
 class Emission:
     """What a program is emitted from: a materialized plan, and the text of its functions and devices."""
 
-    program: Program
+    program: Materialized
     dtype: str
     optimizer: str
     used: Used

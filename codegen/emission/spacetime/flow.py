@@ -12,7 +12,7 @@ from ....formulation.spacetime.materialized import (
     Accumulate,
     Add,
     Instruction,
-    Program,
+    Materialized,
     Register,
     Run,
     Transfer,
@@ -108,7 +108,7 @@ def _written(instructions: list[Instruction], place: int, position: int) -> Regi
 class Flow:
     """The instructions of one device, and who writes and reads every register; instructions are named by place."""
 
-    def __init__(self, program: Program, device: int) -> None:
+    def __init__(self, program: Materialized, device: int) -> None:
         self.device, self.graph = device, program.tasks.graph
         self.pcg: PCG = self.graph.pcg
         self.instructions: tuple[Instruction, ...] = _own_copies(program.devices[device])

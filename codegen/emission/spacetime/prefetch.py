@@ -10,12 +10,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from ....formulation.spacetime.mask import VALUE
-from ....formulation.spacetime.materialized import Instruction, Program, Register, Run, Transfer, reads, writes
+from ....formulation.spacetime.materialized import Instruction, Materialized, Register, Run, Transfer, reads, writes
 from ....model.graph.pcg import Node
 from .flow import COMPUTING, forward_of, labels, layer
 
 
-def by_layer(program: Program) -> Program:
+def by_layer(program: Materialized) -> Materialized:
     """The program with such transfers, and what prepares and follows them, at the start of their layers' blocks."""
     pcg = program.tasks.graph.pcg
     starts: dict[Hashable, int] = {}

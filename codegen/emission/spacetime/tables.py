@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from ....formulation.spacetime.mask import Box, meet
-from ....formulation.spacetime.materialized import Program, Run
+from ....formulation.spacetime.materialized import Materialized, Run
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
 from ....model.operators.operator import operator
@@ -27,7 +27,7 @@ def _parts(ops: Iterable[Op]) -> Parts:
     return tuple((tuple(dict.fromkeys(found)), box) for box, found in sorted(ranks.items()))
 
 
-def places(program: Program) -> list[str]:
+def places(program: Materialized) -> list[str]:
     """The table of weights: those of one shape whose parts are on the same ranks are one row."""
     graph = program.tasks.graph
     runs = [i.op for device in program.devices for i in device if isinstance(i, Run)]
@@ -50,7 +50,7 @@ def places(program: Program) -> list[str]:
     return [*lines, "]  # fmt: skip"]
 
 
-def overlapping(program: Program) -> bool:
+def overlapping(program: Materialized) -> bool:
     """Whether some ranks update parts of one weight that are neither the same nor apart."""
     updates: dict[int, set[Box]] = {}
     for device in program.devices:
@@ -116,7 +116,7 @@ def buffers(pcg: PCG) -> list[str]:
     return [*lines, "}"]
 
 
-def frozen(program: Program) -> str:
+def frozen(program: Materialized) -> str:
     """What has no gradient among weights and buffers."""
     pcg = program.tasks.graph.pcg
     runs = (i.op for device in program.devices for i in device if isinstance(i, Run))
