@@ -33,20 +33,20 @@ class ParallelBranches:
     """Adds the bundles of a graph to the variables and edges of its network.
 
     Where nodes can be computed in several ways, a bundle is of the first of each, or of those that take least time.
-    `optional` are the variables whose last option is to be unused, `modes` those that say which way is taken, `keepers`
-    names hubs that say themselves whether they are kept for backward, and the nodes that keep them.
+    `optional` are the variables whose last option is "unused", `alternatives` those that choose an alternative.
+    `keepers` maps hubs that choose whether they are kept for backward to the nodes that keep them.
     """
 
     pcg: PCG
     classes: Classes
-    reads: OperandCosts
+    costs: OperandCosts
     operators: Mapping[int, tuple[int, OperatorOptions]]
     weights: Mapping[int, tuple[int, Storage]]
     hubs: Mapping[int, tuple[int, Conversions]]
     variables: list[Variable]
     edges: list[Edge]
     optional: frozenset[int] = frozenset()
-    modes: frozenset[int] = frozenset()
+    alternatives: frozenset[int] = frozenset()
     keepers: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def add(self) -> Mapping[int, tuple[BundledOption, ...]]:
@@ -81,7 +81,7 @@ class ParallelBranches:
     def _offers(self) -> Iterator[BundleCandidate]:
         """Every bundle over every axis, alone, and with those inside of it over another axis."""
         found = [b for b in find_bundles(self.pcg) if self._placeable(b)]
-        axes = [axis for axis, size in enumerate(self.reads.placement.sizes) if size > 1]
+        axes = [axis for axis, size in enumerate(self.costs.placement.sizes) if size > 1]
         for bundle, axis in product(found, axes):
             inner = [b for b in found if b.join in bundle.nodes and b.fork in bundle.nodes]
             inner = [b for b in inner if not any(b.join in other.nodes for other in inner)]
@@ -163,7 +163,7 @@ class ParallelBranches:
 
     def _option(self, offer: BundleCandidate, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
         """A node's option: whole on some axes, samples split on all others; `at` names the rows of axes."""
-        rows = [(batch_row if offer.samples else whole_row)(self.pcg, node)] * len(self.reads.placement.sizes)
+        rows = [(batch_row if offer.samples else whole_row)(self.pcg, node)] * len(self.costs.placement.sizes)
         for axis in whole:
             rows[axis] = whole_row(self.pcg, node)
         for axis, row in at.items():
@@ -187,7 +187,7 @@ class ParallelBranches:
             if base not in self.weights:
                 continue
             weight, storage = self.weights[base]
-            asked = int(self.reads.asked(use)[option])
+            asked = int(self.costs.required(use)[option])
             alone = list(storage.space.layout(asked))
             for join, _ in path:
                 alone[offer.axes[join][1]] = R
@@ -210,11 +210,11 @@ class ParallelBranches:
             return False
         hub, table = self.hubs[base]
         code = int(table.codes[offer.options[hub] % len(table.codes)])
-        layout = list(self.reads.space(base).layout(code))
+        layout = list(self.costs.space(base).layout(code))
         reader = next(u for u in self.classes.uses[base] if u.node in inner.nodes)
-        asked = int(self.reads.asked(reader)[offer.options[self.operators[reader.node][0]]])
-        layout[axis] = self.reads.space(base).layout(asked)[axis]
-        offer.options[hub] = self._shared(offer, base, table, self.reads.space(base).code(tuple(layout)))
+        asked = int(self.costs.required(reader)[offer.options[self.operators[reader.node][0]]])
+        layout[axis] = self.costs.space(base).layout(asked)[axis]
+        offer.options[hub] = self._shared(offer, base, table, self.costs.space(base).code(tuple(layout)))
         return True
 
     # What it costs
@@ -245,7 +245,7 @@ class ParallelBranches:
             sizes[branch] += level.fullest[0]
         node = self.pcg.nodes[join]
         widths = [self.pcg.nodes[end].shape[node["dim"]] for end in node.inputs]
-        found = assignments(times, sizes, widths, self.reads.placement.sizes[axis])
+        found = assignments(times, sizes, widths, self.costs.placement.sizes[axis])
         return [PlacedBundle(bundle, axis, x.places, tuple(times), tuple(sizes)) for x in found]
 
     def _loads(self, offer: BundleCandidate) -> tuple[dict[int, int], dict[int, int]]:
@@ -282,7 +282,7 @@ class ParallelBranches:
         axis = offer.axes[join][1]
         way = next(i for kind in (self.operators, self.hubs) for i, (v, _) in kind.items() if v == edge.u)
         base = self.classes.variable(way)
-        table, tensor = self.reads.table(base), self.reads.space(base)
+        table, tensor = self.costs.table(base), self.costs.space(base)
         hub = self.hubs.get(base)
         given = (
             int(table.codes[one % len(table.codes)])
@@ -290,21 +290,24 @@ class ParallelBranches:
             else int(self.operators[way][1].output[one])
         )
         use = next(use for source, use in self.uses[join] if source == base)
-        asked = list(tensor.layout(int(self.reads.asked(use)[other])))
+        asked = list(tensor.layout(int(self.costs.required(use)[other])))
         asked[axis] = tensor.layout(given)[axis]
-        return int(table.total[table.position[given], table.position[tensor.code(tuple(asked))]]) * self.reads.k
+        return (
+            int(table.total[table.position[given], table.position[tensor.code(tuple(asked))]])
+            * self.costs.micro_batches
+        )
 
     def _exchange_ns(self, level: PlacedBundle, option: int) -> int:
         """ns of a step to bring the branches together, and their gradients apart."""
-        node, coordinates = self.pcg.nodes[level.bundle.join], self.reads.placement.sizes[level.axis]
+        node, coordinates = self.pcg.nodes[level.bundle.join], self.costs.placement.sizes[level.axis]
         found = self.operators[level.bundle.join][1]
         whole = list(self._given(level.bundle.join, option))
         gathered, whole[level.axis] = whole[level.axis] == R, R
         numel = int(found.output_space.numel[found.output_space.code(tuple(whole))])
         widest = widest_piece(self.pcg, level.bundle, level.places, coordinates)
-        largest = numel // node.shape[node["dim"]] * widest * self.reads.precision.itemsize(node.dtype)
-        step_ns = self.reads.transitions.step_ns
-        return self.reads.k * sum(
+        largest = numel // node.shape[node["dim"]] * widest * self.costs.precision.itemsize(node.dtype)
+        step_ns = self.costs.transitions.step_ns
+        return self.costs.micro_batches * sum(
             step_ns(level.axis, action, size)
             for action, size, back in exchanges(largest, coordinates, gathered)
             if node.gradient or not back
@@ -347,7 +350,7 @@ class ParallelBranches:
                     use[n + x, :m] = edge.use[option]
             elif edge.v in self.optional:  # unused, it does not read what is inside
                 cost[n + x, m - 1] = 0
-            elif edge.v in self.modes and edge.v not in offers[at].options:  # what is taken elsewhere
+            elif edge.v in self.alternatives and edge.v not in offers[at].options:  # what is taken elsewhere
                 cost[n + x, :m] = edge.cost[option]
         for y, (at, option) in enumerate(right):
             offer = offers[at]

@@ -7,8 +7,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ...model.graph.pcg import PCG
-from ..strategies.tensor_classes import Classes
 from .network import Chain, Network
 
 LONGEST_PERIOD = 12
@@ -21,23 +19,8 @@ class Position:
     from several places that cuts would separate (a tied weight)."""
 
     order: float
-    cut: bool
-    shared: bool
-
-
-def find_cuts(pcg: PCG, classes: Classes) -> set[int]:
-    """Tensors that alone lead from what is before them to what is after (post-dominators of what is before)."""
-    change = [0] * (len(pcg.nodes) + 1)
-    moving = [
-        (i, max(classes.variable(u.node) for u in uses))
-        for i, uses in classes.uses.items()
-        if not classes.constant[i] and pcg.nodes[i].op not in ("input", "parameter")
-    ]
-    for first, last in moving:
-        change[first] += 1
-        change[last] -= 1
-    alive = np.cumsum(change)
-    return {first for first, _ in moving if alive[first] == 1}
+    cut: bool = False
+    shared: bool = False
 
 
 def find_chains(network: Network, pieces: Sequence[Position]) -> tuple[Chain, ...]:

@@ -1,7 +1,7 @@
-"""Graphs in which some nodes can be computed in several ways: what any choice of ways needs, and what none has both of.
+"""Graphs whose tensors may have several alternatives to compute them (`PCG.alternatives`): what every choice needs.
 
-One way of every node that is needed is taken, from the loss on (`PCG.alternatives`). What only some choices need is
-*conditional*: in a cost network its variables have one more option, which is to be unused.
+A choice takes one alternative of every tensor that it needs, from the loss on. Tensors that only some choices need are
+*conditional*: their variables have one more option in a cost network, "unused".
 """
 
 from __future__ import annotations
@@ -9,97 +9,93 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from itertools import combinations
-from operator import or_
+from operator import and_, or_
 
 from ...model.graph.pcg import PCG
 from .tensor_classes import Classes, Use
 
-Taken = Mapping[int, int]
-"""Nodes that are computed in several ways, each with the one that is taken."""
+Choice = Mapping[int, int]
+"""Tensors with several alternatives, each with the alternative taken."""
 
 
 class Alternatives:
-    """What holds for all choices of ways to compute a graph. Tensors are named by their class's base."""
+    """Facts about all choices of alternatives of a graph. Tensors are named by the base of their class."""
 
     def __init__(self, pcg: PCG, classes: Classes) -> None:
         self.pcg, self.classes = pcg, classes
 
     def of(self, node: int) -> tuple[int, ...]:
-        """The nodes of which one computes a tensor class: the base, then its alternatives."""
+        """The alternatives of a tensor class: nodes of which one computes it, the base first."""
         return self.pcg.members.get(node, (node,))
 
     def needed(self) -> Iterator[tuple[int, ...]]:
-        """The nodes that every choice computes, each with the ways to compute it."""
-        ways, base = self.classes.alternative_of, self.classes.base
-        return (self.of(i) for i in range(len(self.pcg.nodes)) if i not in ways and base[i] not in self.conditional)
+        """The alternatives of every tensor that all choices compute."""
+        others, base = self.classes.alternative_of, self.classes.base
+        return (self.of(i) for i in range(len(self.pcg.nodes)) if i not in others and base[i] not in self.conditional)
 
     @cached_property
     def conditional(self) -> frozenset[int]:
         """Bases that some choice does not need."""
         if not self.pcg.alternatives:
             return frozenset()
-        needed = self._surely(lambda way, position, base: True)
+        needed = self._read_by_all(lambda node, operand, base: True)
         return frozenset(self._bases) - _bits(needed) - {self.classes.base[i] for i in self.pcg.results}
 
-    def surely(self, holds: Callable[[int, int, int], bool]) -> frozenset[int]:
-        """The bases that are read, in every choice, by a way (node, operand, base) of which `holds` is true."""
-        return _bits(self._surely(holds))
+    def always_read(self, holds: Callable[[int, int, int], bool]) -> frozenset[int]:
+        """The bases that every choice reads by some (node, operand, base) for which `holds` is true."""
+        return _bits(self._read_by_all(holds))
 
-    def together(self, uses: Sequence[Use]) -> bool:
-        """Whether some choice takes two of these reads."""
+    def read_together(self, uses: Sequence[Use]) -> bool:
+        """True if some choice takes two of these reads."""
         if not self.pcg.alternatives:
             return len(uses) > 1
-        return any(self._together(a.node, b.node) for a, b in combinations(uses, 2))
+        return any(self._can_both_be_taken(a.node, b.node) for a, b in combinations(uses, 2))
 
-    def _together(self, a: int, b: int) -> bool:
+    def _can_both_be_taken(self, a: int, b: int) -> bool:
         one, other = self._implied[a], self._implied[b]
-        return not any(other.get(node, way) != way for node, way in one.items())
+        return not any(other.get(tensor, node) != node for tensor, node in one.items())
 
     @cached_property
     def _bases(self) -> Sequence[int]:
         """The tensors that are computed or stored, in order."""
-        ways, base = self.classes.alternative_of, self.classes.base
-        return [i for i in range(len(self.pcg.nodes)) if base[i] == i and i not in ways]
+        others, base = self.classes.alternative_of, self.classes.base
+        return [i for i in range(len(self.pcg.nodes)) if base[i] == i and i not in others]
 
-    def _reads(self, way: int) -> Iterator[tuple[int, int]]:
+    def _reads(self, node: int) -> Iterator[tuple[int, int]]:
         """(operand, base) of all that a node reads."""
-        return ((p, self.classes.base[i]) for p, i in enumerate(self.pcg.nodes[way].inputs))
+        return ((p, self.classes.base[i]) for p, i in enumerate(self.pcg.nodes[node].inputs))
 
-    def _surely(self, holds: Callable[[int, int, int], bool]) -> int:
-        """As bits the bases that every choice reads so, from the results on."""
+    def _read_by_all(self, holds: Callable[[int, int, int], bool]) -> int:
+        """`always_read` as bits, from the results on."""
         found: dict[int, int] = {}
-        for base in self._bases:  # a way stands before what it computes, so all that it reads has been seen
-            of_ways = [self._read_by(way, holds, found) for way in self.of(base)]
-            common = of_ways[0]
-            for bits in of_ways[1:]:
-                common &= bits
-            found[base] = common
+        for base in self._bases:  # an alternative precedes its tensor, so all that it reads has been seen
+            found[base] = reduce(and_, (self._read_by(node, holds, found) for node in self.of(base)))
         return reduce(or_, (found[self.classes.base[i]] for i in self.pcg.results))
 
-    def _read_by(self, way: int, holds: Callable[[int, int, int], bool], found: Mapping[int, int]) -> int:
+    def _read_by(self, node: int, holds: Callable[[int, int, int], bool], found: Mapping[int, int]) -> int:
         bits = 0
-        for position, base in self._reads(way):
-            bits |= found[base] | (holds(way, position, base) << base)
+        for operand, base in self._reads(node):
+            bits |= found[base] | (holds(node, operand, base) << base)
         return bits
 
     @cached_property
-    def _implied(self) -> Mapping[int, Taken]:
-        """For every node the ways that are taken wherever it is."""
-        found: dict[int, Taken] = {}
+    def _implied(self) -> Mapping[int, Choice]:
+        """For every node the choice that every choice with this node has in common."""
+        found: dict[int, Choice] = {}
         readers: dict[int, list[int]] = {}
         for base in reversed(self._bases):
-            whys = [found[reader] for reader in readers.get(base, ())]
-            common = dict(_common(whys)) if whys else {}
-            for way in self.of(base):
-                found[way] = {**common, base: way} if base in self.pcg.members else common
-                for source in {source for _, source in self._reads(way)}:
-                    readers.setdefault(source, []).append(way)
+            choices = [found[reader] for reader in readers.get(base, ())]
+            common = dict(_common(choices)) if choices else {}
+            for node in self.of(base):
+                found[node] = {**common, base: node} if base in self.pcg.members else common
+                for source in {source for _, source in self._reads(node)}:
+                    readers.setdefault(source, []).append(node)
         return found
 
 
-def _common(whys: Iterable[Taken]) -> Iterator[tuple[int, int]]:
-    first, *others = whys
-    return ((node, way) for node, way in first.items() if all(other.get(node) == way for other in others))
+def _common(choices: Iterable[Choice]) -> Iterator[tuple[int, int]]:
+    first, *others = choices
+    return ((tensor, node) for tensor, node in first.items() if all(other.get(tensor) == node for other in others))
 
 
 def _bits(number: int) -> frozenset[int]:

@@ -309,31 +309,43 @@ class _Specials:
 
 
 @dataclass
+class OptionsMemo:
+    """The options of nodes met so far; `numbers` maps what they depend on to their place in `options`."""
+
+    options: list[OperatorOptions] = field(default_factory=list)
+    numbers: dict[object, int] = field(default_factory=dict)
+
+
 class GraphOptions:
     """The options of every node of a graph on one mesh; equal nodes share theirs.
 
-    Graphs of one batch may share `found` and `kinds`, and stages of one graph `placed`: numbers by index there.
-    `fixed` names strategies for nodes: one row a mesh axis, see `row_names`; `balance` spreads tables. PartitaError,
-    when a node is asked for: a name that is no row of it, no legal option.
+    Graphs of one batch may share `memo`, and stages of one graph `numbers_of_whole`, numbers by its indices. `fixed`
+    names strategies of nodes: one row per mesh axis, see `row_names`. PartitaError, when a node is asked for: a name
+    that is no row of it, no legal option.
     """
 
-    pcg: PCG
-    transitions: Transitions
-    roofline: Roofline
-    precision: Precision
-    fixed: Mapping[str, tuple[str, ...]]
-    balance: TableSpreader = level_spread
-    found: list[OperatorOptions] = field(default_factory=list)
-    kinds: dict[object, int] = field(default_factory=dict)
-    numbers: dict[int, int] = field(default_factory=dict)
-    placed: dict[int, int] = field(default_factory=dict)
+    def __init__(
+        self,
+        pcg: PCG,
+        transitions: Transitions,
+        roofline: Roofline,
+        precision: Precision,
+        fixed: Mapping[str, tuple[str, ...]],
+        spread_tables: TableSpreader = level_spread,
+        *,
+        memo: OptionsMemo,
+        numbers_of_whole: dict[int, int],
+    ) -> None:
+        self.pcg, self.transitions, self.roofline, self.precision = pcg, transitions, roofline, precision
+        self.fixed, self.spread_tables, self.memo, self.numbers_of_whole = fixed, spread_tables, memo, numbers_of_whole
+        self.numbers: dict[int, int] = {}
 
     @property
     def axes(self) -> tuple[int, ...]:
         return self.transitions.axes
 
     def of(self, node: int) -> OperatorOptions:
-        return self.found[self.number(node)]
+        return self.memo.options[self.number(node)]
 
     def number(self, node: int) -> int:
         """A number that equal nodes share."""
@@ -343,9 +355,9 @@ class GraphOptions:
                 self.numbers[node] = self._number(node)
             else:
                 place = part[1][node]
-                if place not in self.placed:
-                    self.placed[place] = self._number(node)
-                self.numbers[node] = self.placed[place]
+                if place not in self.numbers_of_whole:
+                    self.numbers_of_whole[place] = self._number(node)
+                self.numbers[node] = self.numbers_of_whole[place]
         return self.numbers[node]
 
     def _number(self, index: int) -> int:
@@ -359,16 +371,16 @@ class GraphOptions:
             node.op, attributes, node.shape, node.dtype, node.gradient, known[index], wish,
             tuple((n.op == "parameter", known[i], n.dtype, n.gradient, table_rows(n)) for i, n in sources),
         )  # fmt: skip
-        if key not in self.kinds:
-            args = self.pcg, index, self.transitions, self.roofline, self.precision, self.balance
+        if key not in self.memo.numbers:
+            args = self.pcg, index, self.transitions, self.roofline, self.precision, self.spread_tables
             found = operator_options(*args, every=wish is not None)
             if wish is not None:
                 found = self._restrict(index, found, wish)
             if not len(found):
                 raise PartitaError(f"{node.op} {node.name!r} has no legal strategy on mesh {self.axes}")
-            self.kinds[key] = len(self.found)
-            self.found.append(found)
-        return self.kinds[key]
+            self.memo.numbers[key] = len(self.memo.options)
+            self.memo.options.append(found)
+        return self.memo.numbers[key]
 
     def _restrict(self, index: int, found: OperatorOptions, wish: tuple[str, ...]) -> OperatorOptions:
         names = row_names(self.pcg, index)

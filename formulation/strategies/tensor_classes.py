@@ -17,13 +17,13 @@ from .strategy import rows
 class Use:
     """One consumer's read of a tensor class; `atoms` takes the atoms of what it reads to those of the class's base.
 
-    `again`: how many passes without gradient repeat the read.
+    `repeats`: how many passes without gradient repeat the read.
     """
 
     node: int
     operand: int
     atoms: tuple[int, ...]
-    again: int = 0
+    repeats: int = 0
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _uses(
             else:
                 found.setdefault(tensor, []).append(use)
     uses = {
-        tensor: tuple(replace(u, again=repeated.get((tensor, u.node, u.operand), 0)) for u in those)
+        tensor: tuple(replace(u, repeats=repeated.get((tensor, u.node, u.operand), 0)) for u in those)
         for tensor, those in found.items()
     }
     return uses, frozenset(handed)

@@ -21,15 +21,13 @@ import numpy.typing as npt
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import B, P, R
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
-from ...model.machine.machine import Machine
 from ...model.machine.precision import Precision
 from ...model.machine.roofline import Roofline
 from ..network.network import INFINITE
 from ..pipeline.stage_transfers import exchanged_bytes
-from ..placement.placement import Placement
 from ..reduction.schedule import schedule
 from ..special.table_spread import TableSpread
-from ..strategies.transitions import Codes, Space, space
+from ..strategies.transitions import Codes, Space, Transitions, space
 
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -182,21 +180,13 @@ def update_bytes(choice: Storage, precision: Precision, states: int) -> Array:
     return size
 
 
-def per_step_ns(
-    choice: Storage,
-    machine: Machine,
-    placement: Placement,
-    precision: Precision,
-    roofline: Roofline,
-    states: int,
-    flat: bool = False,
-) -> Array:
-    """Synchronizing the gradient over the axes at B, and updating: once a step; `flat`: by collectives of one step."""
+def per_step_ns(choice: Storage, mesh: Transitions, precision: Precision, roofline: Roofline, states: int) -> Array:
+    """Time of synchronizing the gradient over the axes at B and of the update: once a step."""
     gradient, parameter = ITEMSIZE[precision.gradients], ITEMSIZE[precision.parameters]
     total = np.zeros(len(choice), dtype=np.int64)
     for axes, here in _summed(choice):
         total_of, part_of, whole_of = (
-            schedule(machine, placement, axes, kind, flat).at(BUCKET_BYTES)
+            schedule(mesh.machine, mesh.placement, axes, kind, mesh.flat).at(BUCKET_BYTES)
             for kind in ("all_reduce", "reduce_scatter", "all_gather")
         )
         for those, moved in (
@@ -207,8 +197,8 @@ def per_step_ns(
             total[here & those] += _bucketed(moved, choice.numel[here & those])
     total += roofline.memory_ns(np.float64(update_traffic(precision, states)) * choice.updated)
     if choice.offloaded.any():
-        assert machine.device.host_bandwidth is not None
-        visits = 2 * update_bytes(choice, precision, states) / machine.device.host_bandwidth * 1e9
+        assert mesh.machine.device.host_bandwidth is not None
+        visits = 2 * update_bytes(choice, precision, states) / mesh.machine.device.host_bandwidth * 1e9
         total += np.where(choice.offloaded, np.ceil(visits).astype(np.int64), 0)
     return total
 
@@ -224,13 +214,11 @@ def update_traffic(precision: Precision, states: int) -> int:
     return item * (2 + 2 * states) + gradient + casts
 
 
-def scatter_ns(
-    choice: Storage, machine: Machine, placement: Placement, precision: Precision, flat: bool = False
-) -> Array:
-    """Adding up and splitting scattered gradients over the axes at B: in every micro-batch."""
+def scatter_ns(choice: Storage, mesh: Transitions, precision: Precision) -> Array:
+    """Time of adding up and splitting scattered gradients over the axes at B: in every micro-batch."""
     total, gradient = np.zeros(len(choice), dtype=np.int64), ITEMSIZE[precision.gradients]
     for axes, here in _summed(choice):
-        line = schedule(machine, placement, axes, "reduce_scatter", flat).at(BUCKET_BYTES)
+        line = schedule(mesh.machine, mesh.placement, axes, "reduce_scatter", mesh.flat).at(BUCKET_BYTES)
         those = here & choice.scattered
         total[those] += _bucketed([(line, gradient)], choice.numel[those])
     return total

@@ -17,6 +17,7 @@ import numpy as np
 from ...formulation.bundles.bundles import find_bundles
 from ...formulation.encoding.encode import encode
 from ...formulation.encoding.encoding import Encoding
+from ...formulation.encoding.encoding_options import EncodingOptions, StageContext
 from ...formulation.encoding.shared_tables import SharedTables
 from ...formulation.pipeline.configuration import rows
 from ...formulation.placement.placement import Placement
@@ -55,7 +56,8 @@ class MergedDeviceBound(Networks):
         own = self.configuration
         q, kept = self.whole.problem, in_flight or own.in_flight(0)
         modes = own.modes(q.recompute if in_flight else q.fastest)
-        return _encoding(self.whole, self.merged, own.micro_batches, i, j, kept, modes, own.versions, own.later)
+        stage = StageContext(kept, weight_versions=own.versions, deferred_weight_gradients=own.later)
+        return _encoding(self.whole, self.merged, own.micro_batches, (i, j), modes, stage)
 
 
 @lru_cache(maxsize=4)
@@ -63,16 +65,13 @@ def _encoding(
     whole: PipelineProblem,
     devices: int,
     micro_batches: int,
-    i: int,
-    j: int,
-    in_flight: int,
+    part: tuple[int, int],
     modes: tuple[str, ...],
-    versions: int,
-    later: int,
+    stage: StageContext,
 ) -> Encoding:
     """The network of a part on so many devices merged. Branches that may run side by side launch nothing there."""
     q = whole.problem
-    graph, form = whole.graph(i, j, micro_batches), precision(q.dtype)
+    graph, form = whole.graph(*part, micro_batches), precision(q.dtype)
     machine = merged_device(q.machine, devices, launches=not (q.bundles and find_bundles(graph)))
     apart = devices * (q.machine.device.capacity_bytes - fixed_bytes(graph, form, devices, micro_batches))
     return encode(
@@ -82,14 +81,13 @@ def _encoding(
         micro_batches=micro_batches,
         dtype=q.dtype,
         optimizer=q.optimizer,
-        capacity_bytes=apart + fixed_bytes(graph, form, 1, micro_batches),
-        bundles=False,
-        in_flight=in_flight,
-        recompute=modes,
-        offload=q.offload,
-        shared=_tables(whole, devices, micro_batches),
-        versions=versions,
-        later=later,
+        options=EncodingOptions(
+            recompute=modes,
+            bundles=False,
+            offload=q.offload,
+            capacity_bytes=apart + fixed_bytes(graph, form, 1, micro_batches),
+        ),
+        stage=replace(stage, shared=_tables(whole, devices, micro_batches)),
     )
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ...formulation.encoding.encode import encode
 from ...formulation.encoding.encoding import Encoding
+from ...formulation.encoding.encoding_options import EncodingOptions, StageContext
 from ...formulation.encoding.shared_tables import SharedTables
 from ...formulation.network.network import INFINITE, Edge, Network, SwitchTables, Table, evaluate
 from ...formulation.pipeline.configuration import Configuration
@@ -51,16 +52,20 @@ def encoding(whole: PipelineProblem, configuration: Configuration, i: int, j: in
         micro_batches=configuration.micro_batches,
         dtype=q.dtype,
         optimizer=q.optimizer,
-        fixed={name: rows for name, rows in q.fixed.items() if name in names},
-        balance=balanced,
-        bundles=q.bundles,
-        offload=q.offload,
-        in_flight=in_flight or configuration.in_flight(0),
-        recompute=configuration.modes(q.recompute if in_flight else q.fastest),
-        transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
-        shared=_tables(whole, configuration),
-        versions=configuration.versions,
-        later=configuration.later,
+        options=EncodingOptions(
+            fixed={name: rows for name, rows in q.fixed.items() if name in names},
+            recompute=configuration.modes(q.recompute if in_flight else q.fastest),
+            bundles=q.bundles,
+            offload=q.offload,
+            spread_tables=balanced,
+        ),
+        stage=StageContext(
+            in_flight=in_flight or configuration.in_flight(0),
+            transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
+            weight_versions=configuration.versions,
+            deferred_weight_gradients=configuration.later,
+            shared=_tables(whole, configuration),
+        ),
     )
 
 

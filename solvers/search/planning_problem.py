@@ -6,7 +6,8 @@ from math import inf
 
 from ...formulation.encoding.encode import encode
 from ...formulation.encoding.encoding import Encoding
-from ...formulation.encoding.recomputation import recomputable_segments
+from ...formulation.encoding.encoding_options import EncodingOptions
+from ...formulation.encoding.recomputable_segments import recomputable_segments
 from ...formulation.placement.placement import Placement
 from ...formulation.strategies.alternatives import Alternatives
 from ...formulation.strategies.tensor_classes import classes
@@ -60,11 +61,13 @@ class PlanningProblem:
             micro_batches=k,
             dtype=self.dtype,
             optimizer=self.optimizer,
-            fixed=self.fixed,
-            balance=balanced,
-            bundles=self.bundles,
-            recompute=self.fastest if fast else self.recompute,
-            offload=self.offload,
+            options=EncodingOptions(
+                fixed=self.fixed,
+                recompute=self.fastest if fast else self.recompute,
+                bundles=self.bundles,
+                offload=self.offload,
+                spread_tables=balanced,
+            ),
         )
 
     def floor_ns(self) -> int:

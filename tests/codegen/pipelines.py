@@ -14,6 +14,7 @@ from partita.codegen.plan.pipeline_plan import PipelinePlan
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices, report
 from partita.formulation.encoding.encode import encode
+from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
 from partita.formulation.pipeline.configuration import in_flight
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import Placement, placements
@@ -76,8 +77,9 @@ def piped(
         asked = {name: names for name, names in (fixed or {}).items() if name in {n.name for n in inner.nodes}}
         flying = in_flight(schedule, size, chunks, micros, number)
         given = encode(
-            inner, part, place, micro_batches=micros, dtype=dtype, optimizer=optimizer, in_flight=flying, transfer=line,
-            fixed=asked | _received(plans[-1:], inner), stored=_stored(plans, inner, stored or {}),
+            inner, part, place, micro_batches=micros, dtype=dtype, optimizer=optimizer,
+            options=EncodingOptions(fixed=asked | _received(plans[-1:], inner)),
+            stage=StageContext(flying, line, _stored(plans, inner, stored or {})),
         )  # fmt: skip
         answer = solver("auto").solve(given.network)
         assert answer.assignment is not None

@@ -194,12 +194,15 @@ def test_it_does_not_pay_where_kernels_are_free() -> None:
 def test_without_bundles_is_the_same_network_less_some_options() -> None:
     graph = partita.capture(Branchy(), (torch.zeros(4, 8),), batch=4)
     from partita.formulation.encoding.encode import encode
+    from partita.formulation.encoding.encoding_options import EncodingOptions
     from partita.formulation.placement.placement import placements
     from partita.solvers.protocol import solver
 
     machine = slow_kernels((2,))
     (place,) = placements((2,), mesh=(2,))
-    both, plain = (encode(graph, machine, place, bundles=with_them) for with_them in (True, False))
+    both, plain = (
+        encode(graph, machine, place, options=EncodingOptions(bundles=with_them)) for with_them in (True, False)
+    )
     both.network.check()
     assert not plain.bundled and both.bundled
     for variable, further in both.bundled.items():

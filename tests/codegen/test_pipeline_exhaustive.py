@@ -27,6 +27,7 @@ from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
 from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import Configuration, rows
 from partita.formulation.pipeline.stage_transfers import transfer_price
@@ -152,8 +153,9 @@ def front(q: PlanningProblem, graph: PCG, row: Row, place: Placement, k: int, fl
     machine, names = stage_machine(q.machine, row), {n.name for n in graph.nodes}
     transfer = transfer_price(q.machine, row) if prod(row) > 1 else None
     found = encode(
-        graph, machine, place, micro_batches=k, dtype=q.dtype, optimizer=q.optimizer, in_flight=flight,
-        fixed={name: own for name, own in q.fixed.items() if name in names}, transfer=transfer, recompute=q.recompute,
+        graph, machine, place, micro_batches=k, dtype=q.dtype, optimizer=q.optimizer,
+        options=EncodingOptions({name: own for name, own in q.fixed.items() if name in names}, q.recompute),
+        stage=StageContext(flight, transfer),
     )  # fmt: skip
     assert len(found.recompute) < 2, "where several segments run again, memory is no sum"
     ends = [(n, found.operators[n][0]) for n, node in enumerate(found.pcg.nodes) if node.op in ("receive", "send")]

@@ -26,6 +26,7 @@ from partita.codegen.report.text import text
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import load_program
 from partita.formulation.encoding.encode import encode
+from partita.formulation.encoding.encoding_options import EncodingOptions
 from partita.formulation.placement.placement import Placement, distinct, of_rows, placements
 from partita.formulation.reduction.program import Collective, ReductionProgram, Step
 from partita.formulation.reduction.schedule import Schedule, schedule
@@ -368,7 +369,14 @@ def test_programs_are_never_slower_than_flat_collectives(slower: float) -> None:
     for place in distinct((*placements(machine.hierarchy, mesh=(8,)), *placements(machine.hierarchy, mesh=(4, 2)))):
         programs, flat = (
             solver("elimination").solve(
-                encode(language_model(), machine, place, dtype="mixed-bfloat16", optimizer="adamw", flat=flat).network
+                encode(
+                    language_model(),
+                    machine,
+                    place,
+                    dtype="mixed-bfloat16",
+                    optimizer="adamw",
+                    options=EncodingOptions(flat=flat),
+                ).network
             )
             for flat in (False, True)
         )

@@ -23,6 +23,7 @@ from partita.codegen.report.text import text
 from partita.codegen.report.trace import timeline
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
 from partita.formulation.network.network import INFINITE, evaluate
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import Placement, of_rows
@@ -84,7 +85,8 @@ def test_a_plan_costs_what_the_network_says(
     model: str, placement: Placement, micro_batches: int, dtype: str, modes: tuple[str, ...]
 ) -> None:
     graph = with_batch(twin_of(model), 8 // micro_batches)
-    found = encode(graph, MACHINE, placement, micro_batches=micro_batches, dtype=dtype, recompute=modes)
+    options = EncodingOptions(recompute=modes)
+    found = encode(graph, MACHINE, placement, micro_batches=micro_batches, dtype=dtype, options=options)
     assert set(found.recompute) == {segment.name for segment in segments(graph)}
     agree(found, 4 if len(graph.nodes) > 1000 else 8)
 
@@ -114,7 +116,8 @@ def test_a_stage_keeps_what_enters_of_every_micro_batch_in_flight(model: str) ->
     middle = stage(whole, 1, len(boundaries(whole)) - 2).graph
     line, memory = transfer_price(MACHINE, (1, 2)), []
     for count in (1, 3):
-        found = encode(middle, MACHINE, ONE, micro_batches=4, recompute=MODES, in_flight=count, transfer=line)
+        options, context = EncodingOptions(recompute=MODES), StageContext(count, line)
+        found = encode(middle, MACHINE, ONE, micro_batches=4, options=options, stage=context)
         agree(found, 8, in_flight=count, transfer=line)
         assignment = next(a for a in assignments(found, 8) if found.recomputed(a))
         memory.append(stage_price(plan_of(found, assignment, in_flight=count, transfer=line)).memory)
@@ -134,7 +137,7 @@ def test_what_stages_compute_again_is_part_of_their_backward() -> None:
 
 
 def example() -> tuple[Encoding, tuple[int, ...]]:
-    found = encode(twin_of("gpt2"), MACHINE, TWO, micro_batches=1, recompute=MODES)
+    found = encode(twin_of("gpt2"), MACHINE, TWO, options=EncodingOptions(recompute=MODES))
     return found, next(assignments(found, 1, seed=5))
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from partita.formulation.encoding.encode import Encoding, encode, strategy_network
+from partita.formulation.encoding.encode import Encoding, strategy_network
 from partita.formulation.network.network import INFINITE
 from partita.formulation.placement.placement import of_rows
 from partita.model.capture.capture import capture
@@ -13,6 +13,8 @@ from partita.model.graph.batch import with_batch
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
+
+from .encodings import encoded_with
 
 MACHINE = Machine.load("dgx-a100")
 PLACEMENT = of_rows(((1, 4), (1, 2)))
@@ -35,7 +37,7 @@ def blocks(layers: int, batch: int = 8) -> PCG:
 
 
 def encoded(pcg: PCG, **options: object) -> Encoding:
-    return encode(pcg, MACHINE.with_nodes(1), PLACEMENT, **options)  # type: ignore[arg-type]
+    return encoded_with(pcg, MACHINE.with_nodes(1), PLACEMENT, **options)
 
 
 def test_views_and_inputs_are_no_variables() -> None:

@@ -14,6 +14,7 @@ from partita.codegen.planner.decode import choices
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.encoding.encoding_options import EncodingOptions
 from partita.formulation.network.network import evaluate
 from partita.formulation.placement.placement import Placement, of_rows
 from partita.model.capture.capture import capture
@@ -54,7 +55,8 @@ def machine(placement: Placement) -> Machine:
 
 @cache
 def encoded(pcg: PCG, placement: Placement, modes: tuple[str, ...] = MODES, capacity: int | None = None) -> Encoding:
-    return encode(pcg, machine(placement), placement, recompute=modes, capacity_bytes=capacity)
+    options = EncodingOptions(recompute=modes, capacity_bytes=capacity)
+    return encode(pcg, machine(placement), placement, options=options)
 
 
 def test_every_segment_has_a_variable_inside_its_copy_of_the_chain() -> None:
@@ -120,9 +122,7 @@ def test_the_optimum_is_that_of_all_modes_enumerated() -> None:
     answers = set()
     for capacity in [least - 1, *range(least, most + 1, (most - least) // 7)]:
         best = min((ns for size, ns in every if size <= capacity), default=inf)
-        answer = solver("auto").solve(
-            encode(graph, found.machine, ALONE, recompute=MODES, capacity_bytes=capacity).network
-        )
+        answer = solver("auto").solve(encoded(graph, ALONE, MODES, capacity).network)
         assert (answer.objective or inf) == best, capacity
         assert answer.status is (Status.INFEASIBLE if best == inf else Status.OPTIMAL)
         answers.add(best)
@@ -185,5 +185,5 @@ def test_branches_that_can_run_side_by_side_run_once() -> None:
     module, inputs = load_module("candle-uno", small=True)
     graph = capture(module, inputs, batch=8)
     assert [*encoded(graph, PAIR).recompute] == ["trunk.0"]
-    without = encode(graph, machine(PAIR), PAIR, recompute=MODES, bundles=False)
+    without = encode(graph, machine(PAIR), PAIR, options=EncodingOptions(recompute=MODES, bundles=False))
     assert len(without.recompute) == 6

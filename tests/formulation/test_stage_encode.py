@@ -9,7 +9,6 @@ import pytest
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices
 from partita.codegen.pricing.stage_price import stage_price
-from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.encoding.shared_tables import SharedTables
 from partita.formulation.network.network import INFINITE, evaluate
@@ -28,6 +27,8 @@ from partita.model.graph.stages import boundaries, kind, stage
 from partita.model.machine.collective_price import FREE, CollectivePrice
 from partita.model.machine.machine import Machine, stage_machine
 
+from .encodings import encoded_with
+
 WHOLE = Machine.adhoc((2, 4))
 ROW = (2, 1)
 MACHINE, TRANSFER = stage_machine(WHOLE, ROW), transfer_price(WHOLE, ROW)
@@ -42,7 +43,7 @@ def graph(name: str) -> PCG:
 
 def encoded(pcg: PCG, **options: object) -> Encoding:
     given = {"micro_batches": 2, "dtype": "mixed-float16", "optimizer": "adamw", "transfer": TRANSFER} | options
-    return encode(pcg, MACHINE, PLACEMENT, **given)  # type: ignore[arg-type]
+    return encoded_with(pcg, MACHINE, PLACEMENT, **given)
 
 
 def drawn(encoding: Encoding, source: random.Random) -> list[int]:
@@ -80,7 +81,7 @@ def test_tables_of_other_stages_change_nothing(name: str) -> None:
     for first, last in [(0, count), (0, 2), (1, 3), (2, 3), (1, count)]:
         part = stage(pcg, first, last).graph
         for n, modes, versions in ((1, ("none",), 0), (2, ("none",), 2), (2, MODES, 0), (2, ("none",), 0)):
-            options = {"in_flight": n, "recompute": modes, "versions": versions, "dtype": "float32"}
+            options = {"in_flight": n, "recompute": modes, "weight_versions": versions, "dtype": "float32"}
             alone, found = (encoded(part, shared=x, **options).network for x in (None, shared))
             assert found.to_json() == alone.to_json()
 

@@ -10,7 +10,6 @@ import pytest
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices
 from partita.codegen.pricing.stage_price import stage_price
-from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import INFINITE, evaluate
 from partita.formulation.placement.placement import of_rows
@@ -26,6 +25,8 @@ from partita.model.machine.precision import PRECISIONS, precision
 from partita.model.optimizers import optimizer_states
 from partita.solvers.protocol import solver
 from partita.solvers.search.unpipelined import least_use
+
+from .encodings import encoded_with
 
 MACHINE = Machine.load("dgx-a100", nodes=1)
 ALL, MESH = of_rows(((1, 8),)), of_rows(((1, 4), (1, 2)))
@@ -46,7 +47,7 @@ def layer(batch: int = 16, frozen: bool = False) -> PCG:
 
 def encoded(pcg: PCG, machine: Machine = MACHINE, place=ALL, **options: object) -> Encoding:  # type: ignore[no-untyped-def]
     given = {"micro_batches": 2, "dtype": "mixed-bfloat16", "optimizer": "adamw", "offload": True} | options
-    return encode(pcg, machine, place, **given)  # type: ignore[arg-type]
+    return encoded_with(pcg, machine, place, **given)
 
 
 def stored(found: Encoding, name: str) -> tuple[int, Storage]:

@@ -15,6 +15,7 @@ from partita.codegen.planner.rewritten import decided, taken_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.encoding.encoding_options import EncodingOptions
 from partita.formulation.network.network import Network, evaluate
 from partita.formulation.placement.placement import Placement, placements
 from partita.formulation.rewriting.rules import planner_rules
@@ -45,7 +46,7 @@ class Case:
     def encoding(self, graph: PCG, capacity: int | None = None) -> Encoding:
         return encode(
             graph, self.machine, self.placement, micro_batches=self.micro_batches, dtype=self.dtype,
-            optimizer=self.optimizer, capacity_bytes=capacity, bundles=self.bundles,
+            optimizer=self.optimizer, options=EncodingOptions(capacity_bytes=capacity, bundles=self.bundles),
         )  # fmt: skip
 
 

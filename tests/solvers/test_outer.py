@@ -19,6 +19,7 @@ from torch import nn
 
 import partita
 from partita.formulation.encoding.encode import encode
+from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
 from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import (
     Configuration,
@@ -147,9 +148,11 @@ def front(q: PlanningProblem, graph: PCG, made: Configuration, number: int) -> d
     row, k, p, name = made.row, made.micro_batches, made.devices, made.schedule
     found = encode(
         graph, stage_machine(q.machine, row), made.placement, micro_batches=k, dtype=q.dtype, optimizer=q.optimizer,
-        in_flight=in_flight(name, p, 1, k, number), transfer=transfer_price(q.machine, row) if p > 1 else None,
-        recompute=("none",) if name == "zero-bubble" else q.recompute,
-        versions=versions(name, p - 1), later=later(name, k, p - 1),
+        options=EncodingOptions(recompute=("none",) if name == "zero-bubble" else q.recompute),
+        stage=StageContext(
+            in_flight(name, p, 1, k, number), transfer_price(q.machine, row) if p > 1 else None,
+            weight_versions=versions(name, p - 1), deferred_weight_gradients=later(name, k, p - 1),
+        ),
     )  # fmt: skip
     sides: list[list[tuple[int, list[Any]]]] = [[], [], []]
     for n, node in enumerate(graph.nodes):

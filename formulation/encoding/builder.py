@@ -1,0 +1,200 @@
+"""The state that all passes of an encoding share: variables, edges, cached tables, and what variables mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ...model.graph.origin import origin
+from ...model.graph.pcg import PCG
+from ...model.graph.sparse_tables import sparse_tables
+from ...model.machine.machine import Machine
+from ...model.machine.precision import precision
+from ...model.machine.roofline import Roofline
+from ...model.optimizers import optimizer_states
+from ..bundles.branch_options import BundledOption
+from ..network.chains import Position, find_chains
+from ..network.network import Edge, Network, Switch, Variable
+from ..placement.placement import Placement
+from ..strategies.alternatives import Alternatives
+from ..strategies.operand_cost import EdgeTables, OperandCosts
+from ..strategies.operator_options import GraphOptions, OperatorOptions
+from ..strategies.tensor_classes import Use, classes
+from ..strategies.transitions import Table
+from ..weights.fixed_memory import fixed_bytes
+from ..weights.storage import Storage
+from .encoding import Encoding
+from .encoding_options import EncodingOptions, StageContext
+from .graph_cuts import find_cuts
+from .hub_retention import HubRetention
+from .recomputable_segments import RecomputableSegments
+from .shared_tables import SharedTables
+
+Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingRequest:
+    """What is encoded: a graph of one micro-batch on a mesh, how it is trained, and what may be decided."""
+
+    pcg: PCG
+    machine: Machine
+    placement: Placement
+    micro_batches: int
+    dtype: str
+    optimizer: str
+    options: EncodingOptions
+    stage: StageContext
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What an edge stands for: the tensor class `base` goes to one reader (`use`), or to a hub (None).
+
+    `source` is what it comes from: an "operator", a "weight" or a "hub". `key` is that of the edge's tables.
+    """
+
+    base: int
+    source: str
+    use: Use | None
+    key: object
+
+
+class NetworkBuilder:
+    """A network under construction.
+
+    `operators`, `weights` and `hubs` map nodes to their variable and its options; `alternatives` maps tensors with
+    several alternatives to the variable that chooses one. `tables` caches tables by what they depend on: equal parts of
+    a network share table objects, by which chains are found, and stages of one model share all of them.
+    """
+
+    def __init__(self, request: EncodingRequest) -> None:
+        self.request, self.options, self.stage = request, request.options, request.stage
+        self.pcg, self.machine, self.placement = request.pcg, request.machine, request.placement
+        self.micro_batches, self.optimizer = request.micro_batches, request.optimizer
+        self.precision = precision(request.dtype)
+        self.states = optimizer_states(self.optimizer)
+        self.roofline = Roofline(self.machine, self.precision.compute)
+        self.classes, self.sparse = classes(self.pcg), sparse_tables(self.pcg)
+        self._share_tables()
+        self.costs = OperandCosts(self.node_options, self.micro_batches, self.classes, self.stage.in_flight)
+        self.choices, self.cuts = Alternatives(self.pcg, self.classes), find_cuts(self.pcg, self.classes)
+        self.segments = RecomputableSegments(self.pcg, self.classes, self.costs, self.options)
+        self.retention = HubRetention(self.pcg, self.costs, self.choices, self.segments)
+        self.variables: list[Variable] = []
+        self.edges: list[Edge] = []
+        self.positions: list[Position] = []
+        self.conversions: dict[int, Conversion] = {}
+        self.constants: dict[int, int] = {}
+        self.operators: dict[int, tuple[int, OperatorOptions]] = {}
+        self.weights: dict[int, tuple[int, Storage]] = {}
+        self.hubs: dict[int, tuple[int, Table]] = {}
+        self.alternatives: dict[int, int] = {}
+        self.optional: frozenset[int] = frozenset()
+        self.bundled: Mapping[int, tuple[BundledOption, ...]] = {}
+        self.switches: tuple[Switch, ...] = ()
+
+    def _share_tables(self) -> None:
+        """Take the tables of other stages; a graph with repeated passes has its own, since they change prices."""
+        stage, part = self.stage, origin(self.pcg).part
+        shared = SharedTables() if self.classes.twin or stage.shared is None else stage.shared
+        key = (
+            self.micro_batches, self.precision, self.optimizer, self.options.spread_tables, self.pcg.batch,
+            stage.weight_versions, stage.deferred_weight_gradients,
+        )  # fmt: skip
+        found = shared.of((self.machine, self.placement, self.options.flat, stage.transfer), key)
+        modes = stage.in_flight, self.options.recompute
+        self.tables, self.mode_tables = found.tables.setdefault(modes, ({}, {}))
+        self.storages, self.transitions = found.storages, found.transitions
+        self.node_options = GraphOptions(
+            self.pcg,
+            self.transitions,
+            self.roofline,
+            self.precision,
+            self.options.fixed,
+            self.options.spread_tables,
+            memo=found.options,
+            numbers_of_whole=found.numbers.setdefault(part[0], {}) if part else {},
+        )
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory of a device."""
+        given = self.options.capacity_bytes
+        return self.machine.device.capacity_bytes if given is None else given
+
+    @property
+    def offloads(self) -> bool:
+        """True if optimizer states may be in the host's memory."""
+        return self.options.offload and self.machine.device.host_bandwidth is not None
+
+    def readers(self, node: int) -> tuple[int, ...]:
+        """A node and the nodes of passes without gradient that repeat it."""
+        return (node, *self.classes.passes.get(node, ()))
+
+    def operands(self, node: int) -> Iterator[tuple[int, int, int]]:
+        """(tensor class, reader, operand) of every read of a node, or of its repetitions, whose layout is decided."""
+        for reader in self.readers(node):
+            for operand in range(len(self.node_options.of(node).inputs)):
+                if self.costs.kind(reader, operand) == "decided":
+                    yield self.costs.source(reader, operand), reader, operand
+
+    def table(self, key: object, make: Callable[[], EdgeTables]) -> EdgeTables:
+        """The tables of this key, made when first asked for."""
+        if key not in self.tables:
+            self.tables[key] = make()
+        return self.tables[key]
+
+    def add_variable(self, name: str, key: object, position: Position) -> int:
+        """Append a variable with the tables of `key`."""
+        cost, use = self.tables[key]
+        assert use is not None
+        self.variables.append(Variable(name, cost, use))
+        self.positions.append(position)
+        return len(self.variables) - 1
+
+    def add_free_variable(self, name: str, kind: str, size: int, position: Position) -> int:
+        """Append a variable whose options cost and use nothing by themselves; those of one `kind` share tables."""
+        key = kind, size
+        self.table(key, lambda: (np.zeros(size, np.int64), np.zeros((size, 1), np.int64)))
+        return self.add_variable(name, key, position)
+
+    def add_conversion(self, u: int, v: int, conversion: Conversion) -> None:
+        """Append the edge of a tensor from variable `u` to `v`."""
+        self.conversions[len(self.edges)] = conversion
+        self.edges.append(Edge(u, v, *self.tables[conversion.key]))
+
+    def encoding(self) -> Encoding:
+        """The finished network, and what its variables mean."""
+        held = fixed_bytes(self.pcg, self.precision, self.placement.devices, self.micro_batches)
+        network = Network(
+            tuple(self.variables),
+            tuple(self.edges),
+            (self.capacity_bytes - held,),
+            sum(self.constants.values()),
+            switches=self.switches,
+        )
+        network = replace(network, chains=find_chains(network, self.positions))
+        segments = zip(self.segments.segments, self.switches, strict=True)
+        return Encoding(
+            pcg=self.pcg,
+            machine=self.machine,
+            placement=self.placement,
+            micro_batches=self.micro_batches,
+            precision=self.precision,
+            optimizer=self.optimizer,
+            network=network,
+            classes=self.classes,
+            operators=self.operators,
+            weights=self.weights,
+            hubs=self.hubs,
+            tables=self.costs.tables,
+            bundled=self.bundled,
+            alternatives=self.alternatives,
+            optional=self.optional,
+            recompute={segment.name: switch.variable for segment, switch in segments},
+            recompute_modes=self.options.recompute,
+        )

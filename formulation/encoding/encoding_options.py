@@ -1,0 +1,57 @@
+"""What a network may decide, and what a stage of a pipeline adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...model.errors import PartitaError
+from ...model.graph.layout import Layout
+from ...model.graph.segments import MODES
+from ...model.machine.collective_price import CollectivePrice
+from ..special.level_spread import level_spread
+from ..special.table_spread import TableSpreader
+from .shared_tables import SharedTables
+
+
+@dataclass(frozen=True)
+class EncodingOptions:
+    """The decisions left open.
+
+    `fixed` names strategies of nodes (one row per mesh axis, see `row_names`). `recompute` are the modes of every
+    segment; variables and edges have the tables of the first. With `bundles` branches may run in parallel, with
+    `offload` optimizer states may be in the host's memory, if the machine can reach it. `spread_tables` spreads joined
+    tables over an axis. `flat` prices every collective as one step, for comparison. `capacity_bytes` replaces the
+    device's memory. PartitaError: no modes, or a mode twice or unknown.
+    """
+
+    fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    recompute: tuple[str, ...] = ("none",)
+    bundles: bool = True
+    offload: bool = False
+    spread_tables: TableSpreader = level_spread
+    flat: bool = False
+    capacity_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        modes = self.recompute
+        if not modes or len({*modes}) < len(modes) or not {*modes} <= {*MODES}:
+            raise PartitaError(f"recomputation {', '.join(modes) or 'in no mode'}: choose among {', '.join(MODES)}")
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What a stage of a pipeline adds; the default is a program without stages.
+
+    `in_flight` micro-batches are kept for backward at once. `transfer` is the price of sending a tensor to another
+    stage. `stored` fixes layouts of parameters by name. `weight_versions` copies are kept besides each trained weight,
+    whose gradient and states then have its layout. The weight gradients of `deferred_weight_gradients` micro-batches
+    wait, with the output gradients that they are computed from. `shared` holds the tables of other stages of the model.
+    """
+
+    in_flight: int = 1
+    transfer: CollectivePrice | None = None
+    stored: Mapping[str, Layout] = field(default_factory=dict, hash=False)
+    weight_versions: int = 0
+    deferred_weight_gradients: int = 0
+    shared: SharedTables | None = field(default=None, compare=False)

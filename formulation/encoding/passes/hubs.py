@@ -1,0 +1,60 @@
+"""Hubs: the layout to which a tensor is converted once, for several readers, or where the graph is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...network.chains import Position
+from ..builder import Conversion, NetworkBuilder
+from ..hub_retention import fill_both
+from .encoding_pass import EncodingPass
+
+
+class Hubs(EncodingPass):
+    """h_t: the shared layout of a computed tensor that several readers have in common, or that leaves a segment."""
+
+    def publish(self, node: int) -> None:
+        builder = self.builder
+        shared = builder.choices.read_together(builder.classes.uses.get(node, ()))
+        if node in builder.cuts or shared or builder.segments.leaves(node):
+            self._add(node)
+
+    def _add(self, node: int) -> None:
+        builder, retention = self.builder, self.builder.retention
+        by_alternatives, kept = retention.by_alternatives(node), bool(retention.keepers(node))
+        halves = (kept and not by_alternatives, True) if retention.is_chosen(node) else (kept,)
+        producers = {
+            builder.operators[producer][0]: tuple(self._tables(node, producer, half) for half in halves)
+            for producer in builder.choices.of(node)
+        }
+        connect_hub(builder, node, "operator", producers, Position(node + 0.25, cut=node in builder.cuts))
+
+    def _tables(self, node: int, producer: int, kept: bool) -> object:
+        """The key of the tables from an alternative to the layouts of the hub, kept for backward or not."""
+        builder, costs = self.builder, self.builder.costs
+        repeats = sum(n not in builder.classes.handed for n in builder.classes.passes.get(node, ()))
+        key = ("to hub", builder.node_options.number(producer), id(costs.table(node)), kept, repeats)
+        builder.table(key, lambda: costs.to_hub(node, builder.operators[producer][1], kept, repeats))
+        return key
+
+
+def connect_hub(
+    builder: NetworkBuilder, base: int, source: str, producers: Mapping[int, tuple[object, ...]], position: Position
+) -> None:
+    """Add the hub of a tensor, and edges from variables with the tables of their keys.
+
+    Two keys: for every layout not kept for backward, then for all of them kept.
+    """
+    table = builder.costs.table(base)
+    size = len(table.codes) * len(next(iter(producers.values())))
+    hub = builder.add_free_variable(f"{builder.pcg.nodes[base].name} shared", "hub", size, position)
+    builder.hubs[base] = hub, table
+    for producer, keys in producers.items():
+        key = keys[0] if len(keys) == 1 else _both(builder, keys)
+        builder.add_conversion(producer, hub, Conversion(base, source, None, key))
+
+
+def _both(builder: NetworkBuilder, keys: tuple[object, ...]) -> object:
+    """The key of the tables to a hub that has every layout twice: not kept for backward, and kept."""
+    builder.table(keys, lambda: fill_both(*(builder.tables[key] for key in keys)))
+    return keys

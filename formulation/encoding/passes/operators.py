@@ -1,0 +1,121 @@
+"""Operators: one variable each, whose options are its strategies, and the edges of what it reads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....model.operators.operator import operator
+from ...network.chains import Position
+from ...strategies.operand_cost import EdgeTables
+from ...strategies.tensor_classes import Use, trains
+from ..builder import Conversion, NetworkBuilder
+from ..hub_retention import read_twice
+from .encoding_pass import EncodingPass
+
+
+class Constants(EncodingPass):
+    """Tensors that depend on neither parameters nor inputs: computed whole on every rank, which no variable changes."""
+
+    def compute(self, node: int) -> None:
+        builder, this = self.builder, self.builder.pcg.nodes[node]
+        if builder.classes.constant[node] and this.op != "buffer" and operator(this.op).passes:
+            size = np.array([2.0 * this.numel * builder.precision.itemsize(this.dtype)])
+            work = operator(this.op).work(this, tuple(builder.pcg.nodes[i] for i in this.inputs))
+            time_ns = builder.roofline.ns(np.array([float(work)]), size)
+            builder.constants[node] = builder.micro_batches * int(time_ns[0])
+
+
+class Operators(EncodingPass):
+    """x_v: the strategy of an operator, with its time, what it keeps for backward, and its undecided operands."""
+
+    def compute(self, node: int) -> None:
+        builder = self.builder
+        classes = builder.classes
+        source = builder.pcg.nodes[node].op in ("input", "parameter")
+        if not source and not classes.constant[node] and classes.base[node] == node and node not in classes.twin:
+            key = operator_key(builder, node)
+            builder.table(key, lambda: self._tables(node))
+            variable = builder.add_variable(builder.pcg.nodes[node].name, key, Position(node))
+            builder.operators[node] = variable, builder.node_options.of(node)
+
+    def _tables(self, node: int) -> EdgeTables:
+        """Time of a step and bytes of every option."""
+        builder, costs = self.builder, self.builder.costs
+        found, readers = builder.node_options.of(node), builder.readers(node)
+        itemsize = builder.precision.itemsize(builder.pcg.nodes[node].dtype)
+        cost = (found.time_ns + found.forward_ns * (len(readers) - 1)) * builder.micro_batches
+        use = found.kept_bytes * builder.stage.in_flight + found.transient_bytes
+        if _defers(builder, node):
+            waiting = builder.stage.deferred_weight_gradients * itemsize
+            use = use + found.output_space.numel[found.output] * waiting
+        for reader in readers:
+            for operand in range(len(found.inputs)):
+                cost = cost + costs.undecided_ns(reader, operand)
+        for operand in range(len(found.inputs)):
+            use += costs.undecided_bytes(node, operand)
+        handed = _handed_over(builder, node)
+        if handed:
+            layout = costs.handover(next(reader for reader in readers if reader in builder.classes.handed))
+            cost = cost + len(handed) * costs.without_gradient_ns(node, found.output, layout)[:, 0]
+            size = int(found.output_space.numel[layout[0]]) * builder.stage.in_flight * itemsize
+            use += sum(handed) * size
+        return cost, use[:, None]
+
+
+def operator_key(builder: NetworkBuilder, node: int) -> object:
+    """The key of the tables of an operator's variable."""
+    number, operands = builder.node_options.number(node), range(len(builder.node_options.of(node).inputs))
+    kinds = tuple(tuple(builder.costs.kind(reader, p) for p in operands) for reader in builder.readers(node))
+    return "operator", number, kinds, _handed_over(builder, node), _defers(builder, node)
+
+
+def _handed_over(builder: NetworkBuilder, node: int) -> tuple[bool, ...]:
+    """For every repetition of a node whose result another repetition gets: whether a reader keeps that for backward."""
+    classes, saves = builder.classes, builder.costs.saves
+    return tuple(any(map(saves, classes.reads[r])) for r in builder.readers(node) if r in classes.handed)
+
+
+def _defers(builder: NetworkBuilder, node: int) -> bool:
+    """True if output gradients of a node wait for the gradient of its weight."""
+    return builder.stage.deferred_weight_gradients > 0 and trains(builder.pcg, node)
+
+
+class Operands(EncodingPass):
+    """Edges from a tensor to its readers: the conversion from the layout given to the one that a strategy requires."""
+
+    def read(self, base: int, node: int, operand: int) -> None:
+        builder, costs = self.builder, self.builder.costs
+        use, repeats = costs.uses[base, node, operand], node in builder.classes.twin
+        decides = builder.classes.decides(node)
+        consumer = builder.operators[decides][0]
+        key = (builder.node_options.number(decides), operand, use.atoms, use.repeats, repeats)
+        if base in builder.hubs:
+            self._from_hub(base, use, key, consumer)
+        elif base in builder.weights:
+            weight, stored = builder.weights[base]
+            edge_key = ("weight", id(stored), *key)
+            builder.table(edge_key, lambda: costs.from_storage(base, stored, use))
+            builder.add_conversion(weight, consumer, Conversion(base, "weight", use, edge_key))
+        else:
+            for producer in builder.choices.of(base):
+                self._from_operator(base, producer, use, key, consumer)
+
+    def _from_hub(self, base: int, use: Use, key: tuple[object, ...], consumer: int) -> None:
+        builder = self.builder
+        hub, table = builder.hubs[base]
+        edge_key: object = ("hub", id(table), *key)
+        held = np.ones(len(table.codes), dtype=np.bool_)
+        builder.table(edge_key, lambda: builder.costs.from_operator(base, use, table.codes, held))
+        if builder.retention.is_chosen(base):
+            once = builder.tables[edge_key]
+            excluded = builder.retention.by_alternatives(base) and builder.costs.keeps_unchanged(use)
+            edge_key = edge_key, "twice", excluded
+            builder.table(edge_key, lambda: read_twice(once, excluded))
+        builder.add_conversion(hub, consumer, Conversion(base, "hub", use, edge_key))
+
+    def _from_operator(self, base: int, producer: int, use: Use, key: tuple[object, ...], consumer: int) -> None:
+        builder = self.builder
+        variable, given = builder.operators[producer]
+        edge_key = ("direct", builder.node_options.number(producer), *key)
+        builder.table(edge_key, lambda: builder.costs.from_operator(base, use, given.output, given.saves_output))
+        builder.add_conversion(variable, consumer, Conversion(base, "operator", use, edge_key))

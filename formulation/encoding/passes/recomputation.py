@@ -1,0 +1,104 @@
+"""Recomputation: every segment has a mode, and a switch with the tables of its variables and edges in each mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ...network.chains import Position
+from ...network.network import INFINITE, Edge, Switch, SwitchTables
+from ...strategies.operand_cost import EdgeTables
+from ..builder import Conversion, NetworkBuilder
+from .encoding_pass import EncodingPass
+from .operators import operator_key
+from .segment_tables import SegmentTables
+
+
+class Recomputation(EncodingPass):
+    """z_g: the mode of a segment; see `segment_tables` for what it decides."""
+
+    def __init__(self, builder: NetworkBuilder) -> None:
+        super().__init__(builder)
+        self.segments, self.modes = builder.segments, builder.options.recompute
+        self.tables = SegmentTables(builder)
+
+    def finish(self) -> None:
+        builder = self.builder
+        variables: list[dict[int, SwitchTables]] = [{} for _ in self.segments.segments]
+        edges: list[dict[int, SwitchTables]] = [{} for _ in self.segments.segments]
+        if not variables:
+            return
+        for node, (variable, _) in builder.operators.items():
+            if node in self.segments.number:
+                number = self.segments.number[node]
+                variables[number][variable] = self.tables.of_operator(node, operator_key(builder, node))
+        for edge, conversion in builder.conversions.items():
+            segment = self._segment(conversion)
+            if segment is not None:
+                edges[segment][edge] = self.tables.of_conversion(conversion, segment)
+        builder.switches = tuple(
+            Switch(self._add_variable(number), variables[number], edges[number]) for number in range(len(variables))
+        )
+        builder.edges.extend(self._retention_edges())
+        if self.modes[0] != "none":
+            self._replace_tables()
+
+    def _segment(self, conversion: Conversion) -> int | None:
+        """The segment that recomputes a conversion: that of the reader, or what computes the tensor of a hub."""
+        base = conversion.base
+        if conversion.source == "weight":
+            if base in self.builder.sparse:
+                return None
+            readers = (self.segments.number.get(u.node) for u in self.builder.classes.uses[base])
+            return next((number for number in readers if number is not None), None)
+        if conversion.use is None:
+            return self.segments.number.get(base)
+        return self.segments.of_reader(conversion.use)
+
+    def _add_variable(self, number: int) -> int:
+        """The mode of a segment, which computes its constants again unless it is none."""
+        builder, segment = self.builder, self.segments.segments[number]
+        constants = sum(builder.constants.get(node, 0) for node in segment.nodes)
+        key = "switch", constants
+        cost = [0 if mode == "none" else constants for mode in self.modes]
+        builder.table(key, lambda: (np.array(cost, np.int64), np.zeros((len(cost), 1), np.int64)))
+        classes = builder.classes
+        first = next(i for i in segment.nodes if classes.base[i] == i and not classes.constant[i])
+        return builder.add_variable(f"{segment.name} recompute", key, Position(first - 0.6))  # before its weights
+
+    def _retention_edges(self) -> Iterator[Edge]:
+        """Between modes and hubs that choose retention: a recomputed segment reads the hub only if it is kept.
+
+        If it is the hub's one reader from outside, the hub is kept only then.
+        """
+        builder = self.builder
+        for base, (hub, table) in builder.hubs.items():
+            readers = self.segments.outside_readers(base)
+            for number in readers:
+                tables = self._retention(len(table.codes), len(readers) > 1)
+                yield Edge(builder.switches[number].variable, hub, *tables)
+
+    def _retention(self, layouts: int, several: bool) -> EdgeTables:
+        """The tables of such an edge."""
+        return self.builder.table(("retention", layouts, several), lambda: self._retention_tables(layouts, several))
+
+    def _retention_tables(self, layouts: int, several: bool) -> EdgeTables:
+        recomputed = np.array([mode != "none" for mode in self.modes])
+        cost = np.zeros((len(recomputed), 2 * layouts), np.int64)
+        cost[recomputed, :layouts] = INFINITE
+        cost[~recomputed, layouts:] = 0 if several else INFINITE
+        return cost, None
+
+    def _replace_tables(self) -> None:
+        """Variables and edges of segments get the tables of the first mode."""
+        builder = self.builder
+        for switch in builder.switches:
+            for v, (cost, use, _) in switch.variables.items():
+                none = np.zeros((*cost[0].shape, 1), np.int64)
+                builder.variables[v] = replace(builder.variables[v], cost=cost[0], use=none if use is None else use[0])
+            for number, (cost, use, _) in switch.edges.items():
+                builder.edges[number] = replace(
+                    builder.edges[number], cost=cost[0], use=None if use is None else use[0]
+                )

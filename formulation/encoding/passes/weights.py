@@ -1,0 +1,151 @@
+"""Weights: one variable each, whose options say how a parameter is stored and trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ....model.errors import PartitaError
+from ....model.graph.atoms import atoms
+from ....model.graph.joined_tables import table_rows
+from ....model.graph.pcg import Node
+from ...network.chains import Position
+from ...strategies.operand_cost import EdgeTables
+from ...weights.fixed_memory import largest_weight
+from ...weights.storage import (
+    LEAST,
+    Storage,
+    accumulate_ns,
+    exchange_ns,
+    looked_up_bytes,
+    looked_up_ns,
+    per_step_ns,
+    scatter_ns,
+    storage,
+    stored_bytes,
+    worthwhile,
+)
+from .encoding_pass import EncodingPass
+from .hubs import connect_hub
+
+Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradient:
+    """Whether the gradient of a parameter is dense, the `stages` that add it up; of a sparse one rows and look-ups."""
+
+    dense: bool
+    stages: int = 1
+    rows: tuple[int, ...] = ()
+    ids: int = 0
+
+
+class Weights(EncodingPass):
+    """s_w: how a parameter is stored, added beside its first reader; several readers share one conversion."""
+
+    def read(self, base: int, node: int, operand: int) -> None:
+        builder = self.builder
+        if builder.pcg.nodes[base].op == "parameter" and base not in builder.weights:
+            self._add(base)
+
+    def _add(self, base: int) -> None:
+        builder, node = self.builder, self.builder.pcg.nodes[base]
+        uses, gradient = builder.classes.uses[base], self._gradient(base)
+        is_sparse = base in builder.sparse
+        kept = any(builder.costs.saves(u) for u in uses) and not is_sparse
+        storage_key = self._storage_key(base, gradient, kept)
+        if storage_key not in builder.storages:
+            builder.storages[storage_key] = self._storage(base, gradient, kept)
+        stored = builder.storages[storage_key]
+        key = (*storage_key, gradient.rows, builder.sparse.get(base), gradient.stages)
+        builder.table(key, lambda: self._tables(stored, gradient))
+        shared = builder.choices.read_together(uses)
+        places = [builder.classes.variable(u.node) for u in uses]
+        across = shared and any(min(places) <= cut < max(places) for cut in builder.cuts)
+        variable = builder.add_variable(node.name, key, Position(min(places) - 0.5, shared=across))
+        builder.weights[base] = variable, stored
+        if shared and not is_sparse:
+            halves = (False, True) if builder.retention.by_alternatives(base) else (kept,)
+            keys = tuple(self._to_hub(base, stored, half) for half in halves)
+            position = Position(min(places) - 0.25, shared=across)
+            connect_hub(builder, base, "weight", {variable: keys}, position)
+
+    def _to_hub(self, base: int, stored: Storage, kept: bool) -> object:
+        """The key of the tables from storage to the layouts of the hub, kept for backward or not."""
+        costs, repeats = self.builder.costs, max(u.repeats for u in self.builder.classes.uses[base])
+        table = costs.table(base)
+        key = ("shared weight", id(stored), id(table), kept, repeats)
+        self.builder.table(key, lambda: costs.from_storage_to(base, stored, table.codes, kept, repeats))
+        return key
+
+    def _gradient(self, base: int) -> _Gradient:
+        node, sparse = self.builder.pcg.nodes[base], self.builder.sparse
+        if base in sparse:
+            return _Gradient(False, rows=tuple(atoms(self.builder.pcg)[base].of_dim(0)), ids=sparse[base])
+        return _Gradient(node.gradient, node.get("stages", 1) if node.gradient else 1)
+
+    def _storage_key(self, base: int, gradient: _Gradient, kept: bool) -> tuple[object, ...]:
+        builder, node = self.builder, self.builder.pcg.nodes[base]
+        return (
+            "storage", builder.costs.space(base), gradient.dense, kept, table_rows(node),
+            self._is_large(base, gradient), builder.offloads, gradient.stages > 1, builder.stage.stored.get(node.name),
+        )  # fmt: skip
+
+    def _is_large(self, base: int, gradient: _Gradient) -> bool:
+        pcg = self.builder.pcg
+        return gradient.dense and pcg.nodes[base].numel * LEAST >= largest_weight(pcg)
+
+    def _storage(self, base: int, gradient: _Gradient, kept: bool) -> Storage:
+        """The ways to store a parameter; copies of weights or other stages leave some out, as does the stage's wish."""
+        builder, node = self.builder, self.builder.pcg.nodes[base]
+        tables, tensor = table_rows(node), builder.costs.space(base)
+        sizes = builder.placement.sizes if tables else ()
+        spreads = tuple(builder.options.spread_tables(tables, node.shape[1], n) if n > 1 else None for n in sizes)
+        moves = self._is_large(base, gradient) and not builder.stage.weight_versions
+        found = storage(
+            tensor,
+            gradient.dense,
+            kept,
+            spreads,
+            scatter=moves and builder.micro_batches > 1,
+            offload=moves and builder.offloads,
+        )
+        found = self._restricted(node, found, gradient)
+        if not (found.scattered | found.offloaded).any():
+            return found
+        return found.only(worthwhile(found, *self._training(found, gradient)))
+
+    def _restricted(self, node: Node, found: Storage, gradient: _Gradient) -> Storage:
+        """Without sharded states if several stages have the parameter, and only in the layout fixed for the stage."""
+        keep = ~found.sharded if gradient.stages > 1 else np.ones(len(found), dtype=np.bool_)
+        layout = self.builder.stage.stored.get(node.name)
+        if layout is not None:
+            keep &= found.codes == found.space.code(layout)
+        if not keep.any():
+            raise PartitaError(f"parameter {node.name!r} cannot be stored in layout {layout}")
+        return found if keep.all() else found.only(keep)
+
+    def _tables(self, stored: Storage, gradient: _Gradient) -> EdgeTables:
+        cost, use = self._training(stored, gradient)
+        return cost, use[:, None]
+
+    def _training(self, stored: Storage, gradient: _Gradient) -> tuple[Array, Array]:
+        """ns of a step for gradient and update, and bytes of the parameter, its gradient and states."""
+        builder, precision = self.builder, self.builder.precision
+        use = stored_bytes(
+            stored, gradient.dense, precision, builder.states, bool(gradient.rows), builder.stage.weight_versions
+        )
+        if not gradient.dense:
+            looked_up = looked_up_bytes(stored, gradient.rows, gradient.ids, precision)  # 0 for frozen parameters
+            return looked_up_ns(
+                looked_up, builder.micro_batches, builder.roofline
+            ), use + builder.micro_batches * looked_up
+        mesh = builder.transitions
+        cost = per_step_ns(stored, mesh, precision, builder.roofline, builder.states)
+        if gradient.stages > 1 and builder.stage.transfer is not None:
+            cost = cost + exchange_ns(stored, gradient.stages, precision, builder.stage.transfer)
+        each = accumulate_ns(stored, precision, builder.roofline) + scatter_ns(stored, mesh, precision)
+        return cost + builder.micro_batches * each, use

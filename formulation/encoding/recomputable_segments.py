@@ -1,0 +1,66 @@
+"""Which segments may be recomputed, and how their tensors cross them."""
+
+from __future__ import annotations
+
+from ...model.graph.pcg import PCG
+from ...model.graph.segments import Segment, segments
+from ..bundles.bundles import find_bundles
+from ..strategies.alternatives import Alternatives
+from ..strategies.operand_cost import OperandCosts
+from ..strategies.tensor_classes import Classes, Use
+from .encoding_options import EncodingOptions
+
+
+def recomputable_segments(pcg: PCG, classes: Classes, bundles: bool) -> tuple[Segment, ...]:
+    """The segments that may be recomputed: not near parallel branches, nor near nodes with several alternatives."""
+    choices, base = Alternatives(pcg, classes), classes.base
+    branches = {i for b in find_bundles(pcg) for i in (*b.nodes, b.join)} if bundles else set()
+    uncertain = {*choices.conditional, *(i for members in pcg.members.values() for i in members)}
+
+    def fits(segment: Segment) -> bool:
+        near = {*segment.nodes, *(base[i] for n in segment.nodes for i in pcg.nodes[n].inputs)}
+        readers = {u.node for i in near for u in classes.reads.get(i, ())} if uncertain else set()
+        return near.isdisjoint(branches) and uncertain.isdisjoint(near | readers)
+
+    return tuple(s for s in segments(pcg) if fits(s))
+
+
+class RecomputableSegments:
+    """The segments of an encoding that have a mode; `number` maps their nodes to their place in `segments`."""
+
+    def __init__(self, pcg: PCG, classes: Classes, costs: OperandCosts, options: EncodingOptions) -> None:
+        self.pcg, self.classes, self.costs, self.modes = pcg, classes, costs, options.recompute
+        self.segments = () if self.modes == ("none",) else recomputable_segments(pcg, classes, options.bundles)
+        self.number = {i: number for number, segment in enumerate(self.segments) for i in segment.nodes}
+
+    def leaves(self, base: int) -> bool:
+        """True if a tensor is computed in a segment and read outside of it."""
+        here = self.number.get(base)
+        return here is not None and any(self.number.get(u.node) != here for u in self.classes.uses.get(base, ()))
+
+    def kept_inside(self, base: int) -> bool:
+        """True if a reader in the segment that computes a tensor keeps it for backward, as it is."""
+        here = self.number.get(base)
+        return here is not None and here in self._keeping(base)
+
+    def kept_outside(self, base: int) -> bool:
+        """True if a reader outside of the segment that computes a tensor keeps it for backward, as it is."""
+        here = self.number.get(base)
+        return any(number != here or here is None for number in self._keeping(base))
+
+    def _keeping(self, base: int) -> list[int | None]:
+        """The segments of the readers that keep a tensor; None for a reader in no segment."""
+        uses = self.classes.uses.get(base, ())
+        return [self.number.get(u.node) for u in uses if self.costs.keeps_unchanged(u)]
+
+    def outside_readers(self, base: int) -> tuple[int, ...]:
+        """The other segments that need a tensor kept only if they are recomputed: no reader outside keeps it."""
+        if self.pcg.nodes[base].op == "parameter" or self.kept_outside(base):
+            return ()
+        here = self.number.get(base)
+        found = {self.of_reader(u) for u in self.classes.uses.get(base, ())}
+        return tuple(sorted(number for number in found if number is not None and number != here))
+
+    def of_reader(self, use: Use) -> int | None:
+        """The segment of a reader; passes without gradient are in none."""
+        return None if use.node in self.classes.twin else self.number.get(use.node)

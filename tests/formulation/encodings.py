@@ -1,0 +1,22 @@
+"""Encodings with the fields of their options and stage as keywords."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from partita.formulation.encoding.encode import encode
+from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
+from partita.formulation.placement.placement import Placement
+from partita.model.graph.pcg import PCG
+from partita.model.machine.machine import Machine
+
+
+def encoded_with(pcg: PCG, machine: Machine, placement: Placement, **keywords: Any) -> Encoding:
+    """`encode`, each keyword going where it belongs."""
+    options, stage = (
+        {f.name: keywords.pop(f.name) for f in fields(kind) if f.name in keywords}
+        for kind in (EncodingOptions, StageContext)
+    )
+    return encode(pcg, machine, placement, options=EncodingOptions(**options), stage=StageContext(**stage), **keywords)
