@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...model.graph.boundaries import free
+from ...model.graph.boundaries import stage_local
 from ...model.graph.pcg import PCG, SOURCES, form_of
 from ...model.machine.machine import Machine
 from ...model.machine.precision import Precision
@@ -36,7 +36,7 @@ def floors_ns(pcg: PCG, machine: Machine, count: int, precision: Precision) -> n
     what some choice of ways does not need takes no time. Nor does what every stage of a pipeline computes itself where
     it reads it (`free`): those before it need not.
     """
-    known, everywhere = classes(pcg), free(pcg)
+    known, everywhere = classes(pcg), stage_local(pcg)
     beside = {i for bundle in find_bundles(pcg) for i in bundle.nodes}
     result = np.zeros((len(Floor._fields), len(pcg.nodes)), dtype=np.int64)
     found: dict[Hashable, Floor] = {}

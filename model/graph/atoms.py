@@ -1,8 +1,9 @@
-"""Atoms: the factors of dims, found from the views of a graph.
+"""Atoms: the factors of dims, inferred from the views of a graph.
 
 A dim is a product of atoms, outermost first. A fused qkv weight whose output is viewed as [3, heads, width] has the
-atoms 3, heads, width on its output dim, so "split by heads" is a layout of the weight. Atoms are found by unification:
-dims that share an index of an operator's notation have the same atoms, and a view matches the atoms of its two shapes.
+atoms 3, heads, width on its output dim, so "split by heads" is a layout of the weight. Atoms are inferred by
+unification: dims that share an index of an operator's notation have the same atoms, and a view matches the atoms of its
+two shapes.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from .pcg import PCG, SOURCES, Node
 
 
 class _Atom:
-    """A node of the unification forest: either a leaf of some size, or split into smaller atoms."""
+    """A node of the unification forest: a leaf of some size, or split into smaller atoms."""
 
     __slots__ = ("batch", "parts", "same", "size")
 
@@ -28,7 +29,7 @@ class _Atom:
         self.batch = False
 
     def find(self) -> "_Atom":
-        """What stands for this atom; whatever is on the way to it points there from now on."""
+        """The representative of this atom, with path compression."""
         atom = self
         while atom.same is not None:
             atom = atom.same
@@ -49,14 +50,15 @@ def _leaves(atoms: list[_Atom]) -> list[_Atom]:
 def _unify(left: list[_Atom], right: list[_Atom]) -> bool:
     """Match two products of atoms, outermost first, splitting atoms where one is a multiple of the other.
 
-    Returns whether they match to the end; atoms that do not (6 = 2 x 3 against 3 x 2) stay apart and are not split.
+    Returns True if they match to the end; atoms that do not match (6 = 2 x 3 against 3 x 2) are neither joined nor
+    split.
     """
     queue, other = _leaves(left), _leaves(right)
     while queue and other:
         a, b = queue.pop(0).find(), other.pop(0).find()
         if a is b:
             continue
-        if a.parts or b.parts:  # split meanwhile by an earlier pair
+        if a.parts or b.parts:  # split by an earlier pair
             queue, other = a.leaves() + queue, b.leaves() + other
         elif a.size == b.size:
             b.same = a
@@ -73,9 +75,9 @@ def _unify(left: list[_Atom], right: list[_Atom]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Atoms:
-    """The atoms of one tensor: for every dim the sizes of its factors, outermost first (dims of size 1 have none).
+    """The atoms of one tensor: for every dim the sizes of its factors, outermost first (none for dims of size 1).
 
-    Letters count atoms from 0 through all dims. `batch` are those atoms that count samples.
+    Atoms are numbered from 0 through all dims. `batch`: the atoms that count samples.
     """
 
     dims: tuple[tuple[int, ...], ...]
@@ -86,7 +88,7 @@ class Atoms:
         return tuple(size for dim in self.dims for size in dim)
 
     def dim_of(self, atom: int) -> tuple[int, int]:
-        """The dim that atom number `atom` is in, and its position there."""
+        """The dim that an atom is in, and its position there."""
         for d, sizes in enumerate(self.dims):
             if atom < len(sizes):
                 return d, atom
@@ -100,13 +102,13 @@ class Atoms:
 
 
 def semantics(pcg: PCG, index: int) -> Notation:
-    """The instantiated notation of a node that is neither a source, a view nor a creation."""
+    """The instantiated notation of a node that is no source, view or creation."""
     node = pcg.nodes[index]
     return operator(node.op).semantics(node, tuple(pcg.nodes[i] for i in node.inputs))
 
 
 def _indexed(pcg: PCG, index: int, dims: list[list[list[_Atom]]]) -> dict[str, list[list[_Atom]]]:
-    """For every index of a node's notation the atoms of the dims, or factors of dims, that it runs over."""
+    """Index of a node's notation -> the atoms of every dim, or factor of a dim, that it runs over."""
     node = pcg.nodes[index]
     notation = semantics(pcg, index)
     numbers = dict(zip(operator(node.op).named(node), node.inputs, strict=True))
@@ -138,34 +140,34 @@ def _indexed(pcg: PCG, index: int, dims: list[list[list[_Atom]]]) -> dict[str, l
 
 
 def factor_sizes(index: str, sizes: Mapping[str, int], dim: int) -> list[int]:
-    """The sizes of the factors of a dim of `dim` elements; what is whole takes the rest."""
+    """The sizes of the factors of a dim of `dim` elements; the one without known size takes the rest."""
     known = [sizes.get(name, 0) for name in index.split()]
     return [size or dim // prod(s for s in known if s) for size in known]
 
 
 @lru_cache(maxsize=64)
 def atoms(pcg: PCG) -> tuple[Atoms, ...]:
-    """The atoms of every node's tensor. In a graph of one sample, the batch is an atom of size 1."""
+    """The atoms of every node's tensor. At a batch of one, the batch is an atom of size 1."""
     at = origin(pcg)
     return _scaled(atoms(at), at.batch, pcg.batch) if at is not pcg else _found(pcg)[0]
 
 
 def dimensions(pcg: PCG) -> tuple[tuple[int, ...], ...]:
-    """For every node the numbers of the dimensions that its atoms are.
+    """For every node and each of its atoms, the number of the graph-wide dimension that it is.
 
-    Atoms that operators and views unify are one dimension of the whole graph: the samples, a layer's heads, the width
-    of the residual stream.
+    Atoms that operators and views unify are one dimension: the samples, a layer's heads, the width of the residual
+    stream.
     """
     return _found(origin(pcg))[1]
 
 
 @lru_cache(maxsize=64)
 def _found(pcg: PCG) -> tuple[tuple[Atoms, ...], tuple[tuple[int, ...], ...]]:
-    """The atoms of every node, and what stands for each of them in the forest, numbered."""
+    """The atoms of every node, and the number of each atom's representative."""
     if pcg.part is not None:
         of_whole, numbered = _found(pcg.part[0])
         return tuple(of_whole[i] for i in pcg.part[1]), tuple(numbered[i] for i in pcg.part[1])
-    dims = [_known(node, pcg.batch) for node in pcg.nodes]
+    dims = [_initial(node, pcg.batch) for node in pcg.nodes]
     for node, lists in zip(pcg.nodes, dims, strict=True):
         batch_dim = node.get("batch_dim") if node.op == "input" else None
         if batch_dim is not None and lists[batch_dim]:
@@ -184,8 +186,8 @@ def _found(pcg: PCG) -> tuple[tuple[Atoms, ...], tuple[tuple[int, ...], ...]]:
             first, *others = [atoms for atoms in places if atoms] or [[]]  # a dim of size 1 has none
             for other in others:
                 _unify(first, other)
-    for way, same in pcg.alternatives:
-        for one, other in zip(dims[way], dims[same], strict=True):
+    for alternative, target in pcg.alternatives:
+        for one, other in zip(dims[alternative], dims[target], strict=True):
             _unify(one, other)
     result, numbers, dimension = [], dict[int, int](), []
     for lists in dims:
@@ -201,8 +203,8 @@ def _found(pcg: PCG) -> tuple[tuple[Atoms, ...], tuple[tuple[int, ...], ...]]:
     return tuple(result), tuple(dimension)
 
 
-def _known(node: Node, batch: int) -> list[list[_Atom]]:
-    """What is known of a node's dims by itself: they are atoms, or have the factors that `atoms` names (0: samples)."""
+def _initial(node: Node, batch: int) -> list[list[_Atom]]:
+    """A node's initial atoms: one for each dim, or the factors that its attribute `atoms` names (0: samples)."""
     if node.get("atoms") is None:
         return [[_Atom(size)] if size > 1 else [] for size in node.shape]
     dims = [[_Atom(size or batch) for size in factors] for factors in node["atoms"]]
@@ -213,7 +215,7 @@ def _known(node: Node, batch: int) -> list[list[_Atom]]:
 
 
 def _scaled(found: tuple[Atoms, ...], batch: int, to: int) -> tuple[Atoms, ...]:
-    """The atoms found at one batch for another one: those that count samples are as many times larger."""
+    """Atoms found at one batch, for another: those that count samples are scaled."""
     made: dict[Atoms, Atoms] = {}
     for one in found:
         if one not in made:
@@ -227,7 +229,7 @@ def _scaled(found: tuple[Atoms, ...], batch: int, to: int) -> tuple[Atoms, ...]:
 
 
 def _matching(a: tuple[int, ...], b: tuple[int, ...]) -> list[tuple[range, range]]:
-    """Runs of dims of two shapes with equal products, as short as they go."""
+    """The shortest runs of dims of two shapes with equal products."""
     runs, i, j = [], 0, 0
     while i < len(a) and j < len(b):
         i0, j0, left, right = i, j, a[i], b[j]

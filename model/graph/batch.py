@@ -12,7 +12,7 @@ from .pcg import PCG
 def with_batch(pcg: PCG, batch: int) -> PCG:
     """The same graph for micro-batches of `batch` samples: every dim that holds the batch atom is scaled.
 
-    Raises PartitaError where the batch does not reach a dim as a whole factor.
+    Raises PartitaError where a shape depends on the batch in another way.
     """
     if batch == pcg.batch:
         return pcg
@@ -26,11 +26,11 @@ def with_batch(pcg: PCG, batch: int) -> PCG:
 
 
 def check_samples(pcg: PCG) -> None:
-    """Raise PartitaError unless `samples` are the dims that the graph's inputs count samples in, and what follows."""
+    """Raise PartitaError unless `samples` follow from the batch dims of the inputs."""
     if not pcg.samples:
         return
     fits = len(pcg.samples) == len(pcg.nodes) and all(
         0 <= d < len(node.shape) for node, dims in zip(pcg.nodes, pcg.samples, strict=False) for d in dims
     )
     if pcg.batch != 1 or not fits or batch_dims(with_batch(pcg, MANY)) != pcg.samples:
-        raise PartitaError("graph file: samples do not belong to the nodes")
+        raise PartitaError("graph file: samples do not match the nodes")

@@ -1,13 +1,13 @@
-"""Where a graph can be cut into stages of a pipeline.
+"""Boundaries: where a graph can be cut into pipeline stages.
 
 A boundary lies between two entries of a list of layers (`layers.3` and `layers.4`), or outside of lists between two
-products (a linear, a convolution, a look-up) where a single tensor leads on. What is computed before it and read after
-it *crosses*: tensors with a gradient, at most `MOST_CROSSING`. Inputs, parameters, constants and what follows from
-inputs cheaply do not: each stage reads or computes them itself.
+products (a linear, a convolution, a look-up) with a single tensor between them. Tensors computed before it and read
+after it *cross*: they have a gradient, and there are at most `MAX_CROSSING`. Inputs, parameters, constants and what is
+cheap to compute from them do not cross: each stage reads or computes them itself.
 
-No boundary separates a pass without gradient from the pass with gradient that it repeats (recycling, see `recycling`):
-then every pass would have to go through the whole pipeline, which a single graph a stage cannot say. So a model that
-recycles all of its layers has boundaries only before and after them.
+No boundary separates a pass without gradient from the pass with gradient that it repeats (see `recycling`): every pass
+would have to go through the whole pipeline, which one graph per stage cannot express. So a model that recycles all of
+its layers has boundaries only before and after them.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from .joined_tables import table_rows
 from .origin import origin
 from .pcg import PCG, SOURCES
 from .recycling import twins
-from .segments import NUMBER, is_product
+from .segments import LIST_INDEX, is_product
 from .sparse_tables import sparse_tables
 
-MOST_CROSSING = 2
-"""Tensors that cross a boundary at the most: the decoder of a translator also reads what the encoder gives."""
+MAX_CROSSING = 2
+"""Most tensors that cross a boundary: a decoder also reads the result of the encoder."""
 
-MOST_PASSES = 3
-"""Over its inputs and output, of an operator that every stage may run for itself."""
+MAX_PASSES = 3
+"""Operators with at most this many passes over their inputs and output may be replicated in every stage."""
 
 Entry: TypeAlias = tuple[str, int]
-"""An entry of a list of modules: the list's path, and the number."""
+"""An entry of a list of modules: (path of the list, index)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A place between nodes: those with an index below `position` come before. `crossing`: the tensors handed on.
+    """A place between nodes: those with an index below `position` come before. `crossing`: the tensors that cross.
 
-    These are never views: views are taken on the other side.
+    These are never views: views are taken on the far side.
     """
 
     position: int
@@ -49,15 +49,12 @@ class Boundary:
 
 
 def boundaries(pcg: PCG) -> tuple[Boundary, ...]:
-    """The places where a graph can be cut, in order, with its start and its end, which nothing crosses.
-
-    They are the same at any batch.
-    """
-    return _boundaries(origin(pcg))
+    """The places where a graph can be cut, in order, including its start and its end, which nothing crosses."""
+    return _boundaries(origin(pcg))  # the same at any batch
 
 
 def needed(pcg: PCG, results: tuple[int, ...], received: Set[int] = frozenset()) -> set[int]:
-    """The nodes that results need, as the graph computes them without alternatives, and without what is received."""
+    """The nodes that results need if no alternative is chosen, without received ones and what only these need."""
     found: set[int] = set()
     stack = list(results)
     while stack:
@@ -87,55 +84,55 @@ def _boundaries(pcg: PCG) -> tuple[Boundary, ...]:
 def _allowed(a: tuple[Entry, ...], b: tuple[Entry, ...]) -> int:
     """How many tensors may cross between products of two entries; 0: there is no boundary.
 
-    Between entries of an outermost list more than one; of a list inside of another, or outside of lists, only one.
+    MAX_CROSSING between entries of an outermost list; one for nested lists and outside of lists.
     """
     depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     if depth in (len(a), len(b)):  # one is inside of the other, or they are the same
         return 0
     if depth:
         return int(a[depth][0] == b[depth][0])
-    return MOST_CROSSING if a[0][0] or b[0][0] else 1
+    return MAX_CROSSING if a[0][0] or b[0][0] else 1
 
 
 def _entries(pcg: PCG, crossing: _Crossing) -> list[tuple[int, tuple[Entry, ...]]]:
-    """Where in a graph which entries of lists are run, from the outermost list inwards, in order.
+    """(node, its entries of lists from the outermost inwards), in the order of the graph.
 
-    Only entries that hold products count; what lies between them belongs to those before. A product outside of lists
-    stands for itself.
+    Only entries that hold products count; nodes between them belong to the entry before. A product outside of lists is
+    an entry of its own.
     """
     products = [i for i in crossing.computed if _is_heavy(pcg, i)]
     holding = {entry for i in products for entry in _lists(pcg.nodes[i].path)}
     found: list[tuple[int, tuple[Entry, ...]]] = []
-    apart = {*products}
+    heavy = {*products}
     for index in crossing.computed:
         key = tuple(entry for entry in _lists(pcg.nodes[index].path) if entry in holding)
-        if key or index in apart:
+        if key or index in heavy:
             found.append((index, key or (("", index),)))
     return found
 
 
 def _lists(path: str) -> list[Entry]:
-    return [(path[: match.start(1)], int(match[1])) for match in NUMBER.finditer(path)]
+    return [(path[: match.start(1)], int(match[1])) for match in LIST_INDEX.finditer(path)]
 
 
 def _is_heavy(pcg: PCG, index: int) -> bool:
-    """Whether a node is a product or a look-up."""
+    """True if a node is a product or a look-up."""
     node = pcg.nodes[index]
     looks_up = operator(node.op).looked_up(node, tuple(pcg.nodes[i] for i in node.inputs)) is not None
     return is_product(pcg, index) or looks_up
 
 
 class _Crossing:
-    """Which tensors are computed before a place and read after it.
+    """The tensors computed before each place and read after it.
 
-    `free` are nodes that every stage computes itself, `base` what a node is a view of, `computed` all other nodes that
-    the graph computes without alternatives.
+    `local`: nodes that every stage computes itself; `base`: the tensor that a node is a view of; `computed`: the other
+    nodes that are needed if no alternative is chosen.
     """
 
     def __init__(self, pcg: PCG) -> None:
         self.pcg = pcg
-        self.free, self.base = free(pcg), _bases(pcg)
-        own = (i for i in sorted(pcg.plain) if pcg.nodes[i].op not in SOURCES and i not in self.free)
+        self.local, self.base = stage_local(pcg), _bases(pcg)
+        own = (i for i in sorted(pcg.plain) if pcg.nodes[i].op not in SOURCES and i not in self.local)
         self.computed = [i for i in own if self.base[i] == i]
         last: dict[int, int] = {}
         for reader in self.computed:
@@ -148,8 +145,8 @@ class _Crossing:
                 alive.append(index)
             alive = [i for i in alive if last[i] > index]
             self.sets.append(tuple(alive))
-        # Between the ends of each pair nothing is cut.
-        together = [*twins(pcg).items(), *_parted_parameters(pcg)]
+        # No cut lies between the nodes of such a pair.
+        together = [*twins(pcg).items(), *_unsplittable_readers(pcg)]
         steps = [0] * (len(pcg.nodes) + 2)
         for a, b in together:
             steps[min(a, b) + 1] += 1
@@ -161,32 +158,32 @@ class _Crossing:
             self.closed.append(depth > 0)
 
     def _own(self, index: int) -> bool:
-        return self.pcg.nodes[index].op not in SOURCES and index not in self.free
+        return self.pcg.nodes[index].op not in SOURCES and index not in self.local
 
     def at(self, position: int) -> tuple[int, ...]:
         return self.sets[position]
 
     def fits(self, position: int, most: int) -> bool:
-        """Whether a graph can be cut at a place that at most so many tensors cross."""
+        """True if the graph can be cut at a place, with at most so many tensors crossing."""
         tensors = self.at(position)
         trained = all(n.gradient and n.dtype in FLOATS for n in (self.pcg.nodes[i] for i in tensors))
         return 0 < len(tensors) <= most and trained and not self.closed[position]
 
     def leads(self, position: int, node: int) -> bool:
-        """Whether a node is computed from what crosses."""
+        """True if a node is computed from what crosses."""
         return not needed(self.pcg, (node,)).isdisjoint(self.at(position))
 
     def size(self, position: int) -> tuple[int, int]:
-        """How many tensors cross, and how many elements they have."""
+        """(number, elements) of the tensors that cross."""
         tensors = self.at(position)
         return len(tensors), sum(self.pcg.nodes[i].numel for i in tensors)
 
 
 @lru_cache(maxsize=16)
-def free(pcg: PCG) -> frozenset[int]:
-    """What every stage computes itself where it reads it: what follows from inputs and constants by cheap operators.
+def stage_local(pcg: PCG) -> frozenset[int]:
+    """Nodes that every stage computes itself: those that cheap operators compute from inputs and constants.
 
-    Cheap are those that compute a little for every element; products, what is drawn and what is not known are not.
+    Cheap operators do little work per element; products, random and unknown operators are not cheap.
     """
     found: set[int] = set()
     for index, node in enumerate(pcg.nodes):
@@ -202,20 +199,20 @@ def free(pcg: PCG) -> frozenset[int]:
 
 def _is_cheap(pcg: PCG, index: int) -> bool:
     entry = operator(pcg.nodes[index].op)
-    return not (entry.matmul or entry.updates or entry.name == "opaque") and entry.passes <= MOST_PASSES
+    return not (entry.matmul or entry.updates or entry.name == "opaque") and entry.passes <= MAX_PASSES
 
 
 def _bases(pcg: PCG) -> list[int]:
-    """For every node the tensor that it is a view of, if it is one; else itself."""
+    """For every node the tensor that it is a view of, or itself."""
     base: list[int] = []
     for index, node in enumerate(pcg.nodes):
-        shows = node.op not in SOURCES and _is_view(pcg, index)
-        base.append(base[node.inputs[0]] if shows else index)
+        is_view = node.op not in SOURCES and _is_view(pcg, index)
+        base.append(base[node.inputs[0]] if is_view else index)
     return base
 
 
 def _is_view(pcg: PCG, index: int) -> bool:
-    """Whether a node shows all elements of what it reads under another shape, at no cost."""
+    """True if a node has all elements of what it reads under another shape, at no cost."""
     node = pcg.nodes[index]
     entry = operator(node.op)
     if entry.passes or entry.transfer or len(node.inputs) != 1:
@@ -224,9 +221,9 @@ def _is_view(pcg: PCG, index: int) -> bool:
     return source.numel == node.numel and source.gradient == node.gradient
 
 
-def _parted_parameters(pcg: PCG) -> Iterator[tuple[int, int]]:
-    """The first and the last reader of parameters that only one stage can have, since gradients are sparse or tables
-    are spread."""
+def _unsplittable_readers(pcg: PCG) -> Iterator[tuple[int, int]]:
+    """The first and the last reader of each parameter that only one stage can hold: its gradient is sparse, or it
+    joins tables that may be spread."""
     for index in pcg.of("parameter"):
         readers = pcg.consumers[index]
         if len(readers) > 1 and (index in sparse_tables(pcg) or table_rows(pcg.nodes[index])):

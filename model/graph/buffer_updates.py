@@ -1,7 +1,7 @@
-"""Buffers that an operator changes in place, in training: the running statistics of a batch norm.
+"""Buffers that training updates in place: the running statistics of a batch norm.
 
-Such a buffer has one reader, the operator that changes it, and is stored in the layout that this one asks: so every
-rank updates the part that it has.
+The operator that updates such a buffer is its only reader, and the buffer is stored in the layout that this operator
+needs, so every rank updates its own part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,25 +12,25 @@ from ..operators.operator import operator
 from .pcg import PCG, SOURCES, Node
 
 STATISTICS = ("batch", "micro-batch", "local")
-"""Over what a batch norm normalizes: the whole batch; each micro-batch, over all ranks; each rank's part of it."""
+"""What a batch norm normalizes over: the whole batch; each micro-batch on all ranks; each rank's part of it."""
 
 
 @lru_cache(maxsize=64)
 def updated(pcg: PCG) -> Mapping[int, tuple[int, int]]:
-    """Buffer -> the node that changes it, and at which operand it does."""
+    """Buffer -> (the node that updates it, the operand)."""
     return dict(_changes(pcg.nodes))
 
 
 def check_updates(nodes: Sequence[Node]) -> None:
-    """Raise PartitaError unless every operand that is changed is a buffer that nothing else reads."""
+    """Raise PartitaError unless every updated operand is a buffer that nothing else reads."""
     for source, (index, _) in _changes(nodes):
         reader = nodes[index]
         if nodes[source].op != "buffer":
-            raise PartitaError(f"{reader.name!r} ({reader.op}) changes {nodes[source].name!r}, which is no buffer")
+            raise PartitaError(f"{reader.name!r} ({reader.op}) updates {nodes[source].name!r}, which is not a buffer")
         if sum(node.inputs.count(source) for node in nodes) > 1:
             raise PartitaError(
-                f"the buffer {nodes[source].name!r} is changed by {reader.name!r} ({reader.op}) and read by others "
-                "too; a module with running statistics is called once in a forward: use one module for every call"
+                f"the buffer {nodes[source].name!r} is updated by {reader.name!r} ({reader.op}) and read elsewhere; "
+                "a module with running statistics can be called once per forward: use one module for each call"
             )
 
 

@@ -1,4 +1,4 @@
-"""Which integers an input may hold: rows of the tables that it is looked up in, classes of the loss."""
+"""The integers that an input may hold: rows of tables that it indexes, classes of the loss."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,19 +10,20 @@ from torch import Tensor
 from .dtypes import FLOATS
 from .pcg import Attribute, Node
 
-_PASSING = frozenset(["view", "permute", "slice", "expand", "contiguous", "to", "cat", "detach", "roll", "flip"])
+PASSING = frozenset(["view", "permute", "slice", "expand", "contiguous", "to", "cat", "detach", "roll", "flip"])
 UNKNOWN = 2
-"""What integers are taken to be below where nothing tells: truth values."""
+"""Assumed bound of integers where nothing tells: truth values."""
 
 
 def with_ranges(nodes: Sequence[Node], limits: Mapping[int, int]) -> list[Node]:
-    """Every integer input has `high`, one more than its largest sensible value; `limits` are those of some nodes.
+    """The nodes with an attribute `high` on every integer input: its exclusive upper bound.
 
-    Where the entries of a dim are sliced for tables of different sizes, `high` has a number for each, along `high_dim`.
+    `limits` are known bounds of some nodes. Where the entries of a dim are sliced for tables of different sizes, `high`
+    has a number for each entry of `high_dim`.
     """
     high: list[float] = [limits.get(index, math.inf) for index in range(len(nodes))]
     for index, node in reversed(list(enumerate(nodes))):
-        if node.op in _PASSING:
+        if node.op in PASSING:
             for source in node.inputs:
                 high[source] = min(high[source], high[index])
     result = list(nodes)
@@ -34,7 +35,7 @@ def with_ranges(nodes: Sequence[Node], limits: Mapping[int, int]) -> list[Node]:
 
 
 def _range(nodes: Sequence[Node], index: int, high: Sequence[float], own: float) -> dict[str, Attribute]:
-    """The attributes that say what an input may hold."""
+    """The attributes `high` and, where bounds differ along a dim, `high_dim`."""
     node = nodes[index]
     readers = [(i, reader) for i, reader in enumerate(nodes) if index in reader.inputs]
     dims = {reader["dim"] for _, reader in readers if reader.op == "slice"}
@@ -42,20 +43,20 @@ def _range(nodes: Sequence[Node], index: int, high: Sequence[float], own: float)
         (dim,) = dims
         bounds = [own] * node.shape[dim]
         for i, reader in readers:
-            every = reader.op in _PASSING and reader.op != "slice"
+            every = reader.op in PASSING and reader.op != "slice"
             where = slice(reader["start"], reader["stop"], reader["step"]) if reader.op == "slice" else slice(None)
             for entry in range(node.shape[dim])[where] if every or reader.op == "slice" else ():
                 bounds[entry] = min(bounds[entry], high[i])
         if len(set(bounds)) > 1:
-            return {"high": tuple(map(_known, bounds)), "high_dim": dim}
-    return {"high": _known(high[index])}
+            return {"high": tuple(map(_bound, bounds)), "high_dim": dim}
+    return {"high": _bound(high[index])}
 
 
-def _known(limit: float) -> int:
+def _bound(limit: float) -> int:
     return UNKNOWN if math.isinf(limit) else int(limit)
 
 
 def highs(node: Node) -> Tensor:
-    """What the integers of an input are below, as a tensor that broadcasts to its shape."""
+    """Exclusive upper bounds of an integer input, as a tensor that broadcasts to its shape."""
     high = torch.tensor(node.get("high", UNKNOWN))
     return high.view(-1, *(1 for _ in node.shape[node["high_dim"] + 1 :])) if high.dim() else high

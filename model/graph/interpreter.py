@@ -1,6 +1,6 @@
-"""A second reading of a PCG: every node computed on whole tensors in float64, independently of what is emitted for it.
+"""The reference interpreter: computes every node on whole tensors in float64, independently of emitted code.
 
-Tests and the verifier compare against it. Autograd differentiates it, so it gives gradients too.
+Tests and the verifier compare against it, gradients included: autograd differentiates it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +34,9 @@ def run(
 ) -> list[Tensor]:
     """The tensor of every node (the loss is number `pcg.loss`), given inputs, parameters and buffers by name.
 
-    What a stage receives is an input too, by the name of its `receive`.
-
-    Floats are computed in `dtype`. `mask(site, shape, p)` is what dropout multiplies by; without one, dropout with
-    p > 0 raises ValueError. `noise(site, shape)` holds the weights of a projection (default: cosines of the index).
-    Running statistics among `weights` that are of `dtype` are updated in place.
+    Tensors that a stage receives are inputs too, under the names of their `receive` nodes. Floats are computed in
+    `dtype`. Dropout raises ValueError without `mask`. `noise` gives the weights of projections (default: cosines of
+    the element's index). Running statistics among `weights` that have `dtype` are updated in place.
     """
     values: list[Tensor] = []
     for node in pcg.nodes:
@@ -60,7 +58,7 @@ def run(
 
 
 def check_shapes(pcg: PCG) -> None:
-    """Compute every node on the meta device. Raises PartitaError naming the node that does not get its shape."""
+    """Compute every node on the meta device. Raises PartitaError naming the first node with another shape."""
     given_ones = (*SOURCES, "receive")
     sources = {n.name: torch.empty(n.shape, dtype=_dtype(n), device="meta") for n in pcg.nodes if n.op in given_ones}
     values: list[Tensor] = []
@@ -83,15 +81,15 @@ def _ones(site: int, shape: tuple[int, ...], p: float) -> Tensor:
 def _value(node: Node, given: Sequence[Tensor], mask: Mask | None, noise: Noise) -> Tensor:
     if node.op == "dropout":
         if mask is None:
-            raise ValueError(f"{node.name!r} drops with p = {node['p']}, but no mask was given")
+            raise ValueError(f"{node.name!r} has p = {node['p']}, but no mask was given")
         return given[0] * mask(node["site"], node.shape, node["p"])
     if node.op == "projection":
         return (given[0] * noise(node["site"], tuple(given[0].shape)).to(given[0].dtype)).sum()
-    return _COMPUTE.get(node.op, _written)(node, given)
+    return _COMPUTE.get(node.op, _emitted)(node, given)
 
 
-def _written(node: Node, x: Sequence[Tensor]) -> Tensor:
-    """An operator that a user added: what its entry writes into programs."""
+def _emitted(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """An operator added by a user: the expression that is emitted for it."""
     entry = operator(node.op)
     operands = dict(zip(entry.named(node), x, strict=True))
     if callable(entry.emit):
@@ -109,7 +107,7 @@ def fixed_noise(site: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def _dtype(node: Node) -> torch.dtype:
-    """A node's own dtype; floats are computed in float64 until `run` says otherwise."""
+    """A node's dtype; float64 for floats."""
     if node.dtype in FLOATS:
         return torch.float64
     dtype: torch.dtype = getattr(torch, node.dtype)
@@ -139,7 +137,7 @@ def _moments(node: Node, x: Sequence[Tensor]) -> Tensor:
 
 
 def _batch_norm(node: Node, x: Sequence[Tensor]) -> Tensor:
-    """By the moments; the running statistics change in place, where no other dtype made a copy of them."""
+    """Normalize by the moments; update running statistics in place unless a cast made a copy of them."""
     given = dict(zip(node["operands"], x, strict=True))
     count = given["x"].numel() // given["x"].shape[1]
     mean, square = given["s"] / count
@@ -165,7 +163,7 @@ def _local_batch_norm(node: Node, x: Sequence[Tensor]) -> Tensor:
 
 
 def _attention(node: Node, x: Sequence[Tensor]) -> Tensor:
-    """Softmax of the scaled, masked scores, times the values; written out."""
+    """Softmax of the scaled, masked scores, times the values."""
     q, k, v = x[:3]
     if node.get("grouped"):
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
@@ -180,7 +178,7 @@ def _attention(node: Node, x: Sequence[Tensor]) -> Tensor:
 
 
 def _loss(node: Node, x: Sequence[Tensor]) -> Tensor:
-    """PyTorch's loss; operands after the target, and attributes, are keywords."""
+    """PyTorch's loss; operands after the target and attributes are its keywords."""
     attributes = {name: value for name, value in node.attributes if name != "operands"}
     weights = dict(zip(operator(node.op).named(node)[2:], x[2:], strict=True))
     result: Tensor = getattr(F, node.op)(x[0], x[1], **weights, **attributes)
@@ -217,7 +215,7 @@ def _opaque(node: Node, x: Sequence[Tensor]) -> Tensor:
 
 
 def _method(name: str, *attributes: str) -> Callable[[Node, Sequence[Tensor]], Tensor]:
-    """A function of torch over all operands, then the attributes in order."""
+    """A function of torch of all operands, then the attributes in order."""
     function = getattr(torch, name)
     return lambda node, x: function(*x, *(node[a] for a in attributes))
 
@@ -228,7 +226,7 @@ def _functional(name: str, *attributes: str, **renamed: str) -> Callable[[Node, 
 
 
 def _keywords(name: str) -> Callable[[Node, Sequence[Tensor]], Tensor]:
-    """A function of torch.nn.functional for the input's spatial dims; attributes are its keywords."""
+    """A function of torch.nn.functional for the input's rank; attributes are its keywords."""
 
     def compute(node: Node, x: Sequence[Tensor]) -> Tensor:
         rank = next((len(node[size]) for size in ("kernel_size", "output_size") if node.get(size)), x[0].dim() - 2)
@@ -239,9 +237,9 @@ def _keywords(name: str) -> Callable[[Node, Sequence[Tensor]], Tensor]:
 
 
 def _group_norm(node: Node, x: Sequence[Tensor]) -> Tensor:
-    """Each group is a layer norm of its own; then weight and bias by channel. Written out."""
-    apart = x[0].reshape(x[0].shape[0], node["groups"], -1)
-    centred = apart - apart.mean(-1, keepdim=True)
+    """A layer norm of each group, then weight and bias by channel."""
+    groups = x[0].reshape(x[0].shape[0], node["groups"], -1)
+    centred = groups - groups.mean(-1, keepdim=True)
     result: Tensor = (centred / (centred.square().mean(-1, keepdim=True) + node["eps"]).sqrt()).reshape(node.shape)
     channel = (-1, *(1 for _ in node.shape[2:]))
     result = result * x[1].view(channel) if len(x) > 1 else result

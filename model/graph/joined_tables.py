@@ -11,33 +11,33 @@ LOOKUPS = ("embedding", "embedding_bag")
 
 
 def check_joined(pcg: PCG) -> None:
-    """Raise PartitaError unless what a parameter joins are its rows, and only look-ups read joined tables.
+    """Raise PartitaError unless joined parameters make up the rows, and only look-ups read joined tables.
 
-    Parameters joined otherwise (`joined`) may be read by anything, but have no further names: a tied weight stays
-    alone. Optimizers work element by element, and norms of gradients add up over elements, so training means the same.
+    Parameters under `joined` may be read by anything but have no aliases: a tied weight is not joined. Optimizers work
+    element by element and gradient norms are sums over elements, so joining does not change training.
     """
     taken: set[str] = set()
     for index, node in enumerate(pcg.nodes):
         if node.op not in ("parameter", "buffer"):
             continue
-        again = taken & node.originals.keys()
-        if again and not pcg.alternatives:  # of which only one is taken
-            raise PartitaError(f"{node.op} {node.name!r}: {min(again)!r} is another's name too")
+        repeated = taken & node.originals.keys()
+        if repeated and not pcg.alternatives:  # of which only one is taken
+            raise PartitaError(f"{node.op} {node.name!r}: {min(repeated)!r} is another's name too")
         taken |= node.originals.keys()
         kinds = [kind for kind in ("tables", "joined") if kind in dict(node.attributes)]
         if not kinds:
             continue
         rows = [count for _, count in node[kinds[0]]]
         if len(kinds) > 1 or len(node.originals) != len(rows) or sum(rows) != sum(node.shape[:1]) or min(rows) < 1:
-            raise PartitaError(f"parameter {node.name!r} of shape {node.shape} does not consist of its {kinds[0]}")
+            raise PartitaError(f"parameter {node.name!r} of shape {node.shape} is not made up of its {kinds[0]}")
         readers = [pcg.nodes[i] for i in pcg.consumers[index]]
         if kinds == ["tables"] and any(r.op not in LOOKUPS or index in r.inputs[1:] for r in readers):
-            raise PartitaError(f"parameter {node.name!r} joins tables, which only look-ups can read")
+            raise PartitaError(f"parameter {node.name!r} joins tables; only look-ups can read these")
         tied = node.originals.keys() & dict(pcg.aliases).values() if kinds == ["joined"] else ()
         if tied:
-            raise PartitaError(f"parameter {node.name!r} joins {min(tied)!r}, which is tied: it has a further name")
+            raise PartitaError(f"parameter {node.name!r} joins {min(tied)!r}, which is tied")
 
 
 def table_rows(node: Node) -> tuple[int, ...]:
-    """The rows of each table that a parameter joins; none if it joins none."""
+    """The rows of each table that a parameter joins; empty if it joins none."""
     return tuple(rows for _, rows in node.get("tables") or ())

@@ -1,10 +1,10 @@
-"""Layouts: one letter per mesh axis says how a tensor's value and gradient live on that axis.
+"""Layouts: one letter per mesh axis says how a tensor's value and gradient are distributed over that axis.
 
 | letter | forward value              | gradient                      | PyTorch   |
 |--------|----------------------------|-------------------------------|-----------|
 | `R`    | equal on all ranks         | equal on all ranks            | Replicate |
-| `B`    | equal on all ranks         | addends, their sum is it      |           |
-| `P`    | addends, their sum is it   | equal on all ranks            | Partial   |
+| `B`    | equal on all ranks         | addends, to be summed         |           |
+| `P`    | addends, to be summed      | equal on all ranks            | Partial   |
 | `S(a)` | atom `a` split             | atom `a` split                | Shard     |
 
 A letter is a small integer, so that tables over layouts are numpy arrays: `R`, `B`, `P` are 0, 1, 2 and `S(a)` is `3 +
@@ -34,22 +34,22 @@ def is_split(letter: int) -> bool:
 
 
 def atom_of(letter: int) -> int:
-    """The atom that a split letter names."""
+    """The atom that a split letter splits."""
     assert letter >= _S, letter
     return letter - _S
 
 
 def dual(letter: int) -> int:
-    """The letter of the gradient, read as a value: P and B change places."""
+    """The letter of the gradient, seen as a value: P and B are swapped."""
     return {B: P, P: B}.get(letter, letter)
 
 
 class Action(Enum):
-    """What one move does to a value; the backward of a move is an action too."""
+    """What a move does to a value, or to a gradient on its way back."""
 
     NOTHING = "nothing"
     SLICE = "slice"  # keep this rank's part
-    PAD = "pad"  # this rank's part in a whole of zeros
+    PAD = "pad"  # zeros around this rank's part
     KEEP_FIRST = "keep first"  # the value at coordinate 0, zero elsewhere
     GATHER = "all-gather"
     SCATTER_SUM = "reduce-scatter"
@@ -60,7 +60,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What brings one axis from letter `source` to `target`: the value's action, and the gradient's on its way back."""
+    """A change of one axis' letter: the action on the value, and on the gradient in backward."""
 
     value: Action
     gradient: Action
@@ -93,13 +93,13 @@ def kind(letter: int) -> str:
 
 
 def move(source: int, target: int) -> Move:
-    """The move of one axis between two letters (design: every pair of R, S, P, B is a move)."""
+    """The move of one axis between two letters; every pair of letters has one."""
     return STAY if source == target else _MOVES[kind(source), kind(target)]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One axis changes its letter while the others keep theirs."""
+    """A move of one axis while the others keep their letters."""
 
     axis: int
     source: int
@@ -111,89 +111,113 @@ class Step:
 
 
 def steps(source: Layout, target: Layout) -> tuple[Step, ...]:
-    """The conversion program between two layouts: moves of single axes in an order that keeps messages small.
+    """The conversion between two layouts: moves of single axes in an order that keeps messages small.
 
     Slices and reduce-scatters come first (they shrink), then all-to-alls, all-reduces and moves without communication,
     gathers last. Splits of one atom form a stack in mesh order: only its innermost axis can be removed, only an inner
     axis added. An axis that is split alike in both layouts but lies inside one that changes is gathered and split
-    again. `formulation.transition` prices the same program for all pairs of layouts at once; a test holds the two
-    together.
+    again. `formulation.strategies.transitions` prices the same conversion for all pairs of layouts at once; a test
+    compares the two.
     """
-    n = len(source)
-    current = list(source)
-    done: list[Step] = []
+    conversion = _Conversion(source, target)
+    conversion.split_from(R, B)  # slices
+    conversion.split_from(P)  # reduce-scatters
+    conversion.exchange()
+    conversion.reduce()
+    conversion.gather()
+    conversion.finish()
+    assert tuple(conversion.current) == target, (source, target, conversion.done)
+    return tuple(conversion.done)
 
-    def go(axis: int, letter: int) -> None:
-        done.append(Step(axis, current[axis], letter))
-        current[axis] = letter
 
-    def kept(axis: int) -> bool:
-        """The axis is split alike, and so is everything outside it on the same atom."""
-        a = source[axis]
-        return a == target[axis] and (not is_split(a) or all((source[o] == a) == (target[o] == a) for o in range(axis)))
+class _Conversion:
+    """A conversion under way: the layout reached so far, and the steps that led there."""
 
-    def free_to_push(axis: int, letter: int) -> bool:
-        """No inner axis lies on the atom, and every outer axis that ends there is there."""
-        inner = any(current[i] == letter for i in range(axis + 1, n))
-        outer = all(current[o] == letter for o in range(axis) if target[o] == letter)
-        extra = any(current[o] == letter and target[o] != letter for o in range(axis))
-        return not inner and outer and not extra
+    def __init__(self, source: Layout, target: Layout) -> None:
+        self.source, self.target = source, target
+        self.current = list(source)
+        self.done: list[Step] = []
 
-    def free_to_pop(axis: int) -> bool:
-        return all(current[i] != current[axis] for i in range(axis + 1, n))
+    def go(self, axis: int, letter: int) -> None:
+        self.done.append(Step(axis, self.current[axis], letter))
+        self.current[axis] = letter
 
-    stay = [kept(axis) for axis in range(n)]
-    for axis in range(n):  # slices
-        if current[axis] in (R, B) and is_split(target[axis]) and free_to_push(axis, target[axis]):
-            go(axis, target[axis])
-    for axis in range(n):  # reduce-scatters
-        if current[axis] == P and is_split(target[axis]) and free_to_push(axis, target[axis]):
-            go(axis, target[axis])
-    for axis in range(n):  # all-to-alls
-        a, b = current[axis], target[axis]
-        if is_split(a) and is_split(b) and a != b and free_to_pop(axis) and free_to_push(axis, b):
-            go(axis, b)
-    for axis in range(n):  # all-reduces, and moves that send nothing forward
-        a, b = current[axis], target[axis]
-        if is_split(a) or a == b:
-            continue
-        if not is_split(b):
-            go(axis, b)
-        elif a == P:
-            go(axis, R)
-    for axis in reversed(range(n)):  # gathers
-        a, b = current[axis], target[axis]
-        if is_split(a) and not stay[axis] and not (a == b and current[axis] != source[axis]):
-            go(axis, R if is_split(b) else b)
-    for axis in range(n):  # splits that had to wait
-        if current[axis] != target[axis]:
-            go(axis, target[axis])
-    assert tuple(current) == target, (source, target, done)
-    return tuple(done)
+    def split_from(self, *letters: int) -> None:
+        """Split the axes at `letters` whose target is a split that can be added."""
+        for axis, b in enumerate(self.target):
+            if self.current[axis] in letters and is_split(b) and self._can_push(axis, b):
+                self.go(axis, b)
+
+    def exchange(self) -> None:
+        """All-to-alls from one atom to another."""
+        for axis, b in enumerate(self.target):
+            a = self.current[axis]
+            if is_split(a) and is_split(b) and a != b and self._can_pop(axis) and self._can_push(axis, b):
+                self.go(axis, b)
+
+    def reduce(self) -> None:
+        """All-reduces, and moves that send nothing forward."""
+        for axis, b in enumerate(self.target):
+            a = self.current[axis]
+            if is_split(a) or a == b:
+                continue
+            if not is_split(b):
+                self.go(axis, b)
+            elif a == P:
+                self.go(axis, R)
+
+    def gather(self) -> None:
+        """Gathers, from the innermost axis outwards."""
+        kept = [self._kept(axis) for axis in range(len(self.source))]
+        for axis in reversed(range(len(self.source))):
+            a, b = self.current[axis], self.target[axis]
+            if is_split(a) and not kept[axis] and not (a == b and a != self.source[axis]):
+                self.go(axis, R if is_split(b) else b)
+
+    def finish(self) -> None:
+        """Splits that had to wait for gathers."""
+        for axis, b in enumerate(self.target):
+            if self.current[axis] != b:
+                self.go(axis, b)
+
+    def _kept(self, axis: int) -> bool:
+        """True if the axis is split alike in source and target, as is everything outside it on the same atom."""
+        a = self.source[axis]
+        outside = zip(self.source[:axis], self.target[:axis], strict=True)
+        return a == self.target[axis] and (not is_split(a) or all((s == a) == (t == a) for s, t in outside))
+
+    def _can_push(self, axis: int, letter: int) -> bool:
+        """True if no inner axis lies on the atom, and exactly those outer axes do that end there."""
+        if any(inner == letter for inner in self.current[axis + 1 :]):
+            return False
+        outside = zip(self.current[:axis], self.target[:axis], strict=True)
+        return all((current == letter) == (target == letter) for current, target in outside)
+
+    def _can_pop(self, axis: int) -> bool:
+        return all(inner != self.current[axis] for inner in self.current[axis + 1 :])
 
 
 def layouts(axes: int, atoms: int) -> Iterator[Layout]:
-    """All layouts of a tensor with `atoms` atoms on a mesh of `axes` axes, in order (the first axis slowest)."""
+    """All layouts of a tensor with `atoms` atoms on a mesh of `axes` axes, the first axis slowest."""
     return product(range(_S + atoms), repeat=axes)
 
 
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Start and stop of part `index` of `size` items in `parts`: ceil(size / parts) each, the last ones shorter."""
+    """Start and stop of part `index` of `size` items in `parts`: ceil(size / parts) items each, the last ones fewer."""
     step = -(-size // parts)
     return min(size, step * index), min(size, step * (index + 1))
 
 
 def splittable(size: int, parts: tuple[int, ...]) -> bool:
-    """Whether splitting `size` items successively by `parts`, outermost first, leaves no rank empty.
+    """True if splitting `size` items successively by `parts`, outermost first, leaves no rank empty.
 
-    Parts have one of two sizes, and the larger may be the one that does not split: 9 by 2 is 5 and 4, but 5 by 4 is
-    2, 2, 1 and nothing.
+    Parts have two sizes, and the larger one may be the one that fails: 9 by 2 is 5 and 4, but 5 by 4 is 2, 2, 1, 0.
     """
     return smallest_part(size, parts) > 0
 
 
 def smallest_part(size: int, parts: tuple[int, ...]) -> int:
-    """The smallest local size after splitting successively by `parts`; 0 where a rank is left empty."""
+    """The smallest local size after splitting successively by `parts`; 0 if a rank is left empty."""
     sizes = {size}
     for p in parts:
         sizes = {part for n in sizes for part in (-(-n // p), n - -(-n // p) * (p - 1))}

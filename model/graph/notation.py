@@ -1,32 +1,34 @@
-"""Index notation: the one line that says what an operator computes, and all that its strategies are derived from.
+"""Index notation: one line that says what an operator computes, and from which its strategies are derived.
 
     linear      y[b.., o] = sum(i) x[b.., i] * w[o, i] + bias[o]
-    relu        y[i..] = f(x[i..])                 f is opaque: nothing is known of it
-    slice       y[i.., j] = L(x[i.., :])[j]        capital L: a linear function of all its arguments together
-    softmax     y[i.., j] = f(x[i.., :])[j]        `:` needs the whole dim, `[j]` indexes what the function returns
-    embedding   y[b.., e] = w[ids[b..], e]         an access indexed by another: a sum over hits
+    relu        y[i..] = f(x[i..])                 f is opaque
+    slice       y[i.., j] = L(x[i.., :])[j]        capital L: linear in all its arguments together
+    softmax     y[i.., j] = f(x[i.., :])[j]        `:` needs the whole dim, `[j]` indexes the function's result
+    embedding   y[b.., e] = w[ids[b..], e]         an access indexed by another (a gather): a sum over hits
     group norm  y[n, (g c)] = f(x[n, (g=4 :)])[c]  a dim that is a product of indices, outermost first
 
 Grammar: `out[indices] = term (+ term)*`, `term = [sum(i, j)] factor (* factor)*`,
-`factor = operand[indices] | function(operand[indices], ...)[indices]`. `b..` stands for as many dims as are left over.
-`(g=4 c)` states a size where no other access tells it. A term whose operand the node lacks (a linear without bias) is
-dropped.
+`factor = operand[indices] | function(operand[indices], ...)[indices]`. `b..` stands for the remaining dims. `(g=4 c)`
+states a size that no other access tells. A term whose operand the node lacks (a linear without bias) is dropped.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import prod
+from typing import TypeAlias
 
 WHOLE = ":"
+
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`operand[indices]`, one a dim; an index may itself be an access (a gather), kept in `gathers` under its position.
+    """`operand[indices]`, one index per dim; an index that is an access (a gather) is in `gathers` with its position.
 
-    The index of a dim that is a product holds the names of its factors with spaces between: `g c` (see `names_of`).
+    The index of a dim that is a product holds the names of its factors, separated by spaces: `g c` (see `names_of`).
     """
 
     operand: str
@@ -43,19 +45,22 @@ class Call:
     indices: tuple[str, ...]
 
 
+Factor: TypeAlias = Access | Call
+
+
 @dataclass(frozen=True, slots=True)
 class Term:
     """A product of factors, summed over `sums`."""
 
     sums: tuple[str, ...]
-    factors: tuple[Access | Call, ...]
+    factors: tuple[Factor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """A parsed line; index names still contain `b..` until `instantiate` gives every operand its number of dims.
+    """A parsed line; `instantiate` replaces `b..` and broadcast dims.
 
-    `sizes` are those that the line states, after `instantiate` those of all indices.
+    `sizes` are those that the line states; after `instantiate`, those of all indices.
     """
 
     output: tuple[str, ...]
@@ -121,7 +126,7 @@ class _Parser:
         indices, gathers = self.indices()
         return Access(operand, indices, gathers)
 
-    def factor(self) -> Access | Call:
+    def factor(self) -> Factor:
         if self.tokens[self.at + 1 : self.at + 2] != ["("]:
             return self.access()
         function = self.take()
@@ -166,30 +171,35 @@ class _Parser:
             raise ValueError(f"index notation {self.text!r}: {self.peek()!r} is left over")
         operands: dict[str, None] = {}
         for term in terms:
-            for access in accesses(term):
-                operands[access.operand] = None
-                operands.update((g.operand, None) for _, g in access.gathers)
+            operands.update((access.operand, None) for access in with_gathered(accesses(term)))
         return Notation(output, tuple(terms), tuple(operands), self.sizes)
 
 
 def names_of(indices: Iterable[str]) -> tuple[str, ...]:
-    """All names in indices, those of products too."""
+    """All names in indices, those in products too."""
     return tuple(name for index in indices for name in index.split())
 
 
 def accesses(term: Term) -> tuple[Access, ...]:
-    """All accesses of a term, those inside function calls too (gathered ids not among them)."""
+    """All accesses of a term, those inside function calls too, without gathered ids."""
     return tuple(a for f in term.factors for a in ((f,) if isinstance(f, Access) else f.arguments))
+
+
+def with_gathered(found: Iterable[Access]) -> Iterator[Access]:
+    """Accesses, each followed by those of its gathered ids."""
+    for access in found:
+        yield access
+        yield from (ids for _, ids in access.gathers)
 
 
 @cache
 def parse(text: str) -> Notation:
-    """Parse one line. Raises ValueError that quotes the line and the place."""
+    """Parse one line. Raises ValueError that quotes the line."""
     return _Parser(text).notation()
 
 
 def _expand(indices: tuple[str, ...], rank: int) -> tuple[str, ...]:
-    """Replace `b..` by as many names as the rank asks, numbered from the right so that broadcasting aligns."""
+    """Replace `b..` by names for the remaining dims, numbered from the right so that broadcasting aligns."""
     spare = rank - sum(not i.endswith("..") for i in indices)
     if spare < 0 or (spare and not any(i.endswith("..") for i in indices)):
         raise ValueError(f"indices {', '.join(indices)} do not fit {rank} dims")
@@ -202,8 +212,8 @@ def _expand(indices: tuple[str, ...], rank: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _check_bound(text: str, factors: tuple[Access | Call, ...], bound: set[str]) -> None:
-    """Every index of a term is summed or in the output; raises ValueError otherwise."""
+def _check_bound(text: str, factors: tuple[Factor, ...], bound: set[str]) -> None:
+    """Raise ValueError unless every index of a term is summed or in the output."""
     for access in accesses(Term((), factors)):
         for names in (access.indices, *(g.indices for _, g in access.gathers)):
             free = set(names_of(names)) - bound - {WHOLE}
@@ -212,101 +222,97 @@ def _check_bound(text: str, factors: tuple[Access | Call, ...], bound: set[str])
                 raise ValueError(f"{text!r}: {indices} of {access.operand} is neither summed nor in the output")
 
 
-def instantiate(text: str, operands: dict[str, tuple[int, ...]], output: tuple[int, ...]) -> Notation:
-    """`_instantiate`, remembered: equal layers ask for the same line at the same sizes again and again."""
-    return _remembered(text, tuple(operands.items()), output)
-
-
-@lru_cache(maxsize=1 << 14)
-def _remembered(text: str, operands: tuple[tuple[str, tuple[int, ...]], ...], output: tuple[int, ...]) -> Notation:
-    return _instantiate(text, dict(operands), output)
-
-
-def _instantiate(text: str, operands: dict[str, tuple[int, ...]], output: tuple[int, ...]) -> Notation:
+def instantiate(text: str, operands: Mapping[str, Shape], output: Shape) -> Notation:
     """The notation of one node: `b..` expanded by the ranks, terms without operand dropped, broadcast dims unnamed.
 
     `operands` maps the operands that the node has to their shapes. A dim of size 1 whose index is longer elsewhere is
-    broadcast: its index becomes `1`. Raises ValueError where ranks or sizes do not fit.
+    broadcast: its index becomes `1`. Raises ValueError where ranks or sizes do not fit. Cached, since equal layers
+    have the same lines at the same sizes.
     """
-    notation = parse(text)
-    sizes: dict[str, int] = dict(notation.sizes)
-    products: list[tuple[str, int]] = []
+    return _instantiate(text, tuple(operands.items()), output)
 
-    def expand(access: Access) -> Access:
-        return Access(
-            access.operand,
-            _expand(access.indices, len(operands[access.operand])),
-            tuple((p, expand(g)) for p, g in access.gathers),
-        )
 
-    def measure(indices: tuple[str, ...], shape: tuple[int, ...]) -> None:
+@lru_cache(maxsize=1 << 14)
+def _instantiate(text: str, operands: tuple[tuple[str, Shape], ...], output: Shape) -> Notation:
+    return _Instance(text, dict(operands), output).notation()
+
+
+class _Instance:
+    """One line at the shapes of a node: `b..` expanded by the ranks, `sizes` of all indices measured."""
+
+    def __init__(self, text: str, operands: Mapping[str, Shape], output: Shape) -> None:
+        self.text, self.operands, self.output = text, operands, output
+        notation = parse(text)
+        self.sizes: dict[str, int] = dict(notation.sizes)
+        self.products: list[tuple[str, int]] = []
+        self.terms = [
+            (term.sums, tuple(map(self._expanded, term.factors)))
+            for term in notation.terms
+            if {a.operand for a in with_gathered(accesses(term))} <= operands.keys()
+        ]
+        self.indices = _expand(notation.output, len(output))
+        for _, factors in self.terms:
+            for access in with_gathered(accesses(Term((), factors))):
+                self._measure(access.indices, operands[access.operand])
+        self._measure(self.indices, output)
+        _measure_factors(text, self.products, self.sizes)
+        for index, size in zip(self.indices, output, strict=True):
+            if " " not in index and self.sizes[index] != size:
+                raise ValueError(f"{text!r}: index {index} is {self.sizes[index]}, but {size} in the output")
+
+    def notation(self) -> Notation:
+        """The finished notation; raises ValueError where an index is neither summed nor in the output."""
+        used = {i for _, factors in self.terms for a in accesses(Term((), factors)) for i in names_of(a.indices)}
+        terms = []
+        for sums, factors in self.terms:
+            expanded = _expand_names(sums, used)
+            _check_bound(self.text, factors, {*expanded, *names_of(self.indices)})
+            terms.append(Term(expanded, tuple(self._finished(f, {*used, *self.indices}) for f in factors)))
+        return Notation(self._unname(self.indices, self.output), tuple(terms), tuple(self.operands), self.sizes)
+
+    def _expanded(self, factor: Factor) -> Factor:
+        if isinstance(factor, Call):
+            return Call(factor.linear, tuple(map(self._expanded_access, factor.arguments)), factor.indices)
+        return self._expanded_access(factor)
+
+    def _expanded_access(self, access: Access) -> Access:
+        indices = _expand(access.indices, len(self.operands[access.operand]))
+        return Access(access.operand, indices, tuple((p, self._expanded_access(g)) for p, g in access.gathers))
+
+    def _measure(self, indices: tuple[str, ...], shape: Shape) -> None:
         for index, size in zip(indices, shape, strict=True):
             if " " in index:
-                products.append((index, size))
-            elif index != WHOLE and sizes.setdefault(index, size) != size and size != 1:
-                if sizes[index] != 1:
-                    raise ValueError(f"{text!r}: index {index} is {sizes[index]} and {size}")
-                sizes[index] = size
+                self.products.append((index, size))
+            elif index != WHOLE and self.sizes.setdefault(index, size) != size and size != 1:
+                if self.sizes[index] != 1:
+                    raise ValueError(f"{self.text!r}: index {index} is {self.sizes[index]} and {size}")
+                self.sizes[index] = size
 
-    def unname(indices: tuple[str, ...], shape: tuple[int, ...]) -> tuple[str, ...]:
-        return tuple("1" if size == 1 and sizes.get(i, 1) != 1 else i for i, size in zip(indices, shape, strict=True))
+    def _unname(self, indices: tuple[str, ...], shape: Shape) -> tuple[str, ...]:
+        """Indices with `1` for broadcast dims."""
+        pairs = zip(indices, shape, strict=True)
+        return tuple("1" if size == 1 and self.sizes.get(i, 1) != 1 else i for i, size in pairs)
 
-    def finish(access: Access) -> Access:
-        return Access(
-            access.operand,
-            unname(access.indices, operands[access.operand]),
-            tuple((p, finish(g)) for p, g in access.gathers),
-        )
+    def _finished(self, factor: Factor, names: set[str]) -> Factor:
+        if isinstance(factor, Call):
+            arguments = tuple(map(self._finished_access, factor.arguments))
+            return Call(factor.linear, arguments, _expand_names(factor.indices, names))
+        return self._finished_access(factor)
 
-    terms = []
-    for term in notation.terms:
-        names = {a.operand for a in accesses(term)} | {g.operand for a in accesses(term) for _, g in a.gathers}
-        if not names <= operands.keys():
-            continue
-        factors = tuple(
-            expand(f) if isinstance(f, Access) else Call(f.linear, tuple(map(expand, f.arguments)), f.indices)
-            for f in term.factors
-        )
-        terms.append((term.sums, factors))
-    indices = _expand(notation.output, len(output))
-    for _, factors in terms:
-        for a in accesses(Term((), factors)):
-            measure(a.indices, operands[a.operand])
-            for _, g in a.gathers:
-                measure(g.indices, operands[g.operand])
-    measure(indices, output)
-    _factor(text, products, sizes)
-    for index, size in zip(indices, output, strict=True):
-        if " " not in index and sizes[index] != size:
-            raise ValueError(f"{text!r}: index {index} is {sizes[index]}, but {size} in the output")
-    used = {i for _, factors in terms for a in accesses(Term((), factors)) for i in names_of(a.indices)}
-    done = []
-    for sums, factors in terms:
-        expanded = _all_of(sums, used)
-        _check_bound(text, factors, {*expanded, *names_of(indices)})
-        done.append(
-            Term(
-                expanded,
-                tuple(
-                    finish(f)
-                    if isinstance(f, Access)
-                    else Call(f.linear, tuple(map(finish, f.arguments)), _all_of(f.indices, {*used, *indices}))
-                    for f in factors
-                ),
-            )
-        )
-    return Notation(unname(indices, output), tuple(done), tuple(operands), sizes)
+    def _finished_access(self, access: Access) -> Access:
+        indices = self._unname(access.indices, self.operands[access.operand])
+        return Access(access.operand, indices, tuple((p, self._finished_access(g)) for p, g in access.gathers))
 
 
-def _all_of(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    """The names, with all known ones that `b..` stands for in its place."""
+def _expand_names(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """The names, with those in `known` that `b..` stands for in its place."""
     return tuple(
         i for s in names for i in (sorted(k for k in known if k.startswith(s[:-1])) if s.endswith("..") else (s,))
     )
 
 
-def _factor(text: str, products: list[tuple[str, int]], sizes: dict[str, int]) -> None:
-    """Find the sizes of the factors of dims, each from the others; raises ValueError where that cannot be."""
+def _measure_factors(text: str, products: list[tuple[str, int]], sizes: dict[str, int]) -> None:
+    """Infer the sizes of the factors of dims from each other; raises ValueError where that is impossible."""
     waiting = products
     while waiting:
         left = []
@@ -321,5 +327,5 @@ def _factor(text: str, products: list[tuple[str, int]], sizes: dict[str, int]) -
             elif unknown and unknown != [WHOLE]:
                 sizes[unknown[0]] = size // known
         if len(left) == len(waiting):
-            raise ValueError(f"{text!r}: the sizes in ({left[0][0]}) cannot be told")
+            raise ValueError(f"{text!r}: the sizes in ({left[0][0]}) are ambiguous")
         waiting = left

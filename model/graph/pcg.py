@@ -1,7 +1,7 @@
 """The parallel computation graph (PCG) before it is parallelized: frozen nodes in topological order.
 
-A node has one output; its index is the name of that tensor. Shapes are global, in elements, at one micro-batch of
-`batch` samples. Inputs, parameters and buffers are nodes without inputs.
+A node has one output and its index stands for that tensor. Shapes are global, in elements, of one micro-batch of
+`batch` samples. Inputs, parameters and buffers are nodes without inputs. `verification.verify` checks a graph.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -17,10 +17,10 @@ SOURCES = ("input", "parameter", "buffer")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator. `inputs` index earlier nodes; `attributes` are sorted by name; `gradient`: whether one flows here.
+    """One operator. `inputs` index earlier nodes; `attributes` are sorted by name; `gradient`: True if it gets one.
 
-    `name` is unique (a parameter's is its name in the user's module, unless it joins several: see `originals`), `path`
-    the place in the user's module (`layers.0.attention`), `dtype` torch's name without `torch.`.
+    `name` is unique (a parameter has its name in the user's module, unless it joins several: see `originals`), `path`
+    is the place in the user's module (`layers.0.attention`), `dtype` torch's name without `torch.`.
     """
 
     op: str
@@ -44,9 +44,9 @@ class Node:
 
     @property
     def originals(self) -> dict[str, tuple[int, ...]]:
-        """Names in the user's module of what a parameter holds, with shapes: itself, or what it joins along dim 0.
+        """The user's parameters that this one holds, names and shapes: itself, or those joined along dim 0.
 
-        The attribute `tables` joins tables that look-ups read, which may be spread over ranks; `joined` anything else.
+        The attribute `tables` joins tables that look-ups read (they may be spread over ranks), `joined` anything else.
         """
         joined = self.get("tables") or self.get("joined")
         return {name: (rows, *self.shape[1:]) for name, rows in joined} if joined else {self.name: self.shape}
@@ -54,16 +54,15 @@ class Node:
 
 @dataclass(frozen=True)
 class PCG:
-    """A captured graph. `loss` indexes the scalar that is minimized (of a stage of a pipeline that only hands tensors
-    on, the last of them); `batch` is the micro-batch of the shapes.
+    """A captured graph.
 
-    `aliases` maps further names of a tied parameter to the node's name. `reduction` is `mean` or `sum`: how the loss
-    joins micro-batches (both add up, since divisors are global). Two graphs are equal iff their nodes are. `samples`
-    are for a batch of one, where sizes do not tell, the dims of every node that count samples. `origin` is the graph
-    that this one is at another batch: what holds at any batch is found once, of that (see `batch`). `alternatives`
-    are pairs (a, c): node a, before c and read by nothing, is another way to compute it; one of the ways is chosen.
-    `part`: of which graph this is a stage, and for every node its index there (see `stages`); what is known of the
-    nodes there holds here.
+    `loss`: the scalar that is minimized; in a pipeline stage without it, the last tensor sent.
+    `batch`: the micro-batch of the shapes.
+    `aliases`: (alias, name) of tied parameters.
+    `samples`: for a batch of one, where sizes do not tell, the dims of every node that count samples.
+    `origin`: the graph that this one is at another batch; its structure is analysed there (see `origin`).
+    `alternatives`: pairs (a, c); node a, earlier than c and read by nothing, is another way to compute c.
+    `part`: the graph of which this is a pipeline stage, and every node's index there (see `stages`).
     """
 
     nodes: tuple[Node, ...]
@@ -80,12 +79,12 @@ class PCG:
         return hash((self.nodes, self.loss, self.batch, self.alternatives))
 
     def __hash__(self) -> int:
-        """Computed once: analyses are cached by graph."""
+        """Computed once, since analyses are cached by graph."""
         return self._hash
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """For every node the nodes that read it, in order; one that reads it twice is listed once."""
+        """For every node its readers, in order and once each."""
         lists: list[list[int]] = [[] for _ in self.nodes]
         for index, node in enumerate(self.nodes):
             for source in dict.fromkeys(node.inputs):
@@ -94,15 +93,15 @@ class PCG:
 
     @cached_property
     def members(self) -> Mapping[int, tuple[int, ...]]:
-        """For every node that can be computed in several ways these ways, itself first."""
+        """For every node with alternatives: itself, then the alternatives."""
         found: dict[int, tuple[int, ...]] = {}
-        for way, node in self.alternatives:
-            found[node] = (*found.get(node, (node,)), way)
+        for alternative, node in self.alternatives:
+            found[node] = (*found.get(node, (node,)), alternative)
         return found
 
     @cached_property
     def plain(self) -> frozenset[int]:
-        """The nodes that the loss needs if no alternative is taken."""
+        """The nodes that the results need if no alternative is chosen."""
         if not self.alternatives:
             return frozenset(range(len(self.nodes)))
         needed = {*self.results}
@@ -113,12 +112,12 @@ class PCG:
 
     @cached_property
     def sends(self) -> tuple[int, ...]:
-        """What a stage of a pipeline hands on (see `stages`), in order."""
+        """The `send` nodes of a pipeline stage, in order."""
         return self.of("send")
 
     @property
     def results(self) -> tuple[int, ...]:
-        """What is computed for its own sake: the loss; of a stage of a pipeline what it hands on."""
+        """What the graph computes: the tensors that a pipeline stage sends, else the loss."""
         return self.sends or (self.loss,)
 
     def of(self, op: str) -> tuple[int, ...]:
@@ -127,13 +126,13 @@ class PCG:
 
 
 def form_of(node: Node, inputs: Sequence[Node]) -> Hashable:
-    """Equal for nodes whose operators do the same to tensors of the same shapes: layers have many of them."""
+    """Equal for nodes that do the same to tensors of the same shapes, as equal layers have."""
     own = node.op, node.shape, node.dtype, node.gradient, node.attributes
     return own, tuple((x.op, x.shape, x.dtype, x.gradient, x.attributes) for x in inputs)
 
 
 def live(nodes: Sequence[Node], loss: int) -> tuple[list[Node], dict[int, int]]:
-    """The nodes that the loss needs, and all inputs; with the new number of each."""
+    """The nodes that the loss needs, and all inputs, renumbered; with the map from old to new numbers."""
     needed = {loss, *(i for i, node in enumerate(nodes) if node.op == "input")}
     for index in reversed(range(len(nodes))):
         if index in needed:
@@ -143,5 +142,5 @@ def live(nodes: Sequence[Node], loss: int) -> tuple[list[Node], dict[int, int]]:
 
 
 def is_name(text: Any) -> bool:
-    """Whether text may stand within the quotes of a program."""
+    """True if the text can stand within quotes in a program."""
     return isinstance(text, str) and 0 < len(text) <= 1000 and text.isprintable() and not set(text) & set("\"'\\{}")

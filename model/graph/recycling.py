@@ -1,8 +1,7 @@
 """Recycling: passes without gradient over layers that one pass with gradient runs too (AlphaFold, Algorithm 2).
 
 A node of such a pass is the *twin* of the node with gradient that does the same. Layouts are chosen for the pass with
-gradient, and its twins follow, so that weights are stored for one kind of use and the search is as small as for one
-pass.
+gradient and its twins take the same, so weights are stored once and the search is as small as for one pass.
 """
 
 from collections.abc import Mapping
@@ -19,8 +18,8 @@ Key: TypeAlias = tuple[object, ...]
 def twins(pcg: PCG) -> Mapping[int, int]:
     """Node of a pass without gradient -> the node with gradient that it repeats, in the order of the graph.
 
-    The k-th of the nodes that look alike (place in the module, operator, shape) in each pass repeats the k-th of them
-    in the pass with gradient. A repetition reads the same weights, or repetitions of what the other reads.
+    The k-th node with some place in the module, operator and shape in each pass repeats the k-th such node of the pass
+    with gradient. A twin reads the same weights, or twins of what the other reads.
     """
     return _twins(origin(pcg))  # the same at any batch
 
@@ -50,7 +49,7 @@ def _key(node: Node) -> Key:
 
 
 def _repeats(pcg: PCG, index: int, model: int, found: Mapping[int, int]) -> bool:
-    """Whether a node does not only look like `model`: what it reads is decided already, since nodes come in order."""
+    """True if a node reads what `model` reads, or twins of it; `found` has the twins among earlier nodes."""
     alike = False
     for mine, other in zip(pcg.nodes[index].inputs, pcg.nodes[model].inputs, strict=True):
         if pcg.nodes[other].op in ("parameter", "buffer"):

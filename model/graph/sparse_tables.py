@@ -1,8 +1,8 @@
-"""Tables whose gradients are sparse (`nn.Embedding(..., sparse=True)`): of the rows looked up, not of the whole table.
+"""Tables with sparse gradients (`nn.Embedding(..., sparse=True)`): for the rows looked up, not for the whole table.
 
-Such a table is stored as its look-ups ask for it: the backward of a conversion would make the gradient dense. Nor is it
-ever at B, since sparse gradients are not added up over ranks. Only SGD can apply them: an optimizer with states moves
-every row in every step.
+Such a table is stored in the layout that its look-ups need, since the backward of a conversion would make the gradient
+dense. It is never in layout B, since sparse gradients are not reduced over ranks. Only SGD can apply them: an optimizer
+with states updates every row in every step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from .pcg import PCG, Node
 
 @lru_cache(maxsize=64)
 def sparse_tables(pcg: PCG) -> Mapping[int, int]:
-    """The parameters with sparse gradients, and how many rows of each a micro-batch looks up for training."""
+    """Parameter with a sparse gradient -> rows of it that a micro-batch looks up for training."""
     found: dict[int, int] = {}
     for node in pcg.nodes:
         if node.get("sparse"):
@@ -27,7 +27,7 @@ def sparse_tables(pcg: PCG) -> Mapping[int, int]:
 
 
 def settled(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes with `sparse` only where it can be: a trained table all of whose readers are sparse look-ups."""
+    """The nodes, `sparse` only where all readers of a trained table are sparse look-ups."""
     dense = _dense(nodes)
     return [
         replace(node, attributes=tuple(a for a in node.attributes if a[0] != "sparse"))
@@ -38,29 +38,29 @@ def settled(nodes: Sequence[Node]) -> list[Node]:
 
 
 def check_sparse(nodes: Sequence[Node]) -> None:
-    """Raise PartitaError unless every sparse look-up is of a table that can have sparse gradients."""
+    """Raise PartitaError unless every table of a sparse look-up can have a sparse gradient."""
     dense = _dense(nodes)
     wrong = next((n for n in nodes if n.get("sparse") and n.inputs[0] in dense), None)
     if wrong is not None:
         raise PartitaError(
-            f"{wrong.name!r} ({wrong.op}) is sparse, but {nodes[wrong.inputs[0]].name!r} is no trained parameter that "
-            "only sparse look-ups read"
+            f"{wrong.name!r} ({wrong.op}) is sparse, but {nodes[wrong.inputs[0]].name!r} is not a trained parameter "
+            "read by sparse look-ups alone"
         )
 
 
 def check_optimizer(pcg: PCG, optimizer: str) -> None:
-    """Raise PartitaError where an optimizer cannot apply the graph's sparse gradients."""
+    """Raise PartitaError if an optimizer cannot apply the graph's sparse gradients."""
     tables = sparse_tables(pcg)
     if tables and optimizer_states(optimizer):
         name = next(iter(pcg.nodes[min(tables)].originals))
         raise PartitaError(
-            f"the gradient of {name!r} is sparse, which {optimizer} cannot apply: take the optimizer sgd, or make the "
+            f"the gradient of {name!r} is sparse, which {optimizer} cannot apply: use the optimizer sgd, or create the "
             "embedding with sparse=False"
         )
 
 
 def _dense(nodes: Sequence[Node]) -> set[int]:
-    """What cannot have a sparse gradient: all but trained parameters, and what others than sparse look-ups read."""
+    """Nodes that cannot have a sparse gradient: all but trained parameters read by sparse look-ups alone."""
     found = {i for i, node in enumerate(nodes) if node.op != "parameter" or not node.gradient}
     for node in nodes:
         found.update(node.inputs[1:] if node.get("sparse") else node.inputs)

@@ -18,7 +18,7 @@ from ...formulation.strategies.node_floors import floors_ns
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
-from ...model.graph.stages import boundaries, kind, stage
+from ...model.graph.stages import boundaries, stage, stage_kind
 from ...model.machine.precision import precision
 from ...model.operators.operator import operator
 from .planning_problem import PlanningProblem
@@ -59,7 +59,7 @@ class PipelineProblem:
         """A number for the kind of every part."""
         numbers: dict[Hashable, int] = {}
         parts = ((i, j) for i in range(self.count) for j in range(i + 1, self.count))
-        return {part: numbers.setdefault(kind(self.problem.pcg, *part), len(numbers)) for part in parts}
+        return {part: numbers.setdefault(stage_kind(self.problem.pcg, *part), len(numbers)) for part in parts}
 
     @cached_property
     def weights(self) -> dict[str, frozenset[int]]:

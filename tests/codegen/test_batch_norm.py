@@ -261,7 +261,7 @@ def twice() -> nn.Module:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (twice(), "'1.running_mean' is changed by '1' .* called once"),
+        (twice(), "'1.running_mean' is updated by '1' .* called once"),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)), "'1' averages .* give it a momentum"),
         (Counting(), "changes calls in place"),
     ],

@@ -259,11 +259,11 @@ def test_graphs_in_files() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"joined": (("q", 5), ("k", 6))}, "does not consist of its joined"),
-        ({"joined": (("q", 6), ("q", 6))}, "does not consist of its joined"),
-        ({"joined": (("q", 12), ("k", 0))}, "does not consist of its joined"),
+        ({"joined": (("q", 5), ("k", 6))}, "is not made up of its joined"),
+        ({"joined": (("q", 6), ("q", 6))}, "is not made up of its joined"),
+        ({"joined": (("q", 12), ("k", 0))}, "is not made up of its joined"),
         ({"joined": (("q", 6), ("b", 6))}, "'b' is another's name too"),
-        ({"joined": (("q", 6), ("k", 6)), "tables": (("q", 6), ("k", 6))}, "does not consist of its tables"),
+        ({"joined": (("q", 6), ("k", 6)), "tables": (("q", 6), ("k", 6))}, "is not made up of its tables"),
         ({"tables": (("q", 6), ("k", 6))}, "only look-ups can read"),
     ],
 )

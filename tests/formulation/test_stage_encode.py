@@ -23,7 +23,7 @@ from partita.model.graph.batch import with_batch
 from partita.model.graph.layout import B, P, R
 from partita.model.graph.pcg import PCG
 from partita.model.graph.segments import MODES
-from partita.model.graph.stages import boundaries, kind, stage
+from partita.model.graph.stages import boundaries, stage, stage_kind
 from partita.model.machine.collective_price import FREE, CollectivePrice
 from partita.model.machine.machine import Machine, stage_machine
 
@@ -173,14 +173,14 @@ def test_storage_of_a_parameter_can_be_fixed() -> None:
 def test_alike_stages_are_of_one_kind() -> None:
     """And their networks are equal."""
     pcg = graph("gpt2")
-    assert kind(pcg, 1, 2) == kind(pcg, 2, 3) != kind(pcg, 1, 3)
-    assert kind(pcg, 0, 1) != kind(pcg, 1, 2)
+    assert stage_kind(pcg, 1, 2) == stage_kind(pcg, 2, 3) != stage_kind(pcg, 1, 3)
+    assert stage_kind(pcg, 0, 1) != stage_kind(pcg, 1, 2)
     swin = graph("swin-1.8b")
     parts = [(a, b) for b in range(len(boundaries(swin))) for a in range(b)]
     known: dict[object, list[list[int]]] = {}
     for first, last in parts:
         tables = [v.cost.tolist() for v in encoded(stage(swin, first, last).graph).network.variables]
-        assert known.setdefault(kind(swin, first, last), tables) == tables
+        assert known.setdefault(stage_kind(swin, first, last), tables) == tables
     assert len(known) < len(parts)
 
 

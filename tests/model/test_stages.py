@@ -18,7 +18,7 @@ from partita.model.graph.builder import Builder
 from partita.model.graph.dtypes import FLOATS
 from partita.model.graph.graph_file import graph_from_json, graph_to_json
 from partita.model.graph.pcg import PCG
-from partita.model.graph.stages import MOST_CROSSING, Boundary, boundaries, kind, stage
+from partita.model.graph.stages import MAX_CROSSING, Boundary, boundaries, stage, stage_kind
 
 BATCH = 4
 
@@ -120,7 +120,7 @@ def test_lists_of_layers_are_cut_between_entries() -> None:
 def test_at_most_two_tensors_cross() -> None:
     pcg = graph("mbart-4.7b")
     assert ["encoder_norm", "decoder.0.add_3"] in crossing(pcg)
-    assert max(map(len, crossing(pcg))) == MOST_CROSSING == 2
+    assert max(map(len, crossing(pcg))) == MAX_CROSSING == 2
 
 
 def test_what_follows_from_inputs_and_constants_is_computed_by_every_stage() -> None:
@@ -214,7 +214,7 @@ def test_a_graph_without_cuts_is_one_stage() -> None:
             return torch.stack([a.tanh() * b for a in made[1:] for b in made[1:]]).mean()
 
     pcg = capture(Skips(), (torch.zeros(4, 8),), batch=4)
-    assert max(len(b.crossing) for b in boundaries(pcg)) <= MOST_CROSSING
+    assert max(len(b.crossing) for b in boundaries(pcg)) <= MAX_CROSSING
     assert boundaries(pcg)[0] == Boundary(0) and boundaries(pcg)[-1] == Boundary(len(pcg.nodes))
 
 
@@ -242,4 +242,4 @@ def test_other_ways_are_in_the_stages_that_have_all_they_read() -> None:
     apart, together = stage(pcg, 1, 2).graph, stage(pcg, 1, 3).graph
     assert not apart.alternatives and not any(n.name == "joined" for n in apart.nodes)
     assert len(together.alternatives) == 2 and any(n.name == "joined" for n in together.nodes)
-    assert kind(pcg, 1, 2) != kind(pcg, 1, 3) != kind(replace(pcg, alternatives=()), 1, 3)
+    assert stage_kind(pcg, 1, 2) != stage_kind(pcg, 1, 3) != stage_kind(replace(pcg, alternatives=()), 1, 3)

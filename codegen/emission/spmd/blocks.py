@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ....model.graph.layout import Layout
 from ....model.graph.pcg import SOURCES
-from ....model.graph.segments import NUMBER, Entries, list_above, lists, with_glue
+from ....model.graph.segments import LIST_INDEX, Entries, list_above, lists, with_glue
 from ....model.operators.loss import LOSSES
 from ..common.names import is_literal
 from . import recomputing
@@ -43,7 +43,7 @@ def chains(plan: Plan, looks: Looks, alone: bool = False) -> tuple[Chain, ...]:
 
 def _prefixes(path: str) -> list[str]:
     """The lists that a node is below."""
-    return [path[: match.start()] for match in NUMBER.finditer(path)]
+    return [path[: match.start()] for match in LIST_INDEX.finditer(path)]
 
 
 def _of_lists(

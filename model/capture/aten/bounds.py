@@ -1,22 +1,22 @@
-"""Between which numbers the integers of a node lie, as far as the graph tells."""
+"""Bounds of the integers of a node, as far as the graph tells."""
 
 from collections.abc import Callable
 from math import inf
 from typing import TypeAlias
 
 from ...graph.dtypes import FLOATS
+from ...graph.input_ranges import PASSING
 from ...graph.pcg import Node
 from ..translation import Index, Translation
 
 Bounds: TypeAlias = tuple[float, float]
 
 UNKNOWN: Bounds = (-inf, inf)
-_PASSING = frozenset(["view", "permute", "slice", "expand", "contiguous", "to", "cat", "detach", "roll", "flip"])
 _LOOKUPS = frozenset(["embedding", "index", "gather"])
 
 
 def bounds(t: Translation, x: Index) -> Bounds:
-    """The least and the largest number of an integer node; inputs, and buffers without values, are not negative."""
+    """The least and the largest value of an integer node; inputs, and buffers without values, are not negative."""
     node = t.at(x)
     if node.dtype in FLOATS:
         return UNKNOWN
@@ -30,7 +30,7 @@ def bounds(t: Translation, x: Index) -> Bounds:
         values = _CONSTANTS[node.op](node)
         return min(values), max(values)
     given = [bounds(t, Index(i)) for i in (node.inputs[:1] if node.op in _LOOKUPS else node.inputs)]
-    if node.op in _PASSING or node.op in _LOOKUPS:
+    if node.op in PASSING or node.op in _LOOKUPS:
         return min(low for low, _ in given), max(high for _, high in given)
     return _COMPUTED[node.op](node, *given) if node.op in _COMPUTED else UNKNOWN
 
