@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING
 from ..model.errors import PartitaError
 from ..model.graph.segments import MODES
 from ..model.options import MAX_DEVICES, check_choice, check_count, check_sizes, option, parse_sizes, times
+from .pipeline.schedule import requested, schedule_names
 from .rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
 
 if TYPE_CHECKING:
     from .substitution.rule import Rule
-
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "2bw")
-ALL_SCHEDULES = ("1f1b", "zero-bubble", "interleaved")
-"""What `all` stands for: GPipe is never better than 1F1B, and 2BW is another way of training."""
 
 RECOMPUTE = {"auto": MODES, **{mode: (mode,) for mode in MODES}}
 """Choice -> the modes among which each segment's is chosen."""
@@ -101,7 +98,7 @@ class SearchSpace:
         metadata=option(str, "Pipeline stages: a number or auto (1: no pipeline).", parse=parse_stages, default="auto"),
     )
     schedule: str = field(
-        default="auto", metadata=option(str, f"Pipeline schedule: auto, all, {', '.join(SCHEDULES)}.")
+        default="auto", metadata=option(str, f"Pipeline schedule: auto, all, {', '.join(schedule_names())}.")
     )
     chunks: int = field(default=1, metadata=option(int, "Virtual stages per device (interleaved 1F1B)."))
     recompute: str = field(
@@ -144,19 +141,7 @@ class SearchSpace:
     def schedules(self) -> tuple[tuple[str, int], ...]:
         """The schedules named, each once, with its chunks; of several, interleaved has at least two."""
         check_count("--chunks", self.chunks, MAX_DEVICES)
-        words = {"auto": ("interleaved" if self.chunks > 1 else "1f1b",), "all": ALL_SCHEDULES}
-        given = [word.strip() for word in self.schedule.split(",") if word.strip()]
-        names = tuple(dict.fromkeys(name for word in given for name in words.get(word, (word,))))
-        if not names:
-            raise PartitaError("no schedule is named")
-        for name in names:
-            check_choice("--schedule", name, SCHEDULES, shown=("auto", "all", *SCHEDULES))
-        chunks = max(self.chunks, 2) if len(names) > 1 else self.chunks
-        if ("interleaved" in names) != (chunks > 1) and (self.chunks > 1 or len(names) == 1):
-            raise PartitaError(
-                f"--schedule {self.schedule} with --chunks {self.chunks}: interleaved has 2 or more, the others have 1"
-            )
-        return tuple((name, chunks if name == "interleaved" else 1) for name in names)
+        return requested(self.schedule, self.chunks)
 
     def each_schedule(self) -> tuple[SearchSpace, ...]:
         """This space with each of its schedules."""

@@ -6,7 +6,6 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ...formulation.pipeline.configuration import in_flight
 from ...model.errors import PartitaError
 from ...model.graph.atoms import atoms
 from ...model.graph.pcg import PCG
@@ -16,7 +15,6 @@ from ...model.machine.machine import stage_machine
 from ...model.machine.precision import precision
 from .choice import letter_text
 from .plan import Plan
-from .schedules import orders
 
 if TYPE_CHECKING:
     from .pipeline_plan import PipelinePlan
@@ -40,18 +38,19 @@ def check(plan: PipelinePlan) -> None:
             if here != there:
                 raise PartitaError(f"{where} has {name} {here}, stage 0 {there}: all stages share them")
         _check_graph(plan, number)
-    orders(plan.schedule, size, plan.chunks, first.micro_batches)  # are there any?
+    schedule, micro_batches = plan.schedule, first.micro_batches
+    schedule.orders(size, plan.chunks, micro_batches)  # are there any?
+    if not schedule.runs(size, micro_batches):
+        raise PartitaError(
+            f"{schedule} with {size} stages needs {schedule.needs} {size} micro-batches, not {micro_batches}"
+        )
     for number, part in enumerate(plan.stages):
-        needed = in_flight(plan.schedule, size, plan.chunks, first.micro_batches, number)
-        if plan.split and part.recompute:
+        needed = schedule.in_flight(size, plan.chunks, micro_batches, number)
+        if schedule.splits_backward and part.recompute:
             raise PartitaError(f"stage {number} computes segments again, which a backward in two parts would do twice")
         if part.in_flight < needed:
-            raise PartitaError(
-                f"stage {number} has room for {part.in_flight} micro-batches, {plan.schedule} keeps {needed}"
-            )
-    if plan.stale:
-        if plan.micro_batches < plan.size:
-            raise PartitaError(f"2bw keeps {plan.size} stages busy: {plan.micro_batches} micro-batches are too few")
+            raise PartitaError(f"stage {number} has room for {part.in_flight} micro-batches, {schedule} keeps {needed}")
+    if schedule.double_buffered:
         for part in plan.stages:
             check_stale(part.graph, part.dtype, part.separate_states)
     for number, (before, after) in enumerate(pairwise(plan.stages)):

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...formulation.pipeline.configuration import split
 from ...formulation.pipeline.orders import Orders
+from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule
 from ...formulation.placement.placement import Placement, of_rows
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
@@ -18,7 +18,6 @@ from .axis_names import axis_names
 from .delegation import PlanMethods, call
 from .pipeline_checks import check
 from .plan import Plan
-from .schedules import orders
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,8 +30,8 @@ class PipelinePlan(PlanMethods):
     `graph` is the whole (shapes at one micro-batch); stage i is what lies between boundaries `bounds[i]` and
     `bounds[i + 1]` (`model.stages`), counted in the order of the model. `row` is the pipeline's factor on every level
     of the machine: with p = prod(row), stage i runs on the devices of coordinate i % p, planned as a machine of their
-    own (`stage_machine`). `schedule` names the order of their work (`schedules`), `chunks` is the number of stages
-    a device has. `model`, `report` and `module` are those of a `Plan`.
+    own (`stage_machine`). `schedule` is the order of their work, `chunks` the number of stages a device has. `model`,
+    `report` and `module` are those of a `Plan`.
     """
 
     graph: PCG
@@ -40,7 +39,7 @@ class PipelinePlan(PlanMethods):
     row: tuple[int, ...]
     bounds: tuple[int, ...]
     stages: tuple[Plan, ...]
-    schedule: str = "1f1b"
+    schedule: Schedule = ONE_F_ONE_B
     chunks: int = 1
     model: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
@@ -76,16 +75,6 @@ class PipelinePlan(PlanMethods):
         return self.stages[0].optimizer
 
     @property
-    def stale(self) -> bool:
-        """Whether gradients are those at the weights of a step ago, so that no step waits for the one before."""
-        return self.schedule == "2bw"
-
-    @property
-    def split(self) -> bool:
-        """Whether backwards are: to the stage before at once, to the weights later."""
-        return split(self.schedule)
-
-    @property
     def recompute(self) -> dict[str, str]:
         """The segments of all stages that are computed again, with their modes."""
         return {name: mode for part in self.stages for name, mode in part.recompute.items()}
@@ -109,7 +98,7 @@ class PipelinePlan(PlanMethods):
     @cached_property
     def orders(self) -> Orders:
         """What the ranks of every coordinate run, one after the other."""
-        return orders(self.schedule, self.size, self.chunks, self.micro_batches)
+        return self.schedule.orders(self.size, self.chunks, self.micro_batches)
 
     @classmethod
     def load(cls, path: Path | str) -> PipelinePlan:

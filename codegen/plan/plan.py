@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule
 from ...model.graph.pcg import PCG
 from .checks import check
 from .delegation import PlanMethods, call
@@ -37,19 +38,14 @@ class Plan(StagePlan, PlanMethods):
         return 1
 
     @property
-    def schedule(self) -> str:
+    def schedule(self) -> Schedule:
         """That of a pipeline with one stage."""
-        return "1f1b"
+        return ONE_F_ONE_B
 
     @property
     def chunks(self) -> int:
         """Stages that a device has."""
         return 1
-
-    @property
-    def stale(self) -> bool:
-        """True if gradients are those at the weights of a step ago."""
-        return False
 
     @property
     def stages(self) -> tuple[Plan, ...]:

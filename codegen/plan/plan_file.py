@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...formulation.pipeline.orders import read_slot_lines, slot_lines
+from ...formulation.pipeline.schedule import Schedule, SlotTable, schedule_named, with_orders
 from ...formulation.placement.placement import Placement
 from ...model.errors import PartitaError
 from ...model.files import make_folder, read_json, write_atomically, write_directory
@@ -207,7 +209,8 @@ def pipeline_to_json(plan: PipelinePlan) -> dict[str, Any]:
         "machine": plan.machine.to_json(),
         "row": list(plan.row),
         "bounds": list(plan.bounds),
-        "schedule": plan.schedule,
+        "schedule": plan.schedule.name,
+        **({"orders": slot_lines(plan.orders)} if isinstance(plan.schedule.order, SlotTable) else {}),
         "chunks": plan.chunks,
         "stages": [_own_json(plan, number) for number in range(len(plan.stages))],
         "report": plan.report,
@@ -221,6 +224,14 @@ def _own_json(plan: PipelinePlan, number: int) -> dict[str, Any]:
     plain = part.graph == stage(plan.graph, *plan.bounds[number : number + 2]).graph
     left_out = (*_SHARED, "graph") if plain else _SHARED
     return {key: value for key, value in part.to_json().items() if key not in left_out}
+
+
+def _schedule(data: Mapping[str, Any]) -> Schedule:
+    """The schedule by its name; one that the solver found has its orders in the file."""
+    named = schedule_named(str(data["schedule"]))
+    if named.limit is None and "orders" not in data:
+        return named
+    return with_orders(named, read_slot_lines(list(map(str, as_list(data["orders"])))), whole(data["micro_batches"]))
 
 
 def pipeline_from_json(data: Mapping[str, Any]) -> PipelinePlan:
@@ -252,7 +263,7 @@ def pipeline_from_json(data: Mapping[str, Any]) -> PipelinePlan:
             row=row,
             bounds=bounds,
             stages=tuple(plans),
-            schedule=str(data["schedule"]),
+            schedule=_schedule(data),
             chunks=whole(data["chunks"]),
             model=dict(data["model"]),
             report=_report(data["report"]),

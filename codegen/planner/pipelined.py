@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ...formulation.pipeline.configuration import Configuration, admitted, later, rows, split, versions
+from ...formulation.pipeline.configuration import Configuration, rows
+from ...formulation.pipeline.schedule import schedule_named
 from ...formulation.pipeline.stage_transfers import transfer_price
 from ...formulation.placement.placement import Placement, Row, distinct, placements, reordered
 from ...formulation.search_space import SearchSpace
@@ -54,7 +55,7 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Space | None
     sizes = atom_sizes(graph, problem.batch, (1,))
     inner = {row: reordered(_inner(machine, row, space.mesh), sizes) for row in found}
     none = {} if space.stages is not None else {(1,) * len(machine.hierarchy): problem.placements}
-    return Space(none | inner, space.schedule, chunks, step_ns)
+    return Space(none | inner, schedule_named(space.schedule), chunks, step_ns)
 
 
 def looked_at(graph: PCG, space: SearchSpace) -> bool:
@@ -71,22 +72,22 @@ def _cuts(graph: PCG) -> int:
 
 def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
     """The pipeline's factors on the levels, where the schedule can be run and the model cut."""
-    chunks, schedule, counts = space.chunks, space.schedule, problem.micro_batches
+    chunks, schedule, counts = space.chunks, schedule_named(space.schedule), problem.micro_batches
     needed = space.stages is not None or chunks > 1
     found = [row for row in divisions(problem.machine, space.stages) if math.prod(row) * chunks <= cuts]
     if not found and needed:
         count = (space.stages or 2) * chunks
         raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
-    found = [row for row in found if admitted(schedule, math.prod(row), counts)]
+    found = [row for row in found if any(schedule.runs(math.prod(row), k) for k in counts)]
     if not found and needed:
-        least = "a multiple of" if chunks > 1 else "at least"
+        least = space.stages or 2
         raise PartitaError(
-            f"{schedule} with {space.stages or 2} stages needs {least} {space.stages or 2} micro-batches, "
+            f"{schedule} with {least} stages needs {schedule.needs} {least} micro-batches, "
             f"a batch of {problem.batch} has {', '.join(map(str, counts))} in this model"
         )
-    if schedule == "2bw" and found:
+    if schedule.double_buffered and found:
         check_stale(problem.pcg, problem.dtype, problem.offload)
-    if split(schedule) and found and space.recompute not in ("auto", "none"):
+    if schedule.splits_backward and found and space.recompute not in ("auto", "none"):
         raise PartitaError(
             f"{schedule} splits backwards, and would compute segments twice again: "
             f"recompute {space.recompute!r} is for other schedules"
@@ -206,10 +207,11 @@ def _confirm(made: PipelinePlan, objective_ns: int, rewritten: bool, best: Confi
     def agree(now: int, before: int) -> bool:
         return now == before or (rewritten and now < before)
 
-    most = best.versions, best.later
-    for number, (own, space, part) in enumerate(zip(confirmed.stages, made.parts, made.stages, strict=True)):
-        least = versions(best.schedule, number), later(best.schedule, best.micro_batches, number)
-        planned, told = own if least == most else stage_price(space, *most), part.report
+    most = best.weight_versions, best.deferred_weight_gradients
+    schedule, shape = best.schedule, (best.devices, best.chunks, best.micro_batches)
+    for number, (own, given, part) in enumerate(zip(confirmed.stages, made.parts, made.stages, strict=True)):
+        least = schedule.weight_versions(number), schedule.deferred_weight_gradients(*shape, number)
+        planned, told = own if least == most else stage_price(given, *most), part.report
         assert agree(own.objective_ns, sum(told["parts_ns"].values())), (own.ns, told["parts_ns"])
         assert agree(planned.memory_bytes, told["memory_bytes"]), (planned.memory, told["memory_bytes"])
         told["memory_bytes"] = own.memory_bytes

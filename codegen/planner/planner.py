@@ -209,7 +209,7 @@ def plan_graph(
     """Plan a captured graph in the best dtype and schedule of those named; an interrupt keeps the best plan so far."""
     context = context or Context()
     if len(space.schedules) > 1 and not looked_at(graph, space):
-        space = replace(space, schedule="1f1b", chunks=1)
+        space = replace(space, schedule="auto", chunks=1)
     tried = variants(training, space)
     fits: set[str] = set()  # dtypes with plans that need nothing on the host: other schedules do not either
 

@@ -56,7 +56,7 @@ def searched_outside(problem: PlanningProblem, among: Space, found: SearchResult
         **({"offload": True} if problem.offload else {}),
         "recompute": list(problem.recompute),
         "stages": pipelines,
-        "schedule": among.schedule,
+        "schedule": among.schedule.name,
         "configurations": found.configurations,
         "configurations_asked": found.asked,
         "options": found.options,

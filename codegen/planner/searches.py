@@ -36,7 +36,7 @@ def searched(
 ) -> Searched:
     """Search plans; with optimizer states on the host where these are asked for, or where nothing fits without."""
     first = _once(problem, among, backend, limits, budget)
-    stale = among is not None and among.schedule == "2bw" and all(prod(row) > 1 for row in among.placements)
+    stale = among is not None and among.schedule.double_buffered and all(prod(row) > 1 for row in among.placements)
     if offload is not None or stale or not _full(first, limits):  # 2bw has nothing elsewhere
         return first
     tell("nothing fits: searching with optimizer states in the host's memory")

@@ -26,9 +26,9 @@ _WRITTEN = (Action.GATHER, Action.PAD, Action.SLICE, Action.KEEP_FIRST)
 class Moves:
     """Collects the items of a plan's price."""
 
-    def __init__(self, plan: Plan, versions: int = 0, later: int = 0) -> None:
+    def __init__(self, plan: Plan, weight_versions: int = 0, deferred_weight_gradients: int = 0) -> None:
         self.plan, self.graph, self.k = plan, plan.graph, plan.micro_batches
-        self.versions, self.later = versions, later
+        self.weight_versions, self.deferred_weight_gradients = weight_versions, deferred_weight_gradients
         self.device, self.precision = plan.machine.device, precision(plan.dtype)
         self.moves = Transitions(plan.machine, plan.placement, transfer=plan.transfer)
         self.known = atoms(plan.graph)

@@ -71,8 +71,8 @@ class Operators(Moves):
             if entry.split and part < 1:
                 made = entry.split(node, sources, name, part)[1]
                 self.save("activations", index, made * self.item(node.inputs[0]))
-        if self.later and trains(self.graph, index):
-            self.hold("activations", index, self.later * own)
+        if self.deferred_weight_gradients and trains(self.graph, index):
+            self.hold("activations", index, self.deferred_weight_gradients * own)
         first = self.numel(node.inputs[0], choice.inputs[0]) if node.inputs else 0
         for name in entry.kept(node, sources):
             if name == "y" and not given:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...formulation.pipeline.evaluate import starts_ns
+from ...formulation.pipeline.orders import KIND_NAMES
 from ...formulation.pipeline.problem import Stage, chunked
 from ...model.operators.operator import operator
 from .price_items import Item, Phase, StagePrice
@@ -30,23 +31,20 @@ class Run(NamedTuple):
         return self.start_ns + self.length_ns
 
 
-_KINDS = {"F": "forward", "B": "backward", "W": "weights"}
-
-
 def runs(plan: PipelinePlan, stages: tuple[StagePrice, ...]) -> tuple[Run, ...]:
     """All slots: each begins as soon as its devices are free and what it waits for is there.
 
     Transfers are part of the slots at both ends. Equal stages whose backwards are whole end with the step
     that is predicted (`step_ns`); unequal ones may end later.
     """
-    chain = []
+    chain, split = [], plan.schedule.splits_backward
     for number, (part, cost) in enumerate(zip(plan.stages, stages, strict=True)):
         forward, backward = (phase_ns(cost, phase) // plan.micro_batches for phase in ("forward", "backward"))
-        later = weights_ns(part, cost) // plan.micro_batches if plan.split and number > 0 else 0
-        chain.append(Stage(max(1, forward), max(1, backward - later), max(1, later) if plan.split else 0))
+        weights = weights_ns(part, cost) // plan.micro_batches if split and number > 0 else 0
+        chain.append(Stage(max(1, forward), max(1, backward - weights), max(1, weights) if split else 0))
     problem = chunked(chain, plan.size, plan.micro_batches)
     made = [
-        Run(task.devices[0], _KINDS[task.kind], task.stage, task.micro, start, task.duration_ns)
+        Run(task.devices[0], KIND_NAMES[task.kind], task.stage, task.micro, start, task.duration_ns)
         for task, start in zip(problem.tasks, starts_ns(problem, plan.orders), strict=True)
     ]
     ends = [max(run.end_ns for run in made if run.device == device) for device in range(plan.size)]
@@ -64,12 +62,12 @@ def phase_ns(cost: StagePrice, phase: Phase) -> int:
 
 
 def weights_ns(plan: Plan, cost: StagePrice) -> int:
-    """What of a stage's backward of a step nobody waits for: what gives gradients to weights."""
-    return sum(_later(plan, item) for item in cost.items if item.phase == "backward")
+    """The part of a stage's backward, in a step, that computes weight gradients, which no other stage waits for."""
+    return sum(_deferrable(plan, item) for item in cost.items if item.phase == "backward")
 
 
-def _later(plan: Plan, item: Item) -> int:
-    """The part of an item that can wait: of a product with a weight half of it."""
+def _deferrable(plan: Plan, item: Item) -> int:
+    """The part of an item that can be deferred: half of a product with a weight."""
     if item.part == "gradients" or (item.part == "weights" and item.slot is not When.AGAIN):
         return item.total_ns
     node = plan.graph.nodes[item.node]

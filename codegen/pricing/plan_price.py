@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...formulation.pipeline.configuration import later, rounds, step_ns, versions
+from ...formulation.pipeline.configuration import step_ns
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from .pipeline_runs import runs
@@ -29,15 +29,18 @@ class PlanPrice:
 def plan_price(plan: Plan | PipelinePlan) -> PlanPrice:
     """The predicted time and memory: a device holds all its stages.
 
-    With split backwards, the step is the time of all slots, each as early as it can be; where steps do not wait for
-    each other, the work of the slowest stage.
+    The step is the formula of the schedule, if it has one; else the makespan of its slots, each as early as it can be.
+    Where steps do not wait for each other, it is the work of the slowest stage.
     """
-    name, micros = plan.schedule, plan.micro_batches
-    stages = tuple(stage_price(p, versions(name, s), later(name, micros, s)) for s, p in enumerate(plan.parts))
+    schedule, shape = plan.schedule, (plan.size, plan.chunks, plan.micro_batches)
+    stages = tuple(
+        stage_price(part, schedule.weight_versions(s), schedule.deferred_weight_gradients(*shape, s))
+        for s, part in enumerate(plan.parts)
+    )
     held = [sum(stage.memory_bytes for stage in stages[device :: plan.size]) for device in range(plan.size)]
     busy_ns = [stage.objective_ns for stage in stages]
-    if isinstance(plan, PipelinePlan) and plan.split:
+    if isinstance(plan, PipelinePlan) and schedule.priced_by_slots:
         step = max(run.end_ns for run in runs(plan, stages))
     else:
-        step = step_ns(plan.size, rounds(name, plan.chunks, micros), busy_ns)
+        step = step_ns(plan.size, schedule.rounds(plan.chunks, plan.micro_batches), busy_ns)
     return PlanPrice(stages, step, max(held))

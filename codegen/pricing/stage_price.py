@@ -15,9 +15,9 @@ from .price_items import StagePrice
 from .weights import Weights
 
 
-def stage_price(plan: Plan, versions: int = 0, later: int = 0) -> StagePrice:
-    """The predicted time and memory of a plan; `versions` and `later` are kept besides, as `encode` has them."""
-    return _Pricing(plan, versions, later).run()
+def stage_price(plan: Plan, weight_versions: int = 0, deferred_weight_gradients: int = 0) -> StagePrice:
+    """The predicted time and memory of a plan; the two counts are those of `StageContext`."""
+    return _Pricing(plan, weight_versions, deferred_weight_gradients).run()
 
 
 class _Pricing(Weights):

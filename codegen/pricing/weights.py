@@ -85,8 +85,8 @@ class Weights(Operators):
         summed = updated if choice.sharded_gradients else stored
         tensors = optimizer_states(self.plan.optimizer) + (choice.sharded_states or self.precision.copied)
         self.hold("states", index, stored * ITEMSIZE[self.precision.parameters] + summed * gradient)
-        if self.versions:
-            self.hold("states", index, self.versions * stored * master)
+        if self.weight_versions:
+            self.hold("states", index, self.weight_versions * stored * master)
         self.hold("states", index, 0 if choice.offloaded else updated * tensors * master)
         accumulated = stored * float(self.item(index) + 2 * gradient)
         accumulated += 3.0 * gradient * updated * choice.sharded_gradients

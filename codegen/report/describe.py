@@ -144,16 +144,7 @@ def _programs_sentence(plan: Plan | PipelinePlan) -> str:
 def pipeline_sentence(plan: PipelinePlan) -> str:
     """How many stages, and in which order they work."""
     chunks = f", {plan.chunks} on every rank" if plan.chunks > 1 else ""
-    return f"{len(plan.stages)} stages{chunks}, {WORDS[plan.schedule]} over {plan.micro_batches} micro-batches"
-
-
-WORDS = {
-    "1f1b": "1F1B",
-    "gpipe": "GPipe",
-    "interleaved": "interleaved 1F1B",
-    "zero-bubble": "zero-bubble (ZB-H1)",
-    "2bw": "PipeDream-2BW",
-}
+    return f"{len(plan.stages)} stages{chunks}, {plan.schedule.label} over {plan.micro_batches} micro-batches"
 
 
 def _batch_sentence(plan: Plan | PipelinePlan) -> str:

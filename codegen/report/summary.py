@@ -67,7 +67,7 @@ def _pipeline(plan: PipelinePlan) -> dict[str, Any]:
         "stages": len(plan.stages),
         "bounds": list(plan.bounds),
         "contents": [contents(part.graph) for part in plan.stages],
-        "schedule": plan.schedule,
+        "schedule": plan.schedule.name,
         "chunks": plan.chunks,
         "busy_ns": list(cost.busy_ns),
         "memory_bytes": [stage.memory_bytes for stage in cost.stages],

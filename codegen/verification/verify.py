@@ -130,7 +130,7 @@ def stages_of(plan: AnyPlan | Kept) -> tuple[Plan, ...]:
 
 def is_stale(plan: AnyPlan | Kept) -> bool:
     """Whether gradients are those at the weights of a step ago."""
-    return isinstance(plan, PipelinePlan) and plan.stale
+    return isinstance(plan, PipelinePlan) and plan.schedule.double_buffered
 
 
 def _program_beside(saved: Path, command: str) -> Path:

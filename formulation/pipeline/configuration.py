@@ -13,11 +13,11 @@ take longer where one stage is slowest forward and another backward: 1F1B by som
 
 A device has v stages where they are interleaved: each is planned for an equal share of its memory. Steps of
 PipeDream-2BW (Narayanan et al., 2021) do not wait for each other: each takes max_s W_s, at one more version of the
-weights, and one more of their gradients where a pipeline is so long that updates come later (`versions`).
+weights, and one more of their gradients where a pipeline is so long that updates come later (`weight_versions`).
 
-Where backwards are split (zero-bubble), how long is waited depends on the order, slot by slot, which only a plan says.
-The search then minimises a lower bound of the step (`solvers/search/zero_bubble_bound.py`). A stage also keeps what its
-deferred weight gradients need (`later`).
+For other schedules (zero-bubble, registered ones) the waiting depends on the order, slot by slot, which only a plan
+has. The search then minimises a lower bound of the step (`solvers/search/zero_bubble_bound.py`). Where backwards are
+split, a stage also keeps what its deferred weight gradients need (`deferred_weight_gradients`).
 
 What bounds rest on:
 
@@ -30,14 +30,13 @@ What bounds rest on:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from math import prod
 
 from ..placement.placement import Placement, Row, divisors
-from .orders import interleaved
+from .schedule import ONE_F_ONE_B, Schedule
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,7 +50,7 @@ class Configuration:
     row: Row
     matrix: tuple[Row, ...]
     micro_batches: int
-    schedule: str = "1f1b"
+    schedule: Schedule = ONE_F_ONE_B
     chunks: int = 1
 
     @property
@@ -74,32 +73,32 @@ class Configuration:
         return replace(self, row=row)
 
     @property
-    def split(self) -> bool:
-        """Whether backwards are: to the stage before at once, to the weights later."""
-        return split(self.schedule)
-
-    @property
     def rounds(self) -> int | None:
-        """The longest device waits for a part in so many of what the others work; None: for nothing."""
-        return rounds(self.schedule, self.chunks, self.micro_batches)
+        """R in step = max W + (Σ W - max W) / R; None: the step is max W, or priced slot by slot."""
+        return self.schedule.rounds(self.chunks, self.micro_batches)
 
     @property
-    def versions(self) -> int:
-        """What every stage keeps besides its weights, at the most, in their size: as each stage is planned."""
-        return versions(self.schedule, self.devices - 1)
+    def weight_versions(self) -> int:
+        """Further weight versions, in the weights' size: the most of any stage, for which all are planned."""
+        return self.schedule.weight_versions(self.devices - 1)
 
     @property
-    def later(self) -> int:
-        """Micro-batches of which every stage keeps what leads to gradients of weights: as each stage is planned."""
-        return later(self.schedule, self.micro_batches, self.devices - 1)
+    def deferred_weight_gradients(self) -> int:
+        """Micro-batches with deferred weight gradients: the most of any stage, for which all are planned."""
+        shape = self.devices, self.chunks, self.micro_batches
+        return max(self.schedule.deferred_weight_gradients(*shape, stage) for stage in range(self.stages))
 
     def modes(self, recompute: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of some modes of recomputation that its stages may have: a split backward would compute again twice."""
-        return ("none",) if self.split else recompute
+        """The modes of recomputation allowed for its stages: a split backward would recompute twice."""
+        return ("none",) if self.schedule.splits_backward else recompute
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches of which `stage` keeps activations at once."""
-        return in_flight(self.schedule, self.devices, self.chunks, self.micro_batches, stage)
+        return self.schedule.in_flight(self.devices, self.chunks, self.micro_batches, stage)
+
+    def forwards_ahead(self, stage: int) -> int:
+        """Forwards that `stage` runs before its first backward, at the most."""
+        return self.schedule.forwards_ahead(self.devices, self.chunks, self.micro_batches, stage)
 
     def step_ns(self, busy_ns: Sequence[int]) -> int:
         """The step, of what every stage (in the model's order) is busy."""
@@ -111,55 +110,6 @@ def rows(hierarchy: Sequence[int], stages: int | None = None) -> Iterator[Row]:
     for row in product(*map(divisors, hierarchy)):
         if prod(row) == stages or (stages is None and prod(row) > 1):
             yield row
-
-
-def in_flight(schedule: str, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
-    """Micro-batches whose activations `stage` (of devices · chunks, from 0) keeps at once."""
-    if schedule in ("1f1b", "2bw"):
-        return min(micro_batches, devices - stage)
-    if split(schedule):
-        return min(micro_batches, devices)
-    if schedule == "gpipe":
-        return micro_batches
-    return _peaks(devices, chunks, min(micro_batches, 3 * devices))[stage]  # the same groups again and again from there
-
-
-def admitted(schedule: str, devices: int, micro_batches: Sequence[int]) -> tuple[int, ...]:
-    """The numbers of micro-batches that a schedule can run: interleaved, groups of as many as there are devices.
-
-    2BW needs as many at the least, so that no gradients are older than a step.
-    """
-    can: dict[str, Callable[[int], bool]] = {"interleaved": lambda k: k % devices == 0, "2bw": lambda k: k >= devices}
-    return tuple(k for k in micro_batches if schedule not in can or can[schedule](k))
-
-
-def rounds(schedule: str, chunks: int, micro_batches: int) -> int | None:
-    """The longest device of a pipeline waits for a part in so many of what the others work.
-
-    None: for nothing, or where backwards are split for what follows from when it begins.
-
-    >>> rounds("1f1b", 1, 4), rounds("interleaved", 2, 4), rounds("2bw", 1, 4)
-    (4, 8, None)
-    """
-    return None if schedule == "2bw" or split(schedule) else micro_batches * chunks
-
-
-def versions(schedule: str, stage: int) -> int:
-    """What a stage (from 0) keeps besides its weights, in their size: 2BW's older ones, and gradients of two steps."""
-    return (1 + (stage > 1)) if schedule == "2bw" else 0
-
-
-def split(schedule: str) -> bool:
-    """Whether backwards are: to the stage before at once, to the weights later."""
-    return schedule == "zero-bubble"
-
-
-def later(schedule: str, micro_batches: int, stage: int) -> int:
-    """Micro-batches of which a stage (from 0) keeps what leads to gradients of weights, until they are computed.
-
-    ZB-H1 has those of stage s wait for s micro-batches; the first one's backward is whole.
-    """
-    return min(micro_batches, stage + 1) if split(schedule) and stage else 0
 
 
 def step_ns(devices: int, rounds: int | None, busy_ns: Sequence[int]) -> int:
@@ -177,14 +127,3 @@ def step_ns(devices: int, rounds: int | None, busy_ns: Sequence[int]) -> int:
 def waited(longest: int, total: int, rounds: int | None) -> int:
     """The step whose busiest device works so long, and all devices `total`."""
     return longest if rounds is None else longest + -(-(total - longest) // rounds)
-
-
-@cache
-def _peaks(devices: int, chunks: int, micro_batches: int) -> tuple[int, ...]:
-    """Of every stage of interleaved 1F1B the most micro-batches between their forward and the end of their backward."""
-    now, most = [0] * (devices * chunks), [0] * (devices * chunks)
-    for order in interleaved(devices, micro_batches, chunks):
-        for kind, stage, _ in order:
-            now[stage] += 1 if kind == "F" else -1
-            most[stage] = max(most[stage], now[stage])
-    return tuple(most)

@@ -1,17 +1,19 @@
-"""The schedules of pipelines that have names, as orders: what every device runs, one slot after another.
+"""Named pipeline schedules as orders: what every device runs, one slot after another.
 
 A slot is one task: its kind, its stage and its micro-batch, all counted from 0. Kinds: "F" forward, "B" backward (of
-the inputs alone where "W" slots are there for the weights' gradients, else of both), "R" the forward run again before
-its backward. Which device runs a stage is where its slots stand; in Chimera it depends on the micro-batch too.
+the inputs alone where the order has "W" slots for the weights' gradients, else of both), "R" the forward run again
+before its backward. A stage runs on the device whose order has its slots; in Chimera that depends on the micro-batch.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from ...model.errors import PartitaError
+from . import device_orders
 
 
 class Slot(NamedTuple):
@@ -25,20 +27,52 @@ class Slot(NamedTuple):
         return f"{self.kind}(stage {self.stage}, micro-batch {self.micro})"
 
 
-Orders = tuple[tuple[Slot, ...], ...]
-"""For every device, what it runs in which order. What several devices run together stands in the order of each."""
+Orders: TypeAlias = tuple[tuple[Slot, ...], ...]
+"""For every device its slots in order. A slot that several devices run together stands in the order of each."""
+
+DeviceOrder: TypeAlias = Callable[..., Iterable[tuple[str, int, int]]]
+"""(device, devices, micro-batches, ...) -> the slots of that device, their kinds spelled out (`KIND_NAMES`)."""
 
 KINDS = ("F", "R", "B", "W")
+KIND_NAMES = {"F": "forward", "B": "backward", "W": "weights"}
+"""The kinds as emitted programs and timelines call them."""
+_LETTERS = {name: kind for kind, name in KIND_NAMES.items()}
+
+
+def device_slots(order: DeviceOrder, device: int, devices: int, micros: int, *more: int) -> list[Slot]:
+    """The slots of one device; updates between steps are left out."""
+    found = order(device, devices, micros, *more)
+    return [Slot(_LETTERS[kind], stage, micro) for kind, stage, micro in found if kind != "update"]
+
+
+def slot_lines(orders: Orders, chunks: int = 1) -> list[str]:
+    """Orders as text, a line a device: kind and micro-batch of every slot, and its chunk where there are several.
+
+    >>> slot_lines(one_f_one_b(2, 2))
+    ['F0 F1 B0 B1', 'F0 B0 F1 B1']
+    """
+
+    def text(slot: Slot) -> str:
+        return f"{slot.kind}{slot.micro}" + (f".{slot.stage // len(orders)}" if chunks > 1 else "")
+
+    return [" ".join(map(text, own)) for own in orders]
+
+
+def read_slot_lines(lines: Sequence[str]) -> Orders:
+    """The orders that `slot_lines` gave for one stage a device. PartitaError: a word is no slot."""
+
+    def slot(word: str, device: int) -> Slot:
+        if not re.fullmatch(r"[FBW][0-9]{1,9}", word, re.ASCII):
+            raise PartitaError(f"the order of device {device}: {word!r:.60} is no slot, such as F0, B0 or W0")
+        return Slot(word[0], device, int(word[1:]))
+
+    return tuple(tuple(slot(word, device) for word in line.split()) for device, line in enumerate(lines))
 
 
 def gpipe(stages: int, micros: int, recompute: bool = False) -> Orders:
     """All forwards, then all backwards, the last micro-batch first (GPipe); every activation is kept until then."""
     _check(stages=stages, micros=micros)
-    forwards, backwards = range(micros), range(micros - 1, -1, -1)
-    return _recomputed(
-        ([*(Slot("F", s, m) for m in forwards), *(Slot("B", s, m) for m in backwards)] for s in range(stages)),
-        recompute,
-    )
+    return _recomputed((device_slots(device_orders.gpipe, s, stages, micros) for s in range(stages)), recompute)
 
 
 def one_f_one_b(stages: int, micros: int, recompute: bool = False) -> Orders:
@@ -47,7 +81,7 @@ def one_f_one_b(stages: int, micros: int, recompute: bool = False) -> Orders:
     With `recompute` every backward has an "R" before it.
     """
     _check(stages=stages, micros=micros)
-    return _recomputed((_alternated(s, stages - s, micros) for s in range(stages)), recompute)
+    return _recomputed((device_slots(device_orders.one_f_one_b, s, stages, micros) for s in range(stages)), recompute)
 
 
 def interleaved(devices: int, micros: int, chunks: int = 2) -> Orders:
@@ -61,22 +95,7 @@ def interleaved(devices: int, micros: int, chunks: int = 2) -> Orders:
             f"interleaved 1F1B runs micro-batches in groups of as many as there are devices: {micros} are no multiple "
             f"of {devices}"
         )
-    total, group = micros * chunks, devices * chunks
-
-    def slot(kind: str, device: int, k: int) -> Slot:
-        chunk = k % group // devices
-        chunk = chunk if kind == "F" else chunks - 1 - chunk
-        return Slot(kind, chunk * devices + device, k // group * devices + k % devices)
-
-    orders = []
-    for d in range(devices):
-        warm = min(2 * (devices - d - 1) + (chunks - 1) * devices, total)
-        order = [slot("F", d, k) for k in range(warm)]
-        for k in range(total):
-            order += [slot("F", d, k + warm)] if k + warm < total else []
-            order.append(slot("B", d, k))
-        orders.append(tuple(order))
-    return tuple(orders)
+    return tuple(tuple(device_slots(device_orders.interleaved, d, devices, micros, chunks)) for d in range(devices))
 
 
 def chimera(stages: int, micros: int) -> Orders:
@@ -105,11 +124,14 @@ def zero_bubble(stages: int, micros: int, doubled: bool = False) -> Orders:
     `doubled`: ZB-H2, which keeps up to 2S - 1, so that no device ever waits once it has begun.
     """
     _check(stages=stages, micros=micros)
-    orders = []
-    for s in range(stages):
-        warm, delay = (2 * (stages - s) - 1, 2 * s) if doubled else (stages - s, s)
-        orders.append(_with_weights(_alternated(s, warm, micros), delay))
-    return tuple(orders)
+
+    def own(s: int) -> list[Slot]:
+        if not doubled:
+            return device_slots(device_orders.zero_bubble, s, stages, micros)
+        twice = device_slots(device_orders.zero_bubble, 2 * s, 2 * stages - 1, micros)
+        return [slot._replace(stage=s) for slot in twice]
+
+    return tuple(tuple(own(s)) for s in range(stages))
 
 
 def three_f_one_b(stages: int, micros: int, passes: int = 3, in_turn: bool = False) -> Orders:
@@ -124,7 +146,10 @@ def three_f_one_b(stages: int, micros: int, passes: int = 3, in_turn: bool = Fal
     last = (passes - 1) * stages
     if in_turn:
         early = (tuple(Slot("F", p, m) for p in range(s, last, stages) for m in range(micros)) for s in range(stages))
-        return tuple(own + tuple(_alternated(last + s, stages - s, micros)) for s, own in enumerate(early))
+        alternated = one_f_one_b(stages, micros)
+        return tuple(
+            (*own, *(slot._replace(stage=last + slot.stage) for slot in alternated[s])) for s, own in enumerate(early)
+        )
     orders: list[list[Slot]] = [[] for _ in range(stages)]
     ends: dict[Slot, int] = {}  # the step with which a task ends
     count: Counter[tuple[str, int]] = Counter()  # of a kind and stage, in order
@@ -180,28 +205,6 @@ def interlaced(stages: int, micros: int, shared: Sequence[int] = (0,), recompute
                 yield 2 * (stages + m) - t, 0, m, 2 * chain - k, Slot("B", k, m)
 
     return tuple(tuple(slot for *_, slot in sorted(steps(d))) for d in range(stages))
-
-
-def _alternated(stage: int, warm: int, micros: int) -> list[Slot]:
-    """So many forwards, then a backward and a forward in turn."""
-    warm = min(warm, micros)
-    order = [Slot("F", stage, m) for m in range(warm)]
-    for m in range(micros):
-        order.append(Slot("B", stage, m))
-        order += [Slot("F", stage, m + warm)] if m + warm < micros else []
-    return order
-
-
-def _with_weights(order: Sequence[Slot], delay: int) -> tuple[Slot, ...]:
-    """The weights' gradients of a micro-batch after the backward of the one `delay` later; the rest last."""
-    result: list[Slot] = []
-    backwards = [slot for slot in order if slot.kind == "B"]
-    for slot in order:
-        result.append(slot)
-        if slot.kind == "B" and slot.micro >= delay:
-            result.append(Slot("W", slot.stage, slot.micro - delay))
-    late = backwards[max(0, len(backwards) - delay) :]
-    return (*result, *(Slot("W", slot.stage, slot.micro) for slot in late))
 
 
 def _recomputed(orders: Iterable[Sequence[Slot]], recompute: bool) -> Orders:

@@ -162,15 +162,15 @@ def stored_itemsize(precision: Precision, sparse: bool = False) -> int:
 
 
 def stored_bytes(
-    choice: Storage, trainable: bool, precision: Precision, states: int, sparse: bool = False, versions: int = 0
+    choice: Storage, trainable: bool, precision: Precision, states: int, sparse: bool = False, weight_versions: int = 0
 ) -> Array:
-    """Memory of the parameter, its gradient and its optimizer states on a rank, and of so many other `versions`."""
+    """Memory of the parameter, its gradient, optimizer states and further `weight_versions` on a rank."""
     stored: Array = choice.numel * stored_itemsize(precision, sparse)
     if not trainable:
         return stored
     gradients: Array = np.where(choice.scattered, choice.updated, choice.numel) * ITEMSIZE[precision.gradients]
     kept: Array = np.where(choice.offloaded, 0, update_bytes(choice, precision, states))
-    return stored + gradients + kept + versions * ITEMSIZE[precision.master] * choice.numel
+    return stored + gradients + kept + weight_versions * ITEMSIZE[precision.master] * choice.numel
 
 
 def update_bytes(choice: Storage, precision: Precision, states: int) -> Array:

@@ -62,8 +62,8 @@ def encoding(whole: PipelineProblem, configuration: Configuration, i: int, j: in
         stage=StageContext(
             in_flight=in_flight or configuration.in_flight(0),
             transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
-            weight_versions=configuration.versions,
-            deferred_weight_gradients=configuration.later,
+            weight_versions=configuration.weight_versions,
+            deferred_weight_gradients=configuration.deferred_weight_gradients,
             shared=_tables(whole, configuration),
         ),
     )

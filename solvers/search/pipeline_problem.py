@@ -88,11 +88,12 @@ class PipelineProblem:
 
     def zero_bubble(self, configuration: Configuration) -> ZeroBubbleBound | None:
         """Until when stages work at the least, where that is not what their times alone say."""
-        if not configuration.split:
+        if not configuration.schedule.priced_by_slots:
             return None
         p, k = configuration.devices, configuration.micro_batches
         _, forward, backward, inward = _sums(self, k, p)
-        return ZeroBubbleBound(forward, backward, inward, p, k)
+        ahead = tuple(map(configuration.forwards_ahead, range(configuration.stages)))
+        return ZeroBubbleBound(forward, backward, inward, ahead, k)
 
     def handed(self, configuration: Configuration) -> Times:
         """[n]: what a stage takes at the least to hand on, or to be handed, what crosses a boundary."""

@@ -24,7 +24,8 @@ from typing import NamedTuple, TypeAlias
 
 from ...formulation.encoding.encoding import Encoding
 from ...formulation.network.network import INFINITE
-from ...formulation.pipeline.configuration import Configuration, admitted
+from ...formulation.pipeline.configuration import Configuration
+from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule
 from ...formulation.placement.placement import Placement, Row
 from ...model.errors import PartitaError
 from ...model.garbage_collection import seldom_collected
@@ -71,7 +72,7 @@ class Space:
     """
 
     placements: dict[Row, tuple[Placement, ...]]
-    schedule: str = "1f1b"
+    schedule: Schedule = ONE_F_ONE_B
     chunks: int = 1
     step_ns: StepNs | None = None
 
@@ -186,8 +187,8 @@ class _Search:
         space, axes = self.space, self._axes()
         for row, places in space.placements.items():
             p = prod(row)
-            order = (space.schedule, space.chunks) if p > 1 else ("1f1b", 1)
-            counts = admitted(order[0], p, self.whole.problem.micro_batches)
+            order = (space.schedule, space.chunks) if p > 1 else (ONE_F_ONE_B, 1)
+            counts = [k for k in self.whole.problem.micro_batches if order[0].runs(p, k)]
             for placement in places if p * order[1] < self.whole.count and counts else ():
                 if len(placement.sizes) > axes:
                     self.left_out += 1
@@ -224,7 +225,7 @@ class _Search:
         state = replace(candidate.state)  # its bound may be raised before it is sent
         own, prices = candidate.configuration, self.prices.get(candidate.size, ())
         efforts = tuple(Effort(level, gap, seconds=self.left(), prices=prices) for level in levels)
-        step_ns = self.space.step_ns if own.split else None
+        step_ns = self.space.step_ns if own.schedule.priced_by_slots else None
         return self.whole, own, candidate.even, state, reach, efforts, self.solver, step_ns
 
     def _next(self) -> _Asked | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ....formulation.pipeline.orders import slot_lines
 from ....model.machine.precision import precision
 from ...plan.pipeline_checks import tied
 from ...pricing.axis_groups import Group, axis_groups
@@ -42,10 +46,10 @@ def emit(plan: PipelinePlan) -> str:
         "\n\n\n".join([*modules[0].classes.texts(), *classes]),
         [*mesh_lines(plan.placement, axes, whole), *_tied_lines(groups.values())],
         pipeline={
-            "schedule": plan.schedule,
             "chunks": plan.chunks,
-            "split": plan.split,
-            "stale": plan.stale,
+            "split": plan.schedule.splits_backward,
+            "stale": plan.schedule.double_buffered,
+            **_order(plan),
             "stages": wrap(f"STAGES = [{', '.join(table)}]", 0),
             "tied": bool(groups),
             "shared": _is_shared(plan),
@@ -107,6 +111,23 @@ def _title(numbers: Sequence[int]) -> str:
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"Stages{numbers[0]}To{numbers[-1]}"
     return f"Stages{'And'.join(map(str, numbers))}"
+
+
+# The order of work
+
+
+def _order(plan: PipelinePlan) -> dict[str, Any]:
+    """The order of slots in the program: as the source of a function, or as a table."""
+    schedule = plan.schedule
+    if not schedule.copied:
+        lines = (textwrap.wrap(line, 110, drop_whitespace=False) for line in slot_lines(plan.orders, plan.chunks))
+        return {"slot_table": list(lines), "order_arguments": "d"}
+    source = textwrap.dedent(inspect.getsource(schedule.order))
+    more = ["len(STAGES) // PIPELINE"] * schedule.virtual_stages + ["steps"] * schedule.double_buffered
+    return {
+        "order_source": re.sub(r"def \w+", "def order", source.rstrip(), count=1),
+        "order_arguments": ", ".join(["d", "PIPELINE", "MICRO_BATCHES", *more]),
+    }
 
 
 # The mesh

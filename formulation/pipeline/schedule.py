@@ -1,0 +1,249 @@
+"""Pipeline schedules as values: the order of work on every device, and what follows from it for plans.
+
+`register_schedule` makes a schedule known by its name, to planners, plan files and the command line:
+
+    register_schedule(Schedule("eager", "eager 1F1B", eager))
+
+`eager(device, devices, micro_batches)` lists the slots of a device: ("forward" | "backward" | "weights", stage,
+micro-batch), with stage s on device s mod `devices`. How many micro-batches are in flight, and how many wait for the
+gradients of weights, is counted in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from ...model.errors import PartitaError
+from . import device_orders
+from .evaluate import starts_ns
+from .orders import KIND_NAMES, DeviceOrder, Orders, Slot, device_slots
+from .problem import Stage, chunked
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """In which order the devices of a pipeline work, and what a plan has to know of it.
+
+    `label`: its name in reports. `order(device, devices, micro_batches)` lists the slots of a device; it takes the
+    number of chunks too where `virtual_stages`, the number of steps where `double_buffered`. It is a function of a
+    module, so that it can be sent to other processes.
+
+    `splits_backward`: "backward" slots compute gradients of inputs alone, "weights" slots those of weights.
+    `virtual_stages`: every device has several stages, `chunks`; else one. `double_buffered`: two versions of the
+    weights let a step begin before the one before it has ended; its gradients are a step old.
+
+    `has_step_formula`: the step is the formula in `configuration.py`, with which search and prices are exact for equal
+    stages. Else the step is priced slot by slot, and the search minimises a lower bound of it.
+
+    `admits(devices, micro_batches)`: False for numbers of micro-batches that the schedule cannot run; `needs` puts that
+    in words. `limit(devices, micro_batches)`: micro-batches that any stage may have in flight where `order` is yet to
+    be found by the solver. `copied`: emitted programs have the source of `order`, which then refers to nothing but its
+    arguments; else its slots as a table.
+    """
+
+    name: str
+    label: str
+    order: DeviceOrder
+    splits_backward: bool = False
+    virtual_stages: bool = False
+    double_buffered: bool = False
+    has_step_formula: bool = False
+    admits: Callable[[int, int], bool] | None = None
+    needs: str = ""
+    limit: Callable[[int, int], int] | None = None
+    copied: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def priced_by_slots(self) -> bool:
+        """True if only the order, slot by slot, tells how long a step takes."""
+        return not (self.has_step_formula or self.double_buffered)
+
+    def runs(self, devices: int, micro_batches: int) -> bool:
+        """True if it can run so many micro-batches."""
+        return self.admits is None or self.admits(devices, micro_batches)
+
+    def rounds(self, chunks: int, micro_batches: int) -> int | None:
+        """R in step = max W + (Σ W - max W) / R; None: the step is max W, or priced slot by slot."""
+        return micro_batches * chunks if self.has_step_formula else None
+
+    def weight_versions(self, stage: int) -> int:
+        """Further versions of the weights, and gradients of a second step, that a stage keeps: in the weights' size."""
+        return (1 + (stage > 1)) if self.double_buffered else 0
+
+    def orders(self, devices: int, chunks: int, micro_batches: int) -> Orders:
+        """The slots of all devices for one step. PartitaError: not for so many chunks or micro-batches."""
+        self.check(chunks)
+        return tuple(tuple(self._slots(d, devices, chunks, micro_batches)) for d in range(devices))
+
+    def check(self, chunks: int) -> None:
+        """PartitaError unless a device can have so many stages."""
+        if self.virtual_stages != (chunks > 1):
+            kind = "more than one" if self.virtual_stages else "one"
+            raise PartitaError(f"{self.name} with {chunks} stages a device: this schedule has {kind}")
+
+    def in_flight(self, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
+        """Micro-batches whose activations `stage` (of devices · chunks, from 0) keeps at once."""
+        if self.limit is not None:
+            return self.limit(devices, micro_batches)
+        return _counts(self, stage % devices, devices, chunks, micro_batches)[stage // devices].in_flight
+
+    def deferred_weight_gradients(self, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
+        """Micro-batches whose weight gradients `stage` has yet to compute; 0 for the first stage.
+
+        Nobody waits for the gradients of the first stage's inputs: its backward is whole.
+        """
+        if not self.splits_backward or stage == 0:
+            return 0
+        if self.limit is not None:
+            return self.limit(devices, micro_batches)
+        return _counts(self, stage % devices, devices, chunks, micro_batches)[stage // devices].deferred
+
+    def forwards_ahead(self, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
+        """Forwards that `stage` runs before its first backward, at the most."""
+        if self.limit is not None:
+            return self.limit(devices, micro_batches)
+        return _counts(self, stage % devices, devices, chunks, micro_batches)[stage // devices].ahead
+
+    def _slots(self, device: int, devices: int, chunks: int, micro_batches: int) -> list[Slot]:
+        more = (*([chunks] if self.virtual_stages else []), *([1] if self.double_buffered else []))
+        return device_slots(self.order, device, devices, micro_batches, *more)
+
+
+class _Counts(NamedTuple):
+    """What the order of a device says of one of its stages."""
+
+    in_flight: int
+    deferred: int
+    ahead: int
+
+
+@cache
+def _counts(schedule: Schedule, device: int, devices: int, chunks: int, micro_batches: int) -> tuple[_Counts, ...]:
+    """The counts of every stage of a device."""
+    slots, last = schedule._slots(device, devices, chunks, micro_batches), "W" if schedule.splits_backward else "B"
+
+    def counted(kinds: Sequence[str]) -> _Counts:
+        kept = accumulate((kind == "F") - (kind == last) for kind in kinds)
+        deferred = accumulate((kind == "B") - (kind == "W") for kind in kinds)
+        return _Counts(max(kept), max(deferred), kinds.index("B"))
+
+    return tuple(counted([s.kind for s in slots if s.stage == device + c * devices]) for c in range(chunks))
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """The order of a found schedule: its slots for one number of devices and micro-batches."""
+
+    orders: Orders
+
+    def __call__(self, device: int, devices: int, micro_batches: int) -> Iterator[tuple[str, int, int]]:
+        if len(self.orders) != devices:
+            raise PartitaError(f"orders for {len(self.orders)} devices are given, of {devices}")
+        return ((KIND_NAMES[slot.kind], slot.stage, slot.micro) for slot in self.orders[device])
+
+
+def with_orders(schedule: Schedule, orders: Orders, micro_batches: int) -> Schedule:
+    """A schedule whose order was to be found, with these orders of one stage a device.
+
+    PartitaError: it has its own order; these orders lack a slot, deadlock, or keep more micro-batches than its limit.
+    """
+    if schedule.limit is None:
+        raise PartitaError(f"schedule {schedule.name} has its own orders, no others can be given for it")
+    check_orders(schedule, orders, 1, micro_batches)
+    found, devices = replace(schedule, order=SlotTable(orders), limit=None, copied=False), len(orders)
+    for stage in range(devices):
+        kept, most = found.in_flight(devices, 1, micro_batches, stage), schedule.limit(devices, micro_batches)
+        if kept > most:
+            raise PartitaError(f"the orders keep {kept} micro-batches on stage {stage}, where there is room for {most}")
+    return found
+
+
+def check_orders(schedule: Schedule, orders: Orders, chunks: int, micro_batches: int) -> None:
+    """PartitaError unless these orders have every slot once, on its device, and come to an end."""
+    stage = Stage(1, 1, weight_ns=int(schedule.splits_backward))
+    starts_ns(chunked([stage] * len(orders) * chunks, len(orders), micro_batches), orders)
+
+
+# The registry
+
+
+def _multiple_of_devices(devices: int, micro_batches: int) -> bool:
+    return micro_batches % devices == 0
+
+
+def _one_a_device(devices: int, micro_batches: int) -> bool:
+    return micro_batches >= devices  # so that no gradients are older than a step
+
+
+ONE_F_ONE_B = Schedule("1f1b", "1F1B", device_orders.one_f_one_b, has_step_formula=True, copied=True)
+GPIPE = Schedule("gpipe", "GPipe", device_orders.gpipe, has_step_formula=True, copied=True)
+INTERLEAVED = Schedule(
+    "interleaved", "interleaved 1F1B", device_orders.interleaved, virtual_stages=True, has_step_formula=True,
+    admits=_multiple_of_devices, needs="a multiple of", copied=True,
+)  # fmt: skip
+ZERO_BUBBLE = Schedule(
+    "zero-bubble", "zero-bubble (ZB-H1)", device_orders.zero_bubble, splits_backward=True, copied=True
+)
+PIPEDREAM_2BW = Schedule(
+    "2bw", "PipeDream-2BW", device_orders.pipedream_2bw, double_buffered=True,
+    admits=_one_a_device, needs="at least", copied=True,
+)  # fmt: skip
+SOLVED = replace(ZERO_BUBBLE, name="solve", label="an order found by the solver", limit=min)
+"""ZB-H1 with any order in its memory: `solvers/schedule` looks for the best once the stages are planned."""
+
+ALL = ("1f1b", "zero-bubble", "interleaved")
+"""What `all` stands for: GPipe is never better than 1F1B, and 2BW is another way of training."""
+
+_REGISTRY = {s.name: s for s in (ONE_F_ONE_B, GPIPE, INTERLEAVED, ZERO_BUBBLE, PIPEDREAM_2BW, SOLVED)}
+
+
+def register_schedule(schedule: Schedule) -> Schedule:
+    """Make a schedule known by its name. PartitaError: the name is taken; some of its orders are wrong or deadlock."""
+    if _REGISTRY.get(schedule.name, schedule) != schedule:
+        raise PartitaError(f"there is another schedule {schedule.name!r}")
+    chunks = 2 if schedule.virtual_stages else 1
+    for devices, micro_batches in ((2, 2), (2, 4), (4, 4), (4, 8)):
+        if schedule.runs(devices, micro_batches):
+            check_orders(schedule, schedule.orders(devices, chunks, micro_batches), chunks, micro_batches)
+    return _REGISTRY.setdefault(schedule.name, schedule)
+
+
+def schedule_names() -> tuple[str, ...]:
+    """The names of all schedules."""
+    return tuple(_REGISTRY)
+
+
+def schedule_named(name: str) -> Schedule:
+    """PartitaError: no schedule has this name."""
+    if name not in _REGISTRY:
+        raise PartitaError(f"schedule {name!r:.60}: choose from {', '.join(_REGISTRY)}")
+    return _REGISTRY[name]
+
+
+def requested(text: str, chunks: int) -> tuple[tuple[str, int], ...]:
+    """The schedules named in a text, or that `auto` or `all` stand for: each once, with the stages of every device.
+
+    Of several, those with virtual stages have 2 on each device where `chunks` does not say it.
+    """
+    auto = (INTERLEAVED.name if chunks > 1 else ONE_F_ONE_B.name,)
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    names = dict.fromkeys(name for word in words for name in {"auto": auto, "all": ALL}.get(word, (word,)))
+    if not names:
+        raise PartitaError("no schedule is named")
+    for name in names:
+        if name not in _REGISTRY:
+            raise PartitaError(f"--schedule {name!r}: choose from auto, all, {', '.join(_REGISTRY)}")
+    several = len(names) > 1
+    many = max(chunks, 2) if several else chunks
+    virtual = [name for name in names if _REGISTRY[name].virtual_stages]
+    if bool(virtual) != (many > 1) and (chunks > 1 or not several):
+        known = ", ".join(s.name for s in _REGISTRY.values() if s.virtual_stages)
+        raise PartitaError(f"--schedule {text} with --chunks {chunks}: {known} has 2 or more, the others have 1")
+    return tuple((name, many if name in virtual else 1) for name in names)
