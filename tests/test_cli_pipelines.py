@@ -39,7 +39,7 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ("--mesh 4 --chunks 2", "--chunks needs a pipeline: add --stages N"),
         (
             "--schedule zigzag",
-            "--schedule 'zigzag': choose from auto, all, 1f1b, gpipe, interleaved, zero-bubble, 2bw",
+            "--schedule 'zigzag': choose from auto, all, 1f1b, gpipe, interleaved, zero-bubble, 2bw, solve",
         ),
         (
             "--schedule 1f1b,zero-bubble --chunks 2",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...formulation.pipeline.orders import Orders
-from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule
+from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule, schedule_named
 from ...formulation.placement.placement import Placement, of_rows
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
@@ -30,8 +30,8 @@ class PipelinePlan(PlanMethods):
     `graph` is the whole (shapes at one micro-batch); stage i is what lies between boundaries `bounds[i]` and
     `bounds[i + 1]` (`model.stages`), counted in the order of the model. `row` is the pipeline's factor on every level
     of the machine: with p = prod(row), stage i runs on the devices of coordinate i % p, planned as a machine of their
-    own (`stage_machine`). `schedule` is the order of their work, `chunks` the number of stages a device has. `model`,
-    `report` and `module` are those of a `Plan`.
+    own (`stage_machine`). `schedule` is the order of their work (a name is looked up), `chunks` the number
+    of stages a device has. `model`, `report` and `module` are those of a `Plan`.
     """
 
     graph: PCG
@@ -46,6 +46,8 @@ class PipelinePlan(PlanMethods):
     module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.schedule, str):
+            object.__setattr__(self, "schedule", schedule_named(self.schedule))
         check(self)
 
     @property

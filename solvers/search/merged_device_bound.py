@@ -56,7 +56,9 @@ class MergedDeviceBound(Networks):
         own = self.configuration
         q, kept = self.whole.problem, in_flight or own.in_flight(0)
         modes = own.modes(q.recompute if in_flight else q.fastest)
-        stage = StageContext(kept, weight_versions=own.weight_versions, deferred_weight_gradients=own.deferred_weight_gradients)
+        stage = StageContext(
+            kept, weight_versions=own.weight_versions, deferred_weight_gradients=own.deferred_weight_gradients
+        )
         return _encoding(self.whole, self.merged, own.micro_batches, (i, j), modes, stage)
 
 

@@ -15,7 +15,7 @@ from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices, report
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
-from partita.formulation.pipeline.configuration import in_flight
+from partita.formulation.pipeline.schedule import schedule_named
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import Placement, placements
 from partita.formulation.strategies.strategy import row_names, rows
@@ -75,7 +75,7 @@ def piped(
     for number, (first, last) in enumerate(pairwise(cuts)):
         inner = stage(small, first, last).graph
         asked = {name: names for name, names in (fixed or {}).items() if name in {n.name for n in inner.nodes}}
-        flying = in_flight(schedule, size, chunks, micros, number)
+        flying = schedule_named(schedule).in_flight(size, chunks, micros, number)
         given = encode(
             inner, part, place, micro_batches=micros, dtype=dtype, optimizer=optimizer,
             options=EncodingOptions(fixed=asked | _received(plans[-1:], inner)),
@@ -92,7 +92,7 @@ def piped(
                 transfer=line,
             )
         )  # fmt: skip
-    return PipelinePlan(small, machine, row, cuts, tuple(plans), schedule, chunks, model or {})
+    return PipelinePlan(small, machine, row, cuts, tuple(plans), schedule_named(schedule), chunks, model or {})
 
 
 def at_random(
@@ -125,9 +125,9 @@ def at_random(
         }
         wishes = {i: [[row.output for row in rows(inner, i)].index(x) for x in layout] for i, layout in asked.items()}
         chosen = drawn(inner, sizes, rng, wishes)
-        if schedule == "2bw":  # keeps gradients and states beside the weights
+        if schedule_named(schedule).double_buffered:  # keeps gradients and states beside the weights
             chosen = tuple(replace(choice, sharded_gradients=False, offloaded=False) for choice in chosen)
-        flying = in_flight(schedule, size, chunks, micros, number)
+        flying = schedule_named(schedule).in_flight(size, chunks, micros, number)
         again = {s.name: rng.choice(MODES) for s in segments(inner)} if recompute else {}
         plans.append(
             Plan(
@@ -135,7 +135,7 @@ def at_random(
                 recompute={name: mode for name, mode in again.items() if mode != "none"},
             )
         )  # fmt: skip
-    return PipelinePlan(small, machine, (size,), cuts, tuple(plans), schedule, chunks)
+    return PipelinePlan(small, machine, (size,), cuts, tuple(plans), schedule_named(schedule), chunks)
 
 
 def _received(before: Sequence[Plan], graph: PCG) -> dict[str, tuple[str, ...]]:

@@ -30,6 +30,7 @@ from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
 from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import Configuration, rows
+from partita.formulation.pipeline.schedule import schedule_named
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import Placement, Row, distinct, placements
 from partita.model.capture.capture import capture
@@ -110,7 +111,7 @@ class Instance:
         every = [row for row in (none, *rows(self.levels)) if prod(row) in self.stages]
         inner = {row: distinct(placements(stage_machine(machine, row).hierarchy)) for row in every}
         flat = {row: tuple(p for p in places if len(p.sizes) == 1) for row, places in inner.items()}
-        return Space(flat, self.schedule, self.chunks)
+        return Space(flat, schedule_named(self.schedule), self.chunks)
 
 
 Make: TypeAlias = Callable[[dict[int, int]], Plan]

@@ -43,7 +43,7 @@ def test_no_step_waits_for_the_one_before(tmp_path: Path) -> None:
     piped(captured("mlp", 24), (4,), (4,), 4, schedule="2bw").emit(path)
     program = load_program(path)
     for device in range(4):
-        slots = list(program.order(device, 3))
+        slots = list(program.order(device, program.PIPELINE, program.MICRO_BATCHES, 3))
         place = {slot: number for number, slot in enumerate(slots)}
         assert len(place) == len(slots) == 2 * 12 + 3
         for step in range(2):
@@ -63,7 +63,7 @@ def test_two_versions_are_priced() -> None:
 def test_what_cannot_be_stale_is_refused() -> None:
     plan = piped(captured("mlp", 24), (2,), (2,), 4, schedule="2bw")
     few = tuple(replace(part, micro_batches=1, in_flight=1) for part in plan.stages)
-    with pytest.raises(PartitaError, match="micro-batches are too few"):
+    with pytest.raises(PartitaError, match="2bw with 2 stages needs at least 2 micro-batches, not 1"):
         replace(plan, stages=few)
     with pytest.raises(PartitaError, match="scales no losses"):
         replace(plan, stages=tuple(replace(part, dtype="mixed-float16") for part in plan.stages))

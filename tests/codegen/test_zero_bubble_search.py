@@ -43,9 +43,7 @@ def zero_bubble_bound(plan: PipelinePlan, batch: int) -> ZeroBubbleBound:
     name = plan.model.get("reference", "")
     place, counts = plan.stages[0].placement, (plan.micro_batches,)
     problem = PlanningProblem(captured(name, batch), plan.machine, batch, (place,), counts, plan.dtype, "adam")
-    found = PipelineProblem(problem).zero_bubble(
-        Configuration(plan.row, place.matrix, plan.micro_batches, "zero-bubble")
-    )
+    found = PipelineProblem(problem).zero_bubble(Configuration(plan.row, place.matrix, plan.micro_batches, ZERO_BUBBLE))
     assert found is not None
     return found
 
@@ -111,7 +109,7 @@ def found(share: float) -> PipelinePlan:
 def test_a_search_tells_the_step_of_its_plan() -> None:
     plan = found(1.0)
     cost, report = plan_price(plan), plan.report
-    assert plan.schedule == "zero-bubble" and plan.micro_batches > 1
+    assert plan.schedule == ZERO_BUBBLE and plan.micro_batches > 1
     assert report["objective_ns"] == cost.objective_ns > report["bound_ns"] >= max(cost.busy_ns)
     assert report["gap"] == (cost.objective_ns - report["bound_ns"]) / cost.objective_ns < 0.05
     whole = partita.optimize(*load_module("gpt2", small=True), machine(), batch=8, stages=2, workers=1, cache="none")
@@ -151,7 +149,7 @@ def test_the_fastest_of_several_schedules(tmp_path: Path) -> None:
     steps = [x["objective_ns"] for x in told if x["objective_ns"] is not None]
     assert every.report["objective_ns"] == min(steps) and every.report["bound_ns"] <= min(x["bound_ns"] for x in told)
     named = partita.optimize(*model, machine(), schedule=("gpipe", "zero-bubble"), gap=0.02, **settings)
-    assert named.schedule == "zero-bubble"
+    assert named.schedule == ZERO_BUBBLE
     every.save(tmp_path)
     assert partita.load_plan(tmp_path) == every
 
@@ -179,7 +177,7 @@ def test_what_only_one_stage_reads_bounds_no_other(schedule: str, layers: int) -
     assert isinstance(plan, PipelinePlan) and plan.report["bound_ns"] <= plan.report["objective_ns"]
     last = len(boundaries(plan.graph)) - 1
     cuts = [piped(capture(Masked(layers), inputs), (2,), (2,), 2, bounds=(0, cut, last)) for cut in range(1, last)]
-    steps = [plan_price(replace(other, schedule="1f1b")).objective_ns for other in cuts]
+    steps = [plan_price(replace(other, schedule=ONE_F_ONE_B)).objective_ns for other in cuts]
     assert schedule == "zero-bubble" or plan.report["objective_ns"] == min(steps)
 
 
@@ -206,8 +204,8 @@ def test_it_keeps_as_much_more_as_is_predicted(scaled: bool) -> None:
     asked = ASKED | {"micro_batches": 8, "stages": 3, "gap": 0.05}
     plan = partita.optimize(module, inputs, Machine.adhoc((3,)), batch=4096, **asked)
     assert isinstance(plan, PipelinePlan)
-    stages = tuple(replace(part, in_flight=in_flight("1f1b", 3, 1, 8, s)) for s, part in enumerate(plan.stages))
-    before = replace(plan, stages=stages, schedule="1f1b")
+    stages = tuple(replace(part, in_flight=ONE_F_ONE_B.in_flight(3, 1, 8, s)) for s, part in enumerate(plan.stages))
+    before = replace(plan, stages=stages, schedule=ONE_F_ONE_B)
     kept = [[stage.memory_bytes for stage in plan_price(made).stages] for made in (before, plan)]
     took = [[rank.peak_bytes for rank in measure(made, (module, inputs), steps=0)] for made in (before, plan)]
     more, measured = np.subtract(kept[1], kept[0]), np.subtract(took[1], took[0])
@@ -222,4 +220,4 @@ def test_memory_besides_of_branches_side_by_side(schedule: str) -> None:
     space = SearchSpace(micro_batches=2, stages=2, schedule=schedule)
     budget = Budget(workers=1)
     plan = plan_graph(captured("candle-uno", 8), Machine.adhoc((2, 2)), training, space, budget)
-    assert isinstance(plan, PipelinePlan) and plan.report["bundles"] and plan.schedule == schedule
+    assert isinstance(plan, PipelinePlan) and plan.report["bundles"] and plan.schedule.name == schedule

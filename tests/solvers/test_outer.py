@@ -23,14 +23,10 @@ from partita.formulation.encoding.encoding_options import EncodingOptions, Stage
 from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import (
     Configuration,
-    admitted,
-    in_flight,
-    later,
-    rounds,
     rows,
     step_ns,
-    versions,
 )
+from partita.formulation.pipeline.schedule import ONE_F_ONE_B, schedule_named
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import distinct, placements
 from partita.model.capture.capture import capture
@@ -125,11 +121,11 @@ def best_of_all(problem: PlanningProblem, space: Space) -> int | None:
     last = len(boundaries(q.pcg)) - 1
     for row, places in space.placements.items():
         p = prod(row)
-        name = space.schedule if p > 1 else "1f1b"
-        counts = admitted(name, p, q.micro_batches)
+        schedule = space.schedule if p > 1 else ONE_F_ONE_B
+        counts = [n for n in q.micro_batches if schedule.runs(p, n)]
         for place, k, inner in product(places, counts, combinations(range(1, last), p - 1)):
             bounds, graph = (0, *inner, last), with_batch(q.pcg, q.batch // k)
-            made = Configuration(row, place.matrix, k, name)
+            made = Configuration(row, place.matrix, k, schedule)
             waits = PipelineProblem(q).zero_bubble(made)
             fronts = [front(q, stage(graph, *ends).graph, made, s) for s, ends in enumerate(pairwise(bounds))]
             for taken in product(*fronts):
@@ -138,20 +134,21 @@ def best_of_all(problem: PlanningProblem, space: Space) -> int | None:
                     busy = [times[ends] for times, ends in zip(fronts, taken, strict=True)]
                     if waits is not None:
                         busy = [int(waits.until(s, *bounds[s : s + 2], ns)) for s, ns in enumerate(busy)]
-                    step = step_ns(p, rounds(name, 1, k), busy)
+                    step = step_ns(p, schedule.rounds(1, k), busy)
                     least = step if least is None else min(least, step)
     return least
 
 
 def front(q: PlanningProblem, graph: PCG, made: Configuration, number: int) -> dict[Any, int]:
     """The least time of a stage for every layout of its ends and of the weight that other stages have."""
-    row, k, p, name = made.row, made.micro_batches, made.devices, made.schedule
+    row, k, p, schedule = made.row, made.micro_batches, made.devices, made.schedule
     found = encode(
         graph, stage_machine(q.machine, row), made.placement, micro_batches=k, dtype=q.dtype, optimizer=q.optimizer,
-        options=EncodingOptions(recompute=("none",) if name == "zero-bubble" else q.recompute),
+        options=EncodingOptions(recompute=("none",) if schedule.splits_backward else q.recompute),
         stage=StageContext(
-            in_flight(name, p, 1, k, number), transfer_price(q.machine, row) if p > 1 else None,
-            weight_versions=versions(name, p - 1), deferred_weight_gradients=later(name, k, p - 1),
+            schedule.in_flight(p, 1, k, number), transfer_price(q.machine, row) if p > 1 else None,
+            weight_versions=schedule.weight_versions(p - 1),
+            deferred_weight_gradients=schedule.deferred_weight_gradients(p, 1, k, p - 1),
         ),
     )  # fmt: skip
     sides: list[list[tuple[int, list[Any]]]] = [[], [], []]
@@ -211,7 +208,7 @@ def test_the_best_of_everything(
     schedule: str,
 ) -> None:
     problem = replace(asked(name, levels, memory, counts[-1], modes), micro_batches=counts)
-    space = replace(everything(problem), schedule=schedule)
+    space = replace(everything(problem), schedule=schedule_named(schedule))
     if pipelines_only:
         space = replace(space, placements={row: x for row, x in space.placements.items() if prod(row) > 1})
     found = search(problem, space, solver("auto"))

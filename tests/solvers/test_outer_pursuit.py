@@ -10,6 +10,7 @@ import pytest
 
 from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import Configuration
+from partita.formulation.pipeline.schedule import schedule_named
 from partita.solvers.search.cut_search import search_cuts
 from partita.solvers.search.part_bounds import Answer, Need, Query
 from partita.solvers.search.state import Effort, Level, State
@@ -126,7 +127,8 @@ def some_waits(rng: random.Random, segments: int, configuration: Configuration) 
     for _ in range(segments):
         backward = rng.randint(0, 40)
         each.append([rng.randint(0, 40), backward, rng.randint(0, backward)])
-    return ZeroBubbleBound(*np.cumsum(each, axis=0).T, configuration.devices, configuration.micro_batches)
+    ahead = tuple(map(configuration.forwards_ahead, range(configuration.stages)))
+    return ZeroBubbleBound(*np.cumsum(each, axis=0).T, ahead, configuration.micro_batches)
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -134,8 +136,8 @@ def test_it_finds_the_best_of_all(seed: int) -> None:
     rng = random.Random(seed)
     made = Made(rng, rng.randint(3, 5), seed % 2 == 0, seed % 3 == 0, rng.randint(15, 60))
     schedule = rng.choice(["1f1b", "gpipe", "2bw", "zero-bubble"])
-    configuration = Configuration((rng.randint(1, 3),), ((1,),), rng.randint(1, 6), schedule)
-    if configuration.split:
+    configuration = Configuration((rng.randint(1, 3),), ((1,),), rng.randint(1, 6), schedule_named(schedule))
+    if configuration.schedule.priced_by_slots:
         made.zero_bubble = some_waits(rng, len(made.segments), configuration)
     expected, state = best_of_all(made, configuration), State()
     relaxed = search_cuts(made, configuration, state, INFINITE, Effort(Level.RELAXED))
