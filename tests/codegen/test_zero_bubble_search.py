@@ -20,7 +20,8 @@ from partita.codegen.plan.pipeline_plan import PipelinePlan
 from partita.codegen.planner.planner import plan_graph
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.verification.measure import measure
-from partita.formulation.pipeline.configuration import Configuration, in_flight
+from partita.formulation.pipeline.configuration import Configuration
+from partita.formulation.pipeline.schedule import ONE_F_ONE_B, ZERO_BUBBLE
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
