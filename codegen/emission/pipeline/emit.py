@@ -116,7 +116,7 @@ def _title(numbers: Sequence[int]) -> str:
 # The order of work
 
 
-def _order(plan: PipelinePlan) -> dict[str, Any]:
+def _order(plan: PipelinePlan) -> dict[str, object]:
     """The order of slots in the program: as the source of a function, or as a table."""
     schedule = plan.schedule
     if not schedule.copied:
