@@ -9,16 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ....formulation.special import special_strategies
 from ....model.operators.loss import CLASSIFIED, POINTWISE
+from ...plan.plan import Plan
 from ..spmd.recomputing import Turns, call_text, modes_text
 from .names import GENERIC
 from .text import tidy, wrap
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
 
 NESTED = 88  # columns of a line into which others are nested
 RESERVED = frozenset(

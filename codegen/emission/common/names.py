@@ -5,15 +5,12 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import P
 from ....model.graph.pcg import PCG
 from ....model.operators.loss import CLASSIFIED, LOSSES
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
+from ...plan.plan import Plan
 
 GENERIC = {
     "add": "x",

@@ -7,11 +7,11 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ....formulation.pipeline.orders import slot_lines
 from ....model.machine.precision import precision
 from ...plan.pipeline_checks import tied
+from ...plan.pipeline_plan import PipelinePlan
 from ...pricing.axis_groups import Group, axis_groups
 from ...report.describe import docstring
 from ...report.words import contents
@@ -25,9 +25,6 @@ from ..spmd.emit import constants
 from ..spmd.features import FEATURES
 from ..spmd.micro import divided_stages
 from .modules import DOC, LAYERS, TITLE, StageModules, entries
-
-if TYPE_CHECKING:
-    from ...plan.pipeline_plan import PipelinePlan
 
 
 def emit(plan: PipelinePlan) -> str:

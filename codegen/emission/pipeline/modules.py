@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ....model.errors import PartitaError
 from ....model.graph.atoms import atoms
 from ....model.graph.pcg import SOURCES
+from ...plan.plan import Plan
 from ..common.call_sites import dtype_text
 from ..common.conversions import Local, Used
 from ..common.lines import reserved
 from ..common.names import GENERIC, identifier
 from ..common.text import shape_text, wrap
+from ..spmd.body import Body
 from ..spmd.classes import Classes
 from ..spmd.inputs import argument_name, share_lines
 from ..spmd.modules import Modules
 from ..spmd.units import Divided
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
-    from ..spmd.body import Body
 
 TITLE, DOC, LAYERS = "<title>", "<doc>", "<layers>"
 """What stands in a stage's class for its name, for what it is, and for a further argument of its constructor."""

@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from ....model.graph.layout import Layout
 from ....model.graph.pcg import SOURCES
 from ....model.graph.segments import LIST_INDEX, Entries, list_above, lists, with_glue
 from ....model.operators.loss import LOSSES
+from ...plan.plan import Plan
 from ..common.names import is_literal
 from . import recomputing
 from .units import Chain, Looks, Unit, again, entry_name, signature, steady
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
 
 PERIODS = (1, 2, 3, 4)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from ....formulation.special import Splits
 from ....formulation.strategies.strategy import rows_taken
@@ -13,6 +12,7 @@ from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import Action, Layout, P, atom_of, is_split
 from ....model.machine.precision import precision
 from ....model.operators.operator import operator
+from ...plan.plan import Plan
 from ...plan.routes import route
 from ..common.call_sites import Site, literal
 from ..common.conversions import Used, conversion
@@ -22,12 +22,9 @@ from ..common.names import is_literal, wish
 from ..common.regathering import VIEWS, remade
 from ..common.text import enclosed
 from .branches import SideBySide, comment, operands_of, render
+from .loops import Loop
 from .recomputing import Call, call_text
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
-    from .loops import Loop
-    from .units import Unit
+from .units import Unit
 
 
 class Body(Writer):

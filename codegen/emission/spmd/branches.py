@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ....formulation.bundles.bundles import Bundle
 from ....formulation.strategies.tensor_classes import classes
 from ....model.graph.atoms import atoms
 from ....model.graph.layout import R, atom_of, is_split
 from ...plan.branches import bundles
+from ...plan.plan import Plan
 from ..common.call_sites import dtype_text
 from ..common.conversions import Local, Used
 from ..common.names import identifier
 from ..common.text import shape_text
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ....model.graph.atoms import atoms
 from ....model.graph.buffer_updates import updated
@@ -13,15 +12,13 @@ from ....model.graph.pcg import Node
 from ....model.graph.sparse_tables import sparse_tables
 from ....model.machine.precision import precision
 from ....model.operators.operator import operator
+from ...plan.plan import Plan
 from ...plan.table_spread import spread_argument
 from ...pricing.axis_groups import axis_groups, joint_name, summed_over
 from ..common.conversions import Local, Used
 from ..common.lines import axes_read
 from ..common.names import joins
 from ..common.text import wrap
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
 
 
 class Constructors:

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....model.graph.atoms import atoms
 from ....model.graph.buffer_updates import updated
 from ....model.graph.layout import is_split
 from ....model.graph.sparse_tables import sparse_tables
 from ....model.machine.precision import Precision, precision
+from ...plan.pipeline_plan import PipelinePlan
 from ...plan.plan import Plan
 from ...plan.table_spread import spread_axis
 from ...pricing.axis_groups import Group, axis_groups, summed_over
 from ..common.conversions import Local, Used
 from .axes import all_steps, disordered, table
 from .modules import Modules
-
-if TYPE_CHECKING:
-    from ...plan.pipeline_plan import PipelinePlan
 
 
 @dataclass(frozen=True)

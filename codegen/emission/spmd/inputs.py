@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ....model.graph.atoms import atoms
+from ...plan.plan import Plan
 from ..common.conversions import Local, Used
 from ..common.lines import reserved
 from ..common.names import identifier
 from ..common.text import one_free, shape_text, wrap
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
 
 
 def argument_name(plan: Plan, index: int) -> str:

@@ -6,15 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING
 
+from ...plan.plan import Plan
 from ..common.lines import reserved
 from ..common.names import GENERIC, identifier, wish
 from .recomputing import Turns, turns
 from .units import Chain, Unit, site_step
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

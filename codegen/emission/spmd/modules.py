@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....model.graph.atoms import atoms
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import B, R
 from ....model.graph.pcg import SOURCES
 from ....model.machine.precision import precision
+from ...plan.plan import Plan
 from ..common.conversions import Local, Used
 from ..common.expressions import local_shape_text
 from ..common.lines import reads_mesh
@@ -27,9 +28,6 @@ from .loops import Loop, loops, results
 from .micro import divided
 from .recomputing import Call, calls, calls_in, recomputed
 from .units import Divided, Looks, Unit, alike, entry_name, relative_name, site_step
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
 
 
 class Modules(Constructors):

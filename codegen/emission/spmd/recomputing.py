@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ....model.graph.layout import Layout
 from ....model.graph.pcg import SOURCES
 from ....model.graph.segments import segments
 from ...plan.memo import once_per_plan
+from ...plan.plan import Plan
 from ..common.names import identifier, is_literal
-from .units import entry_name, relative_name
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
-    from .units import Chain, Unit
+from .units import Chain, Unit, entry_name, relative_name
 
 Place: TypeAlias = tuple[int, str]
 """Where a segment is in a turn of a loop: which of its entries, and the rest of its name."""

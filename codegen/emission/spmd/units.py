@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ....model.graph.layout import B, Layout, R
-
-if TYPE_CHECKING:
-    from ...plan.plan import Plan
+from ...plan.plan import Plan
 
 Divided: TypeAlias = frozenset[tuple[int, int]]
 """(node, operand) of what is divided by the number of micro-batches."""
