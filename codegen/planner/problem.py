@@ -13,7 +13,7 @@ from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.training import Training
 from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
-from ..emission.spmd.micro import divided
+from ..emission.spmd.micro_batches import divided
 from .pipelined import inside
 
 MOST_WORK = 2.0**32

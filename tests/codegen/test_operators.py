@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from partita import PartitaError
-from partita.codegen.emission.spmd.micro import divided
+from partita.codegen.emission.spmd.micro_batches import divided
 from partita.formulation.strategies.row import Row
 from partita.formulation.strategies.strategy import rows
 from partita.model.graph.batch import with_batch

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partita import PartitaError
-from partita.codegen.emission.spmd.micro import divided
+from partita.codegen.emission.spmd.micro_batches import divided
 from partita.codegen.planner.planner import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.placement.placement import placements

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita import capture, evenly, op_assign, op_trans, place, split
-from partita.codegen.emission.common.regathering import VIEWS, copied
+from partita.codegen.emission.common.regathered_weights import VIEWS, copied
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.spacetime_plan import space_time

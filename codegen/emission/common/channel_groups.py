@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ....model.operators.operator import operator
-from .call_sites import Rule, Site
 from .conversions import Local
+from .operator_calls import OperatorCall, Rule
 from .text import Size, product
 
 
@@ -20,10 +20,10 @@ class _Expression(str):
         return str(self)
 
 
-def _grouped(site: Site, names: Sequence[str]) -> str:
-    node, entry = site.node, operator(site.node.op)
+def _grouped(call: OperatorCall, names: Sequence[str]) -> str:
+    node, entry = call.node, operator(call.node.op)
     assert callable(entry.emit)
-    groups = _outer(site.source(0), 1, node["groups"])
+    groups = _outer(call.source(0), 1, node["groups"])
     here = groups if isinstance(groups, int) else _Expression(groups)
     attributes = tuple((k, here if k == "groups" else v) for k, v in node.attributes)
     return entry.emit(replace(node, attributes=attributes), names)

@@ -1,13 +1,14 @@
-"""Conversions between layouts as program text: which move on which dim, and what of the runtime it needs."""
+"""Conversions between layouts as program text: which function on which dim, and the primitives that it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from ....model.graph.atoms import Atoms
+from ....model.graph.atoms import Atoms, atoms
 from ....model.graph.layout import Action, Layout, R, Step, atom_of, is_split, kind
+from ...plan.plan import Plan
 from .text import Size, product
 
 WORDS = {"R": "equal", "B": "broadcast", "P": "addends", "S": "split"}
@@ -25,8 +26,8 @@ PRIMITIVES = {
 
 
 @dataclass(frozen=True, slots=True)
-class MoveText:
-    """One move as the program defines it: its function, and what value and gradient go through."""
+class ConversionFunction:
+    """A conversion on one axis as the program defines it: what its function does to the value and to the gradient."""
 
     source: str
     target: str
@@ -101,10 +102,10 @@ _GRADIENT = {
 
 @dataclass
 class Used:
-    """What of the runtime a program needs, collected while its lines are written; `stepped`: it has dropouts."""
+    """What a program needs besides its lines, collected while these are written; `stepped`: it has dropouts."""
 
     stepped: bool = False
-    moves: dict[str, MoveText] = field(default_factory=dict)
+    conversions: dict[str, ConversionFunction] = field(default_factory=dict)
     primitives: set[str] = field(default_factory=set)
     helpers: set[str] = field(default_factory=set)
     values: dict[str, Sequence[object]] = field(default_factory=dict)  # long lists of numbers, on top of the program
@@ -121,6 +122,11 @@ class Local:
     layout: Layout
     sizes: tuple[int, ...]
     axes: tuple[str, ...]
+
+    def with_letter(self, axis: int, letter: int) -> Local:
+        """The part under a layout with another letter on one axis."""
+        layout = tuple(letter if i == axis else x for i, x in enumerate(self.layout))
+        return replace(self, layout=layout)
 
     def splits(self, atom: int) -> tuple[int, ...]:
         """The axes that split an atom, outermost first."""
@@ -143,34 +149,31 @@ class Local:
         return tuple(self.dim(d) for d in range(len(self.known.dims)))
 
 
-def conversion(
-    known: Atoms,
-    moves: Sequence[Step],
-    source: Layout,
-    sizes: tuple[int, ...],
-    axes: tuple[str, ...],
-    gradient: bool,
-    used: Used,
-    stored: bool = False,
-) -> list[str]:
-    """One line for every move from `source` on, with {x} for what comes in; without a gradient only the value's."""
+def local_part(plan: Plan, index: int, layout: Layout) -> Local:
+    """A rank's part of a node's tensor under a layout."""
+    return Local(atoms(plan.graph)[index], layout, plan.placement.sizes, plan.axes)
+
+
+def conversion(before: Local, steps: Sequence[Step], used: Used, *, gradient: bool, weight: bool = False) -> list[str]:
+    """One line for every step of a layout conversion, with {x} for what comes in; without a gradient the value's only.
+
+    `before`: the local part that is converted; `weight`: it is stored.
+    """
     lines: list[str] = []
-    current = list(source)
-    for step in moves:
-        if sizes[step.axis] > 1 and (gradient or step.move.value is not Action.NOTHING):
-            before = Local(known, tuple(current), sizes, axes)
-            lines.append(_text(before, step, gradient, used, stored))
-        current[step.axis] = step.target
+    for step in steps:
+        if before.sizes[step.axis] > 1 and (gradient or step.move.value is not Action.NOTHING):
+            lines.append(_text(before, step, gradient, used, weight))
+        before = before.with_letter(step.axis, step.target)
     return lines
 
 
-def _text(before: Local, step: Step, gradient: bool, used: Used, stored: bool) -> str:
-    """One move: unflatten the dims of which it moves an inner atom, move, flatten them again."""
+def _text(before: Local, step: Step, gradient: bool, used: Used, weight: bool) -> str:
+    """One step: unflatten the dims of which it converts an inner atom, convert, flatten them again."""
     source, target = kind(step.source), kind(step.target)
     value, back = step.move.value, step.move.gradient
     if gradient:
-        entry = MoveText(source, target, value, back, stored and (source, target) == ("S", "B"))
-        used.moves[entry.name] = entry
+        entry = ConversionFunction(source, target, value, back, weight and (source, target) == ("S", "B"))
+        used.conversions[entry.name] = entry
         used.primitives |= {PRIMITIVES[value], PRIMITIVES[back]}
         function = entry.name
     else:
@@ -182,12 +185,7 @@ def _text(before: Local, step: Step, gradient: bool, used: Used, stored: bool) -
         return f"{function}({{x}}, {axis})"
     known = before.known
     # Size of each moved atom while this axis does not split it, and whether it divides.
-    without = Local(
-        known,
-        tuple(R if i == step.axis else x for i, x in enumerate(before.layout)),
-        before.sizes,
-        before.axes,
-    )
+    without = before.with_letter(step.axis, R)
     even = {a: isinstance(n := without.atom(a), int) and n % parts == 0 for a in moved}
     used.uneven |= not all(even.values())
     dims = [known.dim_of(a) for a in moved]

@@ -9,8 +9,8 @@ from ....model.graph.atoms import atoms
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.input_ranges import highs
 from ....model.graph.pcg import PCG
-from .call_sites import numbers_text
 from .conversions import Used
+from .operator_calls import numbers_text
 from .text import enclosed, shape_text, wrap
 
 

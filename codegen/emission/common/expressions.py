@@ -19,27 +19,27 @@ from ....model.operators.attention import attend
 from ....model.operators.loss import LOSSES
 from ....model.operators.operator import operator
 from . import channel_groups as groups
-from . import lookups, losses, norms, regathering
-from .call_sites import Rule, Site, dtype_text, full_precision, literal, numbers_text, whole_text
+from . import lookups, losses, norms, regathered_weights
 from .conversions import Local
-from .regathering import kept_whole
+from .operator_calls import OperatorCall, Rule, dtype_text, full_precision, literal, numbers_text, whole_text
+from .regathered_weights import kept_whole
 from .text import Size, enclosed, one_free, shape_text
 
 
-def expression(site: Site, names: Sequence[str]) -> str:
+def expression(call: OperatorCall, names: Sequence[str]) -> str:
     """Program text of a node, given the text of its inputs."""
-    if site.specials:
-        return _special(site, names)
-    if site.regathered:
-        return kept_whole(site, names, lambda operands: _line(site, operands))
-    return _line(site, names)
+    if call.specials:
+        return _special(call, names)
+    if call.regathered:
+        return kept_whole(call, names, lambda operands: _line(call, operands))
+    return _line(call, names)
 
 
-def _line(site: Site, names: Sequence[str]) -> str:
+def _line(call: OperatorCall, names: Sequence[str]) -> str:
     """What the registry or a rule says."""
-    node, entry = site.node, operator(site.node.op)
+    node, entry = call.node, operator(call.node.op)
     if node.op in RULES:
-        return RULES[node.op](site, names)
+        return RULES[node.op](call, names)
     bracketed = [enclosed(n) for n in names]
     if callable(entry.emit):
         return entry.emit(node, bracketed)
@@ -48,28 +48,28 @@ def _line(site: Site, names: Sequence[str]) -> str:
     return entry.emit.format(**dict(zip(entry.named(node), bracketed, strict=True)), **values)
 
 
-def _special(site: Site, names: Sequence[str]) -> str:
+def _special(call: OperatorCall, names: Sequence[str]) -> str:
     """The line of a special strategy; whether its parts are equal decides how ranks find theirs."""
-    entry = special_strategy(site.specials[0][1].special)
-    site.used.specials.add(entry.name)
-    site.used.primitives |= {*entry.primitives}
-    for axis, _ in site.specials:
-        for known, layout in zip((*site.source_atoms, site.known), (*site.inputs, site.layout), strict=True):
-            if is_split(layout[axis]) and known.sizes[atom_of(layout[axis])] % site.sizes[axis]:
-                site.used.uneven = True
-    plain = replace(site, specials=())
-    site = replace(site, own=lambda node, operands: expression(replace(plain, node=node), operands))
-    if site.node.op in LOSSES:
-        return losses.special(site, names, lambda operands: entry.emit(site, operands, site.specials))
-    return entry.emit(site, names, site.specials)
+    entry = special_strategy(call.specials[0][1].special)
+    call.used.specials.add(entry.name)
+    call.used.primitives |= {*entry.primitives}
+    for axis, _ in call.specials:
+        for known, layout in zip((*call.source_atoms, call.known), (*call.inputs, call.layout), strict=True):
+            if is_split(layout[axis]) and known.sizes[atom_of(layout[axis])] % call.sizes[axis]:
+                call.used.uneven = True
+    plain = replace(call, specials=())
+    call = replace(call, own=lambda node, operands: expression(replace(plain, node=node), operands))
+    if call.node.op in LOSSES:
+        return losses.special(call, names, lambda operands: entry.emit(call, operands, call.specials))
+    return entry.emit(call, names, call.specials)
 
 
 # Views
 
 
-def _view(site: Site, names: Sequence[str]) -> str:
-    before, after = site.sources[0].shape, site.node.shape
-    sizes = site.local.shape()
+def _view(call: OperatorCall, names: Sequence[str]) -> str:
+    before, after = call.sources[0].shape, call.node.shape
+    sizes = call.local.shape()
     return reshaped(enclosed(names[0]), before, after, sizes)
 
 
@@ -99,8 +99,8 @@ def reshaped(x: str, before: tuple[int, ...], after: tuple[int, ...], sizes: Seq
     return f"{x}.reshape{shape_text(one_free(sizes))}"
 
 
-def _permute(site: Site, names: Sequence[str]) -> str:
-    dims = site.node["dims"]
+def _permute(call: OperatorCall, names: Sequence[str]) -> str:
+    dims = call.node["dims"]
     moved = [d for d in range(len(dims)) if dims[d] != d]
     x = enclosed(names[0])
     if len(moved) == 2:
@@ -109,61 +109,61 @@ def _permute(site: Site, names: Sequence[str]) -> str:
     return f"{x}.permute({', '.join(map(str, dims))})"
 
 
-def _expand(site: Site, names: Sequence[str]) -> str:
-    shape = site.sources[0].shape
-    added = len(site.node.shape) - len(shape)
+def _expand(call: OperatorCall, names: Sequence[str]) -> str:
+    shape = call.sources[0].shape
+    added = len(call.node.shape) - len(shape)
     sizes = [
         -1 if d >= added and shape[d - added] == whole else local
-        for d, (whole, local) in enumerate(zip(site.node.shape, site.local.shape(), strict=True))
+        for d, (whole, local) in enumerate(zip(call.node.shape, call.local.shape(), strict=True))
     ]
     return f"{enclosed(names[0])}.expand({', '.join(map(str, sizes))})"
 
 
-def _contiguous(site: Site, names: Sequence[str]) -> str:
+def _contiguous(call: OperatorCall, names: Sequence[str]) -> str:
     return f"{enclosed(names[0])}.contiguous()"
 
 
-def _full(site: Site, names: Sequence[str]) -> str:
-    value = literal("value", site.node["value"])
-    return f"torch.full({site.node.shape}, {value}, dtype={dtype_text(site.node.dtype)}, device=mesh.device)"
+def _full(call: OperatorCall, names: Sequence[str]) -> str:
+    value = literal("value", call.node["value"])
+    return f"torch.full({call.node.shape}, {value}, dtype={dtype_text(call.node.dtype)}, device=mesh.device)"
 
 
-def _arange(site: Site, names: Sequence[str]) -> str:
-    node = site.node
+def _arange(call: OperatorCall, names: Sequence[str]) -> str:
+    node = call.node
     start, stop, step = node["start"], node["stop"], node["step"]
     bounds = ", ".join(map(str, (start, stop, step) if step != 1 else (start, stop) if start else (stop,)))
     dtype = "" if node.dtype == "int64" else f", dtype={dtype_text(node.dtype)}"
     return f"torch.arange({bounds}{dtype}, device=mesh.device)"
 
 
-def _constant(site: Site, names: Sequence[str]) -> str:
-    node = site.node
-    values = numbers_text(node.name, node["values"], site.used)
+def _constant(call: OperatorCall, names: Sequence[str]) -> str:
+    node = call.node
+    values = numbers_text(node.name, node["values"], call.used)
     text = f"torch.tensor({values}, dtype={dtype_text(node.dtype)}, device=mesh.device)"
     return text if len(node.shape) == 1 else f"{text}.reshape({node.shape})"
 
 
-def _dropout(site: Site, names: Sequence[str]) -> str:
-    shape, cuts = whole_text(site.known, site.layout, range(len(site.node.shape)), site, site.micro)
-    site.used.helpers |= {"dropout", "positions", "random_bits"}
-    return f"dropout({names[0]}, {site.node['p']}, {site.call}, mesh, {shape}, {cuts})"
+def _dropout(call: OperatorCall, names: Sequence[str]) -> str:
+    shape, cuts = whole_text(call.local, range(len(call.node.shape)), call.micro_batches)
+    call.used.helpers |= {"dropout", "positions", "random_bits"}
+    return f"dropout({names[0]}, {call.node['p']}, {call.dropout_site}, mesh, {shape}, {cuts})"
 
 
-def _projection(site: Site, names: Sequence[str]) -> str:
-    shape, cuts = whole_text(site.source_atoms[0], site.inputs[0], range(len(site.sources[0].shape)), site, site.micro)
-    site.used.helpers |= {"projection", "positions", "random_bits"}
-    return f"projection({full_precision(site, names[0])}, {site.node.get('site', 0)}, {shape}, {cuts})"
+def _projection(call: OperatorCall, names: Sequence[str]) -> str:
+    shape, cuts = whole_text(call.source(0), range(len(call.sources[0].shape)), call.micro_batches)
+    call.used.helpers |= {"projection", "positions", "random_bits"}
+    return f"projection({full_precision(call, names[0])}, {call.node.get('site', 0)}, {shape}, {cuts})"
 
 
-def _attention(site: Site, names: Sequence[str]) -> str:
+def _attention(call: OperatorCall, names: Sequence[str]) -> str:
     """A causal mask counts positions from the start of the sequence, not from the start of this rank's queries."""
-    node, dim = site.node, len(site.sources[0].shape) - 2
-    queries = site.source(0)
-    if not node["causal"] or not any(queries.splits(a) for a in site.source_atoms[0].of_dim(dim)):
+    node, dim = call.node, len(call.sources[0].shape) - 2
+    queries = call.source(0)
+    if not node["causal"] or not any(queries.splits(a) for a in call.source_atoms[0].of_dim(dim)):
         return attend(node, names, names[3] if len(names) > 3 else None, node["causal"])
-    site.used.helpers |= {"positions"}
-    shape, cuts = whole_text(site.source_atoms[0], site.inputs[0], [dim], site)
-    keys = site.sources[1].shape[dim]
+    call.used.helpers |= {"positions"}
+    shape, cuts = whole_text(call.source(0), [dim])
+    keys = call.sources[1].shape[dim]
     seen = f"positions({shape}, {cuts}, mesh.device)[:, None] >= torch.arange({keys}, device=mesh.device)"
     return attend(node, names, seen, False)
 
@@ -171,24 +171,24 @@ def _attention(site: Site, names: Sequence[str]) -> str:
 # Reductions
 
 
-def _mean(site: Site, names: Sequence[str]) -> str:
-    node, shape = site.node, site.sources[0].shape
+def _mean(call: OperatorCall, names: Sequence[str]) -> str:
+    node, shape = call.node, call.sources[0].shape
     count = prod(shape[d] for d in node["dims"])
-    known = site.source_atoms[0]
+    known = call.source_atoms[0]
     if any(a in known.batch for d in node["dims"] for a in known.of_dim(d)):
-        count *= site.micro
-    local = site.source(0)
+        count *= call.micro_batches
+    local = call.source(0)
     if count == prod(shape[d] for d in node["dims"]) and all(local.dim(d) == shape[d] for d in node["dims"]):
         return _reduce("mean", node, shape, names[0])
     return f"{_reduce('sum', node, shape, names[0])} / {count}"
 
 
-def _sum(site: Site, names: Sequence[str]) -> str:
-    return _reduce("sum", site.node, site.sources[0].shape, names[0])
+def _sum(call: OperatorCall, names: Sequence[str]) -> str:
+    return _reduce("sum", call.node, call.sources[0].shape, names[0])
 
 
-def _amax(site: Site, names: Sequence[str]) -> str:
-    return _reduce("amax", site.node, site.sources[0].shape, names[0])
+def _amax(call: OperatorCall, names: Sequence[str]) -> str:
+    return _reduce("amax", call.node, call.sources[0].shape, names[0])
 
 
 def _reduce(function: str, node: Node, shape: tuple[int, ...], x: str) -> str:
@@ -199,8 +199,8 @@ def _reduce(function: str, node: Node, shape: tuple[int, ...], x: str) -> str:
     return f"{enclosed(x)}.{function}({', '.join(where)})"
 
 
-def _to(site: Site, names: Sequence[str]) -> str:
-    return f"{enclosed(names[0])}.to({dtype_text(site.node.dtype)})"
+def _to(call: OperatorCall, names: Sequence[str]) -> str:
+    return f"{enclosed(names[0])}.to({dtype_text(call.node.dtype)})"
 
 
 def local_shape_text(local: Local) -> str:
@@ -213,9 +213,9 @@ def local_shape_text(local: Local) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def _scale(site: Site, names: Sequence[str]) -> str:
+def _scale(call: OperatorCall, names: Sequence[str]) -> str:
     """Numbers as what they come from: `x / math.sqrt(64)`, `x / 128`, `x * math.log(10000)`."""
-    value, x = site.node["value"], enclosed(names[0])
+    value, x = call.node["value"], enclosed(names[0])
     if isinstance(value, float) and 0 < value < 1:
         square = round(value**-2)
         if square < 2**20 and math.isclose(value, square**-0.5, rel_tol=1e-15) and value != 1 / round(1 / value):
@@ -229,8 +229,8 @@ def _scale(site: Site, names: Sequence[str]) -> str:
     return f"{x} * {literal('value', value)}"
 
 
-def _slice(site: Site, names: Sequence[str]) -> str:
-    node, shape = site.node, site.sources[0].shape
+def _slice(call: OperatorCall, names: Sequence[str]) -> str:
+    node, shape = call.node, call.sources[0].shape
     start, stop, step = node["start"], node["stop"], node["step"]
     until = "" if stop >= shape[node["dim"]] and not isinstance(start, str) and start else str(stop)
     where = f"{start or ''}:{until}" + (f":{step}" if step != 1 else "")
@@ -238,19 +238,19 @@ def _slice(site: Site, names: Sequence[str]) -> str:
     return f"{enclosed(names[0])}[{before}{where}]"
 
 
-def chunked(site: Site, names: Sequence[str]) -> str:
+def chunked(call: OperatorCall, names: Sequence[str]) -> str:
     """All equal parts of which a node is one; of each a rank has its share, so they are equal here too."""
-    dim = site.node["dim"]
-    last = dim > 0 and dim == len(site.node.shape) - 1
-    return f"{enclosed(names[0])}.chunk({site.node['of']}, {-1 if last else dim})"
+    dim = call.node["dim"]
+    last = dim > 0 and dim == len(call.node.shape) - 1
+    return f"{enclosed(names[0])}.chunk({call.node['of']}, {-1 if last else dim})"
 
 
-def _part(site: Site, names: Sequence[str]) -> str:
-    return f"{chunked(site, names)}[{site.node['number']}]"
+def _part(call: OperatorCall, names: Sequence[str]) -> str:
+    return f"{chunked(call, names)}[{call.node['number']}]"
 
 
-def _linear_relu(site: Site, names: Sequence[str]) -> str:
-    site.used.helpers.add("linear_relu")
+def _linear_relu(call: OperatorCall, names: Sequence[str]) -> str:
+    call.used.helpers.add("linear_relu")
     return f"linear_relu({', '.join(names)})"
 
 
@@ -259,7 +259,7 @@ RULES: dict[str, Rule] = {
     **lookups.RULES,
     **losses.RULES,
     **norms.RULES,
-    **regathering.RULES,
+    **regathered_weights.RULES,
     "view": _view,
     "permute": _permute,
     "expand": _expand,

@@ -18,12 +18,12 @@ from ...report.words import contents
 from ..common.conversions import Used
 from ..common.features import program_text
 from ..common.text import wrap
-from ..spmd.axes import mesh_lines
-from ..spmd.classes import Classes
+from ..spmd.block_classes import BlockClasses
 from ..spmd.emission import Emission
 from ..spmd.emit import constants
 from ..spmd.features import FEATURES
-from ..spmd.micro import divided_stages
+from ..spmd.mesh import mesh_lines
+from ..spmd.micro_batches import divided_stages
 from .modules import DOC, LAYERS, TITLE, StageModules, entries
 
 
@@ -40,8 +40,8 @@ def emit(plan: PipelinePlan) -> str:
         plan.parts,
         modules,
         used,
-        "\n\n\n".join([*modules[0].classes.texts(), *classes]),
-        [*mesh_lines(plan.placement, axes, whole), *_tied_lines(groups.values())],
+        classes="\n\n\n".join([*modules[0].classes.texts(), *classes]),
+        mesh_lines=[*mesh_lines(plan.placement, axes, whole), *_tied_lines(groups.values())],
         pipeline={
             "chunks": plan.chunks,
             "split": plan.schedule.splits_backward,
@@ -58,7 +58,7 @@ def emit(plan: PipelinePlan) -> str:
 def _modules(plan: PipelinePlan, used: Used, names: Mapping[str, str]) -> list[StageModules]:
     """What writes the classes of the stages, which have those of blocks in common, and how they describe weights."""
     found = divided_stages([part.graph for part in plan.parts], plan.micro_batches)
-    classes = Classes("Module" if precision(plan.dtype).narrow else "nn.Module")
+    classes = BlockClasses("Module" if precision(plan.dtype).narrow else "nn.Module")
     modules: list[StageModules] = []
     for number, (part, halves) in enumerate(zip(plan.parts, found, strict=True)):
         own = {name: names[name] for name, stages in tied(plan).items() if name in names and number in stages}

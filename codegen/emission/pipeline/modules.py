@@ -6,25 +6,24 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ....model.errors import PartitaError
-from ....model.graph.atoms import atoms
 from ....model.graph.pcg import SOURCES
 from ...plan.plan import Plan
-from ..common.call_sites import dtype_text
-from ..common.conversions import Local, Used
-from ..common.lines import reserved
+from ..common.conversions import Used, local_part
 from ..common.names import GENERIC, identifier
+from ..common.operator_calls import dtype_text
+from ..common.statements import reserved
 from ..common.text import shape_text, wrap
-from ..spmd.body import Body
-from ..spmd.classes import Classes
+from ..spmd.block_classes import BlockClasses
+from ..spmd.function_body import FunctionBody
 from ..spmd.inputs import argument_name, share_lines
-from ..spmd.modules import Modules
-from ..spmd.units import Divided
+from ..spmd.model_classes import ModelClasses
+from ..spmd.repeated_blocks import Divided
 
 TITLE, DOC, LAYERS = "<title>", "<doc>", "<layers>"
 """What stands in a stage's class for its name, for what it is, and for a further argument of its constructor."""
 
 
-class StageModules(Modules):
+class StageModules(ModelClasses):
     """Writes the class of one stage of a pipeline.
 
     `found`: see `divided_stages`; `tied`: for weights that other stages have too the axis of the ranks that have them.
@@ -34,7 +33,7 @@ class StageModules(Modules):
     alone = True
 
     def __init__(
-        self, plan: Plan, used: Used, classes: Classes, found: tuple[Divided, bool], tied: Mapping[str, str]
+        self, plan: Plan, used: Used, classes: BlockClasses, found: tuple[Divided, bool], tied: Mapping[str, str]
     ) -> None:
         self._found, self.tied = found, tied
         self.ranges: list[str] = []
@@ -76,7 +75,7 @@ class StageModules(Modules):
 
     def _body(
         self, own: frozenset[int], weights: dict[int, str], divisors: dict[int, str], inputs: bool = True
-    ) -> Body:
+    ) -> FunctionBody:
         body = super()._body(own, weights, divisors, inputs)
         if inputs:
             given, body.arguments = body.arguments, {}
@@ -85,7 +84,7 @@ class StageModules(Modules):
             body.arguments |= given
         return body
 
-    def _results(self, body: Body) -> list[int]:
+    def _results(self, body: FunctionBody) -> list[int]:
         """What is handed on, as the next stage takes it; of the last stage the loss."""
         nodes, choices = self.plan.graph.nodes, self.plan.choices
         sent = self.plan.graph.of("send")
@@ -123,10 +122,10 @@ class StageModules(Modules):
 
     def _received(self) -> list[str]:
         """The method that says shapes and dtypes of what the stage is handed."""
-        plan, known = self.plan, atoms(self.plan.graph)
+        plan = self.plan
         texts = []
         for index in self.handed:
-            local = Local(known[index], plan.choices[index].output, plan.placement.sizes, plan.axes)
+            local = local_part(plan, index, plan.choices[index].output)
             texts.append(f"({shape_text(local.shape())}, {dtype_text(plan.graph.nodes[index].dtype)})")
         lines = wrap(f"return [{', '.join(texts)}]", 8)
         return self._function("received", [], "Shapes and dtypes of what the stage before hands on.", lines)

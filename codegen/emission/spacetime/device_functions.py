@@ -6,10 +6,10 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from .devices import Device
-from .lines import Number, Piece, with_numbers, written
-from .lines import numbers as numbers_of
-from .lines import shape as shape_of
+from .device_statements import Device
+from .rolled_lines import Number, Piece, with_numbers, written
+from .rolled_lines import numbers as numbers_of
+from .rolled_lines import shape as shape_of
 
 MOST_PARAMETERS = 4
 """Numbers in which devices of one function may differ."""

@@ -17,15 +17,15 @@ from ..common import training
 from ..common.conversions import Used
 from ..common.features import program_text
 from ..common.losses import counted
-from .counts import count_lines
+from .data_flow import Flow
 from .device_functions import device_functions
-from .devices import Device
+from .device_statements import Device
 from .features import FEATURES, Emission
-from .flow import Flow
-from .library import Functions
-from .lines import Line, Piece, rolled
-from .prefetch import by_layer
-from .tables import families
+from .function_table import Functions
+from .label_counts import count_lines
+from .program_tables import families
+from .rolled_lines import Line, Piece, rolled
+from .weight_prefetch import by_layer
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _GROUP = re.compile(r"⟨([\d,]+)⟩")

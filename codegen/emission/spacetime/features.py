@@ -10,12 +10,12 @@ from ....formulation.spacetime.materialized import Collective, Materialized
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
 from ..common import training
-from ..common.call_sites import value_lines
 from ..common.conversions import Used
 from ..common.data import sample_lines
 from ..common.features import Context, Feature, section
-from .library import Functions
-from .tables import buffers, frozen, kept, overlapping, places
+from ..common.operator_calls import value_lines
+from .function_table import Functions
+from .program_tables import buffers, frozen, kept, overlapping, places
 
 
 @dataclass(frozen=True)

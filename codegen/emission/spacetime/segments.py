@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ....formulation.spacetime.mask import VALUE
 from ....formulation.spacetime.materialized import Collective, Receive, Register, reads, writes
 from ....formulation.spacetime.op import Op, Phase
-from .flow import Flow, labels, layer
+from .data_flow import Flow, labels, layer
 
 Lane = tuple[tuple[str, int], ...]
 """The labels of cuts that run one after the other on a device, with the part's number: the micro-batch."""

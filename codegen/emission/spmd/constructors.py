@@ -15,9 +15,9 @@ from ....model.operators.operator import operator
 from ...plan.plan import Plan
 from ...plan.table_spread import spread_argument
 from ...pricing.axis_groups import axis_groups, joint_name, summed_over
-from ..common.conversions import Local, Used
-from ..common.lines import axes_read
+from ..common.conversions import Used, local_part
 from ..common.names import joins
+from ..common.statements import axes_read
 from ..common.text import wrap
 
 
@@ -108,7 +108,7 @@ class Constructors:
         """Shape and cuts of a weight as `weight` takes them."""
         plan = self.plan
         known = atoms(plan.graph)[index]
-        local = Local(known, plan.choices[index].output, plan.placement.sizes, plan.axes)
+        local = local_part(plan, index, plan.choices[index].output)
         shape, cuts, entry = [], [], 0
         for dim, numbers in enumerate(known.dims):
             of_dim = list(known.of_dim(dim))

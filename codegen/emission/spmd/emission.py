@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ....model.graph.atoms import atoms
 from ....model.graph.buffer_updates import updated
 from ....model.graph.layout import is_split
 from ....model.graph.sparse_tables import sparse_tables
@@ -16,9 +15,9 @@ from ...plan.pipeline_plan import PipelinePlan
 from ...plan.plan import Plan
 from ...plan.table_spread import spread_axis
 from ...pricing.axis_groups import Group, axis_groups, summed_over
-from ..common.conversions import Local, Used
-from .axes import all_steps, disordered, table
-from .modules import Modules
+from ..common.conversions import Used, local_part
+from .mesh import all_steps, disordered, table
+from .model_classes import ModelClasses
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Emission:
 
     plan: Plan | PipelinePlan
     stages: Sequence[Plan]
-    modules: Sequence[Modules]
+    modules: Sequence[ModelClasses]
     used: Used
     classes: str
     mesh_lines: Sequence[str]
@@ -195,7 +194,7 @@ def _uneven_weights(plan: Plan) -> bool:
     """Whether some weight or input is stored in parts of different sizes."""
     for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
         if node.op in ("parameter", "buffer", "input"):
-            local = Local(atoms(plan.graph)[index], choice.output, plan.placement.sizes, plan.axes)
+            local = local_part(plan, index, choice.output)
             if any(isinstance(s, str) for s in local.shape()):
                 return True
     return False

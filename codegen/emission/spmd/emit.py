@@ -12,19 +12,26 @@ from ...report.describe import docstring
 from ..common.conversions import Used
 from ..common.features import program_text
 from ..common.training import SEED_AND_STEPS
-from .axes import mesh_lines
 from .emission import Emission
 from .features import FEATURES
 from .inputs import share_lines
-from .modules import Modules
+from .mesh import mesh_lines
+from .model_classes import ModelClasses
 
 
 def emit(plan: Plan) -> str:
     """The program of a plan, the same text every time. Raises PartitaError where a plan cannot be written down."""
     used = Used(bool(plan.graph.of("dropout")))
-    modules = Modules(plan, used)
-    lines = mesh_lines(plan.placement, plan.axes, axis_groups(plan))
-    emission = Emission(plan, (plan,), [modules], used, modules.text(), lines, share_lines(plan, used))
+    modules = ModelClasses(plan, used)
+    emission = Emission(
+        plan,
+        (plan,),
+        [modules],
+        used,
+        classes=modules.text(),
+        mesh_lines=mesh_lines(plan.placement, plan.axes, axis_groups(plan)),
+        shares=share_lines(plan, used),
+    )
     return program_text(emission, docstring(plan), constants(plan, plan.axes, plan.placement.sizes), FEATURES)
 
 

@@ -12,9 +12,9 @@ from ....model.graph.layout import P
 from ...plan.table_spread import loads_text, spread_axis
 from ...report.describe import mesh_sentence
 from ..common import training
-from ..common.call_sites import value_lines
 from ..common.data import sample_lines
 from ..common.features import Context, Feature, section
+from ..common.operator_calls import value_lines
 from ..common.text import WIDTH, wrap
 from .emission import Emission
 
@@ -38,7 +38,7 @@ def _collectives(e: Emission) -> Context | None:
 
 def _conversions(e: Emission) -> Context | None:
     """Functions that convert between layouts, with their gradients."""
-    functions = [move.code(e.collectives.uneven) for _, move in sorted(e.used.moves.items())]
+    functions = [found.code(e.collectives.uneven) for _, found in sorted(e.used.conversions.items())]
     return {"functions": functions} if functions else None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ....model.graph.atoms import atoms
 from ...plan.plan import Plan
 from ..common.conversions import Local, Used
-from ..common.lines import reserved
 from ..common.names import identifier
+from ..common.statements import reserved
 from ..common.text import one_free, shape_text, wrap
 
 

@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from itertools import compress
 
 from ...plan.plan import Plan
-from ..common.lines import reserved
 from ..common.names import GENERIC, identifier, wish
-from .recomputing import Turns, turns
-from .units import Chain, Unit, site_step
+from ..common.statements import reserved
+from .recomputation import LoopModes, turns
+from .repeated_blocks import Block, BlockChain, site_step
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
     """A chain of blocks as the program says it: `for {variable} in self.{attribute}: {slots} = ...`."""
 
-    chain: Chain
+    chain: BlockChain
     attribute: str
     variable: str
     title: str  # of the blocks' class
     slots: tuple[str, ...]
-    again: tuple[Turns | None, ...]  # by pass: how its turns are called, where backward runs some again
+    again: tuple[LoopModes | None, ...]  # by pass: how its turns are called, where backward runs some again
 
     @property
     def weights(self) -> frozenset[int]:
         return frozenset(i for place in range(len(self.chain.units)) for i in self.chain.weights(place))
 
-    def always(self, number: int, unit: Unit) -> bool:
+    def always(self, number: int, unit: Block) -> bool:
         """Whether backward runs all blocks of a class again, in pass `number`: that of `unit`."""
         again, like = self.again[number], [u.signature == unit.signature for u in self.chain.passes[number]]
         return again is not None and again.whole and ("none",) not in compress(again.modes, like)
@@ -74,7 +74,7 @@ class Loop:
         return found
 
 
-def loops(plan: Plan, chains: Sequence[Chain]) -> tuple[Loop, ...]:
+def loops(plan: Plan, chains: Sequence[BlockChain]) -> tuple[Loop, ...]:
     """Every chain with its names; a list has as much of its path in the user's model as tells it apart."""
     taken: set[str] = set()
     result = []
@@ -122,7 +122,7 @@ def _attribute(prefix: str, prefixes: set[str]) -> str:
     return identifier(tail) if prefix else "blocks"
 
 
-def _slots(plan: Plan, chain: Chain) -> tuple[str, ...]:
+def _slots(plan: Plan, chain: BlockChain) -> tuple[str, ...]:
     """`x` for one value; several by the first words of what they were before the loop, if that tells them apart."""
     carried = chain.units[0].carried
     if len(carried) == 1:

@@ -13,7 +13,7 @@ from functools import cache
 from ....formulation.special import special_strategies
 from ....model.operators.loss import CLASSIFIED, POINTWISE
 from ...plan.plan import Plan
-from ..spmd.recomputing import Turns, call_text, modes_text
+from ..spmd.recomputation import LoopModes, call_text, modes_text
 from .names import GENERIC
 from .text import tidy, wrap
 
@@ -51,14 +51,14 @@ class Statement:
     loop: str = ""  # of a loop over blocks: the list
     call: str = ""  # what it calls: a block, or one of its methods
     last: str = ""  # a further argument
-    again: Turns | None = None  # how the turns of a loop are called, where backward runs some again
+    again: LoopModes | None = None  # how the turns of a loop are called, where backward runs some again
     handed: tuple[str, ...] = ()  # what the values that blocks hand on would like to be called: its first operands
     gives: tuple[int, ...] = ()  # statements for what they are afterwards; without a loop, for the values that it is
     without_gradient: bool = False  # whether autograd would record what must not be recorded
 
 
 @dataclass
-class Writer:
+class FunctionWriter:
     """Statements of one function, and how they are written; an operand is the number of an earlier statement.
 
     `stepped`: the program has dropouts, whose masks depend on the step.

@@ -17,7 +17,7 @@ from ....model.graph.layout import B, P, R, S, atom_of, is_split
 from ....model.graph.origin import origin
 from ....model.graph.pcg import PCG, SOURCES, Node
 from ....model.operators.operator import operator
-from .units import Divided
+from .repeated_blocks import Divided
 
 
 def divided(graph: PCG, micro_batches: int) -> tuple[Divided, bool]:

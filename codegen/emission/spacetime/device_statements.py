@@ -21,9 +21,9 @@ from ....formulation.spacetime.materialized import (
 from ....formulation.spacetime.op import Phase
 from ....model.errors import PartitaError
 from ..common.text import shape_text
-from .blocks import Blocks
-from .functions import sum_of
-from .lines import Lines, mark
+from .rolled_lines import Lines, mark
+from .segment_calls import Blocks
+from .segment_functions import sum_of
 from .segments import Block
 
 

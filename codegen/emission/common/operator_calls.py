@@ -19,13 +19,12 @@ from ....model.graph.pcg import Node
 from .conversions import Local, Used
 from .text import WIDTH, shape_text
 
-MICRO = "micro"
 LONGEST_LIST = 80
 """Characters of a list of numbers that stands where it is used."""
 
 
 @dataclass(frozen=True)
-class Site:
+class OperatorCall:
     """One node with all that its line depends on; `micro` is the number of micro-batches."""
 
     node: Node
@@ -36,10 +35,10 @@ class Site:
     layout: Layout
     sizes: tuple[int, ...]
     axes: tuple[str, ...]
-    micro: int
+    micro_batches: int
     mixed: bool
     used: Used
-    call: str = ""  # of a dropout: the number of its call site, an expression in a loop
+    dropout_site: str = ""  # the number by which masks differ, an expression in a loop
     specials: Splits = ()
     own: Callable[[Node, Sequence[str]], str] | None = None  # of a special strategy: the operator's own line
     regathered: frozenset[int] = frozenset()  # operands that are weights which backward gathers again, or show them
@@ -52,7 +51,7 @@ class Site:
         return Local(self.source_atoms[i], self.inputs[i], self.sizes, self.axes)
 
 
-Rule: TypeAlias = Callable[[Site, Sequence[str]], str]
+Rule: TypeAlias = Callable[[OperatorCall, Sequence[str]], str]
 
 
 def literal(name: str, value: Any) -> str:
@@ -89,21 +88,21 @@ def dtype_text(dtype: str) -> str:
     return "self.dtype" if dtype == "float32" else f"torch.{dtype}"
 
 
-def whole_text(known: Atoms, layout: Layout, dims: Sequence[int], site: Site, micro: int = 1) -> tuple[str, str]:
+def whole_text(local: Local, dims: Sequence[int], micro_batches: int = 1) -> tuple[str, str]:
     """Arguments of the program's `positions`: the whole shape by the atoms that are split, and {entry: axes}."""
+    known = local.known
     shape: list[int] = []
     cuts: dict[int, list[str]] = {}
     free = False  # whether the last entry may be merged with the next atom
-    local = Local(known, layout, site.sizes, site.axes)
     for dim in dims:
         free = False
         if not known.dims[dim]:
             continue
         for a in known.of_dim(dim):
             size = known.sizes[a]
-            axes = [site.axes[i] for i in local.splits(a)]
-            if micro > 1 and a in known.batch:
-                axes, size = [f"mesh.{MICRO}", *axes], size * micro
+            axes = [local.axes[i] for i in local.splits(a)]
+            if micro_batches > 1 and a in known.batch:
+                axes, size = ["mesh.micro", *axes], size * micro_batches
             if axes:
                 cuts[len(shape)] = axes
                 shape.append(size)
@@ -121,9 +120,9 @@ def _names(axes: Sequence[str]) -> str:
     return f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
 
 
-def full_precision(site: Site, x: str, operand: int = 0) -> str:
+def full_precision(call: OperatorCall, x: str, operand: int = 0) -> str:
     """Losses are computed in float32 where activations are not."""
-    if not site.mixed or site.sources[operand].dtype not in FLOATS:
+    if not call.mixed or call.sources[operand].dtype not in FLOATS:
         return x
-    site.used.helpers.add("precise")
+    call.used.helpers.add("precise")
     return f"precise({x})"

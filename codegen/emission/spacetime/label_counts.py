@@ -8,34 +8,33 @@ from types import SimpleNamespace
 from ....model.errors import PartitaError
 from ....model.graph.atoms import atoms
 from ....model.graph.pcg import PCG
-from ..common.call_sites import Site
 from ..common.conversions import Used
 from ..common.expressions import expression
-from ..common.lines import Statement, Writer
 from ..common.losses import label_count
 from ..common.names import wish
+from ..common.operator_calls import OperatorCall
+from ..common.statements import FunctionWriter, Statement
 
 
 def count_lines(pcg: PCG, losses: Sequence[int], used: Used) -> list[str]:
     """The body of a function of `inputs` that gives the counts by the names of the losses."""
-    writer = Writer(SimpleNamespace(graph=pcg, axes=("inputs", "device")), {})  # type: ignore[arg-type]
+    writer = FunctionWriter(SimpleNamespace(graph=pcg, axes=("inputs", "device")), {})  # type: ignore[arg-type]
     made: dict[int, int] = {}
 
-    def site(index: int) -> Site:
+    def call(index: int) -> OperatorCall:
         node, known = pcg.nodes[index], atoms(pcg)
-        sources = tuple(pcg.nodes[i] for i in node.inputs)
-        return Site(
-            node,
-            sources,
-            known[index],
-            tuple(known[i] for i in node.inputs),
-            tuple(() for _ in sources),
-            (),
-            (),
-            (),
-            1,
-            False,
-            used,
+        return OperatorCall(
+            node=node,
+            sources=tuple(pcg.nodes[i] for i in node.inputs),
+            known=known[index],
+            source_atoms=tuple(known[i] for i in node.inputs),
+            inputs=((),) * len(node.inputs),
+            layout=(),
+            sizes=(),
+            axes=(),
+            micro_batches=1,
+            mixed=False,
+            used=used,
         )
 
     def value(index: int) -> int:
@@ -47,7 +46,7 @@ def count_lines(pcg: PCG, losses: Sequence[int], used: Used) -> list[str]:
         if node.op == "input":
             made[index] = writer.add(Statement(lambda _: f'inputs["{node.name}"]', (), "weight", node.name, index))
             return made[index]
-        here = site(index)
+        here = call(index)
         operands = tuple(value(i) for i in node.inputs)
         kind = "unary" if len(operands) == 1 else "op"
         this = Statement(lambda t: expression(here, t), operands, kind, wish(node.op, node.name, node.path), index)
@@ -59,7 +58,7 @@ def count_lines(pcg: PCG, losses: Sequence[int], used: Used) -> list[str]:
         node = pcg.nodes[index]
         if len(node.inputs) > 2:
             raise PartitaError(f"{node.name}: class weights of a mean are not supported in space-time plans")
-        here = site(index)
+        here = call(index)
         results.append(
             writer.add(
                 Statement(lambda t, h=here: label_count(h, t[0], None), (value(node.inputs[1]),), "op", "count", -1)  # type: ignore[misc]

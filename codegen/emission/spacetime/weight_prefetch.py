@@ -12,7 +12,7 @@ from dataclasses import replace
 from ....formulation.spacetime.mask import VALUE
 from ....formulation.spacetime.materialized import Instruction, Materialized, Register, Run, Transfer, reads, writes
 from ....model.graph.pcg import Node
-from .flow import COMPUTING, forward_of, labels, layer
+from .data_flow import COMPUTING, forward_of, labels, layer
 
 
 def by_layer(program: Materialized) -> Materialized:

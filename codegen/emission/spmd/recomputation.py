@@ -17,14 +17,14 @@ from ....model.graph.segments import segments
 from ...plan.memo import once_per_plan
 from ...plan.plan import Plan
 from ..common.names import identifier, is_literal
-from .units import Chain, Unit, entry_name, relative_name
+from .repeated_blocks import Block, BlockChain, entry_name, relative_name
 
 Place: TypeAlias = tuple[int, str]
 """Where a segment is in a turn of a loop: which of its entries, and the rest of its name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SegmentMode:
     """A segment with its mode; `nodes` are those for which the program has statements."""
 
     name: str
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class LoopModes:
     """How a loop calls its turns. `modes`: for every turn those of the segments in it at `places`.
 
     `whole`: each is one segment.
@@ -56,7 +56,7 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SegmentCall:
     """A segment as a method: its mode (an expression), what it reads from outside, what others read of it.
 
     `always`: in no turn of the loop all is kept.
@@ -77,11 +77,11 @@ class Call:
 
 
 @once_per_plan
-def parts(plan: Plan) -> tuple[Part, ...]:
+def parts(plan: Plan) -> tuple[SegmentMode, ...]:
     """All segments with their modes, if some are recomputed."""
     nodes = plan.graph.nodes
     return tuple(
-        Part(
+        SegmentMode(
             segment.name,
             plan.recompute.get(segment.name, "none"),
             frozenset(i for i in segment.nodes if nodes[i].op not in SOURCES and not is_literal(plan, i)),
@@ -90,7 +90,7 @@ def parts(plan: Plan) -> tuple[Part, ...]:
     )
 
 
-def recomputed(plan: Plan) -> Iterator[Part]:
+def recomputed(plan: Plan) -> Iterator[SegmentMode]:
     """The segments of which backward runs the forward again."""
     return (part for part in parts(plan) if part.mode != "none")
 
@@ -98,7 +98,7 @@ def recomputed(plan: Plan) -> Iterator[Part]:
 # In loops
 
 
-def inside(plan: Plan, prefix: str, unit: Unit) -> tuple[tuple[Place, tuple[int, ...]], ...]:
+def inside(plan: Plan, prefix: str, unit: Block) -> tuple[tuple[Place, tuple[int, ...]], ...]:
     """The segments in a turn of a loop: their places, and which of its nodes they have."""
     numbers = {i: number for number, i in enumerate(unit.nodes)}
     return tuple(
@@ -108,7 +108,7 @@ def inside(plan: Plan, prefix: str, unit: Unit) -> tuple[tuple[Place, tuple[int,
     )
 
 
-def turns(plan: Plan, chain: Chain, units: Sequence[Unit]) -> Turns | None:
+def turns(plan: Plan, chain: BlockChain, units: Sequence[Block]) -> LoopModes | None:
     """How the turns of a pass are called; None: plainly."""
     known, found = {part.name: part for part in recomputed(plan)}, dict[Place, None]()
     for unit in units:
@@ -119,14 +119,14 @@ def turns(plan: Plan, chain: Chain, units: Sequence[Unit]) -> Turns | None:
     modes = tuple(tuple(plan.recompute.get(name, "none") for name in row) for row in names)
     given = [(known[name], unit) for row, unit in zip(names, units, strict=True) for name in row if name in known]
     whole = len(places) == 1 and all(part.nodes == {*unit.nodes} for part, unit in given)
-    return Turns(places, modes, whole) if places else None
+    return LoopModes(places, modes, whole) if places else None
 
 
-def _name(chain: Chain, unit: Unit, place: Place) -> str:
+def _name(chain: BlockChain, unit: Block, place: Place) -> str:
     return (entry_name(chain.prefix, unit.first + place[0]) + place[1]).removesuffix(".")
 
 
-def fits(plan: Plan, chain: Chain) -> bool:
+def fits(plan: Plan, chain: BlockChain) -> bool:
     """Whether every recomputed segment is in a turn of a loop, around all of it, or apart from it."""
     units = [frozenset(unit.nodes) for one in chain.passes for unit in one]
     for part in recomputed(plan):
@@ -140,7 +140,7 @@ def fits(plan: Plan, chain: Chain) -> bool:
 # Methods
 
 
-def calls(plan: Plan, apart: Sequence[frozenset[int]], stored: frozenset[int]) -> tuple[Call, ...]:
+def calls(plan: Plan, apart: Sequence[frozenset[int]], stored: frozenset[int]) -> tuple[SegmentCall, ...]:
     """The segments that are methods of the model: all but those in turns of loops, `apart`.
 
     `stored`: the weights that the model has.
@@ -149,7 +149,9 @@ def calls(plan: Plan, apart: Sequence[frozenset[int]], stored: frozenset[int]) -
     return tuple(_call(plan, part, identifier(part.name.replace(".", "_")), f'"{part.mode}"', stored) for part in found)
 
 
-def calls_in(plan: Plan, chain: Chain, units: Sequence[Unit], unit: Unit, stored: frozenset[int]) -> tuple[Call, ...]:
+def calls_in(
+    plan: Plan, chain: BlockChain, units: Sequence[Block], unit: Block, stored: frozenset[int]
+) -> tuple[SegmentCall, ...]:
     """The segments that are methods of a block, of which `unit` is one."""
     how, known = turns(plan, chain, units), {part.name: part for part in parts(plan)}
     if how is None or how.whole:
@@ -162,31 +164,31 @@ def calls_in(plan: Plan, chain: Chain, units: Sequence[Unit], unit: Unit, stored
             mode = f'"{part.mode}"' if how.alike else f"modes[{number}]"
             method = f"entry_{offset}{identifier(f'_{rest}') if rest else ''}"
             always = all(modes[number] != "none" for modes in like)
-            made.append(_call(plan, part, method, mode, stored, unit, always))
+            made.append(_call(plan, part, method, mode, stored, unit=unit, always=always))
     return tuple(made)
 
 
 def _call(
     plan: Plan,
-    part: Part,
+    part: SegmentMode,
     method: str,
     mode: str,
     stored: frozenset[int],
-    unit: Unit | None = None,
+    unit: Block | None = None,
     always: bool = True,
-) -> Call:
+) -> SegmentCall:
     graph = plan.graph
     reads = dict.fromkeys(i for n in sorted(part.nodes) for i in graph.nodes[n].inputs)
     outs = tuple(i for i in sorted(part.nodes) if not part.nodes.issuperset(graph.consumers[i]))
     given = dict(zip(unit.outs, unit.layouts, strict=True)) if unit else {}
-    return Call(
+    return SegmentCall(
         method,
         mode,
-        part.nodes,
-        tuple(i for i in reads if i not in part.nodes | stored and not is_literal(plan, i)),
-        outs,
-        tuple(given.get(i, plan.choices[i].given) for i in outs),
-        always,
+        nodes=part.nodes,
+        reads=tuple(i for i in reads if i not in part.nodes | stored and not is_literal(plan, i)),
+        outs=outs,
+        layouts=tuple(given.get(i, plan.choices[i].given) for i in outs),
+        always=always,
     )
 
 

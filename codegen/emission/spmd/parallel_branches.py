@@ -11,14 +11,14 @@ from ....model.graph.atoms import atoms
 from ....model.graph.layout import R, atom_of, is_split
 from ...plan.branches import bundles
 from ...plan.plan import Plan
-from ..common.call_sites import dtype_text
-from ..common.conversions import Local, Used
+from ..common.conversions import Used, local_part
 from ..common.names import identifier
+from ..common.operator_calls import dtype_text
 from ..common.text import shape_text
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class CoordinateBranches:
     """What is at one coordinate: the inputs of the `cat` that it gives, and what its branches compute."""
 
     coordinate: int
@@ -28,14 +28,14 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class ParallelBranches:
     """A bundle as it is written: its axis, and the sides by coordinate (without ends where nothing is)."""
 
     bundle: Bundle
     axis: int
-    sides: tuple[Side, ...]
+    sides: tuple[CoordinateBranches, ...]
 
-    def reads(self, plan: Plan, side: Side) -> tuple[int, ...]:
+    def reads(self, plan: Plan, side: CoordinateBranches) -> tuple[int, ...]:
         """What a side takes from outside: the fork, or inputs of the graph."""
         graph, constant = plan.graph, classes(plan.graph).constant
         read = {i for n in side.nodes for i in graph.nodes[n].inputs} - side.nodes
@@ -46,7 +46,7 @@ class SideBySide:
         return tuple(sorted(i for i in found if not constant[i]))
 
 
-def side_by_side(plan: Plan) -> dict[int, SideBySide]:
+def side_by_side(plan: Plan) -> dict[int, ParallelBranches]:
     """The bundles of a plan, by their `cat`."""
     taken = {identifier(name.replace(".", "_")) for i in plan.graph.of("parameter") for name in _ends_of(plan, i)}
     found = {}
@@ -65,22 +65,24 @@ def _ends_of(plan: Plan, parameter: int) -> list[str]:
     return [".".join(parts[k:]) for k in range(len(parts))]
 
 
-def _sides(plan: Plan, join: int, bundle: Bundle, stem: str) -> SideBySide:
+def _sides(plan: Plan, join: int, bundle: Bundle, stem: str) -> ParallelBranches:
     node, (axis, *places) = plan.graph.nodes[join], plan.choices[join].joins
     sides = []
     for coordinate in range(plan.placement.sizes[axis]):
         mine = [number for number, place in enumerate(places) if place == coordinate]
         nodes = frozenset(i for number in mine for i in bundle.branches[number].nodes)
-        sides.append(Side(coordinate, tuple(node.inputs[n] for n in mine), nodes, f"{stem}_at_{coordinate}"))
-    return SideBySide(bundle, axis, tuple(sides))
+        sides.append(
+            CoordinateBranches(coordinate, tuple(node.inputs[n] for n in mine), nodes, f"{stem}_at_{coordinate}")
+        )
+    return ParallelBranches(bundle, axis, tuple(sides))
 
 
-def render(plan: Plan, found: SideBySide, used: Used) -> Callable[[Sequence[str]], str]:
+def render(plan: Plan, found: ParallelBranches, used: Used) -> Callable[[Sequence[str]], str]:
     """The line that runs this rank's branches and exchanges what they give; its operands are all that sides read."""
     join = found.bundle.join
     node, choice, known = plan.graph.nodes[join], plan.choices[join], atoms(plan.graph)[join]
     whole = tuple(R if a == found.axis else x for a, x in enumerate(choice.output))
-    local = Local(known, whole, plan.placement.sizes, plan.axes)
+    local = local_part(plan, join, whole)
     dim = node["dim"]
     order = [i for side in found.sides for i in side.ends]
     widths = [sum(plan.graph.nodes[i].shape[dim] for i in side.ends) for side in found.sides]
@@ -119,7 +121,7 @@ def render(plan: Plan, found: SideBySide, used: Used) -> Callable[[Sequence[str]
     return line
 
 
-def _reaches(plan: Plan, bundle: Bundle, side: Side) -> bool:
+def _reaches(plan: Plan, bundle: Bundle, side: CoordinateBranches) -> bool:
     """Whether the gradient of what a side gives reaches what it reads, or, if that has none, starts anything."""
     graph, fork = plan.graph, bundle.fork
     if fork < 0 or not graph.nodes[fork].gradient:
@@ -131,12 +133,12 @@ def _reaches(plan: Plan, bundle: Bundle, side: Side) -> bool:
     return bool(reached & {*side.ends})
 
 
-def operands_of(plan: Plan, found: SideBySide) -> tuple[int, ...]:
+def operands_of(plan: Plan, found: ParallelBranches) -> tuple[int, ...]:
     """What the line reads: all that any side does."""
     return tuple(sorted({i for side in found.sides for i in found.reads(plan, side)}))
 
 
-def comment(plan: Plan, found: SideBySide) -> str:
+def comment(plan: Plan, found: ParallelBranches) -> str:
     """Which inputs of the `cat` are where."""
     numbers = {end: n for n, end in enumerate(plan.graph.nodes[found.bundle.join].inputs)}
     at = [f"{', '.join(str(numbers[i]) for i in side.ends)} @{side.coordinate}" for side in found.sides if side.ends]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..common.lines import reserved
-from .units import Unit, entry_name
+from ..common.statements import reserved
+from .repeated_blocks import Block, entry_name
 
 _TAKEN = ("Model", "Axis", "Mesh", "Move", "Module", "Bucket", "Optimizer")
 
 
 @dataclass
-class Classes:
+class BlockClasses:
     """What classes say -> their names, and the entries of lists that they are: (prefix, entries a unit) -> numbers."""
 
     base: str
@@ -20,7 +20,7 @@ class Classes:
     names: dict[str, str] = field(default_factory=dict)
     entries: dict[str, dict[tuple[str, int], list[int]]] = field(default_factory=dict)
 
-    def add(self, content: str, wish: str, prefix: str, period: int, units: Sequence[Unit]) -> str:
+    def add(self, content: str, wish: str, prefix: str, period: int, units: Sequence[Block]) -> str:
         """The name of the class that says this, which is now these units too."""
         if content not in self.names:
             self.names[content] = self.name(wish)

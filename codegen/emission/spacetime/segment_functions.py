@@ -19,16 +19,16 @@ from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import P
 from ....model.graph.pcg import PCG
 from ....model.operators.operator import operator
-from ..common.call_sites import Site
 from ..common.conversions import Local, Used
 from ..common.expressions import expression
-from ..common.lines import Statement, Writer
 from ..common.losses import counted
 from ..common.names import identifier, roles, wish
-from ..common.regathering import PRODUCTS
+from ..common.operator_calls import OperatorCall
+from ..common.regathered_weights import PRODUCTS
+from ..common.statements import FunctionWriter, Statement
 from ..common.text import one_free, shape_text
-from .flow import Flow
-from .lines import COMMA, Number, Piece, line, mark, rolled
+from .data_flow import Flow
+from .rolled_lines import COMMA, Number, Piece, line, mark, rolled
 from .segments import Segment
 
 BASES = ("layer", "layer2", "layer3", "layer4")
@@ -66,7 +66,7 @@ class Code:
     parts: tuple[tuple[str, Cut], ...] = ()
 
 
-class Segments(Writer):
+class Segments(FunctionWriter):
     """Writes the function of one segment."""
 
     def __init__(self, flow: Flow, segment: Segment, merged: Mapping[Register, Register], used: Used) -> None:
@@ -112,22 +112,21 @@ class Segments(Writer):
                 operands.append(self._argument(op, operand, register))
         if is_counted:
             operands.append(self._once(("count", op.node), f'at.counts["{op.of.name}"]', op.node))
-        site, node, entry = self._site(op), op.of, operator(op.of.op)
+        call, node, entry = self._call(op), op.of, operator(op.of.op)
         weights = [p for p, i in enumerate(node.inputs) if self.pcg.nodes[i].op == "parameter"]
         apart = op.split and any((op, p) in self.flow.made for p in weights)
 
         def render(texts: Sequence[str]) -> str:
             if not apart:
-                return expression(site, texts)
+                return expression(call, texts)
             names = [*entry.named(node), *(["count"] if is_counted else [])]
             values = [p for p in range(len(texts)) if p not in weights]
             given = ", ".join(names[p] for p in (*values, *weights))
-            line = expression(site, names)
-            call = (
-                line.partition("(")[0] if line == f"{line.partition('(')[0]}({given})" else f"(lambda {given}: {line})"
-            )
+            line = expression(call, names)
+            plain = line.partition("(")[0]
+            function = plain if line == f"{plain}({given})" else f"(lambda {given}: {line})"
             lists = (", ".join(texts[p] for p in group) for group in (values, weights))
-            return f"at.weighted({call}, {', '.join(f'[{text}]' for text in lists)})"
+            return f"at.weighted({function}, {', '.join(f'[{text}]' for text in lists)})"
 
         view = entry.view or node.op in ("permute", "expand", "contiguous", "slice", "part", "detach")
         kind = "op" if apart else "view" if view else "unary" if len(operands) == 1 else "op"
@@ -169,7 +168,7 @@ class Segments(Writer):
     def _source(self, op: Op, operand: int, source: int) -> int:
         """This part of an input or a buffer of the graph, which is whole on every device."""
         node, known = self.pcg.nodes[source], self.flow.graph.atoms[source]
-        local = self._site(op).source(operand)
+        local = self._call(op).source(operand)
         text = f'at.inputs["{node.name}"]' if node.op == "input" else f'at["{node.name}"]'
         text = cut_text(text, known, local)
         if node.op == "input" and node.dtype in FLOATS:
@@ -187,21 +186,21 @@ class Segments(Writer):
             self.made[key] = self.add(Statement(lambda _: text, (), kind, text if plain else name, source))
         return self.made[key]
 
-    def _site(self, op: Op) -> Site:
+    def _call(self, op: Op) -> OperatorCall:
         pcg, atoms, cuts = self.pcg, self.flow.graph.atoms, op.cuts
-        return Site(
-            op.of,
-            tuple(pcg.nodes[i] for i in op.of.inputs),
-            atoms[op.node],
-            tuple(atoms[i] for i in op.of.inputs),
-            tuple(tuple(cut.row.inputs[p] for cut in cuts) for p in range(len(op.of.inputs))),
-            tuple(cut.row.output for cut in cuts),
-            tuple(cut.parts for cut in cuts),
-            tuple(f"at.{self._axis(op, cut)}" for cut in cuts),
-            1,
-            False,
-            self.used,
-            f"at.site_{op.of['site']}" if op.of.op == "dropout" else "",
+        return OperatorCall(
+            node=op.of,
+            sources=tuple(pcg.nodes[i] for i in op.of.inputs),
+            known=atoms[op.node],
+            source_atoms=tuple(atoms[i] for i in op.of.inputs),
+            inputs=tuple(tuple(cut.row.inputs[p] for cut in cuts) for p in range(len(op.of.inputs))),
+            layout=tuple(cut.row.output for cut in cuts),
+            sizes=tuple(cut.parts for cut in cuts),
+            axes=tuple(f"at.{self._axis(op, cut)}" for cut in cuts),
+            micro_batches=1,
+            mixed=False,
+            used=self.used,
+            dropout_site=f"at.site_{op.of['site']}" if op.of.op == "dropout" else "",
             regathered=self._fetched_again(op),
         )
 

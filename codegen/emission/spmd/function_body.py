@@ -14,20 +14,20 @@ from ....model.machine.precision import precision
 from ....model.operators.operator import operator
 from ...plan.plan import Plan
 from ...plan.routes import route
-from ..common.call_sites import Site, literal
-from ..common.conversions import Used, conversion
+from ..common.conversions import Used, conversion, local_part
 from ..common.expressions import chunked, expression
-from ..common.lines import Statement, Writer
 from ..common.names import is_literal, wish
-from ..common.regathering import VIEWS, remade
+from ..common.operator_calls import OperatorCall, literal
+from ..common.regathered_weights import VIEWS, remade
+from ..common.statements import FunctionWriter, Statement
 from ..common.text import enclosed
-from .branches import SideBySide, comment, operands_of, render
 from .loops import Loop
-from .recomputing import Call, call_text
-from .units import Unit
+from .parallel_branches import ParallelBranches, comment, operands_of, render
+from .recomputation import SegmentCall, call_text
+from .repeated_blocks import Block
 
 
-class Body(Writer):
+class FunctionBody(FunctionWriter):
     """Builds a function's statements. `own`: nodes computed here; `weights`: their texts; all others are arguments.
 
     `divided`: operands to divide by the number of micro-batches; `divisors`: of losses; `sites`: of dropouts in loops.
@@ -46,8 +46,8 @@ class Body(Writer):
         super().__init__(plan, roles, used.stepped)
         self.own, self.weights, self.used, self.divided, self.divisors = own, weights, used, divided, divisors
         self.sites: dict[int, str] = {}
-        self.beside: Mapping[int, SideBySide] = {}
-        self.calls: Mapping[int, Call] = {}  # of segments that are computed again, by what they give
+        self.beside: Mapping[int, ParallelBranches] = {}
+        self.calls: Mapping[int, SegmentCall] = {}  # of segments that are computed again, by what they give
         self.recomputed = False  # whether backward runs all of this again: weights are then gathered again anyway
         self.arguments: dict[int, str] = {}  # node (or -1 - loss) -> name, in order of first use
         self.waiting: list[tuple[Loop, int]] = []  # loops that are not written yet, with the number of the pass
@@ -101,7 +101,7 @@ class Body(Writer):
                 self._memo[out, "given", True] = self._converted(gives[-1], out, layout, self.plan.choices[out].given)
         this.gives = tuple(gives)
 
-    def results(self, unit: Unit | Call) -> list[int]:
+    def results(self, unit: Block | SegmentCall) -> list[int]:
         """What a block gives."""
         found = []
         for old, out, layout in zip(unit.carried, unit.outs, unit.layouts, strict=True):
@@ -182,18 +182,16 @@ class Body(Writer):
         self, statement: int, index: int, source: Layout, target: Layout, weight: bool = False, recorded: bool = True
     ) -> int:
         plan, node = self.plan, self.plan.graph.nodes[index]
-        known = atoms(plan.graph)[index]
-        moves = route(plan, index, source, target)
-        gradient = node.gradient and recorded
-        lines = conversion(known, moves, source, plan.placement.sizes, plan.axes, gradient, self.used, weight)
+        steps, before = route(plan, index, source, target), local_part(plan, index, source)
+        lines = conversion(before, steps, self.used, gradient=node.gradient and recorded, weight=weight)
         again = recorded and self._again(index, source) and not self._makes_new(index, source, target)
         for line in lines:
 
-            def moved(x: str, text: str = line) -> str:
+            def converted(x: str, text: str = line) -> str:
                 return text.replace("{x}", enclosed(x) if "{x}." in text else x)
 
-            def render(t: Sequence[str], moved: Callable[[str], str] = moved) -> str:
-                return remade(t[0], moved, self.used) if again else moved(t[0])
+            def render(t: Sequence[str], converted: Callable[[str], str] = converted) -> str:
+                return remade(t[0], converted, self.used) if again else converted(t[0])
 
             name = self.statements[statement].wish
             kind = "gather" if weight else "convert"
@@ -203,9 +201,8 @@ class Body(Writer):
 
     def _makes_new(self, index: int, source: Layout, target: Layout) -> bool:
         """Whether a weight's conversion takes memory; what is only a view of what there is need not be made again."""
-        moves = route(self.plan, index, source, target)
-        sizes = self.plan.placement.sizes
-        return any(sizes[m.axis] > 1 and m.move.value not in (Action.NOTHING, Action.SLICE) for m in moves)
+        steps, sizes = route(self.plan, index, source, target), self.plan.placement.sizes
+        return any(sizes[s.axis] > 1 and s.move.value not in (Action.NOTHING, Action.SLICE) for s in steps)
 
     def _regathered(self, index: int, stops: Sequence[Layout]) -> int:
         """The conversion of a stored weight over some layouts as one expression, so that backward can do it again."""
@@ -214,9 +211,8 @@ class Body(Writer):
         lines: list[str] = []
         source = plan.choices[index].output
         for target in stops:
-            moves = route(plan, index, source, target)
-            known = atoms(plan.graph)[index]
-            lines += conversion(known, moves, source, plan.placement.sizes, plan.axes, node.gradient, self.used, True)
+            steps, before = route(plan, index, source, target), local_part(plan, index, source)
+            lines += conversion(before, steps, self.used, gradient=node.gradient, weight=True)
             source = target
 
         def render(t: Sequence[str]) -> str:
@@ -245,7 +241,7 @@ class Body(Writer):
                     Statement(lambda t, k=text: f"{enclosed(t[0])} / {k}", (operand,), "unary", "x", i)  # type: ignore[misc]
                 )
             operands.append(operand)
-        site = self.site(index)
+        call = self.call(index)
         why = self._why(index)
         if index in self.divisors:
             operands.append(self.argument(-1 - index, self.divisors[index]))
@@ -256,7 +252,7 @@ class Body(Writer):
             kind = "unary"
         else:
             kind = "op"
-        this = Statement(lambda t: expression(site, t), tuple(operands), kind, name, index, why)
+        this = Statement(lambda t: expression(call, t), tuple(operands), kind, name, index, why)
         this.without_gradient = self._unrecorded(index)
         return self.add(this)
 
@@ -276,9 +272,9 @@ class Body(Writer):
     def _parts(self, index: int, siblings: Sequence[int]) -> int:
         """One of all equal parts, which one statement gives."""
         if (index, "part") not in self._memo:
-            recorded, site = not self._unrecorded(index), self.site(index)
+            recorded, call = not self._unrecorded(index), self.call(index)
             (source,), (layout,) = self.plan.graph.nodes[index].inputs, self.plan.choices[index].inputs
-            this = Statement(lambda t: chunked(site, t), (self.value(source, layout, recorded),), "view", "x", index)
+            this = Statement(lambda t: chunked(call, t), (self.value(source, layout, recorded),), "view", "x", index)
             this.without_gradient = not recorded
             made, gives = self.add(this), list[int]()
             for i in siblings:
@@ -308,7 +304,7 @@ class Body(Writer):
             self._memo |= {(i, "called"): s for i, s in zip(call.outs, this.gives or (made,), strict=True)}
         return self._memo[index, "called"]
 
-    def _joined(self, found: SideBySide) -> int:
+    def _joined(self, found: ParallelBranches) -> int:
         """What branches side by side give."""
         index = found.bundle.join
         operands = tuple(self.given(i) for i in operands_of(self.plan, found))
@@ -340,24 +336,25 @@ class Body(Writer):
             return self._wish(node.inputs[0])  # shows another value
         return self.roles.get(index) or wish(node.op, node.name, node.path)
 
-    def site(self, index: int) -> Site:
+    def call(self, index: int) -> OperatorCall:
+        """An operator with all that its line depends on."""
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
         known = atoms(plan.graph)
         recorded = not self._unrecorded(index) and (node.gradient or node.op in VIEWS)
-        return Site(
-            node,
-            tuple(plan.graph.nodes[i] for i in node.inputs),
-            known[index],
-            tuple(known[i] for i in node.inputs),
-            choice.inputs,
-            choice.output,
-            plan.placement.sizes,
-            plan.axes,
-            plan.micro_batches,
-            precision(plan.dtype).narrow,
-            self.used,
-            self.sites.get(index, str(node.get("site", 0))),
-            self._specials(index),
+        return OperatorCall(
+            node=node,
+            sources=tuple(plan.graph.nodes[i] for i in node.inputs),
+            known=known[index],
+            source_atoms=tuple(known[i] for i in node.inputs),
+            inputs=choice.inputs,
+            layout=choice.output,
+            sizes=plan.placement.sizes,
+            axes=plan.axes,
+            micro_batches=plan.micro_batches,
+            mixed=precision(plan.dtype).narrow,
+            used=self.used,
+            dropout_site=self.sites.get(index, str(node.get("site", 0))),
+            specials=self._specials(index),
             regathered=frozenset(p for p, i in enumerate(node.inputs) if recorded and self._again(i, choice.inputs[p])),
         )
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from ..common.conversions import Used
 from ..common.text import wrap
-from .functions import Code
-from .lines import Number, numbers, with_numbers, written
+from .rolled_lines import Number, numbers, with_numbers, written
+from .segment_functions import Code
 
 
 @dataclass

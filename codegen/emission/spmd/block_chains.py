@@ -17,13 +17,13 @@ from ....model.graph.segments import LIST_INDEX, Entries, list_above, lists, wit
 from ....model.operators.loss import LOSSES
 from ...plan.plan import Plan
 from ..common.names import is_literal
-from . import recomputing
-from .units import Chain, Looks, Unit, again, entry_name, signature, steady
+from . import recomputation
+from .repeated_blocks import Block, BlockChain, NodeKinds, again, entry_name, signature, steady
 
 PERIODS = (1, 2, 3, 4)
 
 
-def chains(plan: Plan, looks: Looks, alone: bool = False) -> tuple[Chain, ...]:
+def chains(plan: Plan, looks: NodeKinds, alone: bool = False) -> tuple[BlockChain, ...]:
     """The loops of a plan's program, in the order of the model; `alone`: also those of one turn, as stages may have."""
     nodes = enumerate(plan.graph.nodes)
     known = lists(plan.graph, [i for i, node in nodes if node.op not in SOURCES and not is_literal(plan, i)])
@@ -31,7 +31,7 @@ def chains(plan: Plan, looks: Looks, alone: bool = False) -> tuple[Chain, ...]:
     apart = {m for i, c in enumerate(plan.choices) if c.beside or c.joins for m in _prefixes(plan.graph.nodes[i].path)}
     known = {prefix: entries for prefix, entries in known.items() if prefix not in apart}
     above = {prefix: list_above(prefix, known) for prefix in known}
-    found: list[Chain] = []
+    found: list[BlockChain] = []
     for prefix in known:
         if above[prefix] is None:
             found += _of_lists(plan, prefix, known, above, looks, alone)
@@ -48,9 +48,9 @@ def _of_lists(
     prefix: str,
     known: Mapping[str, Entries],
     above: Mapping[str, str | None],
-    looks: Looks,
+    looks: NodeKinds,
     alone: bool,
-) -> list[Chain]:
+) -> list[BlockChain]:
     """The loops over a list, and over lists inside of it where its own do not reach; or only the latter, if better."""
     outer = _of_list(plan, prefix, known[prefix], looks, alone)
     inner = [c for below in known if above[below] == prefix for c in _of_lists(plan, below, known, above, looks, alone)]
@@ -59,10 +59,10 @@ def _of_lists(
     return inner if _gain(inner) > 1.2 * _gain(outer + kept) else outer + kept
 
 
-def _of_list(plan: Plan, prefix: str, entries: Entries, looks: Looks, alone: bool) -> list[Chain]:
+def _of_list(plan: Plan, prefix: str, entries: Entries, looks: NodeKinds, alone: bool) -> list[BlockChain]:
     """The loops over one list, with the period that saves most."""
     passes = [with_glue(plan.graph, prefix, one) for one in _passes(plan, entries)]
-    best: list[Chain] = []
+    best: list[BlockChain] = []
     for period in PERIODS:
         made = _of_period(plan, prefix, passes, period, looks, alone and period == 1)
         if _gain(made) > 1.2 * _gain(best):
@@ -70,7 +70,7 @@ def _of_list(plan: Plan, prefix: str, entries: Entries, looks: Looks, alone: boo
     return best
 
 
-def _gain(made: Sequence[Chain]) -> int:
+def _gain(made: Sequence[BlockChain]) -> int:
     """How many nodes need not be written, because another unit of the same class has them; lists of many runs cost."""
     return sum(
         len(chain.nodes) * (1 + (len(chain.units) == 1))  # one that stands alone is another stage's too
@@ -103,8 +103,8 @@ def _weights_read(plan: Plan, nodes: Sequence[int]) -> set[int]:
 
 
 def _of_period(
-    plan: Plan, prefix: str, passes: Sequence[Entries], period: int, looks: Looks, alone: bool
-) -> list[Chain]:
+    plan: Plan, prefix: str, passes: Sequence[Entries], period: int, looks: NodeKinds, alone: bool
+) -> list[BlockChain]:
     numbers = sorted(number for entries in passes for number in entries)
     firsts = range(numbers[0], numbers[-1] + 2 - period, period)
     homes = {f: {i for e in passes for k in range(period) for i in e.get(f + k, ())} for f in firsts}
@@ -120,17 +120,17 @@ def _of_period(
     for group in _in_all(runs, least):
         linked = [_linked(plan, run) for run in group]
         signed = tuple(tuple(_signed(plan, prefix, u, looks) for u in run) for run in linked)
-        made = again(plan, Chain(prefix, period, signed), looks)
-        if made is not None and steady(plan, made) and recomputing.fits(plan, made):
+        made = again(plan, BlockChain(prefix, period, signed), looks)
+        if made is not None and steady(plan, made) and recomputation.fits(plan, made):
             result.append(made)
     return result
 
 
-def _signed(plan: Plan, prefix: str, unit: Unit, looks: Looks) -> Unit:
-    return replace(unit, signature=(signature(plan, prefix, unit, looks), recomputing.inside(plan, prefix, unit)))
+def _signed(plan: Plan, prefix: str, unit: Block, looks: NodeKinds) -> Block:
+    return replace(unit, signature=(signature(plan, prefix, unit, looks), recomputation.inside(plan, prefix, unit)))
 
 
-def _in_all(runs: Sequence[Sequence[Sequence[Unit]]], least: int) -> Iterator[list[list[Unit]]]:
+def _in_all(runs: Sequence[Sequence[Sequence[Block]]], least: int) -> Iterator[list[list[Block]]]:
     """The pieces of runs that every pass has, each as its units in every pass; `runs[p]` are those of pass p.
 
     Pieces have at least so many units.
@@ -143,7 +143,7 @@ def _in_all(runs: Sequence[Sequence[Sequence[Unit]]], least: int) -> Iterator[li
             yield [[one[first][1] for first in firsts] for one in units]
 
 
-def _unit(plan: Plan, prefix: str, first: int, period: int, nodes: list[int], home: set[int]) -> Unit | None:
+def _unit(plan: Plan, prefix: str, first: int, period: int, nodes: list[int], home: set[int]) -> Block | None:
     """The nodes as a unit, unless they give nothing or compute what must be computed once.
 
     `home`: the nodes of all passes below these entries; weights that are read elsewhere too come from outside.
@@ -167,13 +167,13 @@ def _unit(plan: Plan, prefix: str, first: int, period: int, nodes: list[int], ho
                 weights.append(i)
             else:
                 outside.append(i)
-    return Unit(first, tuple(nodes), tuple(weights), tuple(outside), outs)
+    return Block(first, tuple(nodes), tuple(weights), tuple(outside), outs)
 
 
-def _runs(plan: Plan, units: Sequence[Unit | None]) -> list[list[Unit]]:
+def _runs(plan: Plan, units: Sequence[Block | None]) -> list[list[Block]]:
     """Units that can be the turns of one loop."""
-    runs: list[list[Unit]] = []
-    current: list[Unit] = []
+    runs: list[list[Block]] = []
+    current: list[Block] = []
     for unit in (*units, None):
         if unit is not None and (not current or _follows(plan, current, unit)):
             current.append(unit)
@@ -185,7 +185,7 @@ def _runs(plan: Plan, units: Sequence[Unit | None]) -> list[list[Unit]]:
     return [run for run in runs if len(run) > 1 or (run and _carried(plan, run[0]) is not None)]
 
 
-def _carried(plan: Plan, unit: Unit) -> tuple[int, ...] | None:
+def _carried(plan: Plan, unit: Block) -> tuple[int, ...] | None:
     """What a unit that stands alone is handed by what comes before it, in the places of what it gives: alike values."""
     nodes, found = plan.graph.nodes, list[int]()
     if len(unit.nodes) < LEAST_ALONE:
@@ -204,12 +204,12 @@ LEAST_ALONE = 6
 """Nodes that make an entry of a list a class of its own where no other entry is beside it."""
 
 
-def _places(unit: Unit, following: Unit) -> tuple[int, ...]:
+def _places(unit: Block, following: Block) -> tuple[int, ...]:
     """Where among the values that a turn reads are those that the turn before gives."""
     return tuple(following.outside.index(i) for i in unit.outs if i in following.outside)
 
 
-def _follows(plan: Plan, run: Sequence[Unit], unit: Unit) -> bool:
+def _follows(plan: Plan, run: Sequence[Block], unit: Block) -> bool:
     """Whether a unit can be the next turn of the loop: it alone reads all that the last one gives."""
     last, places = run[-1], _places(run[-1], unit)
     if len(places) != len(last.outs) or len(unit.outside) != len(last.outside):
@@ -238,7 +238,7 @@ def _ancestors(plan: Plan, nodes: Sequence[int], least: int) -> set[int]:
     return found
 
 
-def _linked(plan: Plan, run: Sequence[Unit]) -> list[Unit]:
+def _linked(plan: Plan, run: Sequence[Block]) -> list[Block]:
     """The turns of a loop with what each is handed and gives, both in the order in which a turn computes them."""
     if len(run) == 1:
         carried = [_carried(plan, run[0]) or ()]
@@ -257,7 +257,7 @@ def _linked(plan: Plan, run: Sequence[Unit]) -> list[Unit]:
     return result
 
 
-def _handed(plan: Plan, unit: Unit, index: int, plain: bool) -> Layout:
+def _handed(plan: Plan, unit: Block, index: int, plain: bool) -> Layout:
     """In which layout a unit gives a value: as it is computed where that is the rule, else as all readers get it."""
     if index < 0:
         return ()
@@ -265,7 +265,7 @@ def _handed(plan: Plan, unit: Unit, index: int, plain: bool) -> Layout:
     return choice.output if plain and set(unit.nodes).isdisjoint(plan.graph.consumers[index]) else choice.given
 
 
-def _last_outs(plan: Plan, run: Sequence[Unit], handed: Sequence[int]) -> tuple[int, ...]:
+def _last_outs(plan: Plan, run: Sequence[Block], handed: Sequence[int]) -> tuple[int, ...]:
     """What the last turn gives in the place of each value that it is handed; -1: that value, which nobody reads."""
     nodes, free = plan.graph.nodes, list(run[-1].outs)
     if len(free) == len(handed):

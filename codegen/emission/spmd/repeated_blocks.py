@@ -15,17 +15,17 @@ Divided: TypeAlias = frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class NodeKinds:
     """A number for every node, equal where operator, shape, attributes, layouts and divided operands are.
 
-    `values`: without what only the backward knows, so B is R. Call sites of dropout and inputs are left out.
+    `values`: without what only the backward knows, so B is R. SegmentCall sites of dropout and inputs are left out.
     """
 
     full: tuple[int, ...]
     values: tuple[int, ...]
 
     @classmethod
-    def of(cls, plan: Plan, divided: Divided) -> Looks:
+    def of(cls, plan: Plan, divided: Divided) -> NodeKinds:
         """The numbers of a plan's nodes."""
         known: dict[object, int] = {}
         full, values = [], []
@@ -41,7 +41,7 @@ class Looks:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Block:
     """Nodes of one turn: `first` is its number in the list.
 
     `carried` are the values that it is handed by the turn before, `outs` those that it gives in their places, in
@@ -63,7 +63,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Chain:
+class BlockChain:
     """Units that run one after another: `prefix` is their list in the user's model, `period` its entries per unit.
 
     `passes` are the runs over the list, each the same entries; `main` is the last one that has a gradient. Pass p is
@@ -72,12 +72,12 @@ class Chain:
 
     prefix: str
     period: int
-    passes: tuple[tuple[Unit, ...], ...]
+    passes: tuple[tuple[Block, ...], ...]
     main: int = 0
     like: tuple[int, ...] = (0,)
 
     @property
-    def units(self) -> tuple[Unit, ...]:
+    def units(self) -> tuple[Block, ...]:
         return self.passes[self.main]
 
     @property
@@ -106,7 +106,7 @@ def relative_name(prefix: str, first: int, name: str) -> tuple[int, str]:
     return int(number) - first, rest
 
 
-def signature(plan: Plan, prefix: str, unit: Unit, looks: Looks, values_only: bool = False) -> Any:
+def signature(plan: Plan, prefix: str, unit: Block, looks: NodeKinds, values_only: bool = False) -> Any:
     """What units of one class have in common: operators, shapes, choices, and how values reach them.
 
     `values_only`: without what only the backward knows, so B is R.
@@ -146,7 +146,7 @@ def _of_value(layout: Layout) -> Layout:
     return tuple(R if letter == B else letter for letter in layout)
 
 
-def again(plan: Plan, chain: Chain, looks: Looks) -> Chain | None:
+def again(plan: Plan, chain: BlockChain, looks: NodeKinds) -> BlockChain | None:
     """A chain of several passes with those that are computed alike; None where it must not become loops.
 
     A pass without gradient may be as one with gradient is, with R for B: the values are the same. Of several passes
@@ -167,7 +167,7 @@ def again(plan: Plan, chain: Chain, looks: Looks) -> Chain | None:
     return replace(chain, main=main, like=tuple(like[p] for p in range(len(gradient))))
 
 
-def alike(plan: Plan, chain: Chain, p: int, q: int, place: int, looks: Looks) -> bool:
+def alike(plan: Plan, chain: BlockChain, p: int, q: int, place: int, looks: NodeKinds) -> bool:
     """Whether passes p and q compute the same in a unit."""
     units = chain.passes[p][place], chain.passes[q][place]
     gradient = [any(plan.graph.nodes[i].gradient for i in unit.nodes) for unit in units]
@@ -187,15 +187,15 @@ def _converted(plan: Plan, weight: int) -> bool:
     return {*asked, choices[weight].given} != {choices[weight].output}
 
 
-def _dropouts(plan: Plan, unit: Unit) -> list[int]:
+def _dropouts(plan: Plan, unit: Block) -> list[int]:
     return [plan.graph.nodes[i]["site"] for i in unit.nodes if plan.graph.nodes[i].op == "dropout"]
 
 
-def _first_site(plan: Plan, unit: Unit) -> int:
+def _first_site(plan: Plan, unit: Block) -> int:
     return min(_dropouts(plan, unit), default=0)
 
 
-def site_step(plan: Plan, units: Sequence[Unit]) -> tuple[int, int] | None:
+def site_step(plan: Plan, units: Sequence[Block]) -> tuple[int, int] | None:
     """a and b such that the unit at entry i starts with dropout call site a + b i; None if there is no dropout."""
     starts = [(u.first, _first_site(plan, u)) for u in units if _dropouts(plan, u)]
     if not starts:
@@ -205,7 +205,7 @@ def site_step(plan: Plan, units: Sequence[Unit]) -> tuple[int, int] | None:
     return start - slope * first, slope
 
 
-def steady(plan: Plan, chain: Chain) -> bool:
+def steady(plan: Plan, chain: BlockChain) -> bool:
     """Whether dropout's call sites grow by the same number from entry to entry in every pass."""
     slopes = set()
     for units in chain.passes:

@@ -6,40 +6,39 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from ....model.graph.atoms import atoms
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import B, R
 from ....model.graph.pcg import SOURCES
 from ....model.machine.precision import precision
 from ...plan.plan import Plan
-from ..common.conversions import Local, Used
+from ..common.conversions import Used, local_part
 from ..common.expressions import local_shape_text
-from ..common.lines import reads_mesh
 from ..common.losses import counted, label_count
 from ..common.names import roles, short_names
+from ..common.statements import reads_mesh
 from ..common.text import wrap
-from .blocks import chains
-from .body import Body
-from .branches import Side, SideBySide, side_by_side
-from .classes import Classes
+from .block_chains import chains
+from .block_classes import BlockClasses
 from .constructors import Constructors, axes_line
+from .function_body import FunctionBody
 from .inputs import argument_name
 from .loops import Loop, loops, results
-from .micro import divided
-from .recomputing import Call, calls, calls_in, recomputed
-from .units import Divided, Looks, Unit, alike, entry_name, relative_name, site_step
+from .micro_batches import divided
+from .parallel_branches import CoordinateBranches, ParallelBranches, side_by_side
+from .recomputation import SegmentCall, calls, calls_in, recomputed
+from .repeated_blocks import Block, Divided, NodeKinds, alike, entry_name, relative_name, site_step
 
 
-class Modules(Constructors):
+class ModelClasses(Constructors):
     """Writes the classes; afterwards `divisors` tells the training step what is counted before the first forward."""
 
     alone = False  # whether single entries of lists are blocks
 
-    def __init__(self, plan: Plan, used: Used, classes: Classes | None = None) -> None:
+    def __init__(self, plan: Plan, used: Used, classes: BlockClasses | None = None) -> None:
         super().__init__(plan, used)
         self.micro_divided, self.loss_divided = self._divided()
         self.divisors: list[dict[str, Any]] = []
-        self.looks = Looks.of(plan, self.micro_divided)
+        self.looks = NodeKinds.of(plan, self.micro_divided)
         self.loops = loops(plan, chains(plan, self.looks, self.alone))
         self.modes = {mode for loop in self.loops for how in loop.again if how for one in how.modes for mode in one}
         self.modes |= {segment.mode for segment in recomputed(plan)}
@@ -48,7 +47,7 @@ class Modules(Constructors):
             self.roles |= loop.roles(plan)
         self.base = "Module" if precision(plan.dtype).narrow else "nn.Module"
         self.beside = side_by_side(plan)
-        self.classes = classes or Classes(self.base)
+        self.classes = classes or BlockClasses(self.base)
 
     def _divided(self) -> tuple[Divided, bool]:
         return divided(self.plan.graph, self.plan.micro_batches)
@@ -100,7 +99,7 @@ class Modules(Constructors):
             lines += ["", *self._count(i, name, own, weights)]
         return "\n".join(lines)
 
-    def _results(self, body: Body) -> list[int]:
+    def _results(self, body: FunctionBody) -> list[int]:
         """What the model computes: its loss."""
         loss = self.plan.graph.loss
         return [body.value(loss, tuple(R if x == B else x for x in self.plan.choices[loss].given))]
@@ -108,7 +107,7 @@ class Modules(Constructors):
     def _returned(self, texts: Sequence[str]) -> str:
         return f"return {texts[0]}" + (f" / {self.plan.micro_batches}" if self.loss_divided else "")
 
-    def _loops(self, body: Body, own: frozenset[int], again: Sequence[Call]) -> None:
+    def _loops(self, body: FunctionBody, own: frozenset[int], again: Sequence[SegmentCall]) -> None:
         """Write the loops over what a function computes, but for those of its methods `again`."""
         chains = [loop for loop in self.loops if loop.chain.nodes <= own]
         chains = [loop for loop in chains if not any(loop.chain.nodes <= call.nodes for call in again)]
@@ -119,7 +118,7 @@ class Modules(Constructors):
         while body.waiting:
             body.loop(*body.waiting[0])
 
-    def _segment(self, call: Call, weights: dict[int, str], sites: Mapping[int, str] | None = None) -> list[str]:
+    def _segment(self, call: SegmentCall, weights: dict[int, str], sites: Mapping[int, str] | None = None) -> list[str]:
         """The method of a segment that backward computes again; `sites`: of dropouts, in a loop."""
         blocks = {i for loop in self.loops if loop.chain.nodes <= call.nodes for i in loop.chain.nodes}
         body = self._body(call.nodes - blocks, weights, {}, inputs=False)
@@ -132,7 +131,7 @@ class Modules(Constructors):
         shapes = self._shapes(body.arguments, given=True)
         return self._function(call.method, list(body.arguments.values()), shapes, lines)
 
-    def _side(self, found: SideBySide, side: Side, weights: dict[int, str]) -> list[str]:
+    def _side(self, found: ParallelBranches, side: CoordinateBranches, weights: dict[int, str]) -> list[str]:
         """The method of the branches at one coordinate."""
         inner = {i for other in self.beside.values() for s in other.sides for i in s.nodes if s.nodes < side.nodes}
         body = self._body(side.nodes - inner, weights, {}, inputs=False)
@@ -154,8 +153,10 @@ class Modules(Constructors):
 
     def _body(
         self, own: frozenset[int], weights: dict[int, str], divisors: dict[int, str], inputs: bool = True
-    ) -> Body:
-        body = Body(self.plan, own, weights, self.used, self.micro_divided, divisors, self.roles)
+    ) -> FunctionBody:
+        body = FunctionBody(
+            self.plan, own, weights, self.used, divided=self.micro_divided, divisors=divisors, roles=self.roles
+        )
         for i in self.plan.graph.of("input") if inputs else ():
             body.argument(i, argument_name(self.plan, i))
             if self.plan.graph.nodes[i].dtype in FLOATS and self.plan.dtype != "float32":
@@ -166,7 +167,7 @@ class Modules(Constructors):
         """Writes the classes of a chain of blocks; the lines that build its list."""
         chain = loop.chain
         written: dict[Any, str] = {}
-        kinds: dict[str, list[Unit]] = {}  # what a class says -> its units
+        kinds: dict[str, list[Block]] = {}  # what a class says -> its units
         said: list[str] = []
         for place, unit in enumerate(chain.units):
             signature = tuple(chain.passes[way][place].signature for way in chain.ways)
@@ -250,7 +251,7 @@ class Modules(Constructors):
             lines += ["", *self._segment(call, weights, body.sites)]
         return lines
 
-    def _sites(self, loop: Loop, way: int, unit: Unit) -> dict[int, str]:
+    def _sites(self, loop: Loop, way: int, unit: Block) -> dict[int, str]:
         """The call sites of the dropouts in a turn of a loop."""
         dropouts = (i for i in unit.nodes if self.plan.graph.nodes[i].op == "dropout")
         return {i: loop.site(self.plan, way, unit.first, i) for i in dropouts}
@@ -268,12 +269,11 @@ class Modules(Constructors):
     def _shapes(self, arguments: Mapping[int, str], given: bool = False) -> str:
         """The arguments' shapes; `given`: in the layouts that all readers get."""
         plan = self.plan
-        known = atoms(plan.graph)
         parts = []
         for i, name in arguments.items():
             if i >= 0:
                 layout = plan.choices[i].given if given else plan.choices[i].output
-                local = Local(known[i], layout, plan.placement.sizes, plan.axes)
+                local = local_part(plan, i, layout)
                 parts.append(f"{name}: {local_shape_text(local)}")
         text = ", ".join(parts)
         return f"{text}." if len(text) < 100 else ""
@@ -284,15 +284,15 @@ class Modules(Constructors):
         node, choice = plan.graph.nodes[loss], plan.choices[loss]
         body = self._body(own, weights, {})
         results = [body.value(i, x) for i, x in list(zip(node.inputs, choice.inputs, strict=True))[1:]]
-        site = body.site(loss)
+        call = body.call(loss)
 
         def returned(texts: Sequence[str]) -> str:
-            return f"return {label_count(site, texts[0], texts[1] if len(texts) > 1 else None)}"
+            return f"return {label_count(call, texts[0], texts[1] if len(texts) > 1 else None)}"
 
         lines = body.lines(results, 8, returned)
         used = body.read_arguments(results)
         method = f"count_labels{name.removeprefix('divisor')}"
-        labels = Local(atoms(plan.graph)[node.inputs[1]], choice.inputs[1], plan.placement.sizes, plan.axes)
+        labels = local_part(plan, node.inputs[1], choice.inputs[1])
         split = sorted({i for a in range(len(labels.known.sizes)) for i in labels.splits(a)})
         self.divisors.append({"name": name, "method": method, "axes": [plan.axes[i] for i in split]})
         doc = (

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from ....formulation.spacetime.mask import Addends
 from ....formulation.spacetime.materialized import Accumulate, Register
 from ....formulation.spacetime.op import Op, Phase
-from .flow import Flow
-from .functions import Code, Segments, Weight, merge
-from .library import Functions
-from .lines import Lines, mark, quoted
-from .registers import Registers
+from .data_flow import Flow
+from .function_table import Functions
+from .register_names import Registers
+from .rolled_lines import Lines, mark, quoted
+from .segment_functions import Code, Segments, Weight, merge
 from .segments import Block, Segment
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ....model.operators.operator import operator
-from .call_sites import Rule, Site
 from .conversions import Used
+from .operator_calls import OperatorCall, Rule
 from .text import enclosed
 
 VIEWS = ("view", "permute", "expand", "contiguous", "slice", "part", "detach", "to")
@@ -25,11 +25,11 @@ _MAY_COPY = re.compile(r"\.(flatten|reshape|contiguous)\(")
 Line: TypeAlias = Callable[[Sequence[str]], str]
 
 
-def kept_whole(site: Site, names: Sequence[str], line: Line) -> str:
-    """The line of an operator whose operands `site.regathered` are such weights; `line`: as it is with others."""
-    if site.node.op in PRODUCTS:
-        return PRODUCTS[site.node.op](site, names, line)
-    return remade(names[0], lambda x: line([x]), site.used) if site.node.op in VIEWS else line(names)
+def kept_whole(call: OperatorCall, names: Sequence[str], line: Line) -> str:
+    """The line of an operator whose operands `call.regathered` are such weights; `line`: as it is with others."""
+    if call.node.op in PRODUCTS:
+        return PRODUCTS[call.node.op](call, names, line)
+    return remade(names[0], lambda x: line([x]), call.used) if call.node.op in VIEWS else line(names)
 
 
 def remade(x: str, line: Callable[[str], str], used: Used) -> str:
@@ -40,27 +40,27 @@ def remade(x: str, line: Callable[[str], str], used: Used) -> str:
     return f"reshaped({x}, lambda w: {text})"
 
 
-def _einsum(site: Site, names: Sequence[str], line: Line) -> str:
+def _einsum(call: OperatorCall, names: Sequence[str], line: Line) -> str:
     if len(names) == 1:  # no product: nothing is kept
         return line(names)
-    sources, _, output = site.node["equation"].partition("->")
+    sources, _, output = call.node["equation"].partition("->")
     terms = sources.split(",")
     once = ["".join(dict.fromkeys(term)) for term in terms]
     operands = [
         name if term == all_letters else f'torch.einsum("{all_letters}->{term}", {name})'  # diagonals, as views
         for all_letters, term, name in zip(terms, once, names, strict=True)
     ]
-    return _contracted(site, ",".join(once), output, operands)
+    return _contracted(call, ",".join(once), output, operands)
 
 
-def _matmul(site: Site, names: Sequence[str], line: Line) -> str:
-    dims = a, b = [len(source.shape) for source in site.sources]
-    if max(dims[p] for p in site.regathered) <= 2:  # a matrix is kept as a view, be it expanded over a batch
+def _matmul(call: OperatorCall, names: Sequence[str], line: Line) -> str:
+    dims = a, b = [len(source.shape) for source in call.sources]
+    if max(dims[p] for p in call.regathered) <= 2:  # a matrix is kept as a view, be it expanded over a batch
         return line(names)
     batch = _BATCH[: max(dims) - 2]
     first, second = (batch[len(batch) - n + 2 :] if n > 2 else "" for n in dims)
     rows, columns = "m" if a > 1 else "", "n" if b > 1 else ""
-    return _contracted(site, f"{first}{rows}k,{second}k{columns}", f"{batch}{rows}{columns}", names)
+    return _contracted(call, f"{first}{rows}k,{second}k{columns}", f"{batch}{rows}{columns}", names)
 
 
 _BATCH = "abcdefgh"
@@ -83,23 +83,23 @@ def copied(equation: str) -> bool:
     return False
 
 
-def _product(site: Site, names: Sequence[str]) -> str:
+def _product(call: OperatorCall, names: Sequence[str]) -> str:
     """A product that keeps its operands as they are, for others keep them too."""
-    equation = site.node["equation"]
-    if site.node.gradient and copied(equation):
-        return _einsum(site, names, lambda operands: _plain(site, operands))
-    return _plain(site, names)
+    equation = call.node["equation"]
+    if call.node.gradient and copied(equation):
+        return _einsum(call, names, lambda operands: _plain(call, operands))
+    return _plain(call, names)
 
 
-def _plain(site: Site, names: Sequence[str]) -> str:
-    emit = operator(site.node.op).emit
+def _plain(call: OperatorCall, names: Sequence[str]) -> str:
+    emit = operator(call.node.op).emit
     assert callable(emit)
-    return emit(site.node, [enclosed(name) for name in names])
+    return emit(call.node, [enclosed(name) for name in names])
 
 
 RULES: dict[str, Rule] = {"einsum": _product}
 
 
-def _contracted(site: Site, sources: str, output: str, operands: Sequence[str]) -> str:
-    site.used.helpers.add("contracted")
+def _contracted(call: OperatorCall, sources: str, output: str, operands: Sequence[str]) -> str:
+    call.used.helpers.add("contracted")
     return f'contracted("{sources}->{output}", {", ".join(operands)})'
