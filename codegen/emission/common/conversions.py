@@ -102,9 +102,9 @@ _GRADIENT = {
 
 @dataclass
 class Used:
-    """What a program needs besides its lines, collected while these are written; `stepped`: it has dropouts."""
+    """What a program needs besides its lines, collected while they are written; `has_dropout`: masks depend on steps."""
 
-    stepped: bool = False
+    has_dropout: bool = False
     conversions: dict[str, ConversionFunction] = field(default_factory=dict)
     primitives: set[str] = field(default_factory=set)
     helpers: set[str] = field(default_factory=set)

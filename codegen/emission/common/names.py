@@ -55,8 +55,8 @@ def identifier(text: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) else name
 
 
-def wish(op: str, name: str, path: str) -> str:
-    """The variable name that a node would like."""
+def value_name(op: str, name: str, path: str) -> str:
+    """The preferred variable name of a node."""
     if op in GENERIC and re.sub(r"(_\d+)+$", "", name.rpartition(".")[2]) in (op, GENERIC[op], "add", "sub", "rsub"):
         return GENERIC[op]
     last = re.sub(r"(_\d+)+$", "", name.rpartition(".")[2])
@@ -66,7 +66,7 @@ def wish(op: str, name: str, path: str) -> str:
 
 
 def short_names(names: Iterable[str], reserved: Iterable[str] = ()) -> dict[str, str]:
-    """Dotted names to identifiers: as many trailing parts, from two on, as keep them apart."""
+    """Dotted names to identifiers: as many trailing parts, at least two, as make them unique."""
     everything = tuple(names)
     result: dict[str, str] = {}
     for name in everything:
@@ -86,21 +86,21 @@ def short_names(names: Iterable[str], reserved: Iterable[str] = ()) -> dict[str,
     return result
 
 
-def joins(graph: PCG) -> str:
-    """What the program calls what weights join: tables alone, or any parameters; nothing where none does."""
+def joined_argument(graph: PCG) -> str:
+    """The argument that names what weights join: `tables`, `joined` if not only tables; "" if none does."""
     kinds = {kind for i in graph.of("parameter") for kind in ("tables", "joined") if graph.nodes[i].get(kind)}
     return min(kinds, default="")
 
 
 def is_literal(plan: Plan, index: int) -> bool:
-    """Whether a node is a scalar constant that every reader can take as a Python number."""
+    """True if a node is a scalar constant that every reader can take as a Python number."""
     graph = plan.graph
     node = graph.nodes[index]
     if node.op != "full" or node.shape or node.dtype not in FLOATS:
         return False
     for reader in graph.consumers[index]:
-        asked = zip(graph.nodes[reader].inputs, plan.choices[reader].inputs, strict=True)
-        if any(i == index and P in x for i, x in asked):
+        required = zip(graph.nodes[reader].inputs, plan.choices[reader].inputs, strict=True)
+        if any(i == index and P in x for i, x in required):
             return False
     readers = [graph.nodes[i] for i in graph.consumers[index]]
     return bool(readers) and all(
@@ -113,30 +113,30 @@ def is_literal(plan: Plan, index: int) -> bool:
 
 
 def _rotation(graph: PCG, index: int, found: dict[int, str]) -> None:
-    """Name what a sine is taken of: angles, products of positions and frequencies."""
-    while graph.nodes[index].op in ("cat", *_SHOWS, "to"):
+    """Name the argument of a sine: angles are products of positions and frequencies."""
+    while graph.nodes[index].op in ("cat", *_VIEWS, "to"):
         found[index] = "angles"
         index = graph.nodes[index].inputs[0]
     found[index] = "angles"
     for i in graph.nodes[index].inputs if graph.nodes[index].op == "mul" else ():
-        while graph.nodes[i].op in (*_SHOWS, "to"):
+        while graph.nodes[i].op in (*_VIEWS, "to"):
             i = graph.nodes[i].inputs[0]
         if graph.nodes[i].op in ("exp", "reciprocal", "pow", "power", "div"):
             found[i] = "frequencies"
             found.update(dict.fromkeys((k for k in graph.nodes[i].inputs if graph.nodes[k].op == "scale"), "exponents"))
 
 
-_SHOWS = ("view", "permute", "slice", "part", "contiguous", "expand", "dropout")
+_VIEWS = ("view", "permute", "slice", "part", "contiguous", "expand", "dropout")
 _GATES = ("silu", "gelu", "sigmoid", "relu", "tanh")
 _SCORES = ("scale", "where", "add", "div", "shift", "softmax", "dropout", "mul")
 
 
 def roles(graph: PCG) -> dict[int, str]:
-    """Names that follow from what a value is for: queries, keys, values, scores, logits."""
+    """Names by the purpose of a value: queries, keys, values, scores, logits."""
     found: dict[int, str] = {}
 
     def back(index: int, name: str, shows: tuple[str, ...]) -> int:
-        """Name the views on the way back from `index`; what they show."""
+        """Name the views on the way back from `index`; the node that they view."""
         while graph.nodes[index].op in shows and len(graph.consumers[index]) == 1:
             found.setdefault(index, name)
             index = graph.nodes[index].inputs[0]
@@ -145,7 +145,7 @@ def roles(graph: PCG) -> dict[int, str]:
     for index, node in enumerate(graph.nodes):
         if node.op == "attention":
             for name, i in zip("qkv", node.inputs, strict=False):
-                source = back(i, name, _SHOWS)
+                source = back(i, name, _VIEWS)
                 if graph.nodes[source].op == "add":  # of a rotation
                     found.setdefault(source, name)
         elif node.op == "softmax":
@@ -160,9 +160,9 @@ def roles(graph: PCG) -> dict[int, str]:
                 reader = graph.consumers[reader][0]
             if graph.nodes[scores].op == "matmul" and graph.nodes[reader].op == "matmul":
                 found[scores], found[reader] = "scores", "mixed"
-                back(graph.nodes[scores].inputs[0], "q", _SHOWS)
-                back(graph.nodes[scores].inputs[1], "k", _SHOWS)
-                back(graph.nodes[reader].inputs[1], "v", _SHOWS)
+                back(graph.nodes[scores].inputs[0], "q", _VIEWS)
+                back(graph.nodes[scores].inputs[1], "k", _VIEWS)
+                back(graph.nodes[reader].inputs[1], "v", _VIEWS)
         elif node.op == "mul" and any(graph.nodes[i].op in _GATES for i in node.inputs):
             found.setdefault(index, "gated")
         elif node.op == "moments":
@@ -171,6 +171,6 @@ def roles(graph: PCG) -> dict[int, str]:
             found[index] = node.op
             _rotation(graph, node.inputs[0], found)
         elif node.op in CLASSIFIED:
-            source = back(node.inputs[0], "logits", _SHOWS)
+            source = back(node.inputs[0], "logits", _VIEWS)
             found.setdefault(source, "logits")
     return found

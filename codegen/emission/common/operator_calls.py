@@ -17,7 +17,7 @@ from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import Layout
 from ....model.graph.pcg import Node
 from .conversions import Local, Used
-from .text import WIDTH, shape_text
+from .text import WIDTH, shape_text, tuple_text
 
 LONGEST_LIST = 80
 """Characters of a list of numbers that stands where it is used."""
@@ -112,12 +112,8 @@ def whole_text(local: Local, dims: Sequence[int], micro_batches: int = 1) -> tup
             else:
                 shape.append(size)
                 free = True
-    text = ", ".join(f"{i}: {_names(axes)}" for i, axes in cuts.items())
+    text = ", ".join(f"{i}: {tuple_text(axes)}" for i, axes in cuts.items())
     return shape_text(shape), f"{{{text}}}"
-
-
-def _names(axes: Sequence[str]) -> str:
-    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
 
 
 def full_precision(call: OperatorCall, x: str, operand: int = 0) -> str:

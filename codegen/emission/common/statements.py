@@ -1,6 +1,6 @@
-"""From statements to lines: what is read once is nested in its reader where the line stays readable, the rest is named.
+"""From statements to lines: a value that is read once is nested in its reader if the line stays readable.
 
-A value that is read no more passes its name on to what is made of it.
+All others are named. A value that is not read any more passes its name on to what is computed from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from ....formulation.special import special_strategies
 from ....model.operators.loss import CLASSIFIED, POINTWISE
 from ...plan.plan import Plan
-from ..spmd.recomputation import LoopModes, call_text, modes_text
+from .block_loops import BlockLoop
 from .names import GENERIC
 from .text import tidy, wrap
 
@@ -37,36 +37,32 @@ _NEVER_NESTED = ("attention", *POINTWISE, *CLASSIFIED)
 
 @dataclass
 class Statement:
-    """One value: how its text follows from its operands' texts, and what it would like to be called."""
+    """One value: how its text follows from the texts of its operands, and its preferred name."""
 
     render: Callable[[Sequence[str]], str]
     operands: tuple[int, ...]
     kind: str
-    wish: str
+    preferred_name: str
     node: int
     comment: str = ""
     inline: bool = False
     depth: int = 1
     text: str = ""
-    loop: str = ""  # of a loop over blocks: the list
-    call: str = ""  # what it calls: a block, or one of its methods
-    last: str = ""  # a further argument
-    again: LoopModes | None = None  # how the turns of a loop are called, where backward runs some again
-    handed: tuple[str, ...] = ()  # what the values that blocks hand on would like to be called: its first operands
-    gives: tuple[int, ...] = ()  # statements for what they are afterwards; without a loop, for the values that it is
-    without_gradient: bool = False  # whether autograd would record what must not be recorded
+    loop: BlockLoop | None = None
+    results: tuple[int, ...] = ()  # statements for its values if it has several
+    without_gradient: bool = False  # autograd must not record it
 
 
 @dataclass
 class FunctionWriter:
-    """Statements of one function, and how they are written; an operand is the number of an earlier statement.
+    """Statements of one function, and how they are written. An operand is the number of an earlier statement.
 
-    `stepped`: the program has dropouts, whose masks depend on the step.
+    `has_dropout`: the program has dropouts, whose masks depend on the step.
     """
 
     plan: Plan
     roles: Mapping[int, str] = field(default_factory=dict)
-    stepped: bool = False
+    has_dropout: bool = False
     statements: list[Statement] = field(default_factory=list)
 
     def add(self, statement: Statement) -> int:
@@ -74,7 +70,7 @@ class FunctionWriter:
         return len(self.statements) - 1
 
     def lines(self, results: Sequence[int], indent: int, returned: Callable[[Sequence[str]], str]) -> list[str]:
-        """The function's lines up to `return`, which says `returned` of the results' texts."""
+        """The function's lines; `returned` writes the return statement from the texts of the results."""
         needed = self._needed(results)
         readers: dict[int, list[int]] = {s: [] for s in needed}
         for s in needed:
@@ -100,11 +96,13 @@ class FunctionWriter:
         return sorted(found)
 
     def read_arguments(self, results: Iterable[int]) -> list[str]:
-        """Names of the arguments that the results depend on."""
-        return [self.statements[s].wish for s in self._needed(results) if self.statements[s].kind == "argument"]
+        """Names of the arguments on which the results depend."""
+        return [
+            self.statements[s].preferred_name for s in self._needed(results) if self.statements[s].kind == "argument"
+        ]
 
     def _hidden(self, s: int) -> bool:
-        """Not a line of its own: an argument, a weight as it is, or nested in its reader."""
+        """True for what has no line of its own: an argument, a stored weight, or what is nested in its reader."""
         return self.statements[s].inline or self.statements[s].kind in _NO_LINE
 
     def _nest(self, s: int, readers: Mapping[int, list[int]]) -> None:
@@ -114,7 +112,7 @@ class FunctionWriter:
         heavy = False
         for p, o in enumerate(this.operands):
             operand = self.statements[o]
-            if this.loop or operand.gives or operand.kind in (*_NO_LINE, "call") or len(readers[o]) != 1:
+            if this.loop or operand.results or operand.kind in (*_NO_LINE, "call") or len(readers[o]) != 1:
                 continue
             if operand.without_gradient and self._records(s):
                 continue
@@ -129,7 +127,7 @@ class FunctionWriter:
             if not allowed or operand.depth + (this.kind != "view") > 5:
                 continue
             trial = list(estimates)
-            trial[p] = operand.text or operand.wish
+            trial[p] = operand.text or operand.preferred_name
             if len(this.render(trial)) > NESTED:
                 continue
             operand.inline, estimates = True, trial
@@ -139,29 +137,29 @@ class FunctionWriter:
         this.text = this.render(estimates)
 
     def _product(self, s: int) -> bool:
-        """Whether a matrix product is nested in a statement."""
+        """True if a statement is or contains a matrix product."""
         this = self.statements[s]
         return self._op(s) in _PRODUCTS or any(self._product(o) for o in this.operands if self.statements[o].inline)
 
     def _final_nest(self, results: Sequence[int], roots: Sequence[int], readers: Mapping[int, list[int]]) -> None:
-        """The last line becomes the return statement's expression."""
+        """Turn the last line into the expression of the return statement."""
         if len(results) == 1 and roots and roots[-1] == results[0] and readers[results[0]] == [-1]:
             last = self.statements[results[0]]
             if not last.loop and not last.comment and not last.without_gradient:
                 last.inline = True
 
     def _records(self, s: int) -> bool:
-        """Whether autograd must record a statement."""
+        """True if autograd must record a statement."""
         this = self.statements[s]
         return this.node >= 0 and not this.without_gradient and self.plan.graph.nodes[this.node].gradient
 
     def _regions(self, roots: Sequence[int], readers: Mapping[int, list[int]]) -> list[tuple[bool, list[int]]]:
-        """The statements in order, in runs: whether one is without gradient, and what is in it.
+        """The statements in runs: (True, statements) of those without gradient, (False, statements) of others.
 
-        What is recorded and needs nothing of such a run comes before it, so that it does not divide it.
+        A recorded statement that reads nothing of a run without gradient moves before it instead of dividing it.
         """
         regions: list[tuple[bool, list[int]]] = [(False, [])]
-        waiting: list[int] = []  # may belong to a run without gradient if it goes on after them
+        waiting: list[int] = []  # belong to a run without gradient if it goes on after them
         for s in roots:
             this = self.statements[s]
             outside = this.kind in ("convert", "gather") and all(self._without(r) for r in readers[s])
@@ -174,7 +172,7 @@ class FunctionWriter:
                 regions[-1][1].append(s)
             elif outside or not self._records(s):
                 waiting.append(s)
-            elif set(self._leaves(s)).isdisjoint(self._made([*regions[-1][1], *waiting])):
+            elif set(self._leaves(s)).isdisjoint(self._results_of([*regions[-1][1], *waiting])):
                 regions[-2][1].append(s)
             else:
                 regions.append((False, [*waiting, s]))
@@ -182,12 +180,12 @@ class FunctionWriter:
         return [*regions, (False, waiting)]
 
     def _without(self, s: int) -> bool:
-        """Whether a statement, or the one in which it is nested, is without gradient; -1: the result."""
+        """True if a statement is without gradient; -1 is the result."""
         return s >= 0 and self.statements[s].without_gradient
 
-    def _made(self, roots: Iterable[int]) -> set[int]:
-        """What readers of some lines read."""
-        return {made for s in roots for made in (s, *self.statements[s].gives)}
+    def _results_of(self, roots: Iterable[int]) -> set[int]:
+        """The statements whose values some lines define."""
+        return {made for s in roots for made in (s, *self.statements[s].results)}
 
     def _op(self, s: int) -> str:
         node = self.statements[s].node
@@ -196,10 +194,10 @@ class FunctionWriter:
 
     def _estimate(self, s: int) -> str:
         this = self.statements[s]
-        return this.render(()) if this.kind in ("argument", "weight") else this.wish
+        return this.render(()) if this.kind in ("argument", "weight") else this.preferred_name
 
     def _leaves(self, s: int) -> list[int]:
-        """The statements whose names appear in the text of `s`."""
+        """The statements whose names appear in the text of statement `s`."""
         result: list[int] = []
         for o in self.statements[s].operands:
             if self.statements[o].inline:
@@ -224,7 +222,7 @@ class FunctionWriter:
         indent: int,
         returned: Callable[[Sequence[str]], str],
     ) -> list[str]:
-        names = {s: this.wish for s, this in enumerate(self.statements) if this.kind == "argument"}
+        names = {s: this.preferred_name for s, this in enumerate(self.statements) if this.kind == "argument"}
         roots = [s for _, region in regions for s in region]
         uses: dict[int, int] = {}
         for place, s in enumerate(roots):
@@ -246,8 +244,8 @@ class FunctionWriter:
                 if self.statements[s].loop:
                     lines += self._loop(s, live, names, inner)
                     continue
-                if self.statements[s].gives:
-                    lines += wrap(self._several(s, live, uses, names), inner, self._comment(s))
+                if self.statements[s].results:
+                    lines += wrap(self._unpacked(s, live, uses, names), inner, self._comment(s))
                     continue
                 leaves = self._leaves(s)
                 dying = [names[o] for o in leaves if uses[o] <= place]
@@ -260,66 +258,55 @@ class FunctionWriter:
         return [*lines, *wrap(returned(texts), indent)]
 
     def _loop(self, s: int, live: set[str], names: dict[int, str], indent: int) -> list[str]:
-        """A loop over blocks; what they hand on keeps its name, unless that value is read again."""
+        """A loop over blocks. A value keeps its name while it is handed on, unless it is read again after the loop."""
         this = self.statements[s]
+        assert this.loop is not None
         texts = [self._text(o, names) if self.statements[o].kind == "weight" else names[o] for o in this.operands]
         lines: list[str] = []
-        handed: list[str] = []
-        for o, text, wish in zip(this.operands, texts, this.handed, strict=False):
+        carried: list[str] = []
+        for o, text, preferred in zip(this.operands, texts, this.loop.carried_names, strict=False):
             name = text
-            if self.statements[o].kind == "weight" or name in live or name in handed:
-                name = self.free(wish, live | set(handed), set(names.values()))
+            if self.statements[o].kind == "weight" or name in live or name in carried:
+                name = self.free(preferred, live | set(carried), set(names.values()))
                 lines.append(f"{' ' * indent}{name} = {text}")
-            handed.append(name)
-        names.update(zip(this.gives, handed, strict=True))
-        variable = self.free(this.text, live | set(handed), set())
-        arguments = [*handed, *texts[len(handed) :], *([this.last] if this.last else [])]
-        block, turns, again = f"{variable}{this.call}", f"{variable} in {this.loop}", this.again
-        if again is not None and not again.alike:
-            said, mode = again.texts, "mode" if again.whole else "modes"
-            if len({*said}) == 1:
-                mode = said[0]
-            else:
-                turns = f"{variable}, {mode} in zip({this.loop}, {modes_text(said)}, strict=True)"
-            arguments += [] if again.whole else [mode]
-        turn = f"{block}({', '.join(arguments)})"
-        if again is not None and again.whole:
-            turn = call_text(self.stepped, mode, block, arguments)
-        lines += wrap(f"for {turns}:", indent)
-        return lines + wrap(f"{', '.join(handed)} = {turn}", indent + 4)
+            carried.append(name)
+        names.update(zip(this.results, carried, strict=True))
+        variable = self.free(this.text, live | set(carried), set())
+        loop = this.loop.lines(variable, carried, texts[len(carried) :], self.has_dropout)
+        return [*lines, *(line for depth, text in loop for line in wrap(text, indent + depth))]
 
-    def _several(self, s: int, live: set[str], uses: Mapping[int, int], names: dict[int, str]) -> str:
-        """The line that names all values of a statement which gives several; `_` is what nobody reads."""
+    def _unpacked(self, s: int, live: set[str], uses: Mapping[int, int], names: dict[int, str]) -> str:
+        """The line that unpacks the results of a statement with several; `_` is one that nothing reads."""
         text, given = tidy(self._text(s, names)), list[str]()
-        for g in self.statements[s].gives:
-            given.append(self.free(self.statements[g].wish, live | set(given), set()) if g in uses else "_")
-        names.update(zip(self.statements[s].gives, given, strict=True))
+        for g in self.statements[s].results:
+            given.append(self.free(self.statements[g].preferred_name, live | set(given), set()) if g in uses else "_")
+        names.update(zip(self.statements[s].results, given, strict=True))
         return f"{', '.join(given)} = {text}"
 
     def _name(
         self, s: int, leaves: Sequence[int], dying: Sequence[str], live: set[str], names: Mapping[int, str]
     ) -> str:
-        """A chain of views and conversions goes on under its name, a sum under `x`; all else takes its own."""
+        """The name of a value: views and conversions keep that of their operand, sums `x`; others take their own."""
         this = self.statements[s]
-        while this.operands and (this.kind == "convert" or (this.kind in _CHAIN and not self._own_name(this))):
+        while this.operands and (this.kind == "convert" or (this.kind in _CHAIN and not self._has_own_name(this))):
             inner = self.statements[this.operands[0]]
             if not inner.inline:
                 break
             this = inner
         first = names.get(leaves[0]) if leaves else None
-        plain = this.wish in GENERIC.values()
+        plain = this.preferred_name in GENERIC.values()
         if first in dying and first not in live and first is not None:
             if this.kind == "convert" and self.statements[leaves[0]].kind != "argument":
                 return first
-            if (this.kind in _CHAIN and (plain or first != "x")) and not self._own_name(this):
+            if (this.kind in _CHAIN and (plain or first != "x")) and not self._has_own_name(this):
                 return first
-        return self.free(this.wish, live, set())
+        return self.free(this.preferred_name, live, set())
 
-    def _own_name(self, this: Statement) -> bool:
-        """Whether a value has a role or a module of its own, by which it should be called."""
+    def _has_own_name(self, this: Statement) -> bool:
+        """True if a value is named by a role or module of its own."""
         if this.kind == "unary" and this.node not in self.roles:
-            return this.wish not in (*GENERIC.values(), self.plan.graph.nodes[this.node].op)
-        return this.node in self.roles or this.wish not in GENERIC.values()
+            return this.preferred_name not in (*GENERIC.values(), self.plan.graph.nodes[this.node].op)
+        return this.node in self.roles or this.preferred_name not in GENERIC.values()
 
     def free(self, name: str, live: set[str], others: set[str]) -> str:
         taken = live | others | reserved() | set(self.plan.axes)
@@ -343,12 +330,12 @@ class FunctionWriter:
 
 @cache
 def reserved() -> frozenset[str]:
-    """What no value of a model may be called: the program's own names, and those of special strategies' functions."""
+    """Names that no value of a model may have: those of the program itself and of special strategies' functions."""
     return RESERVED.union(*(entry.names for entry in special_strategies()))
 
 
 def axes_read(lines: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:
-    """The axes that lines speak of by their bare names."""
+    """The axes that lines mention by their bare names."""
     text = "\n".join(lines)
     return tuple(a for a in axes if re.search(rf"(?<![\w.]){a}(?!\w)", text))
 

@@ -64,9 +64,13 @@ def _index(match: re.Match[str]) -> str:
 
 
 def shape_text(shape: Iterable[Size]) -> str:
-    """A tuple as Python writes it."""
-    parts = [str(s) for s in shape]
-    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+    """A tuple of sizes."""
+    return tuple_text([str(size) for size in shape])
+
+
+def tuple_text(parts: Sequence[str]) -> str:
+    """A tuple of expressions."""
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
 
 def wrap(line: str, indent: int, comment: str = "") -> list[str]:

@@ -63,10 +63,10 @@ def _modules(plan: PipelinePlan, used: Used, names: Mapping[str, str]) -> list[S
     for number, (part, halves) in enumerate(zip(plan.parts, found, strict=True)):
         own = {name: names[name] for name, stages in tied(plan).items() if name in names and number in stages}
         modules.append(StageModules(part, used, classes, halves, own))
-    kinds = {module.joins for module in modules} - {""}
+    kinds = {module.joined_argument for module in modules} - {""}
     sharded = all(module.all_sharded for module in modules)
     for module in modules:
-        module.joins, module.all_sharded = min(kinds, default=""), sharded
+        module.joined_argument, module.all_sharded = min(kinds, default=""), sharded
     return modules
 
 

@@ -30,7 +30,7 @@ class StageModules(ModelClasses):
     `ranges` are the entries of lists that its loops are over; `entries(k)` stands for the k-th in its text.
     """
 
-    alone = True
+    single_blocks = True
 
     def __init__(
         self, plan: Plan, used: Used, classes: BlockClasses, found: tuple[Divided, bool], tied: Mapping[str, str]
@@ -64,11 +64,11 @@ class StageModules(ModelClasses):
         for index in graph.of("receive"):
             last = re.sub(r"(_\d+)+$", "", graph.nodes[index]["peer"].rpartition(".")[2])
             last = GENERIC.get(last, "x" if last.isdigit() else last)
-            name = wish = self.roles.get(index) or identifier(last)
+            name = preferred = self.roles.get(index) or identifier(last)
             count = 1
             while name in taken:
                 count += 1
-                name = f"{wish}{count}"
+                name = f"{preferred}{count}"
             taken.add(name)
             found[index] = name
         return found

@@ -11,7 +11,7 @@ from ....model.graph.pcg import PCG
 from ..common.conversions import Used
 from ..common.expressions import expression
 from ..common.losses import label_count
-from ..common.names import wish
+from ..common.names import value_name
 from ..common.operator_calls import OperatorCall
 from ..common.statements import FunctionWriter, Statement
 
@@ -49,7 +49,8 @@ def count_lines(pcg: PCG, losses: Sequence[int], used: Used) -> list[str]:
         here = call(index)
         operands = tuple(value(i) for i in node.inputs)
         kind = "unary" if len(operands) == 1 else "op"
-        this = Statement(lambda t: expression(here, t), operands, kind, wish(node.op, node.name, node.path), index)
+        name = value_name(node.op, node.name, node.path)
+        this = Statement(lambda t: expression(here, t), operands, kind, name, index)
         made[index] = writer.add(this)
         return made[index]
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from ....formulation.spacetime.mask import Addends
 from ....formulation.spacetime.materialized import Accumulate, Register
 from ....formulation.spacetime.op import Op, Phase
+from ..common.text import tuple_text
 from .data_flow import Flow
 from .function_table import Functions
 from .register_names import Registers
@@ -70,7 +71,7 @@ class Blocks(Registers):
             moving = self.functions.moving(name)
             where = [mark("site" if base == "site" else "i", number) for base, number in code.bases if base in moving]
             lane = [mark("m", number) for _, number in segment.lane]
-            call = f"{name}, {_tuple(where)}, {_tuple(lane)}"
+            call = f"{name}, {tuple_text(where)}, {tuple_text(lane)}"
             self.calls[segment] = call
         return self.calls[segment]
 
@@ -296,7 +297,3 @@ def _title(segment: Segment) -> str:
 def _key(text: str) -> str:
     name, _, count = text[1:].partition('"')
     return f"({quoted(name)}{count})" if count else quoted(name)
-
-
-def _tuple(parts: Sequence[str]) -> str:
-    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

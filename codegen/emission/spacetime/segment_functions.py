@@ -22,7 +22,7 @@ from ....model.operators.operator import operator
 from ..common.conversions import Local, Used
 from ..common.expressions import expression
 from ..common.losses import counted
-from ..common.names import identifier, roles, wish
+from ..common.names import identifier, roles, value_name
 from ..common.operator_calls import OperatorCall
 from ..common.regathered_weights import PRODUCTS
 from ..common.statements import FunctionWriter, Statement
@@ -130,15 +130,15 @@ class Segments(FunctionWriter):
 
         view = entry.view or node.op in ("permute", "expand", "contiguous", "slice", "part", "detach")
         kind = "op" if apart else "view" if view else "unary" if len(operands) == 1 else "op"
-        statement = Statement(render, tuple(operands), kind, self._wish(op.node), op.node)
+        statement = Statement(render, tuple(operands), kind, self._value_name(op.node), op.node)
         statement.without_gradient = self.recorded and _unrecorded(self.pcg, op.node)
         self.made[op] = self.add(statement)
 
-    def _wish(self, index: int) -> str:
+    def _value_name(self, index: int) -> str:
         node = self.pcg.nodes[index]
         if index not in self.roles and node.op in ("to", "contiguous", "expand", "detach") and node.inputs:
-            return self._wish(node.inputs[0])
-        return self.roles.get(index) or wish(node.op, node.name, node.path)
+            return self._value_name(node.inputs[0])
+        return self.roles.get(index) or value_name(node.op, node.name, node.path)
 
     def _once(self, key: object, text: str, node: int) -> int:
         if key not in self.made:
@@ -159,7 +159,7 @@ class Segments(FunctionWriter):
             text = f'"{node.name}"' + (f", {again}" if again else "")
             self.code.weights.append(Weight(text, register, gradient))
             return self._once(key, f"at[{text}]", source)
-        name = self.free(self._wish(source), set(self.names.values()), set())
+        name = self.free(self._value_name(source), set(self.names.values()), set())
         (self.code.constants if gradient is None else self.code.values).append((op, operand))
         self.names[op, operand] = name
         self.made[key] = self.add(Statement(lambda _: name, (), "argument", name, source))

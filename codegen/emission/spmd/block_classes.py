@@ -1,4 +1,4 @@
-"""The classes of repeated blocks: what says the same is written once, whichever lists and stages have it."""
+"""Classes of repeated blocks: equal ones are written once, whichever lists and stages they are in."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ _TAKEN = ("Model", "Axis", "Mesh", "Move", "Module", "Bucket", "Optimizer")
 
 @dataclass
 class BlockClasses:
-    """What classes say -> their names, and the entries of lists that they are: (prefix, entries a unit) -> numbers."""
+    """Text of classes -> their names, and the list entries that they are: (prefix, entries per block) -> numbers."""
 
     base: str
     taken: set[str] = field(default_factory=lambda: set(_TAKEN) | reserved())
     names: dict[str, str] = field(default_factory=dict)
     entries: dict[str, dict[tuple[str, int], list[int]]] = field(default_factory=dict)
 
-    def add(self, content: str, wish: str, prefix: str, period: int, units: Sequence[Block]) -> str:
-        """The name of the class that says this, which is now these units too."""
+    def add(self, content: str, preferred: str, prefix: str, period: int, blocks: Sequence[Block]) -> str:
+        """The name of the class with this text, which is now that of these blocks too."""
         if content not in self.names:
-            self.names[content] = self.name(wish)
+            self.names[content] = self.name(preferred)
         numbers = self.entries.setdefault(content, {}).setdefault((prefix, period), [])
-        numbers += [unit.first for unit in units]
+        numbers += [block.first for block in blocks]
         return self.names[content]
 
-    def name(self, wish: str) -> str:
-        """A name for a class, no other's."""
-        name, count = wish, 1
+    def name(self, preferred: str) -> str:
+        """A unique name for a class."""
+        name, count = preferred, 1
         while name in self.taken:
             count += 1
-            name = f"{wish}{count}"
+            name = f"{preferred}{count}"
         self.taken.add(name)
         return name
 
     def texts(self) -> list[str]:
-        """The classes, in the order in which they were first said."""
+        """The classes in the order in which they were added."""
         result = []
         for content, name in self.names.items():
             where = " and ".join(

@@ -16,9 +16,9 @@ from ...plan.plan import Plan
 from ...plan.table_spread import spread_argument
 from ...pricing.axis_groups import axis_groups, joint_name, summed_over
 from ..common.conversions import Used, local_part
-from ..common.names import joins
+from ..common.names import joined_argument
 from ..common.statements import axes_read
-from ..common.text import wrap
+from ..common.text import tuple_text, wrap
 
 
 class Constructors:
@@ -27,7 +27,7 @@ class Constructors:
     def __init__(self, plan: Plan, used: Used) -> None:
         self.plan, self.used = plan, used
         self.all_sharded = all_sharded(plan)
-        self.joins = joins(plan.graph)
+        self.joined_argument = joined_argument(plan.graph)
         self.factors = False  # whether a dim of some weight is given by its factors
         self.strided = False  # whether it is the dim along which a weight is joined
 
@@ -47,11 +47,12 @@ class Constructors:
         for index, attribute in weights.items():
             node = plan.graph.nodes[index]
             shape, cuts = self._cuts(index)
+            is_joined = node.get("tables") or node.get("joined")
             arguments_of = [
                 original(node.name),
                 shape,
                 *([f"cuts={cuts}"] if cuts else []),
-                *([f"{self.joins}={_joined(node, original)}"] if node.get("tables") or node.get("joined") else []),
+                *([f"{self.joined_argument}={_joined(node, original)}"] if is_joined else []),
                 *spread_argument(plan, index, original(node.name)),
             ]
             given = lists_of[index]
@@ -118,7 +119,7 @@ class Constructors:
                 axes = local.splits(of_dim[0]) if split else ()
                 shape.append(str(plan.graph.nodes[index].shape[dim]))
                 if axes:
-                    cuts.append(f"{entry}: {_tuple([plan.axes[i] for i in axes])}")
+                    cuts.append(f"{entry}: {tuple_text([plan.axes[i] for i in axes])}")
                 entry += 1
                 continue
             self.factors = True
@@ -126,12 +127,12 @@ class Constructors:
             shape.append(f"({', '.join(map(str, numbers))})")
             for offset, a in enumerate(of_dim):
                 if local.splits(a):
-                    cuts.append(f"{entry + offset}: {_tuple([plan.axes[i] for i in local.splits(a)])}")
+                    cuts.append(f"{entry + offset}: {tuple_text([plan.axes[i] for i in local.splits(a)])}")
             entry += len(of_dim)
         if beside := plan.choices[index].beside:  # the first dim, all of it at one coordinate
             self.used.placed = self.used.uneven = True
-            cuts.insert(0, f"0: {_tuple([f'{plan.axes[a]}.only({c})' for a, c in beside])}")
-        return _tuple(shape), f"{{{', '.join(cuts)}}}" if cuts else ""
+            cuts.insert(0, f"0: {tuple_text([f'{plan.axes[a]}.only({c})' for a, c in beside])}")
+        return tuple_text(shape), f"{{{', '.join(cuts)}}}" if cuts else ""
 
 
 def all_sharded(plan: Plan) -> bool:
@@ -170,7 +171,3 @@ def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def _joined(node: Node, original: Callable[[str], str]) -> str:
     """What a weight joins, name to rows."""
     return f"{{{', '.join(f'{original(name)}: {shape[0]}' for name, shape in node.originals.items())}}}"
-
-
-def _tuple(parts: Sequence[str]) -> str:
-    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

@@ -119,7 +119,7 @@ class Emission:
             for node, choice in zip(plan.graph.nodes, plan.choices, strict=True)
             if node.op in ("parameter", "buffer")
         ]
-        joined = max(module.joins for module in self.modules)
+        joined = max(module.joined_argument for module in self.modules)
         split = any(is_split(letter) for _, choice in weights for letter in choice.output)
         return Storage(
             cut=bool(joined) or split or self.used.placed,

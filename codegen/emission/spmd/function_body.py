@@ -1,4 +1,4 @@
-"""The statements of one function: values of nodes under layouts, each with the text that computes it."""
+"""The statements of one function of the model: values of nodes under layouts, and the text that computes each."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from ....model.machine.precision import precision
 from ....model.operators.operator import operator
 from ...plan.plan import Plan
 from ...plan.routes import route
+from ..common.block_loops import BlockLoop, call_text
 from ..common.conversions import Used, conversion, local_part
 from ..common.expressions import chunked, expression
-from ..common.names import is_literal, wish
+from ..common.names import is_literal, value_name
 from ..common.operator_calls import OperatorCall, literal
 from ..common.regathered_weights import VIEWS, remade
 from ..common.statements import FunctionWriter, Statement
 from ..common.text import enclosed
 from .loops import Loop
 from .parallel_branches import ParallelBranches, comment, operands_of, render
-from .recomputation import SegmentCall, call_text
+from .recomputation import SegmentCall
 from .repeated_blocks import Block
 
 
 class FunctionBody(FunctionWriter):
-    """Builds a function's statements. `own`: nodes computed here; `weights`: their texts; all others are arguments.
+    """Builds the statements of a function. `own`: nodes computed here; `weights`: their texts; all else is an argument.
 
-    `divided`: operands to divide by the number of micro-batches; `divisors`: of losses; `sites`: of dropouts in loops.
+    `divided`: operands to divide by the number of micro-batches; `divisors`: names of the divisors of losses.
     """
 
     def __init__(
@@ -43,18 +44,18 @@ class FunctionBody(FunctionWriter):
         divisors: Mapping[int, str],
         roles: Mapping[int, str],
     ) -> None:
-        super().__init__(plan, roles, used.stepped)
+        super().__init__(plan, roles, used.has_dropout)
         self.own, self.weights, self.used, self.divided, self.divisors = own, weights, used, divided, divisors
-        self.sites: dict[int, str] = {}
-        self.beside: Mapping[int, ParallelBranches] = {}
-        self.calls: Mapping[int, SegmentCall] = {}  # of segments that are computed again, by what they give
-        self.recomputed = False  # whether backward runs all of this again: weights are then gathered again anyway
+        self.dropout_sites: dict[int, str] = {}  # call sites of dropouts in loops
+        self.branches: Mapping[int, ParallelBranches] = {}  # by the node that joins them
+        self.calls: Mapping[int, SegmentCall] = {}  # of recomputed segments, by their results
+        self.recomputed = False  # True: backward runs all of this again, so weights are gathered again anyway
         self.arguments: dict[int, str] = {}  # node (or -1 - loss) -> name, in order of first use
-        self.waiting: list[tuple[Loop, int]] = []  # loops that are not written yet, with the number of the pass
+        self.pending_loops: list[tuple[Loop, int]] = []  # loops not written yet, with the number of the pass
         self._memo: dict[object, int] = {}
 
     def argument(self, node: int, name: str) -> int:
-        """A value that the function is given, in the layout that `node` gives to all its readers."""
+        """An argument of the function, in the layout that `node` gives to all its readers."""
         key = (node, "given", True)
         if key not in self._memo:
             self.arguments[node] = name
@@ -62,13 +63,13 @@ class FunctionBody(FunctionWriter):
         return self._memo[key]
 
     def received(self, node: int, name: str) -> None:
-        """What another stage of a pipeline hands on: a value in the layout that `node` offers."""
+        """An argument from another stage of a pipeline, in the layout in which `node` is stored there."""
         self.arguments[node] = name
         made, choice = self.add(Statement(lambda _: name, (), "argument", name, node)), self.plan.choices[node]
         self._memo[node, "given", True] = self._converted(made, node, choice.output, choice.given)
 
     def cast(self, node: int) -> None:
-        """Let an argument be read in the dtype that the module computes in."""
+        """Read an argument in the dtype in which the module computes."""
         key = (node, "given", True)
         name = self.arguments[node]
         self._memo[key] = self.add(
@@ -76,46 +77,48 @@ class FunctionBody(FunctionWriter):
         )
 
     def loop(self, loop: Loop, number: int) -> None:
-        """What the last block gives in pass `number` of a loop over blocks."""
-        units = loop.chain.passes[number]
-        self.waiting = [wait for wait in self.waiting if wait != (loop, number)]
-        unit, last = units[0], units[-1]
+        """The results of pass `number` of a loop over blocks."""
+        blocks = loop.chain.passes[number]
+        self.pending_loops = [pending for pending in self.pending_loops if pending != (loop, number)]
+        block, last = blocks[0], blocks[-1]
         this = Statement(
             lambda _: loop.variable,
-            tuple(self.given(i) for i in (*unit.carried, *unit.others)),
+            tuple(self.given(i) for i in (*block.carried, *block.others)),
             "loop",
-            loop.slots[0],
+            loop.carried_names[0],
             next(i for i in last.outs if i >= 0),
-            loop=f"self.{loop.attribute}",
-            call="" if loop.method(number) == "forward" else f".{loop.method(number)}",
-            last=loop.start(self.plan, number),
-            handed=loop.slots,
-            again=loop.again[number],
-            without_gradient=any(self._unrecorded(i) for u in units for i in u.nodes),
+            loop=BlockLoop(
+                f"self.{loop.attribute}",
+                "" if loop.method(number) == "forward" else f".{loop.method(number)}",
+                loop.carried_names,
+                loop.first_dropout_site(self.plan, number),
+                loop.modes_of_passes[number],
+            ),
+            without_gradient=any(self._unrecorded(i) for u in blocks for i in u.nodes),
         )
         made = self.add(this)
         gives = []
-        for out, layout, name in zip(last.outs, last.layouts, loop.slots, strict=True):
+        for out, layout, name in zip(last.outs, last.layouts, loop.carried_names, strict=True):
             gives.append(self.add(Statement(lambda _, k=name: k, (made,), "handed", name, max(out, -1))))  # type: ignore[misc]
             if out >= 0:
                 self._memo[out, "given", True] = self._converted(gives[-1], out, layout, self.plan.choices[out].given)
-        this.gives = tuple(gives)
+        this.results = tuple(gives)
 
-    def results(self, unit: Block | SegmentCall) -> list[int]:
-        """What a block gives."""
+    def results(self, block: Block | SegmentCall) -> list[int]:
+        """The results of a block or segment."""
         found = []
-        for old, out, layout in zip(unit.carried, unit.outs, unit.layouts, strict=True):
+        for old, out, layout in zip(block.carried, block.outs, block.layouts, strict=True):
             as_given = out < 0 or layout == self.plan.choices[out].given
             found.append(self.given(old if out < 0 else out) if as_given else self._computed(out))
         return found
 
     def unrecorded(self) -> None:
-        """The function is called where autograd records nothing."""
+        """Autograd records nothing where the function is called: `torch.no_grad` is not needed."""
         for statement in self.statements:
             statement.without_gradient = False
 
     def _unrecorded(self, index: int) -> bool:
-        """Whether a node reads what has a gradient, and has none: autograd must not record it."""
+        """True if a node without gradient reads values with one, so that autograd must not record it."""
         nodes = self.plan.graph.nodes
         node = nodes[index]
         return (
@@ -126,7 +129,7 @@ class FunctionBody(FunctionWriter):
         )
 
     def given(self, index: int, recorded: bool = True) -> int:
-        """What `index` gives to its readers; a weight to those that autograd must not record, where not `recorded`."""
+        """A node in the layout that all readers get; if not `recorded`, for readers without gradient."""
         recorded |= index not in self.weights
         key = (index, "given", recorded)
         if key in self._memo:
@@ -137,18 +140,23 @@ class FunctionBody(FunctionWriter):
         elif is_literal(self.plan, index):
             number = literal("value", node["value"])
             self._memo[key] = self.add(Statement(lambda _: number, (), "weight", number, index))
-        elif wait := next((wait for wait in self.waiting if index in wait[0].chain.passes[wait[1]][-1].outs), None):
-            self.loop(*wait)
+        elif pending := self._pending_loop(index):
+            self.loop(*pending)
         elif index in self.calls:
             self._memo[key] = self._called(index)
         elif index not in self.own:
-            return self.argument(index, self.free(self._wish(index), set(self.arguments.values()), set()))
+            return self.argument(index, self.free(self._value_name(index), set(self.arguments.values()), set()))
         else:
             self._memo[key] = self._converted(self._computed(index), index, choice.output, choice.given)
         return self._memo[key]
 
+    def _pending_loop(self, index: int) -> tuple[Loop, int] | None:
+        """The loop, not written yet, that gives a value."""
+        found = (pair for pair in self.pending_loops if index in pair[0].chain.passes[pair[1]][-1].outs)
+        return next(found, None)
+
     def value(self, index: int, layout: Layout, recorded: bool = True) -> int:
-        """`index` in the layout that a reader asks; where that must not be recorded, only the value is converted."""
+        """A node in the layout that a reader requires; if not `recorded`, converted without gradient."""
         key = (index, layout, recorded)
         if is_literal(self.plan, index):
             return self.given(index)
@@ -184,7 +192,7 @@ class FunctionBody(FunctionWriter):
         plan, node = self.plan, self.plan.graph.nodes[index]
         steps, before = route(plan, index, source, target), local_part(plan, index, source)
         lines = conversion(before, steps, self.used, gradient=node.gradient and recorded, weight=weight)
-        again = recorded and self._again(index, source) and not self._makes_new(index, source, target)
+        again = recorded and self._shows_regathered(index, source) and not self._makes_new(index, source, target)
         for line in lines:
 
             def converted(x: str, text: str = line) -> str:
@@ -193,19 +201,19 @@ class FunctionBody(FunctionWriter):
             def render(t: Sequence[str], converted: Callable[[str], str] = converted) -> str:
                 return remade(t[0], converted, self.used) if again else converted(t[0])
 
-            name = self.statements[statement].wish
+            name = self.statements[statement].preferred_name
             kind = "gather" if weight else "convert"
             statement = self.add(Statement(render, (statement,), kind, name, index))
             self.statements[statement].without_gradient = node.gradient and not recorded
         return statement
 
     def _makes_new(self, index: int, source: Layout, target: Layout) -> bool:
-        """Whether a weight's conversion takes memory; what is only a view of what there is need not be made again."""
+        """True if a conversion takes memory; a view need not be gathered again."""
         steps, sizes = route(self.plan, index, source, target), self.plan.placement.sizes
         return any(sizes[s.axis] > 1 and s.move.value not in (Action.NOTHING, Action.SLICE) for s in steps)
 
     def _regathered(self, index: int, stops: Sequence[Layout]) -> int:
-        """The conversion of a stored weight over some layouts as one expression, so that backward can do it again."""
+        """The conversion of a stored weight over some layouts as one expression, which backward can repeat."""
         plan, node = self.plan, self.plan.graph.nodes[index]
         self.used.helpers.add("regathered")
         lines: list[str] = []
@@ -222,42 +230,42 @@ class FunctionBody(FunctionWriter):
             return f"regathered(lambda: {text})"
 
         start = self._stored(index)
-        return self.add(Statement(render, (start,), "gather", self.statements[start].wish, index))
+        return self.add(Statement(render, (start,), "gather", self.statements[start].preferred_name, index))
 
     def _computed(self, index: int) -> int:
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
         if index in self.calls:
             return self._called(index)
-        if index in self.beside:
-            return self._joined(self.beside[index])
+        if index in self.branches:
+            return self._joined(self.branches[index])
         if node.op == "part" and (siblings := self._siblings(index)):
             return self._parts(index, siblings)
         operands = []
         for place, (i, layout) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
             operand = self.value(i, layout, not self._unrecorded(index))
-            if (index, place) in self.divided:  # every micro-batch would count it
+            if (index, place) in self.divided:  # every micro-batch would add it
                 text = str(plan.micro_batches)
                 operand = self.add(
                     Statement(lambda t, k=text: f"{enclosed(t[0])} / {k}", (operand,), "unary", "x", i)  # type: ignore[misc]
                 )
             operands.append(operand)
         call = self.call(index)
-        why = self._why(index)
+        comment_text = self._split_comment(index)
         if index in self.divisors:
             operands.append(self.argument(-1 - index, self.divisors[index]))
-        name = self._wish(index)
+        name = self._value_name(index)
         if operator(node.op).view or node.op in ("permute", "expand", "contiguous", "slice", "part", "detach"):
             kind = "view"
         elif len(operands) == 1:
             kind = "unary"
         else:
             kind = "op"
-        this = Statement(lambda t: expression(call, t), tuple(operands), kind, name, index, why)
+        this = Statement(lambda t: expression(call, t), tuple(operands), kind, name, index, comment_text)
         this.without_gradient = self._unrecorded(index)
         return self.add(this)
 
     def _siblings(self, index: int) -> list[int]:
-        """All equal parts of a tensor, in order, where they are computed here and read in one layout."""
+        """All equal parts of a tensor, in order, if they are computed here and read in one layout."""
         nodes, choices = self.plan.graph.nodes, self.plan.choices
         node = nodes[index]
 
@@ -270,7 +278,7 @@ class FunctionBody(FunctionWriter):
         return [] if apart or [nodes[i]["number"] for i in found] != list(range(node["of"])) else found
 
     def _parts(self, index: int, siblings: Sequence[int]) -> int:
-        """One of all equal parts, which one statement gives."""
+        """One of all equal parts; a single statement computes them all."""
         if (index, "part") not in self._memo:
             recorded, call = not self._unrecorded(index), self.call(index)
             (source,), (layout,) = self.plan.graph.nodes[index].inputs, self.plan.choices[index].inputs
@@ -278,41 +286,41 @@ class FunctionBody(FunctionWriter):
             this.without_gradient = not recorded
             made, gives = self.add(this), list[int]()
             for i in siblings:
-                name = self._wish(i)
+                name = self._value_name(i)
                 gives.append(self.add(Statement(lambda _, k=name: k, (made,), "handed", name, i)))  # type: ignore[misc]
                 self._memo[i, "part"] = gives[-1]
-            this.gives = tuple(gives)
+            this.results = tuple(gives)
         return self._memo[index, "part"]
 
     def _called(self, index: int) -> int:
-        """What a segment that is computed again gives."""
+        """A result of a recomputed segment."""
         call = self.calls[index]
         if (index, "called") not in self._memo:
             operands = tuple(self.given(i) for i in call.reads)
-            names = [self._wish(i) for i in call.outs]
+            names = [self._value_name(i) for i in call.outs]
 
             def render(texts: Sequence[str]) -> str:
-                return call_text(self.stepped, call.mode, f"self.{call.method}", texts)
+                return call_text(self.has_dropout, call.mode, f"self.{call.method}", texts)
 
             this = Statement(render, operands, "call", names[0], call.outs[0])
             made = self.add(this)
             if len(call.outs) > 1:
-                this.gives = tuple(
+                this.results = tuple(
                     self.add(Statement(lambda _, k=k: k, (made,), "handed", k, i))  # type: ignore[misc]
                     for i, k in zip(call.outs, names, strict=True)
                 )
-            self._memo |= {(i, "called"): s for i, s in zip(call.outs, this.gives or (made,), strict=True)}
+            self._memo |= {(i, "called"): s for i, s in zip(call.outs, this.results or (made,), strict=True)}
         return self._memo[index, "called"]
 
     def _joined(self, found: ParallelBranches) -> int:
-        """What branches side by side give."""
+        """The joined results of parallel branches."""
         index = found.bundle.join
         operands = tuple(self.given(i) for i in operands_of(self.plan, found))
         line = render(self.plan, found, self.used)
-        return self.add(Statement(line, operands, "op", self._wish(index), index, comment(self.plan, found)))
+        return self.add(Statement(line, operands, "op", self._value_name(index), index, comment(self.plan, found)))
 
-    def _why(self, index: int) -> str:
-        """How a product with a weight is split: its columns, or its rows."""
+    def _split_comment(self, index: int) -> str:
+        """A comment on how a product with a weight is split: by columns, rows or tables."""
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
         product = node.op in ("linear", "linear_relu")
         if (
@@ -330,11 +338,11 @@ class FunctionBody(FunctionWriter):
                 words["tables"].append(name)
         return ", ".join(f"{word} over {' and '.join(names)}" for word, names in words.items() if names)
 
-    def _wish(self, index: int) -> str:
+    def _value_name(self, index: int) -> str:
         node = self.plan.graph.nodes[index]
         if index not in self.roles and node.op in ("to", "contiguous", "expand", "detach"):
-            return self._wish(node.inputs[0])  # shows another value
-        return self.roles.get(index) or wish(node.op, node.name, node.path)
+            return self._value_name(node.inputs[0])  # shows another value
+        return self.roles.get(index) or value_name(node.op, node.name, node.path)
 
     def call(self, index: int) -> OperatorCall:
         """An operator with all that its line depends on."""
@@ -353,13 +361,15 @@ class FunctionBody(FunctionWriter):
             micro_batches=plan.micro_batches,
             mixed=precision(plan.dtype).narrow,
             used=self.used,
-            dropout_site=self.sites.get(index, str(node.get("site", 0))),
+            dropout_site=self.dropout_sites.get(index, str(node.get("site", 0))),
             specials=self._specials(index),
-            regathered=frozenset(p for p, i in enumerate(node.inputs) if recorded and self._again(i, choice.inputs[p])),
+            regathered=frozenset(
+                p for p, i in enumerate(node.inputs) if recorded and self._shows_regathered(i, choice.inputs[p])
+            ),
         )
 
-    def _again(self, index: int, asked: Layout) -> bool:
-        """Whether a tensor, read in a layout, may show a weight that backward gathers again."""
+    def _shows_regathered(self, index: int, asked: Layout) -> bool:
+        """True if a tensor, read in a layout, may be a view of a weight that backward gathers again."""
         if self.recomputed:
             return False
         while self.plan.graph.nodes[index].op in VIEWS:
@@ -369,12 +379,12 @@ class FunctionBody(FunctionWriter):
         return self.plan.choices[index].regather and self._made_new(index, asked)
 
     def _made_new(self, index: int, asked: Layout) -> bool:
-        """Whether what is read in a layout lies in other memory than what is computed, or stored."""
+        """True if a tensor read in a layout lies in other memory than the computed or stored one."""
         choice = self.plan.choices[index]
         return any(self._makes_new(index, *step) for step in pairwise((choice.output, choice.given, asked)))
 
     def _specials(self, index: int) -> Splits:
-        """The axes on which a special strategy splits a node."""
+        """The axes on which a special strategy splits a node, with its rows."""
         choice, sizes = self.plan.choices[index], self.plan.placement.sizes
         taken = enumerate(rows_taken(self.plan.graph, index, choice.inputs, choice.output))
         return [(axis, row) for axis, row in taken if row is not None and row.special and sizes[axis] > 1]

@@ -25,28 +25,30 @@ from .inputs import argument_name
 from .loops import Loop, loops, results
 from .micro_batches import divided
 from .parallel_branches import CoordinateBranches, ParallelBranches, side_by_side
-from .recomputation import SegmentCall, calls, calls_in, recomputed
-from .repeated_blocks import Block, Divided, NodeKinds, alike, entry_name, relative_name, site_step
+from .recomputation import SegmentCall, recomputed, segment_calls, segment_calls_in
+from .repeated_blocks import Block, Divided, NodeKinds, entry_name, relative_name, same_pass, site_step
 
 
 class ModelClasses(Constructors):
-    """Writes the classes; afterwards `divisors` tells the training step what is counted before the first forward."""
+    """Writes the classes; afterwards `divisors` has what the training step counts before the first forward."""
 
-    alone = False  # whether single entries of lists are blocks
+    single_blocks = False  # True: a single entry of a list is a block too
 
     def __init__(self, plan: Plan, used: Used, classes: BlockClasses | None = None) -> None:
         super().__init__(plan, used)
-        self.micro_divided, self.loss_divided = self._divided()
+        self.divided_operands, self.loss_divided = self._divided()
         self.divisors: list[dict[str, Any]] = []
-        self.looks = NodeKinds.of(plan, self.micro_divided)
-        self.loops = loops(plan, chains(plan, self.looks, self.alone))
-        self.modes = {mode for loop in self.loops for how in loop.again if how for one in how.modes for mode in one}
+        self.kinds = NodeKinds.of(plan, self.divided_operands)
+        self.loops = loops(plan, chains(plan, self.kinds, self.single_blocks))
+        self.modes = {
+            m for loop in self.loops for found in loop.modes_of_passes if found for turn in found.modes for m in turn
+        }
         self.modes |= {segment.mode for segment in recomputed(plan)}
         self.roles = roles(plan.graph) | results(self.loops)
         for loop in self.loops:
             self.roles |= loop.roles(plan)
         self.base = "Module" if precision(plan.dtype).narrow else "nn.Module"
-        self.beside = side_by_side(plan)
+        self.branches = side_by_side(plan)
         self.classes = classes or BlockClasses(self.base)
 
     def _divided(self) -> tuple[Divided, bool]:
@@ -57,7 +59,7 @@ class ModelClasses(Constructors):
         return "\n\n\n".join([*self.classes.texts(), model])
 
     def model(self, title: str, doc: str, arguments: str) -> str:
-        """The class of all that is in no block; `arguments` are its constructor's."""
+        """The class of everything outside blocks; `arguments` are its constructor's."""
         graph = self.plan.graph
         lists: list[str] = []
         hidden: set[int] = set()  # nodes and weights that belong to blocks
@@ -71,27 +73,27 @@ class ModelClasses(Constructors):
         ]
         short = short_names((graph.nodes[i].name for i in sources), {loop.attribute for loop in self.loops})
         weights = {i: f"self.{short[graph.nodes[i].name]}" for i in sources}
-        inside = {i for found in self.beside.values() for side in found.sides for i in side.nodes}
+        inside = {i for found in self.branches.values() for side in found.sides for i in side.nodes}
         everything = frozenset(range(len(graph.nodes)))
-        turns = [frozenset(u.nodes) for loop in self.loops for units in loop.chain.passes for u in units]
-        again = calls(self.plan, turns, frozenset(sources).union(*(loop.weights for loop in self.loops)))
-        inside |= {i for call in again for i in call.nodes}
+        turns = [frozenset(u.nodes) for loop in self.loops for blocks in loop.chain.passes for u in blocks]
+        calls = segment_calls(self.plan, turns, frozenset(sources).union(*(loop.weights for loop in self.loops)))
+        inside |= {i for call in calls for i in call.nodes}
         elsewhere = hidden | inside
         own = frozenset(i for i, n in enumerate(graph.nodes) if n.op not in SOURCES and i not in elsewhere)
         means = counted(graph)
         divisors = {i: "divisor" if k == 0 else f"divisor{k + 1}" for k, i in enumerate(means)}
         body = self._body(own, weights, divisors)
-        body.beside, body.calls = self.beside, {i: call for call in again for i in call.outs}
+        body.branches, body.calls = self.branches, {i: call for call in calls for i in call.outs}
         for i, name in divisors.items():
             body.argument(-1 - i, name)
-        self._loops(body, everything, again)
+        self._loops(body, everything, calls)
         forward = body.lines(self._results(body), 8, self._returned)
         lines = [f"class {title}({self.base}):", f'    """{doc}"""', ""]
         lines += self._init(weights, arguments, ["self.mesh, self.dtype = mesh, dtype"], lists)
         lines += ["", *self._function("forward", list(body.arguments.values()), self._shapes(body.arguments), forward)]
-        for call in again:
+        for call in calls:
             lines += ["", *self._segment(call, weights)]
-        for found in self.beside.values():
+        for found in self.branches.values():
             for side in found.sides:
                 if side.ends:
                     lines += ["", *self._side(found, side, weights)]
@@ -107,22 +109,22 @@ class ModelClasses(Constructors):
     def _returned(self, texts: Sequence[str]) -> str:
         return f"return {texts[0]}" + (f" / {self.plan.micro_batches}" if self.loss_divided else "")
 
-    def _loops(self, body: FunctionBody, own: frozenset[int], again: Sequence[SegmentCall]) -> None:
-        """Write the loops over what a function computes, but for those of its methods `again`."""
+    def _loops(self, body: FunctionBody, own: frozenset[int], calls: Sequence[SegmentCall]) -> None:
+        """Write the loops over the nodes `own` of a function, without those in the methods of its `calls`."""
         chains = [loop for loop in self.loops if loop.chain.nodes <= own]
-        chains = [loop for loop in chains if not any(loop.chain.nodes <= call.nodes for call in again)]
-        body.waiting = sorted(
+        chains = [loop for loop in chains if not any(loop.chain.nodes <= call.nodes for call in calls)]
+        body.pending_loops = sorted(
             ((loop, number) for loop in chains for number in range(len(loop.chain.passes))),
-            key=lambda wait: wait[0].chain.passes[wait[1]][0].nodes[0],
+            key=lambda pending: pending[0].chain.passes[pending[1]][0].nodes[0],
         )
-        while body.waiting:
-            body.loop(*body.waiting[0])
+        while body.pending_loops:
+            body.loop(*body.pending_loops[0])
 
     def _segment(self, call: SegmentCall, weights: dict[int, str], sites: Mapping[int, str] | None = None) -> list[str]:
-        """The method of a segment that backward computes again; `sites`: of dropouts, in a loop."""
+        """The method of a recomputed segment; `sites`: call sites of the dropouts in a loop."""
         blocks = {i for loop in self.loops if loop.chain.nodes <= call.nodes for i in loop.chain.nodes}
         body = self._body(call.nodes - blocks, weights, {}, inputs=False)
-        body.recomputed, body.sites = call.always, dict(sites or {})
+        body.recomputed, body.dropout_sites = call.always, dict(sites or {})
         for i in call.reads:
             body.given(i)
         self._loops(body, call.nodes, ())
@@ -132,10 +134,10 @@ class ModelClasses(Constructors):
         return self._function(call.method, list(body.arguments.values()), shapes, lines)
 
     def _side(self, found: ParallelBranches, side: CoordinateBranches, weights: dict[int, str]) -> list[str]:
-        """The method of the branches at one coordinate."""
-        inner = {i for other in self.beside.values() for s in other.sides for i in s.nodes if s.nodes < side.nodes}
+        """The method of the parallel branches at one coordinate."""
+        inner = {i for other in self.branches.values() for s in other.sides for i in s.nodes if s.nodes < side.nodes}
         body = self._body(side.nodes - inner, weights, {}, inputs=False)
-        body.beside = self.beside
+        body.branches = self.branches
         for i in found.reads(self.plan, side):
             body.given(i)
         join = found.bundle.join
@@ -155,7 +157,7 @@ class ModelClasses(Constructors):
         self, own: frozenset[int], weights: dict[int, str], divisors: dict[int, str], inputs: bool = True
     ) -> FunctionBody:
         body = FunctionBody(
-            self.plan, own, weights, self.used, divided=self.micro_divided, divisors=divisors, roles=self.roles
+            self.plan, own, weights, self.used, divided=self.divided_operands, divisors=divisors, roles=self.roles
         )
         for i in self.plan.graph.of("input") if inputs else ():
             body.argument(i, argument_name(self.plan, i))
@@ -164,30 +166,30 @@ class ModelClasses(Constructors):
         return body
 
     def _chain(self, loop: Loop) -> list[str]:
-        """Writes the classes of a chain of blocks; the lines that build its list."""
+        """Write the classes of a chain of blocks; the lines that build its list."""
         chain = loop.chain
         written: dict[Any, str] = {}
-        kinds: dict[str, list[Block]] = {}  # what a class says -> its units
-        said: list[str] = []
-        for place, unit in enumerate(chain.units):
-            signature = tuple(chain.passes[way][place].signature for way in chain.ways)
+        blocks_of: dict[str, list[Block]] = {}  # text of a class -> its blocks
+        texts: list[str] = []
+        for place, block in enumerate(chain.blocks):
+            signature = tuple(chain.passes[number][place].signature for number in chain.distinct_passes)
             if signature not in written:
                 written[signature] = self._block(loop, place)
-            said.append(written[signature])
-            kinds.setdefault(said[-1], []).append(unit)
+            texts.append(written[signature])
+            blocks_of.setdefault(texts[-1], []).append(block)
         names: dict[str, str] = {}
-        for content, units in kinds.items():
-            wish = loop.title
-            if len(kinds) > 1 and units == [chain.units[0]]:
-                wish = f"First{loop.title}"
-            elif len(kinds) > 1 and units == [chain.units[-1]]:
-                wish = f"Last{loop.title}"
-            names[content] = self.classes.add(content, wish, chain.prefix, chain.period, units)
+        for content, blocks in blocks_of.items():
+            preferred = loop.title
+            if len(blocks_of) > 1 and blocks == [chain.blocks[0]]:
+                preferred = f"First{loop.title}"
+            elif len(blocks_of) > 1 and blocks == [chain.blocks[-1]]:
+                preferred = f"Last{loop.title}"
+            names[content] = self.classes.add(content, preferred, chain.prefix, chain.period, blocks)
         parts = []
-        for content, group in groupby(zip(said, chain.units, strict=True), key=lambda pair: pair[0]):
+        for content, group in groupby(zip(texts, chain.blocks, strict=True), key=lambda pair: pair[0]):
             firsts = [u.first for _, u in group]
             name = names[content]
-            if len(firsts) == 1 and not self.alone:
+            if len(firsts) == 1 and not self.single_blocks:
                 parts.append(f"{name}(mesh, dtype, {firsts[0]})")
             else:
                 start = f"{firsts[0]}, " if firsts[0] or chain.period > 1 else ""
@@ -201,13 +203,13 @@ class ModelClasses(Constructors):
         return wrap(built, 8)
 
     def _entries(self, text: str) -> str:
-        """The entries of a list that a loop is over, as its class says them."""
+        """The entries of a list that a loop is over, as text of its class."""
         return text
 
     def _block(self, loop: Loop, place: int) -> str:
-        """The methods of a unit's class: a forward for every way in which passes compute it."""
+        """The methods of a block's class: a forward for every pass that has its own."""
         graph, chain = self.plan.graph, loop.chain
-        first = chain.units[place].first
+        first = chain.blocks[place].first
         relative = {i: relative_name(chain.prefix, first, graph.nodes[i].name) for i in chain.weights(place)}
         plain = {i: rest if chain.period == 1 else f"{offset}.{rest}" for i, (offset, rest) in relative.items()}
         short = short_names(plain.values())
@@ -217,44 +219,44 @@ class ModelClasses(Constructors):
             offset, rest = relative_name(chain.prefix, first, name)
             return f'f"{entry_name(chain.prefix, "{i}" if not offset else f"{{i + {offset}}}")}{rest}"'
 
-        dropout = any(site_step(self.plan, units) for units in chain.passes)
+        dropout = any(site_step(self.plan, blocks) for blocks in chain.passes)
         head = f"self.mesh, self.dtype{', self.i' * dropout} = mesh, dtype{', i' * dropout}"
         lines = self._init(weights, "mesh, dtype, i", [head], original=original)
         lines += ["", *self._pass(loop, chain.main, place, weights)]
-        for way in chain.ways[1:]:
-            if alike(self.plan, chain, way, chain.main, place, self.looks):
-                lines += ["", f"    {loop.method(way)} = forward"]
+        for number in chain.distinct_passes[1:]:
+            if same_pass(self.plan, chain, (number, chain.main), place, self.kinds):
+                lines += ["", f"    {loop.method(number)} = forward"]
             else:
-                lines += ["", *self._pass(loop, way, place, weights)]
+                lines += ["", *self._pass(loop, number, place, weights)]
         return "\n".join(lines)
 
-    def _pass(self, loop: Loop, way: int, place: int, weights: dict[int, str]) -> list[str]:
-        """The method that computes a block as pass `way` does."""
-        unit = loop.chain.passes[way][place]
-        again = calls_in(self.plan, loop.chain, loop.chain.passes[way], unit, frozenset(weights))
-        body = self._body(frozenset(unit.nodes).difference(*(call.nodes for call in again)), weights, {}, inputs=False)
-        body.calls = {i: call for call in again for i in call.outs}
-        body.recomputed = loop.always(way, unit)
-        for i, name in zip(unit.carried, loop.slots, strict=True):
+    def _pass(self, loop: Loop, number: int, place: int, weights: dict[int, str]) -> list[str]:
+        """The method that computes a block in a pass."""
+        block = loop.chain.passes[number][place]
+        calls = segment_calls_in(self.plan, loop.chain, loop.chain.passes[number], block, frozenset(weights))
+        body = self._body(frozenset(block.nodes).difference(*(call.nodes for call in calls)), weights, {}, inputs=False)
+        body.calls = {i: call for call in calls for i in call.outs}
+        body.recomputed = loop.always_recomputed(number, block)
+        for i, name in zip(block.carried, loop.carried_names, strict=True):
             body.argument(i, name)
-        for i in unit.others:
+        for i in block.others:
             body.given(i)
-        body.sites = self._sites(loop, way, unit)
-        results = body.results(unit)
-        if not any(self.plan.graph.nodes[i].gradient for i in unit.nodes):
+        body.dropout_sites = self._dropout_sites(loop, number, block)
+        results = body.results(block)
+        if not any(self.plan.graph.nodes[i].gradient for i in block.nodes):
             body.unrecorded()
         lines = body.lines(results, 8, lambda texts: f"return {', '.join(texts)}")
         shapes = self._shapes(body.arguments, given=True)
-        told = ["site"] * loop.counts(self.plan) + ["modes"] * any("modes" in call.mode for call in again)
-        lines = self._function(loop.method(way), [*body.arguments.values(), *told], shapes, lines)
-        for call in again:
-            lines += ["", *self._segment(call, weights, body.sites)]
+        extra = ["site"] * loop.passes_dropout_site(self.plan) + ["modes"] * any("modes" in c.mode for c in calls)
+        lines = self._function(loop.method(number), [*body.arguments.values(), *extra], shapes, lines)
+        for call in calls:
+            lines += ["", *self._segment(call, weights, body.dropout_sites)]
         return lines
 
-    def _sites(self, loop: Loop, way: int, unit: Block) -> dict[int, str]:
+    def _dropout_sites(self, loop: Loop, number: int, block: Block) -> dict[int, str]:
         """The call sites of the dropouts in a turn of a loop."""
-        dropouts = (i for i in unit.nodes if self.plan.graph.nodes[i].op == "dropout")
-        return {i: loop.site(self.plan, way, unit.first, i) for i in dropouts}
+        dropouts = (i for i in block.nodes if self.plan.graph.nodes[i].op == "dropout")
+        return {i: loop.dropout_site(self.plan, number, block.first, i) for i in dropouts}
 
     def _read(self, index: int) -> bool:
         return bool(self.plan.graph.consumers[index]) or index == self.plan.graph.loss
@@ -267,7 +269,7 @@ class ModelClasses(Constructors):
         return [*head, *([f'        """{doc}"""'] if doc else []), *body]
 
     def _shapes(self, arguments: Mapping[int, str], given: bool = False) -> str:
-        """The arguments' shapes; `given`: in the layouts that all readers get."""
+        """The arguments' local shapes; `given`: in the layouts that all readers get."""
         plan = self.plan
         parts = []
         for i, name in arguments.items():
@@ -279,7 +281,7 @@ class ModelClasses(Constructors):
         return f"{text}." if len(text) < 100 else ""
 
     def _count(self, loss: int, name: str, own: frozenset[int], weights: dict[int, str]) -> list[str]:
-        """The method that counts the labels of one micro-batch; what it reads is computed from the inputs alone."""
+        """The method that counts the labels of one micro-batch, computed from the inputs alone."""
         plan = self.plan
         node, choice = plan.graph.nodes[loss], plan.choices[loss]
         body = self._body(own, weights, {})

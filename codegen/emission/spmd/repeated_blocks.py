@@ -1,4 +1,4 @@
-"""Units of repetition and chains of them: what is alike in them, up to the weights' names and dropout's call sites."""
+"""Repeated blocks and chains of them: when two are the same, up to weight names and dropout call sites."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ....model.graph.layout import B, Layout, R
 from ...plan.plan import Plan
 
 Divided: TypeAlias = frozenset[tuple[int, int]]
-"""(node, operand) of what is divided by the number of micro-batches."""
+"""(node, operand) pairs that are divided by the number of micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeKinds:
-    """A number for every node, equal where operator, shape, attributes, layouts and divided operands are.
+    """A number per node, equal where operator, shape, attributes, layouts and divided operands are equal.
 
-    `values`: without what only the backward knows, so B is R. SegmentCall sites of dropout and inputs are left out.
+    `values` ignores what only backward distinguishes: B counts as R. Inputs and dropout call sites are left out.
     """
 
     full: tuple[int, ...]
@@ -26,7 +26,7 @@ class NodeKinds:
 
     @classmethod
     def of(cls, plan: Plan, divided: Divided) -> NodeKinds:
-        """The numbers of a plan's nodes."""
+        """Number the nodes of a plan."""
         known: dict[object, int] = {}
         full, values = [], []
         for i, node in enumerate(plan.graph.nodes):
@@ -42,16 +42,16 @@ class NodeKinds:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Nodes of one turn: `first` is its number in the list.
+    """The nodes of one turn of a loop; `first` is its number in the list of the user's model.
 
-    `carried` are the values that it is handed by the turn before, `outs` those that it gives in their places, in
-    `layouts`; -1 stands for one that it hands on as it is, since nobody reads it.
+    The turn before hands it the values `carried`; in their places it hands on `outs`, in `layouts`. An `outs` of -1
+    is a value that is handed on unchanged because nothing reads it.
     """
 
     first: int
     nodes: tuple[int, ...]
     weights: tuple[int, ...]
-    outside: tuple[int, ...]  # what it reads from outside, in order of first use
+    outside: tuple[int, ...]  # values read from outside, in order of first use
     outs: tuple[int, ...]
     carried: tuple[int, ...] = ()
     layouts: tuple[Layout, ...] = ()
@@ -64,60 +64,60 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockChain:
-    """Units that run one after another: `prefix` is their list in the user's model, `period` its entries per unit.
+    """Blocks that run one after another: `prefix` is their list in the user's model, `period` its entries per block.
 
-    `passes` are the runs over the list, each the same entries; `main` is the last one that has a gradient. Pass p is
-    computed as `like[p]` is: the same forward in every unit.
+    `passes` are the runs over the list, all with the same entries; `main` is the last one with a gradient. Pass p is
+    computed by the forward of pass `computed_as[p]`.
     """
 
     prefix: str
     period: int
     passes: tuple[tuple[Block, ...], ...]
     main: int = 0
-    like: tuple[int, ...] = (0,)
+    computed_as: tuple[int, ...] = (0,)
 
     @property
-    def units(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[Block, ...]:
         return self.passes[self.main]
 
     @property
-    def ways(self) -> tuple[int, ...]:
-        """The passes that have a forward of their own; first the main one."""
-        return (self.main, *sorted(set(self.like) - {self.main}))
+    def distinct_passes(self) -> tuple[int, ...]:
+        """The passes with a forward of their own, the main one first."""
+        return (self.main, *sorted(set(self.computed_as) - {self.main}))
 
     @cached_property
     def nodes(self) -> frozenset[int]:
-        return frozenset(i for units in self.passes for u in units for i in u.nodes)
+        return frozenset(i for blocks in self.passes for u in blocks for i in u.nodes)
 
     def weights(self, place: int) -> tuple[int, ...]:
-        """The weights of an entry, in all passes."""
-        return tuple(dict.fromkeys(i for p in (self.main, *self.like) for i in self.passes[p][place].weights))
+        """The weights of an entry in all passes."""
+        return tuple(dict.fromkeys(i for p in (self.main, *self.computed_as) for i in self.passes[p][place].weights))
 
 
 def entry_name(prefix: str, number: int | str) -> str:
-    """How names below one entry of the list begin."""
+    """Prefix of the names below one entry of a list."""
     return f"{prefix}.{number}." if prefix else f"{number}."
 
 
 def relative_name(prefix: str, first: int, name: str) -> tuple[int, str]:
-    """A weight's name below its list: which entry of the unit, and the rest."""
+    """A weight's name below its list: the entry within the block, and the rest of the name."""
     head = f"{prefix}." if prefix else ""
     number, _, rest = name.removeprefix(head).partition(".")
     return int(number) - first, rest
 
 
-def signature(plan: Plan, prefix: str, unit: Block, looks: NodeKinds, values_only: bool = False) -> Any:
-    """What units of one class have in common: operators, shapes, choices, and how values reach them.
+def signature(plan: Plan, prefix: str, block: Block, kinds: NodeKinds, values_only: bool = False) -> Any:
+    """What the blocks of one class have in common: operators, shapes, choices, and where operands come from.
 
-    `values_only`: without what only the backward knows, so B is R.
+    `values_only` ignores what only backward distinguishes: B counts as R.
     """
     graph = plan.graph
     place: dict[int, tuple[str, int]] = {}
-    for kind, numbers in (("n", unit.nodes), ("w", unit.weights), ("o", unit.outside)):
+    for kind, numbers in (("n", block.nodes), ("w", block.weights), ("o", block.outside)):
         place.update({i: (kind, k) for k, i in enumerate(numbers)})
     layout = _of_value if values_only else tuple
-    look = looks.values if values_only else looks.full
-    first, outs = _first_site(plan, unit), dict(zip(unit.outs, unit.layouts, strict=False))
+    look = kinds.values if values_only else kinds.full
+    first, outs = _first_site(plan, block), dict(zip(block.outs, block.layouts, strict=False))
 
     def entry(i: int) -> Any:
         node = graph.nodes[i]
@@ -130,53 +130,55 @@ def signature(plan: Plan, prefix: str, unit: Block, looks: NodeKinds, values_onl
             graph.nodes[i].shape,
             graph.nodes[i].dtype,
             graph.nodes[i].gradient,
-            relative_name(prefix, unit.first, graph.nodes[i].name),
-            tuple((relative_name(prefix, unit.first, k), rows) for k, rows in graph.nodes[i].originals.items()),
+            relative_name(prefix, block.first, graph.nodes[i].name),
+            tuple((relative_name(prefix, block.first, k), rows) for k, rows in graph.nodes[i].originals.items()),
             replace(plan.choices[i], at=()),
-            tuple((relative_name(prefix, unit.first, name), *piece) for name, *piece in plan.choices[i].at),
+            tuple((relative_name(prefix, block.first, name), *piece) for name, *piece in plan.choices[i].at),
         )
-        for i in unit.weights
+        for i in block.weights
     )
-    given = tuple(layout(plan.choices[i].given) for i in unit.outside)
-    carried = tuple(unit.outside.index(i) for i in unit.carried)
-    return tuple(map(entry, unit.nodes)), weights, given, carried, tuple(place.get(i) for i in unit.outs)
+    given = tuple(layout(plan.choices[i].given) for i in block.outside)
+    carried = tuple(block.outside.index(i) for i in block.carried)
+    return tuple(map(entry, block.nodes)), weights, given, carried, tuple(place.get(i) for i in block.outs)
 
 
 def _of_value(layout: Layout) -> Layout:
     return tuple(R if letter == B else letter for letter in layout)
 
 
-def again(plan: Plan, chain: BlockChain, looks: NodeKinds) -> BlockChain | None:
-    """A chain of several passes with those that are computed alike; None where it must not become loops.
+def merge_passes(plan: Plan, chain: BlockChain, kinds: NodeKinds) -> BlockChain | None:
+    """The chain with each pass computed as an earlier one where that is the same; None if it cannot become loops.
 
-    A pass without gradient may be as one with gradient is, with R for B: the values are the same. Of several passes
-    with gradient none may convert weights, since the plan converts them once for all.
+    A pass without gradient may share the forward of one with gradient: with R for B the values are the same. If
+    several passes have gradients none may convert weights, since the plan converts those once for all passes.
     """
     if len(chain.passes) == 1:
         return chain
-    gradient = [any(plan.graph.nodes[i].gradient for u in units for i in u.nodes) for units in chain.passes]
+    gradient = [any(plan.graph.nodes[i].gradient for u in blocks for i in u.nodes) for blocks in chain.passes]
     main = max(range(len(gradient)), key=lambda p: (gradient[p], p))
     if sum(gradient) > 1 and any(_converted(plan, i) for u in chain.passes[main] for i in u.weights):
         return None
 
-    entries = range(len(chain.units))
-    like: dict[int, int] = {}
+    entries = range(len(chain.blocks))
+    computed_as: dict[int, int] = {}
     for p in (main, *range(len(gradient))):
-        if p not in like:
-            like[p] = next((q for q in like.values() if all(alike(plan, chain, p, q, k, looks) for k in entries)), p)
-    return replace(chain, main=main, like=tuple(like[p] for p in range(len(gradient))))
+        if p not in computed_as:
+            earlier = computed_as.values()
+            same = (q for q in earlier if all(same_pass(plan, chain, (p, q), k, kinds) for k in entries))
+            computed_as[p] = next(same, p)
+    return replace(chain, main=main, computed_as=tuple(computed_as[p] for p in range(len(gradient))))
 
 
-def alike(plan: Plan, chain: BlockChain, p: int, q: int, place: int, looks: NodeKinds) -> bool:
-    """Whether passes p and q compute the same in a unit."""
-    units = chain.passes[p][place], chain.passes[q][place]
-    gradient = [any(plan.graph.nodes[i].gradient for i in unit.nodes) for unit in units]
-    one, other = (signature(plan, chain.prefix, u, looks, gradient[0] != gradient[1]) for u in units)
+def same_pass(plan: Plan, chain: BlockChain, passes: tuple[int, int], place: int, kinds: NodeKinds) -> bool:
+    """True if two passes compute the same in the block at `place`."""
+    blocks = [chain.passes[number][place] for number in passes]
+    gradient = [any(plan.graph.nodes[i].gradient for i in block.nodes) for block in blocks]
+    one, other = (signature(plan, chain.prefix, u, kinds, gradient[0] != gradient[1]) for u in blocks)
     return bool(one == other)
 
 
 def _converted(plan: Plan, weight: int) -> bool:
-    """Whether any reader of a weight reads it in another layout than the stored one."""
+    """True if some reader of a weight reads it in another layout than the stored one."""
     nodes, choices = plan.graph.nodes, plan.choices
     asked = {
         layout
@@ -187,33 +189,33 @@ def _converted(plan: Plan, weight: int) -> bool:
     return {*asked, choices[weight].given} != {choices[weight].output}
 
 
-def _dropouts(plan: Plan, unit: Block) -> list[int]:
-    return [plan.graph.nodes[i]["site"] for i in unit.nodes if plan.graph.nodes[i].op == "dropout"]
+def _dropouts(plan: Plan, block: Block) -> list[int]:
+    return [plan.graph.nodes[i]["site"] for i in block.nodes if plan.graph.nodes[i].op == "dropout"]
 
 
-def _first_site(plan: Plan, unit: Block) -> int:
-    return min(_dropouts(plan, unit), default=0)
+def _first_site(plan: Plan, block: Block) -> int:
+    return min(_dropouts(plan, block), default=0)
 
 
-def site_step(plan: Plan, units: Sequence[Block]) -> tuple[int, int] | None:
-    """a and b such that the unit at entry i starts with dropout call site a + b i; None if there is no dropout."""
-    starts = [(u.first, _first_site(plan, u)) for u in units if _dropouts(plan, u)]
+def site_step(plan: Plan, blocks: Sequence[Block]) -> tuple[int, int] | None:
+    """a and b such that the dropout call sites of the block at entry i start at a + b i; None without dropout."""
+    starts = [(u.first, _first_site(plan, u)) for u in blocks if _dropouts(plan, u)]
     if not starts:
         return None
     (first, start), (last, end) = starts[0], starts[-1]
-    slope = (end - start) // (last - first) if last > first else len(_dropouts(plan, units[0]))
+    slope = (end - start) // (last - first) if last > first else len(_dropouts(plan, blocks[0]))
     return start - slope * first, slope
 
 
-def steady(plan: Plan, chain: BlockChain) -> bool:
-    """Whether dropout's call sites grow by the same number from entry to entry in every pass."""
+def has_regular_dropout_sites(plan: Plan, chain: BlockChain) -> bool:
+    """True if dropout call sites grow by the same number from entry to entry in every pass."""
     slopes = set()
-    for units in chain.passes:
-        step = site_step(plan, units)
+    for blocks in chain.passes:
+        step = site_step(plan, blocks)
         if step is None:
             continue
         base, slope = step
         slopes.add(slope)
-        if any(_dropouts(plan, u) and _first_site(plan, u) != base + slope * u.first for u in units):
+        if any(_dropouts(plan, u) and _first_site(plan, u) != base + slope * u.first for u in blocks):
             return False
     return len(slopes) <= 1

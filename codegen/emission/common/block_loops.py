@@ -1,0 +1,83 @@
+"""Loops over repeated blocks as program text, and how they recompute (checkpoint) their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeAlias
+
+from .text import tuple_text
+
+Place: TypeAlias = tuple[int, str]
+"""Where a segment is in a turn of a loop: the entry, and the rest of its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopModes:
+    """Recomputation modes of a loop: for every turn those of the segments at `places` in it.
+
+    `one_segment`: every turn is one segment.
+    """
+
+    places: tuple[Place, ...]
+    modes: tuple[tuple[str, ...], ...]
+    one_segment: bool
+
+    @property
+    def same_in_all_turns(self) -> bool:
+        """True if the modes can be written in the class of the blocks."""
+        return not self.one_segment and len({*self.modes}) == 1
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The modes of every turn, as the loop gives them."""
+        quoted = (tuple(f'"{mode}"' for mode in modes) for modes in self.modes)
+        return tuple(modes[0] if self.one_segment else tuple_text(modes) for modes in quoted)
+
+
+@dataclass(frozen=True)
+class BlockLoop:
+    """A loop whose turns call the blocks of a list, or a method of them, and hand values on.
+
+    `carried_names` are the preferred names of these values, which are the first operands.
+    """
+
+    blocks: str
+    method: str  # with its dot; "": forward
+    carried_names: tuple[str, ...]
+    extra_argument: str = ""
+    modes: LoopModes | None = None  # None: nothing is recomputed
+
+    def lines(
+        self, variable: str, carried: Sequence[str], others: Sequence[str], has_dropout: bool
+    ) -> list[tuple[int, str]]:
+        """The loop over `variable`, given the names of all operands: lines with their indentation."""
+        arguments = [*carried, *others, *([self.extra_argument] if self.extra_argument else [])]
+        block, turns, modes = f"{variable}{self.method}", f"{variable} in {self.blocks}", self.modes
+        mode = ""
+        if modes is not None and not modes.same_in_all_turns:
+            texts, mode = modes.texts, "mode" if modes.one_segment else "modes"
+            if len({*texts}) == 1:
+                mode = texts[0]
+            else:
+                turns = f"{variable}, {mode} in zip({self.blocks}, {modes_text(texts)}, strict=True)"
+            arguments += [] if modes.one_segment else [mode]
+        turn = f"{block}({', '.join(arguments)})"
+        if modes is not None and modes.one_segment:
+            turn = call_text(has_dropout, mode, block, arguments)
+        return [(0, f"for {turns}:"), (4, f"{', '.join(carried)} = {turn}")]
+
+
+def call_text(has_dropout: bool, mode: str, block: str, arguments: Iterable[str]) -> str:
+    """Call a block in a recomputation mode, an expression; `has_dropout`: the program has dropouts."""
+    mesh = ["mesh"] if has_dropout else []  # the step and the micro-batch, of which masks are functions
+    return f"recomputed({', '.join([mode, *mesh, block, *arguments])})"
+
+
+def modes_text(texts: Sequence[str]) -> str:
+    """A list that groups equal neighbours: `["full"] * 6 + ["none"] * 2`."""
+    runs = [(text, len(list(group))) for text, group in groupby(texts)]
+    if len(runs) > len(texts) / 2:
+        return f"[{', '.join(texts)}]"
+    return " + ".join(f"[{text}]{f' * {count}' if count > 1 else ''}" for text, count in runs)
