@@ -102,7 +102,7 @@ _GRADIENT = {
 
 @dataclass
 class Used:
-    """What a program needs besides its lines, collected while they are written; `has_dropout`: masks depend on steps."""
+    """What a program needs besides its lines. `has_dropout`: masks depend on the step."""
 
     has_dropout: bool = False
     conversions: dict[str, ConversionFunction] = field(default_factory=dict)
