@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..formulation.network.network import Network
+from ..formulation.network.network_file import network_json
 from ..model.errors import PartitaError
 from .families import TIGHTNESS, Family
 from .families import network as family_network
@@ -133,7 +134,7 @@ def model_network(model: Model) -> Network:
 
 def _save(make: Callable[[], Network], folder: Path) -> Path:
     path = folder / "network.json"
-    path.write_text(json.dumps(make().to_json()))
+    path.write_text(json.dumps(network_json(make())))
     return path
 
 

@@ -23,6 +23,7 @@ from partita.cli import main
 from partita.cli_options import chosen
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import Network, Variable
+from partita.formulation.network.network_file import network_json, read_network
 from partita.formulation.placement.placement import Placement
 from partita.formulation.rewriting.saturation_limits import SaturationLimits
 from partita.formulation.search_space import SearchSpace
@@ -245,7 +246,7 @@ def test_a_saved_network_is_what_its_name_says(partita: Run, tmp_path: Path) -> 
     for name, opened in (("n.json", open), ("n.json.gz", gzip.open)):
         summary(partita, *SMALL, "--mesh", "4", "--micro-batches", "1", "--save-network", tmp_path / name)
         with opened(tmp_path / name, "rt") as text:
-            assert Network.from_json(json.load(text)).variables
+            assert read_network(json.load(text)).variables
     assert partita("solve", tmp_path / "n.json.gz")[0] == 0
 
 
@@ -377,7 +378,7 @@ def test_solve_writes_a_contest_s_choice(partita: Run, example: Path) -> None:
 
 def test_solve_writes_a_network_s_choice(partita: Run, tmp_path: Path) -> None:
     network = Network((Variable("a", np.array([3, 2]), np.zeros((2, 0), np.int64)),))
-    (tmp_path / "n.json").write_text(json.dumps(network.to_json()))
+    (tmp_path / "n.json").write_text(json.dumps(network_json(network)))
     code, out, _ = partita("solve", tmp_path / "n.json", "--json", "--output", tmp_path / "choice")
     assert code == 0 and set(json.loads(out)) == KEYS | {"output"}
     assert (tmp_path / "choice").read_text() == "[1]\n"

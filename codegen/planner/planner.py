@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ...formulation.network.network import INFINITE
+from ...formulation.network.network_file import network_json
 from ...formulation.placement.mappings import mapped
 from ...formulation.rewriting.rules import rules_for
 from ...formulation.rewriting.saturate import Rewritten, rewritings
@@ -348,7 +349,7 @@ def _without_bundles(problem: PlanningProblem, budget: Budget, start: float) -> 
 def _save_network(problem: PlanningProblem, path: Path) -> None:
     """Save the network of the first placement, with the fewest micro-batches; gzipped if the name ends in `.gz`."""
     first = problem.encoding(problem.placements[0], min(problem.micro_batches), fast=True)
-    raw = json.dumps(first.network.to_json()).encode()
+    raw = json.dumps(network_json(first.network)).encode()
     write_atomically(path, gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
 
 

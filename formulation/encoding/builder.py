@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ...model.graph.origin import origin
-from ...model.graph.pcg import PCG
 from ...model.graph.sparse_tables import sparse_tables
-from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import Roofline
 from ...model.optimizers import optimizer_states
 from ..bundles.branch_options import BundledOption
-from ..network.chains import Position, find_chains
-from ..network.network import Edge, Network, Switch, Variable
-from ..placement.placement import Placement
+from ..network.chains import Position
+from ..network.network import Edge, Switch, Variable
 from ..strategies.alternatives import Alternatives
 from ..strategies.operand_cost import EdgeTables, OperandCosts
 from ..strategies.operator_options import GraphOptions, OperatorOptions
 from ..strategies.tensor_classes import Use, classes
 from ..strategies.transitions import Table
-from ..weights.fixed_memory import fixed_bytes
 from ..weights.storage import Storage
-from .encoding import Encoding
-from .encoding_options import EncodingOptions, StageContext
+from .encoding_options import EncodingRequest
 from .graph_cuts import find_cuts
 from .hub_retention import HubRetention
 from .recomputable_segments import RecomputableSegments
 from .shared_tables import SharedTables
 
 Array = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodingRequest:
-    """What is encoded: a graph of one micro-batch on a mesh, how it is trained, and what may be decided."""
-
-    pcg: PCG
-    machine: Machine
-    placement: Placement
-    micro_batches: int
-    dtype: str
-    optimizer: str
-    options: EncodingOptions
-    stage: StageContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,35 +147,3 @@ class NetworkBuilder:
         """Append the edge of a tensor from variable `u` to `v`."""
         self.conversions[len(self.edges)] = conversion
         self.edges.append(Edge(u, v, *self.tables[conversion.key]))
-
-    def encoding(self) -> Encoding:
-        """The finished network, and what its variables mean."""
-        held = fixed_bytes(self.pcg, self.precision, self.placement.devices, self.micro_batches)
-        network = Network(
-            tuple(self.variables),
-            tuple(self.edges),
-            (self.capacity_bytes - held,),
-            sum(self.constants.values()),
-            switches=self.switches,
-        )
-        network = replace(network, chains=find_chains(network, self.positions))
-        segments = zip(self.segments.segments, self.switches, strict=True)
-        return Encoding(
-            pcg=self.pcg,
-            machine=self.machine,
-            placement=self.placement,
-            micro_batches=self.micro_batches,
-            precision=self.precision,
-            optimizer=self.optimizer,
-            network=network,
-            classes=self.classes,
-            operators=self.operators,
-            weights=self.weights,
-            hubs=self.hubs,
-            tables=self.costs.tables,
-            bundled=self.bundled,
-            alternatives=self.alternatives,
-            optional=self.optional,
-            recompute={segment.name: switch.variable for segment, switch in segments},
-            recompute_modes=self.options.recompute,
-        )

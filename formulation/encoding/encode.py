@@ -32,17 +32,20 @@ A new kind of decision is a new `EncodingPass` in `PASSES`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG
 from ...model.graph.sparse_tables import check_optimizer
 from ...model.machine.machine import Machine
+from ..network.chains import find_chains
 from ..network.network import Network
 from ..placement.placement import Placement, placements
 from ..strategies.tensor_classes import classes
-from .builder import EncodingRequest, NetworkBuilder
+from ..weights.fixed_memory import fixed_bytes
+from .builder import NetworkBuilder
 from .encoding import Encoding
-from .encoding_options import EncodingOptions, StageContext
+from .encoding_options import EncodingOptions, EncodingRequest, StageContext
 from .passes.alternatives import ChosenAlternatives
 from .passes.bundles import Bundles
 from .passes.encoding_pass import EncodingPass
@@ -99,7 +102,7 @@ def encode(
                 one.publish(node)
     for one in passes:
         one.finish()
-    return builder.encoding()
+    return _encoding(builder)
 
 
 def strategy_network(
@@ -133,3 +136,36 @@ def _check(pcg: PCG, optimizer: str, options: EncodingOptions, stage: StageConte
         if pcg.nodes[node].name in options.fixed:
             first = pcg.nodes[model].name
             raise PartitaError(f"{pcg.nodes[node].name!r} repeats {first!r} without a gradient: fix that one")
+
+
+def _encoding(builder: NetworkBuilder) -> Encoding:
+    """The finished network, and what its variables mean."""
+    held = fixed_bytes(builder.pcg, builder.precision, builder.placement.devices, builder.micro_batches)
+    network = Network(
+        tuple(builder.variables),
+        tuple(builder.edges),
+        (builder.capacity_bytes - held,),
+        sum(builder.constants.values()),
+        switches=builder.switches,
+    )
+    network = replace(network, chains=find_chains(network, builder.positions))
+    segments = zip(builder.segments.segments, builder.switches, strict=True)
+    return Encoding(
+        pcg=builder.pcg,
+        machine=builder.machine,
+        placement=builder.placement,
+        micro_batches=builder.micro_batches,
+        precision=builder.precision,
+        optimizer=builder.optimizer,
+        network=network,
+        classes=builder.classes,
+        operators=builder.operators,
+        weights=builder.weights,
+        hubs=builder.hubs,
+        tables=builder.costs.tables,
+        bundled=builder.bundled,
+        alternatives=builder.alternatives,
+        optional=builder.optional,
+        recompute={segment.name: switch.variable for segment, switch in segments},
+        recompute_modes=builder.options.recompute,
+    )

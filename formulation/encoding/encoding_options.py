@@ -1,4 +1,4 @@
-"""What a network may decide, and what a stage of a pipeline adds to it."""
+"""What is encoded: a graph on a mesh, what its network may decide, and what a stage of a pipeline adds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 from ...model.errors import PartitaError
 from ...model.graph.layout import Layout
+from ...model.graph.pcg import PCG
 from ...model.graph.segments import MODES
 from ...model.machine.collective_price import CollectivePrice
+from ...model.machine.machine import Machine
+from ..placement.placement import Placement
 from ..special.level_spread import level_spread
 from ..special.table_spread import TableSpreader
 from .shared_tables import SharedTables
@@ -55,3 +58,17 @@ class StageContext:
     weight_versions: int = 0
     deferred_weight_gradients: int = 0
     shared: SharedTables | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingRequest:
+    """What is encoded: a graph of one micro-batch on a mesh, how it is trained, and what may be decided."""
+
+    pcg: PCG
+    machine: Machine
+    placement: Placement
+    micro_batches: int
+    dtype: str
+    optimizer: str
+    options: EncodingOptions
+    stage: StageContext

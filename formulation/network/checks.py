@@ -1,4 +1,4 @@
-"""Whether the parts of a cost network fit together."""
+"""Consistency of a cost network: how its parts have to fit together."""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -6,6 +6,12 @@ from typing import TypeAlias
 import numpy as np
 
 from .network import INFINITE, Chain, Edge, Network, Table, Variable, chain_edges
+
+
+def check_network(network: Network) -> None:
+    """Raise ValueError for the first inconsistency, with the values at fault."""
+    for problem in problems(network):
+        raise ValueError(problem)
 
 
 def problems(network: Network) -> Iterator[str]:

@@ -15,7 +15,7 @@ they use. What they take beside that for a while, e(z, ...), counts once, for th
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -116,7 +116,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
-    """Variables, edges between them, and capacities in bytes; `check` says whether the parts fit together."""
+    """Variables, edges between them, and capacities in bytes; see `checks.check_network` for how the parts fit."""
 
     variables: tuple[Variable, ...]
     edges: tuple[Edge, ...] = ()
@@ -124,13 +124,6 @@ class Network:
     constant: int = 0
     chains: tuple[Chain, ...] = ()
     switches: tuple[Switch, ...] = ()
-
-    def check(self) -> None:
-        """Raise ValueError for the first inconsistency found, with the values at fault."""
-        from .checks import problems
-
-        for problem in problems(self):
-            raise ValueError(problem)
 
     def terms(self, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None) -> Iterator[Term]:
         """The tables of some variables, and of some edges, in that order (all)."""
@@ -150,19 +143,6 @@ class Network:
                 yield Term((z, e.u, e.v), *tables)
             else:
                 yield Term((e.u, e.v), e.cost, e.use)
-
-    def to_json(self) -> dict[str, Any]:
-        """A dict of plain lists and numbers; equal tables are stored once, forbidden costs as None."""
-        from .network_file import network_json
-
-        return network_json(self)
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "Network":
-        """The network that `to_json` wrote; raises PartitaError that says what is wrong, and where."""
-        from .network_file import read_network
-
-        return read_network(data)
 
 
 def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:

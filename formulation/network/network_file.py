@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...model.errors import PartitaError
+from .checks import check_network
 from .network import INFINITE, Chain, Edge, Network, Switch, SwitchTables, Table, Variable
 
 _T = TypeVar("_T")
@@ -94,7 +95,7 @@ def read_network(data: Mapping[str, Any]) -> Network:
     capacities = _integers(_list(data, "capacities", ""), "capacities")
     network = Network(variables, edges, capacities, _field(data, "constant", int, ""), chains, switches)
     try:
-        network.check()
+        check_network(network)
     except ValueError as error:
         raise PartitaError(f"inconsistent cost network: {error}") from None
     return network

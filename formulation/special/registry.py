@@ -13,22 +13,20 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ...model.graph.atoms import Atoms
 from ...model.graph.builder import Builder
 from ...model.graph.layout import Action, B, Layout, R, S, is_split, largest_part
 from ...model.graph.pcg import Node
 from ...model.registry import Registry
+from ..strategies.row import Row
 from .table_spread import TableSpread
-
-if TYPE_CHECKING:
-    from ..strategies.row import Row
 
 PROGRAMS = Path(__file__).parent / "programs"
 """Where the functions of the package's own strategies are."""
 
-Splits: TypeAlias = Sequence[tuple[int, "Row"]]
+Splits: TypeAlias = Sequence[tuple[int, Row]]
 """The axes that a special strategy splits (more than one rank each), and its row on each."""
 
 

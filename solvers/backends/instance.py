@@ -7,6 +7,7 @@ from typing import Any
 
 from ...formulation.network.contest import Contest
 from ...formulation.network.network import INFINITE, Network
+from ...formulation.network.network_file import read_network
 from ...model.errors import PartitaError
 from ...model.files import check_file_writable, read_json, write_atomically
 from ...model.garbage_collection import without_collection
@@ -20,7 +21,7 @@ _REST = 0.02, 3.0  # of the time limit, at most seconds: for starting, checking 
 def read_instance(path: Path | str) -> Contest | Network:
     """What a file holds, `.json` or `.json.gz`; raises PartitaError that says what is wrong, and where."""
     data = read_json(path)
-    return Contest.from_json(data) if isinstance(data, dict) and "problem" in data else Network.from_json(data)
+    return Contest.from_json(data) if isinstance(data, dict) and "problem" in data else read_network(data)
 
 
 def solve_instance(

@@ -19,6 +19,7 @@ from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.bundles.bundles import inside
+from partita.formulation.network.checks import check_network
 
 
 class Branchy(nn.Module):
@@ -203,7 +204,7 @@ def test_without_bundles_is_the_same_network_less_some_options() -> None:
     both, plain = (
         encode(graph, machine, place, options=EncodingOptions(bundles=with_them)) for with_them in (True, False)
     )
-    both.network.check()
+    check_network(both.network)
     assert not plain.bundled and both.bundled
     for variable, further in both.bundled.items():
         a, b = both.network.variables[variable], plain.network.variables[variable]

@@ -24,6 +24,7 @@ from partita.codegen.report.trace import timeline
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
+from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE, evaluate
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import Placement, of_rows
@@ -93,7 +94,7 @@ def test_a_plan_costs_what_the_network_says(
 
 def agree(found: Encoding, count: int, **more: Any) -> None:
     """The network and the price say the same of random assignments, some of which compute segments again."""
-    found.network.check()
+    check_network(found.network)
     reserved = MACHINE.device.capacity_bytes - found.network.capacities[0]
     tried = 0
     for assignment in assignments(found, count):

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita import PartitaError
+from partita.formulation.network.checks import check_network
 from partita.formulation.network.contest import FORBIDDEN, Contest
 from partita.formulation.network.network import evaluate
 from partita.solvers.backends.instance import solve_instance
@@ -148,7 +149,7 @@ def test_the_network_is_the_same_problem(seed: int) -> None:
     data = instance(seed)
     contest = Contest.from_json(data)
     network = contest.network()
-    network.check()
+    check_network(network)
     assert len(network.capacities) == (spans(data) if "usage_limit" in data["problem"] else 0)
     for choice in product(*(range(len(row)) for row in data["problem"]["nodes"]["costs"])):
         costs, fits = defined(data, choice)
@@ -242,7 +243,7 @@ def test_junk_anywhere_is_refused_or_harmless(seed: int) -> None:
     except PartitaError as error:
         assert str(error).startswith("contest instance: ")
     else:
-        contest.network().check()
+        check_network(contest.network())
         contest.evaluate([0] * (len(contest.start) - 1))
 
 

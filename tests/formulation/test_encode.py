@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from partita.formulation.encoding.encode import Encoding, strategy_network
+from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE
 from partita.formulation.placement.placement import of_rows
 from partita.model.capture.capture import capture
@@ -54,7 +55,7 @@ def test_a_tensor_with_several_consumers_is_converted_once() -> None:
 
 
 def test_the_network_is_consistent() -> None:
-    encoded(blocks(3)).network.check()
+    check_network(encoded(blocks(3)).network)
 
 
 @pytest.mark.parametrize("layers", [2, 3, 7])

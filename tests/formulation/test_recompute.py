@@ -15,7 +15,9 @@ from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.encoding.encoding_options import EncodingOptions
+from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import evaluate
+from partita.formulation.network.network_file import network_json
 from partita.formulation.placement.placement import Placement, of_rows
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
@@ -65,12 +67,12 @@ def test_every_segment_has_a_variable_inside_its_copy_of_the_chain() -> None:
     (chain,) = found.network.chains
     assert len(chain) == 3
     assert [z in copy for z, copy in zip(found.recompute.values(), chain.copies, strict=True)] == [True] * 3
-    found.network.check()
+    check_network(found.network)
 
 
 def test_without_modes_nothing_changes() -> None:
     plain, none = encode(blocks((64, 64)), machine(PAIR), PAIR), encoded(blocks((64, 64)), PAIR, ("none",))
-    assert plain.network.to_json() == none.network.to_json() and not none.recompute
+    assert network_json(plain.network) == network_json(none.network) and not none.recompute
 
 
 def test_what_no_other_reader_keeps_says_itself_whether_it_is_kept() -> None:

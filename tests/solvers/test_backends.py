@@ -11,7 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE, Edge, Network, Variable, evaluate
+from partita.formulation.network.network_file import network_json
 from partita.solvers.protocol import Limits, Progress, Status, solver, solvers
 from partita.solvers.wide import form
 
@@ -111,7 +113,7 @@ BATTERY = {
 @pytest.mark.parametrize("case", BATTERY)
 def test_battery(name: str, case: str) -> None:
     problem, best = BATTERY[case]
-    problem.check()
+    check_network(problem)
     assert solver(name).accepts(problem)
     solution = solver(name).solve(problem)
     assert (solution.objective, solution.source) == (best, name)
@@ -153,7 +155,7 @@ HUGE = {
 @pytest.mark.parametrize("case", HUGE)
 def test_numbers_too_large_are_refused_or_solved(truth, name: str, case: str) -> None:
     problem = HUGE[case]
-    problem.check()
+    check_network(problem)
     answer = solver(name).solve(problem)
     if solver(name).accepts(problem) or answer.status is not Status.UNKNOWN:  # what reduction leaves may be smaller
         assert (answer.status, answer.objective) == (Status.OPTIMAL, truth(problem))
@@ -333,7 +335,7 @@ def test_a_backend_of_one_file_solves_by_its_name(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[partita.solvers]\nmine = my_solver:First\n")
     (tmp_path / "my_solver.py").write_text(SITE)
-    (tmp_path / "network.json").write_text(json.dumps(Network((A, B)).to_json()))
+    (tmp_path / "network.json").write_text(json.dumps(network_json(Network((A, B)))))
     assert partita("solve", tmp_path / "network.json", "--solver", "mine")[0] != 0
     monkeypatch.syspath_prepend(str(tmp_path))
     code, out, _ = partita("solve", tmp_path / "network.json", "--solver", "mine", "--json")

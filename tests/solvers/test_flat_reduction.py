@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE, evaluate
 from partita.solvers.wide import form
 from partita.solvers.wide.arcs import without_dead_options, without_sums
@@ -218,7 +219,7 @@ def test_costs_cut_for_floats_are_a_bound_and_often_exact(seed, room):
 def test_arrays_and_network_say_the_same(seed):
     net = random_flat(seed)
     problem = unflattened(net)
-    problem.check()
+    check_network(problem)
     again, choices = flattened(problem), prices(net)[0]
     for i in range(0, len(choices), 1 + len(choices) // 10):
         verdict, here = evaluate(problem, tuple(choices[i].tolist())), net.price(choices[i])

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita import PartitaError
+from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Variable, evaluate
+from partita.formulation.network.network_file import network_json, read_network
 from partita.solvers.elimination.factors import dense
 from partita.solvers.protocol import Limits, Status, solver
 
@@ -59,8 +61,8 @@ def chain(costs: list[list[int]]) -> Network:
 
 
 def test_check_accepts_equal_copies() -> None:
-    chain([[1, 2], [1, 2]]).check()
-    PAIR.check()
+    check_network(chain([[1, 2], [1, 2]]))
+    check_network(PAIR)
 
 
 @pytest.mark.parametrize(
@@ -79,17 +81,17 @@ def test_check_accepts_equal_copies() -> None:
 )
 def test_check_says_what_is_inconsistent(network: Network, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        network.check()
+        check_network(network)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6))
 def test_json_keeps_everything(make_network, seed: int) -> None:
     network = make_network(seed)
-    network.check()
-    text = json.dumps(network.to_json())
-    again = Network.from_json(json.loads(text))
-    assert json.dumps(again.to_json()) == text
+    check_network(network)
+    text = json.dumps(network_json(network))
+    again = read_network(json.loads(text))
+    assert json.dumps(network_json(again)) == text
     assert again.chains == network.chains and again.capacities == network.capacities
     for a, b in zip((*network.variables, *network.edges), (*again.variables, *again.edges), strict=True):
         assert np.array_equal(np.minimum(a.cost, INFINITE), b.cost)
@@ -118,8 +120,8 @@ WIDE = Network(
     [((0, 0, 0), (3, 4, 5, 2), ""), ((1, 0, 0), (0, 5, 2, 2), "capacity 1 is exceeded: 5 of 4 bytes")],
 )
 def test_columns_count_on_their_rows(picks: tuple[int, ...], use: tuple[int, ...], why: str) -> None:
-    WIDE.check()
-    for network in (WIDE, dense(WIDE), Network.from_json(json.loads(json.dumps(WIDE.to_json())))):
+    check_network(WIDE)
+    for network in (WIDE, dense(WIDE), read_network(json.loads(json.dumps(network_json(WIDE))))):
         verdict = evaluate(network, picks)
         assert (verdict.use, verdict.why) == (use, why)
 
@@ -147,7 +149,7 @@ def wide(seed: int) -> Network:
 @given(st.integers(0, 10**9))
 def test_solvers_read_rows(truth, seed: int) -> None:
     network = wide(seed)
-    network.check()
+    check_network(network)
     best = truth(network)
     assert truth(dense(network)) == best
     for name in ("cpsat", "cpsat-plain", "elimination", "auto"):
@@ -177,21 +179,21 @@ def test_elimination_refuses_many_capacities() -> None:
 )
 def test_check_says_which_rows_are_wrong(bad: np.ndarray | None, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        replace(WIDE, variables=(replace(WIDE.variables[0], rows=bad), *WIDE.variables[1:])).check()
+        check_network(replace(WIDE, variables=(replace(WIDE.variables[0], rows=bad), *WIDE.variables[1:])))
 
 
 def test_copies_of_a_chain_count_on_the_same_rows() -> None:
     one = chain([[1, 2], [1, 2]])
     spelled = tuple(replace(v, rows=rows((0, 1))) for v in one.variables)
-    replace(one, variables=spelled).check()
-    replace(one, variables=(*one.variables[:3], spelled[3], one.variables[4])).check()
+    check_network(replace(one, variables=spelled))
+    check_network(replace(one, variables=(*one.variables[:3], spelled[3], one.variables[4])))
     none = replace(one.variables[3], rows=rows((0, 0)))
     with pytest.raises(ValueError, match="copy 1 differs from copy 0 in the tables"):
-        replace(one, variables=(*one.variables[:3], none, one.variables[4])).check()
+        check_network(replace(one, variables=(*one.variables[:3], none, one.variables[4])))
 
 
 def test_json_stores_equal_tables_once(make_transformer) -> None:
-    few, many = (make_transformer(layers, axes=1).to_json() for layers in (2, 5))
+    few, many = (network_json(make_transformer(layers, axes=1)) for layers in (2, 5))
     assert len(few["tables"]) == len(many["tables"])
 
 
@@ -221,4 +223,4 @@ def test_json_stores_equal_tables_once(make_transformer) -> None:
 )
 def test_malformed_json_is_refused(change: dict[str, object], words: str) -> None:
     with pytest.raises(PartitaError, match=words):
-        Network.from_json(PAIR.to_json() | change)
+        read_network(network_json(PAIR) | change)

@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from partita import PartitaError
+from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE, Edge, Network, Variable, evaluate
 from partita.solvers.backends.cpsat import CpSat
 from partita.solvers.protocol import INTERRUPTED, Limits, Progress, Solver, Status, solver, solvers
@@ -66,7 +67,7 @@ BATTERY = {
 @pytest.mark.parametrize("case", BATTERY)
 def test_battery(name: str, case: str) -> None:
     problem, best = BATTERY[case]
-    problem.check()
+    check_network(problem)
     assert solver(name).accepts(problem)
     solution = solver(name).solve(problem)
     assert (solution.objective, solution.source) == (best, name)

@@ -10,6 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from partita.formulation.network.chains import Position, find_chains
+from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import (
     INFINITE,
     Chain,
@@ -21,6 +22,7 @@ from partita.formulation.network.network import (
     evaluate,
     extras,
 )
+from partita.formulation.network.network_file import network_json, read_network
 from partita.formulation.network.without_switches import without_switches
 from partita.solvers.elimination import transient_memory as transient
 from partita.solvers.elimination.crossover import crossed
@@ -86,7 +88,7 @@ def found(make_network, seed: int, extras: bool) -> Network:
     """A small network; half of them with the capacities that some assignment needs."""
     network, rng = switched(make_network(seed), seed, extras), np.random.default_rng(seed)
     assume(prod(len(v.cost) for v in network.variables) <= 2000)
-    network.check()
+    check_network(network)
     if rng.random() < 0.5:
         return network
     some = [int(rng.integers(len(v.cost))) for v in network.variables]
@@ -141,8 +143,8 @@ def test_files_keep_switches(make_network) -> None:
     @given(st.integers(0, 10**6))
     def agree(seed: int) -> None:
         network = found(make_network, seed, extras=True)
-        again = Network.from_json(json.loads(json.dumps(network.to_json())))
-        assert again.to_json() == network.to_json()
+        again = read_network(json.loads(json.dumps(network_json(network))))
+        assert network_json(again) == network_json(network)
         rng = np.random.default_rng(seed)
         for _ in range(5):
             picks = [int(rng.integers(len(v.cost))) for v in network.variables]
@@ -157,7 +159,7 @@ def test_pairs_cost_what_switches_do(make_network) -> None:
     def agree(seed: int) -> None:
         network = found(make_network, seed, extras=False)
         pairs = without_switches(network)
-        pairs.network.check()
+        check_network(pairs.network)
         rng = np.random.default_rng(seed)
         for _ in range(20):
             picks = [int(rng.integers(len(v.cost))) for v in pairs.network.variables]
@@ -189,7 +191,7 @@ def small() -> Network:
 @pytest.mark.parametrize(("capacity", "cost"), [(12, 0), (11, 3), (8, 3), (7, 6), (2, 6), (1, None)])
 def test_the_largest_extra_counts(name: str, capacity: int, cost: int | None) -> None:
     network = replace(small(), capacities=(capacity,))
-    network.check()
+    check_network(network)
     assert solver(name).solve(network).objective == cost
 
 
@@ -213,7 +215,7 @@ PROBLEMS = {
 def test_check_names_what_is_wrong(problem: str) -> None:
     network = small()
     with pytest.raises(ValueError, match=problem):
-        replace(network, switches=PROBLEMS[problem](network.switches[0])).check()
+        check_network(replace(network, switches=PROBLEMS[problem](network.switches[0])))
 
 
 def test_a_switch_lies_inside_one_copy(make_network) -> None:
@@ -222,7 +224,7 @@ def test_a_switch_lies_inside_one_copy(make_network) -> None:
     outside = Variable("outside", np.zeros(MODES, np.int64), np.zeros((MODES, len(network.capacities)), np.int64))
     switches = (*network.switches[:-1], replace(network.switches[-1], variable=len(network.variables)))
     with pytest.raises(ValueError, match="is partly in a copy of a chain"):
-        replace(network, variables=(*network.variables, outside), switches=switches).check()
+        check_network(replace(network, variables=(*network.variables, outside), switches=switches))
 
 
 def with_modes(network: Network) -> Network:
@@ -258,7 +260,7 @@ def test_a_switch_is_eliminated_last(make_transformer) -> None:
     """So that M modes cost M times what one does, not M of them at every step."""
     plain = make_transformer(4, axes=2)
     network = with_modes(plain)
-    network.check()
+    check_network(network)
     one, three = compile_network(plain), compile_network(network)
     assert one.in_all[1] < three.in_all[1] < 3.3 * one.in_all[1]
     assert three.work(2) < 3.3 * one.work(2)  # modes are not so many on each of several axes
@@ -315,7 +317,7 @@ def test_chains_hold_whole_switches(make_transformer) -> None:
     ]
     (found,) = find_chains(replace(network, chains=()), pieces)
     assert (found.boundaries, {*map(frozenset, found.copies)}) == (chain.boundaries, {*map(frozenset, chain.copies)})
-    replace(network, chains=(found,)).check()
+    check_network(replace(network, chains=(found,)))
     alone = replace(network.switches[0], variables={}, edges={})
     unlike = find_chains(replace(network, chains=(), switches=(alone, *network.switches[1:])), pieces)
     assert [len(c) for c in unlike] == [3]
