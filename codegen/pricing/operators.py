@@ -17,21 +17,55 @@ from ...model.graph.segments import gives_product
 from ...model.machine.roofline import backward_factor
 from ...model.operators.operator import operator
 from ..plan.choice import Choice
-from .conversions import Moves
+from .conversions import Conversions
 from .critical_branches import as_ordinary
 from .price_items import Item, Phase, Slot
 
 
-class Operators(Moves):
+class Operators(Conversions):
     """Adds operators and the tensors between them."""
 
     def compute(self, index: int) -> None:
+        """An operator: its kernels, what it sends, what it keeps for backward."""
+        node, entry = self.graph.nodes[index], operator(self.graph.nodes[index].op)
+        output_bytes = self.numel(index, self.choice(index).output) * self.item(index)
+        self.kernels(index, output_bytes)
+        self.specials(index)
+        if entry.transfer:
+            self.transfer(index, output_bytes)
+        if self.keeps_output(index):
+            self.stay("activations", index, output_bytes)
+        if node.gradient:
+            self.table_gradient(index)
+            self.saved(index, output_bytes)
+
+    def kernels(self, index: int, output_bytes: int) -> None:
         """Roofline of one operator, forward and backward, on the largest part."""
-        node, choice, entry = self.graph.nodes[index], self.choice(index), operator(self.graph.nodes[index].op)
-        sources = tuple(self.graph.nodes[i] for i in node.inputs)
-        own = self.numel(index, choice.output) * self.item(index)
-        share, looked_up = self.share(index), entry.looked_up(node, sources)
-        traffic: float = own
+        node, entry = self.graph.nodes[index], operator(self.graph.nodes[index].op)
+        if not entry.passes:
+            return
+        sources, share = tuple(self.graph.nodes[i] for i in node.inputs), self.share(index)
+        traffic, work = self.traffic(index, share, output_bytes), entry.work(node, sources) * share
+        forward = self.kernel(work, traffic * entry.passes)
+        self.work("compute", node.op, "forward", index, forward)
+        if self.mode(index) != "none" and not self.keeps_output(index):
+            self.work("compute", node.op, "recompute", index, forward)
+        if not node.gradient:
+            return
+        back = work * backward_factor(node, sources, entry.matmul)
+        moved = 2 * traffic * entry.passes
+        if entry.scratch is not None:
+            moved += 2 * entry.scratch(node, sources) * share * self.item(index)
+        self.work("compute", node.op, "backward", index, self.kernel(back, moved))
+        if entry.masked:
+            count = self.numel(index, self.choice(index).output)
+            self.work("compute", "activation", "backward", index, self.kernel(count, 4 * output_bytes))
+
+    def traffic(self, index: int, share: float, output_bytes: int) -> float:
+        """Bytes that one pass of an operator reads and writes; of a table the rows that are looked up."""
+        node, choice = self.graph.nodes[index], self.choice(index)
+        looked_up = operator(node.op).looked_up(node, tuple(self.graph.nodes[i] for i in node.inputs))
+        traffic: float = output_bytes
         for place, (i, x) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
             item = self.item(i)
             read: float = self.numel(i, x)
@@ -40,43 +74,32 @@ class Operators(Moves):
                 if node.get("sparse") and self.precision.compute != self.precision.master:  # cast where it is looked up
                     item = 3 * ITEMSIZE[self.precision.master]
             traffic += read * item
-        work = entry.work(node, sources) * share
-        given = self.keeps_output(index)
-        if entry.passes:
-            forward = self.kernel(work, traffic * entry.passes)
-            self.work("compute", node.op, "forward", index, forward)
-            if self.mode(index) != "none" and not given:
-                self.work("compute", node.op, "recompute", index, forward)
-            if node.gradient:
-                back = work * backward_factor(node, sources, entry.matmul)
-                moved = 2 * traffic * entry.passes
-                if entry.scratch is not None:
-                    moved += 2 * entry.scratch(node, sources) * share * self.item(index)
-                self.work("compute", node.op, "backward", index, self.kernel(back, moved))
-                if entry.masked:
-                    count = self.numel(index, choice.output)
-                    self.work("compute", "activation", "backward", index, self.kernel(count, 4 * own))
-        self.specials(index)
-        if entry.transfer:
-            self.transfer(index, own)
-        if given:
-            self.stay("activations", index, own)
-        if not node.gradient:
-            return
+        return traffic
+
+    def table_gradient(self, index: int) -> None:
+        """The dense gradient of a table whose rows an operator looks up."""
+        node, choice = self.graph.nodes[index], self.choice(index)
+        sources = tuple(self.graph.nodes[i] for i in node.inputs)
+        looked_up = operator(node.op).looked_up(node, sources)
         if looked_up and sources[looked_up[0]].gradient and not node.get("sparse"):
             place = looked_up[0]
             table = self.numel(node.inputs[place], choice.inputs[place]) * self.item(node.inputs[place])
             self.work("compute", "table gradient", "backward", index, self.stream(table))
+
+    def saved(self, index: int, output_bytes: int) -> None:
+        """What an operator itself keeps for backward; its readers keep their inputs."""
+        node, choice, entry = self.graph.nodes[index], self.choice(index), operator(self.graph.nodes[index].op)
+        sources = tuple(self.graph.nodes[i] for i in node.inputs)
         for name, part in self.parts(index).items():
             if entry.split and part < 1:
                 made = entry.split(node, sources, name, part)[1]
                 self.save("activations", index, made * self.item(node.inputs[0]))
         if self.deferred_weight_gradients and trains(self.graph, index):
-            self.hold("activations", index, self.deferred_weight_gradients * own)
+            self.hold("activations", index, self.deferred_weight_gradients * output_bytes)
         first = self.numel(node.inputs[0], choice.inputs[0]) if node.inputs else 0
         for name in entry.kept(node, sources):
-            if name == "y" and not given:
-                self.save("activations", index, own)
+            if name == "y" and not self.keeps_output(index):
+                self.save("activations", index, output_bytes)
             elif name in ("mask", "noise"):
                 item = self.item(node.inputs[0]) if name == "noise" else ITEMSIZE["bool"]
                 self.save("activations", index, first * item)
@@ -89,15 +112,16 @@ class Operators(Moves):
     def transfer(self, index: int, size_bytes: int) -> None:
         """A tensor from one stage of a pipeline to the next, and its gradient back."""
         node = self.graph.nodes[index]
-        ns = self.moves.transfer.ns(size_bytes)
+        ns = self.transitions.transfer.ns(size_bytes)
         self.hold("reserve", index, messages(node.gradient) * size_bytes)
         phases: tuple[Phase, ...] = ("forward", "backward") if node.gradient else ("forward",)
         for phase in phases:
-            new = Item("conversions", node.op, phase, index, index, Slot.KERNEL, ns, self.k, (), size_bytes)
-            self.result.items.append(new)
+            self.add(
+                Item("conversions", node.op, phase, index, index, Slot.KERNEL, ns=ns, count=self.k, bytes=size_bytes)
+            )
 
     def keeps_output(self, index: int) -> bool:
-        """Whether a segment that runs again keeps what a node gives: of products, if nothing is sent inside of them."""
+        """True if a recomputed segment keeps a node's output: that of products, if nothing is sent inside of them."""
         if self.mode(index) != "selective" or not gives_product(self.graph, index):
             return False
         rows = zip(self.rows(index), self.plan.placement.sizes, strict=True)
@@ -114,7 +138,7 @@ class Operators(Moves):
         return share
 
     def parts(self, index: int) -> dict[str, float]:
-        """By index, the largest share of what it counts that a rank has, by what letters say."""
+        """For every index that letters split, the largest share that a rank has."""
         node, choice = self.graph.nodes[index], self.choice(index)
         parts: dict[Row, tuple[str, int, list[int]]] = {}
         for axis, (size, row) in enumerate(zip(self.plan.placement.sizes, self.rows(index), strict=True)):
@@ -136,7 +160,7 @@ class Operators(Moves):
         return as_ordinary(self.graph, index, choice) if index in self.bundles else choice
 
     def exchange(self, index: int) -> None:
-        """What brings the branches of a bundle together, and their gradients apart."""
+        """Exchanges that join the branches of a bundle, and part their gradients."""
         (axis, *places), node = self.plan.choices[index].joins, self.graph.nodes[index]
         size, layout = self.plan.placement.sizes[axis], self.plan.choices[index].output
         apart = tuple(R if a == axis else x for a, x in enumerate(layout))
@@ -144,15 +168,19 @@ class Operators(Moves):
         largest = self.numel(index, apart) // node.shape[node["dim"]] * widest * self.item(index)
         for action, size_bytes, back in exchanges(largest, size, layout[axis] == R):
             if node.gradient or not back:
-                self.add_move(index, axis, action, size_bytes, "backward" if back else "forward", Slot.AFTER)
+                self.add_move(index, axis, action, size_bytes, "backward" if back else "forward", slot=Slot.AFTER)
 
     def add_move(
-        self, index: int, axis: int, action: Action, size_bytes: int, phase: Phase, slot: Slot, times: int = 1
+        self, index: int, axis: int, action: Action, size_bytes: int, phase: Phase, *, slot: Slot, times: int = 1
     ) -> None:
         """An action of an operator's own along an axis."""
-        ns, axes = self.moves.step_ns(axis, action, size_bytes), (axis,) if action in COLLECTIVES else ()
-        new = Item("compute", action.value, phase, index, index, slot, ns, self.k * times, axes, size_bytes)
-        self.result.items.append(new)
+        ns, axes = self.transitions.step_ns(axis, action, size_bytes), (axis,) if action in COLLECTIVES else ()
+        self.add(
+            Item(
+                "compute", action.value, phase, index, index, slot,
+                ns=ns, count=self.k * times, axes=axes, bytes=size_bytes,
+            )
+        )  # fmt: skip
 
     def rows(self, index: int) -> list[Row]:
         """The row of an operator on every axis."""
@@ -161,21 +189,21 @@ class Operators(Moves):
         return [row for row in found if row is not None]  # a plan is checked to have one everywhere
 
     def enters(self, index: int, use: Use) -> bool:
-        """Whether a tensor enters a segment that runs again, which then keeps it as it is given."""
+        """True if a tensor enters a recomputed segment, which then keeps it as it is given."""
         return self.mode(use.node) != "none" and self.segment.get(index) != self.segment[use.node]
 
     def saves_output(self, index: int) -> bool:
-        """Whether what an operator keeps for its backward is, or stands for, what it gives."""
+        """True if what an operator keeps for its backward is, or stands for, its output."""
         node = self.graph.nodes[index]
         saved = {"y", "noise"} & {*operator(node.op).saved} or node.op in LOSS_TRANSIENTS
         return node.gradient and bool(saved)
 
     def stays(self, index: int) -> bool:
-        """Whether a tensor is kept where it is computed, also if its segment runs again."""
+        """True if a tensor is kept where it is computed, even if its segment is recomputed."""
         return self.saves_output(index) if self.mode(index) == "none" else self.keeps_output(index)
 
     def share_kept(self, index: int, moved: bool) -> None:
-        """What is kept of a tensor in the layout that it is converted to once, or is brought back for its readers."""
+        """Keep a tensor in the layout that its readers share, or restore it for them."""
         size, stays = self.numel(index, self.plan.choices[index].given) * self.item(index), self.stays(index)
         inside = outside = False
         for use in self.classes.reads.get(index, ()):
@@ -209,8 +237,8 @@ class Operators(Moves):
             entry = special_strategy(row.special)
             for message in entry.messages(part):
                 for phase in back if message.backward else ahead:
-                    args = index, axis, message.action, message.size_bytes, phase, Slot.KERNEL
-                    self.add_move(*args, message.times)
+                    move = index, axis, message.action, message.size_bytes, phase
+                    self.add_move(*move, slot=Slot.KERNEL, times=message.times)
             kept = max(kept, entry.kept(part))
         if kept and self.graph.nodes[index].gradient:
             self.save("activations", index, kept)
@@ -240,12 +268,12 @@ class Operators(Moves):
         """Conversions of a tensor to its consumers, shared first, and what is kept of it."""
         choice, uses, stays = self.plan.choices[index], self.classes.reads.get(index, ()), self.stays(index)
         if choice.shared is not None:
-            moved = self.convert("conversions", index, choice.output, choice.shared, index, Slot.AFTER)
+            moved = self.convert("conversions", index, choice.output, choice.shared, index, slot=Slot.AFTER)
             self.share_kept(index, moved)
         for use in uses:
             target = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
             back = use.node not in self.classes.twin
-            moved = self.convert("conversions", index, choice.given, target, use.node, back=back)
+            moved = self.convert("conversions", index, choice.given, target, use.node, backward=back)
             copied = moved or self.graph.nodes[use.node].op in LOSS_TRANSIENTS
             inside = self.segment.get(index) == self.segment.get(use.node)
             there = stays or self.enters(index, use) or (inside and self.saves_output(index))

@@ -1,7 +1,7 @@
 """What a plan costs, computed from its layouts alone: node by node, move by move, without network or tables of options.
 
 It states the cost model once more in plain Python, so that the objective a solver reports is confirmed by something
-that shares none of its encoding. Every kernel and every collective is one item (`items.py`).
+that shares none of its encoding. Every kernel and every collective is one item (`price_items.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from .weights import Weights
 
 
 def stage_price(plan: Plan, weight_versions: int = 0, deferred_weight_gradients: int = 0) -> StagePrice:
-    """The predicted time and memory of a plan; the two counts are those of `StageContext`."""
+    """The predicted time and memory of a stage, or of a plan without a pipeline.
+
+    The two counts are those of `StageContext`.
+    """
     return _Pricing(plan, weight_versions, deferred_weight_gradients).run()
 
 
@@ -51,5 +54,5 @@ class _Pricing(Weights):
         self.hold(
             "reserve", -1, transient_buffers(self.plan.ranks, self.k) * largest * self.precision.itemsize("float32")
         )
-        self.recomputed()
-        return critical_path(self.plan, self.classes, self.result)
+        self.keep_largest_segment()
+        return critical_path(self.plan, self.classes, self.price)

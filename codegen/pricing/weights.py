@@ -39,14 +39,14 @@ class Weights(Operators):
             shared if shared is not None else self.in_base(first, self.plan.choices[first.node].inputs[first.operand])
         )
         saved = any(self.saves(u) for u in uses) if shared is not None else self.saves(first)
-        moved = self.convert("weights", index, choice.output, target, first.node, again=choice.regather)
+        moved = self.convert("weights", index, choice.output, target, first.node, regather=choice.regather)
         cast, recomputed = self.stream(stored * float(item + self.item(index))), self.mode(first.node) != "none"
         if self.precision.mixed:
-            self.work("weights", "cast", "forward", index, cast, first.node, Slot.BEFORE)
+            self.work("weights", "cast", "forward", index, cast, first.node, slot=Slot.BEFORE)
             if recomputed:
-                self.work("weights", "cast", "recompute", index, cast, first.node, Slot.BEFORE)
+                self.work("weights", "cast", "recompute", index, cast, first.node, slot=Slot.BEFORE)
             elif choice.regather:
-                self.work("weights", "cast", "backward", index, cast, first.node, Slot.AGAIN)
+                self.work("weights", "cast", "backward", index, cast, first.node, slot=Slot.AGAIN)
         if saved and (recomputed or not choice.regather) and (moved or self.precision.mixed):
             self.save("weights", index, self.numel(index, target) * self.item(index), first.node)
         for use in uses if shared is not None else ():
@@ -68,12 +68,12 @@ class Weights(Operators):
             passes = max(alike.values(), key=len, default=[])
         for use in passes:
             target = shared or self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
-            self.convert("weights", index, source, target, use.node, back=False)
+            self.convert("weights", index, source, target, use.node, backward=False)
             if self.precision.mixed:
-                self.work("weights", "cast", "forward", index, cast, use.node, Slot.BEFORE)
+                self.work("weights", "cast", "forward", index, cast, use.node, slot=Slot.BEFORE)
         for use in reads if shared is not None else ():
             asked = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
-            self.convert("weights", index, shared or source, asked, use.node, back=False)
+            self.convert("weights", index, shared or source, asked, use.node, backward=False)
 
     def train(self, index: int, stored: int) -> None:
         """Gradient and optimizer states of a weight of which a rank stores `stored` elements."""
@@ -90,19 +90,19 @@ class Weights(Operators):
         self.hold("states", index, 0 if choice.offloaded else updated * tensors * master)
         accumulated = stored * float(self.item(index) + 2 * gradient)
         accumulated += 3.0 * gradient * updated * choice.sharded_gradients
-        self.work("gradients", "accumulate", "backward", index, self.stream(accumulated), at, Slot.ACCUMULATE)
+        self.work("gradients", "accumulate", "backward", index, self.stream(accumulated), at, slot=Slot.ACCUMULATE)
         spread = self.sum_up(index, stored, axes) if axes else 0
         stages = self.graph.nodes[index].get("stages", 1)
         if stages > 1 and self.plan.transfer is not None:
             size = -(-2 * (stages - 1) * stored * gradient // stages)  # a ring of the stages that have it
             ns = self.plan.transfer.ns(size)
-            self.step("gradients", Action.SEND.value, index, at, Slot.BEFORE, ns, (), size)
+            self.update(Action.SEND.value, index, ns, Slot.BEFORE, size=size)
         if choice.offloaded:
-            self.visit(index, at, updated * tensors * master)
-        self.step("gradients", "update", index, at, Slot.KERNEL, self.stream(updated * self.update_traffic()))
+            self.offload(index, updated * tensors * master)
+        self.update("update", index, self.stream(updated * self.update_traffic()), Slot.KERNEL)
         if spread:
             size = stored * ITEMSIZE[self.precision.parameters]
-            self.step("gradients", Action.GATHER.value, index, at, Slot.AFTER, spread, axes, size)
+            self.update(Action.GATHER.value, index, spread, Slot.AFTER, axes, size=size)
 
     def sum_up(self, index: int, stored: int, axes: tuple[int, ...]) -> int:
         """Adding up the gradient over the axes with copies; the time that updated shards take to be whole again."""
@@ -111,23 +111,23 @@ class Weights(Operators):
         size = stored * gradient
         if not choice.sharded_states:
             ns = bucketed(stored, (self.bucket(axes, "all_reduce"), gradient))
-            self.step("gradients", Action.SUM.value, index, at, Slot.BEFORE, ns, axes, size)
+            self.update(Action.SUM.value, index, ns, Slot.BEFORE, axes, size=size)
             return 0
         summed, whole = (self.bucket(axes, "reduce_scatter"), gradient), (self.bucket(axes, "all_gather"), parameter)
         ns, kind = bucketed(stored, summed), Action.SCATTER_SUM.value
         if choice.sharded_gradients:
             slot = Slot.ACCUMULATE
-            self.result.items.append(Item("gradients", kind, "backward", index, at, slot, ns, self.k, axes, size))
+            self.add(Item("gradients", kind, "backward", index, at, slot, ns=ns, count=self.k, axes=axes, bytes=size))
             return bucketed(stored, whole)
-        self.step("gradients", kind, index, at, Slot.BEFORE, ns, axes, size)
+        self.update(kind, index, ns, Slot.BEFORE, axes, size=size)
         return bucketed(stored, summed, whole) - ns  # rounded up once, over both
 
-    def visit(self, index: int, at: int, size: int) -> None:
+    def offload(self, index: int, size: int) -> None:
         """What lives in the host's memory comes to the device for the update, and goes back."""
         assert self.device.host_bandwidth is not None  # a plan is checked
         once, both = (math.ceil(times * size / self.device.host_bandwidth * 1e9) for times in (1, 2))
-        self.step("gradients", "states from host", index, at, Slot.BEFORE, once, size=size)
-        self.step("gradients", "states to host", index, at, Slot.AFTER, both - once, size=size)
+        self.update("states from host", index, once, Slot.BEFORE, size=size)
+        self.update("states to host", index, both - once, Slot.AFTER, size=size)
 
     def update_traffic(self) -> float:
         """Bytes that the update of an element reads and writes."""
@@ -146,7 +146,7 @@ class Weights(Operators):
 
     def train_rows(self, index: int, stored: int, item: int) -> None:
         """A table of which a rank stores `stored` elements, and a gradient of the rows that are looked up, with ids."""
-        at, rows = self.classes.uses[index][0].node, set(self.known[index].of_dim(0))
+        rows = set(self.known[index].of_dim(0))
         ids = sum(
             self.graph.nodes[node.inputs[1]].numel
             for node in self.graph.nodes
@@ -160,9 +160,9 @@ class Weights(Operators):
             size = ids // len(self.spreads[index].rows) * (wide * item + units * ITEMSIZE["int64"])
         self.hold("states", index, stored * item + self.k * size)
         joined = sum(2 * j for j in range(2, self.k + 1))  # micro-batches, each joined to those before
-        self.step("gradients", "accumulate", index, at, Slot.ACCUMULATE, self.stream(float(joined * size)))
+        self.update("accumulate", index, self.stream(float(joined * size)), Slot.ACCUMULATE)
         # Gradients of the same row are added up, then read; the rows of the table are read and written.
-        self.step("gradients", "update", index, at, Slot.KERNEL, self.stream(5.0 * self.k * size))
+        self.update("update", index, self.stream(5.0 * self.k * size), Slot.KERNEL)
 
 
 def bucketed(numel: int, *moved: tuple[CollectivePrice, int]) -> int:

@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from partita.codegen.verification.reference import Optimizer
-from partita.codegen.templates.counters import dropout_mask
+from partita.codegen.emission.templates.counters import dropout_mask
 
 RANKS, BATCH, MICRO_BATCHES, SEED = 2, 12, 1, 7
 SHARE = BATCH // RANKS
