@@ -94,16 +94,19 @@ class _Build:
         node, read = self.graph.nodes[index], [self.nodes[i].tensor.letters for i in inputs]
         attributes = tuple(sorted((*(node.attributes if operator == node.op else ()), *more.items())))
         mapping = self.mapping(tasks(made.letters, read, tuple(self.sizes)), made.letters)
-        told = tuple(map(self.work, work))
         if operator == node.op:
             self.owner[index] = len(self.nodes)
-        found = Node(operator, node.name, tuple(inputs), made, mapping, index, attributes, node.gradient, told)
-        self.nodes.append(found)
+        self.nodes.append(
+            Node(
+                operator, node.name, tuple(inputs), made, mapping, index,
+                attributes=attributes, gradient=node.gradient, work=tuple(map(self.work, work)),
+            )
+        )  # fmt: skip
         return len(self.nodes) - 1
 
     def work(self, item: Item) -> Work:
         axes = tuple(self.plan.axes[a] for a in item.axes)
-        return Work(item.part, item.kind, item.phase, item.ns, item.count, axes, item.bytes)
+        return Work(item.part, item.kind, item.phase, item.ns, item.count, axes, bytes=item.bytes)
 
     def mapping(self, over: tuple[str, ...], letters: tuple[str, ...]) -> MachineMapping:
         """The devices of these tasks, in the order of the axes; at one coordinate where a letter says so."""

@@ -100,29 +100,29 @@ def _node(item: Any, table: list[MachineMapping]) -> Node:
     if not isinstance(item["gradient"], bool):
         raise ValueError(f"gradient {item['gradient']!r:.60} is neither true nor false")
     return Node(
-        _text(item["operator"]),
-        _text(item["name"]),
-        tuple(map(whole, as_list(item["inputs"]))),
-        Tensor(
+        operator=_text(item["operator"]),
+        name=_text(item["name"]),
+        inputs=tuple(map(whole, as_list(item["inputs"]))),
+        tensor=Tensor(
             tuple(whole(dim["size"]) for dim in dims),
             tuple(whole(dim["degree"]) for dim in dims),
             whole(state["replicas"]),
             tuple(map(_text, as_list(state["letters"]))),
             _text(state["dtype"]),
         ),
-        table[number],
-        whole(item["of"]),
-        tuple((_text(key), attribute_from_json(value)) for key, value in item["attributes"].items()),
-        item["gradient"],
-        tuple(_work(work) for work in as_list(item["work"])),
-        tuple((_text(part), whole(size)) for part, size in item["kept"].items()),
+        mapping=table[number],
+        of=whole(item["of"]),
+        attributes=tuple((_text(key), attribute_from_json(value)) for key, value in item["attributes"].items()),
+        gradient=item["gradient"],
+        work=tuple(_work(work) for work in as_list(item["work"])),
+        kept=tuple((_text(part), whole(size)) for part, size in item["kept"].items()),
     )
 
 
 def _work(item: Any) -> Work:
     part, kind, phase = (_text(item[name]) for name in ("part", "kind", "phase"))
     axes = tuple(map(_text, as_list(item["axes"])))
-    return Work(part, kind, phase, whole(item["ns"]), whole(item["count"]), axes, whole(item["bytes"]))
+    return Work(part, kind, phase, whole(item["ns"]), whole(item["count"]), axes, bytes=whole(item["bytes"]))
 
 
 def _text(value: Any) -> str:

@@ -25,7 +25,27 @@ from .table_spread import check_spread
 
 def check(plan: StagePlan) -> None:
     """Raise PartitaError unless the plan can be run: its machine has the ranks, choices are legal, no rank is empty."""
-    precision(plan.dtype)  # known?
+    _check_settings(plan)
+    joins, changed = _check_bundles(plan), updated(plan.graph)
+    fitting: set[tuple[tuple[int, ...], Layout]] = set()  # equal layers have equal layouts
+    for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
+        _check_layouts(plan, index, fitting)
+        _check_strategy(plan, index, choice.joins[0] if index in joins else None)
+        if index in changed and plan.choices[changed[index][0]].inputs[changed[index][1]] != choice.given:
+            raise PartitaError(f"node {node.name!r} is updated in another layout than the one it is stored in")
+        if node.op == "parameter":
+            check_spread(plan, index)
+            _check_training(plan, index)
+        elif any(getattr(choice, flag) for flag in FLAGS):
+            raise PartitaError(f"node {node.name!r} is no parameter: {', '.join(FLAGS)} do not apply")
+        elif choice.at:
+            raise PartitaError(f"node {node.name!r} is no parameter: pieces do not apply")
+    _check_sparse(plan)
+    _check_recompute(plan)
+
+
+def _check_settings(plan: StagePlan) -> None:
+    precision(plan.dtype)  # raises if unknown
     if plan.optimizer not in OPTIMIZERS:
         raise PartitaError(f"optimizer {plan.optimizer!r} is none of {', '.join(OPTIMIZERS)}")
     if plan.micro_batches < 1:
@@ -36,49 +56,38 @@ def check(plan: StagePlan) -> None:
         raise PartitaError(f"placement {plan.placement.matrix} does not fit a machine of {plan.machine.hierarchy}")
     if len(plan.choices) != len(plan.graph.nodes):
         raise PartitaError(f"{len(plan.choices)} choices for {len(plan.graph.nodes)} nodes")
-    known, joins = atoms(plan.graph), _check_bundles(plan)
-    sizes, changed = [found.sizes for found in known], updated(plan.graph)
-    fitting: set[tuple[tuple[int, ...], Layout]] = set()  # equal layers ask the same again and again
-    for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
-        if len(choice.inputs) != (0 if node.op in SOURCES else len(node.inputs)):
-            raise PartitaError(f"node {node.name!r}: {len(choice.inputs)} input layouts for {len(node.inputs)} inputs")
-        for i, layout in zip((index, index, *node.inputs), (choice.output, choice.given, *choice.inputs), strict=True):
-            if (sizes[i], layout) not in fitting:
-                _check_layout(plan, node.name, sizes[i], layout)
-                fitting.add((sizes[i], layout))
-        legal = {(row.inputs, row.output): row for row in rows(plan.graph, index)}
-        for axis, size in enumerate(plan.placement.sizes):
-            if index in joins and axis == choice.joins[0]:
-                continue
-            row = tuple(x[axis] for x in choice.inputs), choice.output[axis]
-            if size > 1 and row not in legal:
-                letters = [letter_text(known[i], x) for i, x in zip(node.inputs, row[0], strict=True)]
-                offered = letter_text(known[index], row[1])
-                raise PartitaError(
-                    f"node {node.name!r} ({node.op}): no strategy from ({', '.join(letters)}) to {offered}, axis {axis}"
-                )
-        taken = [
-            legal.get((tuple(x[a] for x in choice.inputs), choice.output[a]), Row((), R))
-            for a in range(len(plan.placement.sizes))
-        ]
-        if not special_rows_fit(taken, choice.inputs, choice.output, plan.placement.sizes):
-            raise PartitaError(f"node {node.name!r} ({node.op}): its special strategies do not go together")
-        alone = node.op == "local_batch_norm"
-        if alone and least_values(known[node.inputs[0]], choice.inputs[0], plan.placement.sizes) < 2:
-            raise PartitaError(f"node {node.name!r}: a rank has a single value of a channel to normalize")
-        if index in changed and plan.choices[changed[index][0]].inputs[changed[index][1]] != choice.given:
-            raise PartitaError(f"node {node.name!r} is updated in another layout than the one it is stored in")
-        if node.op != "parameter" and any(getattr(choice, flag) for flag in FLAGS):
-            raise PartitaError(f"node {node.name!r} is no parameter: {', '.join(FLAGS)} do not apply")
-        if node.op == "parameter":
-            check_spread(plan, index)
-            _check_training(plan, index)
-            if choice.sharded_states and node.get("stages", 1) > 1:
-                raise PartitaError(f"node {node.name!r}: other stages may have it too, so its states are not sharded")
-        elif choice.at:
-            raise PartitaError(f"node {node.name!r} is no parameter: pieces do not apply")
-    _check_sparse(plan)
-    _check_recompute(plan)
+
+
+def _check_layouts(plan: StagePlan, index: int, fitting: set[tuple[tuple[int, ...], Layout]]) -> None:
+    """Every layout of a node fits its tensor; `fitting` are those already seen to fit, by the sizes of atoms."""
+    node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)
+    if len(choice.inputs) != (0 if node.op in SOURCES else len(node.inputs)):
+        raise PartitaError(f"node {node.name!r}: {len(choice.inputs)} input layouts for {len(node.inputs)} inputs")
+    for i, layout in zip((index, index, *node.inputs), (choice.output, choice.given, *choice.inputs), strict=True):
+        if (known[i].sizes, layout) not in fitting:
+            _check_layout(plan, node.name, known[i].sizes, layout)
+            fitting.add((known[i].sizes, layout))
+
+
+def _check_strategy(plan: StagePlan, index: int, joined: int | None) -> None:
+    """A node has a strategy on every axis but that over which it joins branches, and these go together."""
+    node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)
+    sizes = plan.placement.sizes
+    legal = {(row.inputs, row.output): row for row in rows(plan.graph, index)}
+    letters = [(tuple(x[axis] for x in choice.inputs), choice.output[axis]) for axis in range(len(sizes))]
+    for axis, (inputs, output) in enumerate(letters):
+        if axis != joined and sizes[axis] > 1 and (inputs, output) not in legal:
+            words = [letter_text(known[i], x) for i, x in zip(node.inputs, inputs, strict=True)]
+            offered = letter_text(known[index], output)
+            raise PartitaError(
+                f"node {node.name!r} ({node.op}): no strategy from ({', '.join(words)}) to {offered}, axis {axis}"
+            )
+    taken = [legal.get(pair, Row((), R)) for pair in letters]
+    if not special_rows_fit(taken, choice.inputs, choice.output, sizes):
+        raise PartitaError(f"node {node.name!r} ({node.op}): its special strategies do not go together")
+    alone = node.op == "local_batch_norm"
+    if alone and least_values(known[node.inputs[0]], choice.inputs[0], sizes) < 2:
+        raise PartitaError(f"node {node.name!r}: a rank has a single value of a channel to normalize")
 
 
 def _check_recompute(plan: StagePlan) -> None:
@@ -96,6 +105,8 @@ def _check_recompute(plan: StagePlan) -> None:
 def _check_training(plan: StagePlan, index: int) -> None:
     """Gradients are sharded with their states, and offloaded is what the optimizer keeps of a dense gradient."""
     node, choice, device = plan.graph.nodes[index], plan.choices[index], plan.machine.device
+    if choice.sharded_states and node.get("stages", 1) > 1:
+        raise PartitaError(f"node {node.name!r}: other stages may have it too, so its states are not sharded")
     if not choice.sharded_gradients and not choice.offloaded:
         return
     if not node.gradient or index in sparse_tables(plan.graph):

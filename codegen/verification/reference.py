@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -111,10 +112,25 @@ def loss_of(result: Any, seed: int) -> Tensor:
     return total
 
 
+@dataclass(frozen=True, slots=True)
+class Semantics:
+    """How a plan trains otherwise than its module, as the reference must too.
+
+    `normalized`: what batch norms normalize apart; `stale`: gradients are those at the weights of a step ago
+    (PipeDream-2BW).
+    """
+
+    normalized: tuple[Pieces, ...] = ()
+    stale: bool = False
+
+
+PLAIN = Semantics()
+
+
 class Optimizer:
     """Plain torch.optim with the program's parameter groups, clipping and schedule.
 
-    `stale`: gradients are those at the weights of a step ago (PipeDream-2BW).
+    `stale`: see `Semantics`.
     """
 
     def __init__(self, name: str, module: nn.Module, stale: bool = False) -> None:
@@ -167,16 +183,14 @@ def train(
     batches: Sequence[Mapping[str, Tensor]],
     optimizer: str,
     seed: int,
-    normalized: Sequence[Pieces] = (),
-    stale: bool = False,
+    semantics: Semantics = PLAIN,
 ) -> tuple[Outcome, bool]:
     """Train `module` (from `materialize`) on whole batches; also whether the module left float64 by itself.
 
-    `normalized`: what its batch norms normalize apart; `stale`: see `Optimizer`.
     Raises PartitaError where the module fails, or draws fewer dropout masks than the graph says.
     """
     sites = 1 + max((graph.nodes[i]["site"] for i in graph.of("dropout")), default=-1)
-    update = Optimizer(optimizer, module, stale)
+    update = Optimizer(optimizer, module, semantics.stale)
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
     narrow = False
@@ -184,7 +198,11 @@ def train(
         tensors = [batch[name] for name in example.names]
         with update.computing():
             try:
-                with CountedDropout(seed, step) as counted, default_dtype(torch.float64), InPieces(normalized):
+                with (
+                    CountedDropout(seed, step) as counted,
+                    default_dtype(torch.float64),
+                    InPieces(semantics.normalized),
+                ):
                     loss = loss_of(example.call(module, tensors), seed)
             except Exception as error:  # whatever the user's forward raises
                 raise PartitaError(f"the module fails on random inputs: {type(error).__name__}: {error}") from error

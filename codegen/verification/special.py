@@ -18,8 +18,8 @@ from ...model.machine.machine import Machine
 from ...model.training import Training
 from ..plan.plan import Plan
 from ..planner.planner import plan_graph
+from .graph_module import trial_of
 from .verify import run
-from .whole import trial_of
 
 BATCH = 6
 

@@ -26,7 +26,8 @@ from ..plan.spacetime_file import Kept
 from ..plan.spacetime_plan import SpaceTimePlan
 from . import reference, worker
 from .launch import LaunchError, torchrun
-from .statistics import Pieces, pieces
+from .reference import PLAIN, Semantics
+from .statistics import pieces
 from .synthetic import synthetic
 from .threads import Deadlock, RankError, run_threads
 from .worker import Outcome, load_program, read_result, write_job
@@ -115,22 +116,23 @@ def _trial(
     else:
         path = folder / "program.py"
         target.emit(path)
-    normalized = [found for part in stages_of(plan) for found in pieces(part)]
-    stale = is_stale(plan)
-    made = trial(path, graph, module, inputs, plan.ranks, plan.batch, plan.optimizer, steps, normalized, stale)
+    made = trial(
+        path, graph, (module, inputs), plan.ranks, plan.batch,
+        optimizer=plan.optimizer, steps=steps, semantics=semantics(plan),
+    )  # fmt: skip
     return replace(made, emitted=not isinstance(target, Path | str))
 
 
 def stages_of(plan: AnyPlan | Kept) -> tuple[Plan, ...]:
-    """The plans of a pipeline's stages; a plan without is its only one, a space-time plan has none."""
+    """The stages of a plan; a space-time plan has none."""
+    return () if isinstance(plan, Kept | SpaceTimePlan) else plan.stages
+
+
+def semantics(plan: AnyPlan | Kept) -> Semantics:
+    """How a plan trains otherwise than its module."""
     if isinstance(plan, Kept | SpaceTimePlan):
-        return ()
-    return plan.stages
-
-
-def is_stale(plan: AnyPlan | Kept) -> bool:
-    """Whether gradients are those at the weights of a step ago."""
-    return isinstance(plan, PipelinePlan) and plan.schedule.double_buffered
+        return PLAIN
+    return Semantics(tuple(found for part in plan.stages for found in pieces(part)), plan.schedule.double_buffered)
 
 
 def _program_beside(saved: Path, command: str) -> Path:
@@ -144,31 +146,29 @@ def _program_beside(saved: Path, command: str) -> Path:
 def trial(
     path: Path,
     graph: PCG,
-    module: nn.Module,
-    inputs: Any,
+    module: tuple[nn.Module, Any],
     ranks: int,
     samples: int,
     optimizer: str,
     steps: int = 3,
-    normalized: Sequence[Pieces] = (),
-    stale: bool = False,
+    semantics: Semantics = PLAIN,
 ) -> Trial:
-    """Train `module`, called as with its example `inputs`, for what the program at `path` has to compute.
+    """Train a module, called as with its example inputs, for what the program at `path` has to compute.
 
-    `samples`: the batch of one step, over all ranks and micro-batches; `normalized`: what batch norms normalize apart;
-    `stale`: gradients are those at the weights of a step ago.
+    `samples`: the batch of one step, over all ranks and micro-batches.
     """
     if steps < 1:
         raise PartitaError(f"{steps} steps: at least one is needed")
     program = load_program(path)
     if ranks != program.RANKS:
         raise PartitaError(f"{path} is a program for {program.RANKS} ranks, its plan for {ranks}")
-    whole = reference.materialize(module)
-    example = Inputs.of(whole, inputs)
+    whole = reference.materialize(module[0])
+    example = Inputs.of(whole, module[1])
     state = reference.state_of(whole)
     batches = [synthetic(graph, samples, step) for step in range(steps)]
-    truth, narrow = reference.train(whole, example, graph, batches, optimizer, program.SEED, normalized, stale)
-    return Trial(path, graph, ranks, state, batches, truth, TOLERANCE_NARROW if narrow else TOLERANCE)
+    truth, narrow = reference.train(whole, example, graph, batches, optimizer, program.SEED, semantics=semantics)
+    tolerance = TOLERANCE_NARROW if narrow else TOLERANCE
+    return Trial(path, graph, ranks, state, batches, truth=truth, tolerance=tolerance)
 
 
 # Running and judging

@@ -16,8 +16,8 @@ import pytest
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.table_spread import at_of
+from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.verify import run
-from partita.codegen.verification.whole import trial_of
 from partita.formulation.placement.placement import Placement
 from partita.formulation.special import special_rows_fit
 from partita.formulation.special.level_spread import level_spread

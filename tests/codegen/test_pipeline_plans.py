@@ -14,9 +14,9 @@ from partita.codegen.plan.pipeline_plan import PipelinePlan
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.plan_file import load_plan
 from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
-from partita.codegen.verification.whole import trial_of
 from partita.codegen.verification.worker import load_program, train
 from partita.formulation.search_space import SearchSpace
 from partita.model.errors import PartitaError

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.verify import run, verify
-from partita.codegen.verification.whole import trial_of
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from partita.codegen.pricing.plan_price import plan_price
-from partita.codegen.verification import whole
+from partita.codegen.verification import graph_module
+from partita.codegen.verification.graph_module import trial_of
+from partita.codegen.verification.reference import Semantics
 from partita.codegen.verification.verify import run
-from partita.codegen.verification.whole import trial_of
 from partita.codegen.verification.worker import load_program
 from partita.model.errors import PartitaError
 
@@ -32,7 +33,7 @@ def test_it_is_not_what_training_in_turn_gives(tmp_path: Path, monkeypatch: pyte
     """The judge sees the staleness: the first loss is the same, then losses and weights differ."""
     plan = piped(captured("mlp", 24), (2,), (2,), 4, schedule="2bw")
     assert run([trial_of(plan, tmp_path / "program.py", 3)])[0]["ok"]
-    monkeypatch.setattr(whole, "is_stale", lambda _: False)
+    monkeypatch.setattr(graph_module, "semantics", lambda _: Semantics())
     verdict = run([trial_of(plan, tmp_path / "program.py", 3)])[0]
     assert verdict["gradient_error"] < 1e-12 and verdict["loss_error"] > 1e-6 and verdict["weight_error"] > 1e-6
 

@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
+from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import run, verify
-from partita.codegen.verification.whole import trial_of
 from partita.codegen.verification.worker import load_program
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture

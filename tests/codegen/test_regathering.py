@@ -201,7 +201,7 @@ def test_space_time_plans_keep_no_weight_either(tmp_path: Path, monkeypatch: pyt
     plan = space_time(graph, optimizer="sgd")
     path = tmp_path / "program.py"
     plan.emit(path)
-    verdict = run([trial(path, plan.pcg, module, inputs, 2, 4, "sgd")])[0]
+    verdict = run([trial(path, plan.pcg, (module, inputs), 2, 4, "sgd")])[0]
     assert verdict["ok"], verdict
 
     program, marked, names = load_program(path), list[bool](), list[str]()

@@ -18,10 +18,10 @@ from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.planner import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
+from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.special import around, verify_strategy
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import run, verify
-from partita.codegen.verification.whole import trial_of
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.special import special_rows_fit, special_strategy
 from partita.formulation.strategies import strategy

@@ -91,7 +91,8 @@ def judged(name: str, folder: Path, model: str = "", devices: int = 0) -> Trial:
     key = model or module_of(name).MODEL, plan.pcg.batch
     if key not in _TRUTHS:
         module, inputs, _ = captured(key[0])
-        _TRUTHS[key] = trial(path, plan.pcg, module, inputs, plan.ranks, plan.pcg.batch, plan.optimizer, STEPS)
+        batch, optimizer = plan.pcg.batch, plan.optimizer
+        _TRUTHS[key] = trial(path, plan.pcg, (module, inputs), plan.ranks, batch, optimizer=optimizer, steps=STEPS)
     return replace(_TRUTHS[key], path=path, ranks=plan.ranks)
 
 

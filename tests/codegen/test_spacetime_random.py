@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
+from partita.codegen.verification.graph_module import _truth
 from partita.codegen.verification.verify import TOLERANCE, Trial, run
-from partita.codegen.verification.whole import _truth
 from partita.formulation.spacetime.audit import check
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.op import Op, Phase

@@ -120,7 +120,7 @@ INPUTS = {"x": torch.zeros(4, WIDTH), "labels": torch.zeros(4, dtype=torch.int64
 def prepared(path: Path, text: str, module: nn.Module | None = None) -> Trial:
     path.write_text(text)
     module = module or Classifier()
-    return trial(path, capture(module, INPUTS), module, INPUTS, RANKS, BATCH, "adamw")
+    return trial(path, capture(module, INPUTS), (module, INPUTS), RANKS, BATCH, "adamw")
 
 
 def check(folder: Path, text: str, level: str = "threads", module: nn.Module | None = None) -> dict[str, Any]:

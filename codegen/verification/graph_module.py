@@ -1,4 +1,4 @@
-"""A graph as a module: what a plan's program is held against where there is no module of the user's."""
+"""A graph as a module: the reference for a plan's program if there is no user module."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..emission.common.defaults import SEED
 from ..emission.templates.counters import dropout_mask, projection_weights
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
-from .reference import Optimizer, random_weight, state_of
-from .statistics import InPieces, Pieces, pieces
+from .reference import Optimizer, Semantics, random_weight, state_of
+from .statistics import InPieces
 from .synthetic import synthetic
-from .verify import TOLERANCE, Trial, is_stale, stages_of
+from .verify import TOLERANCE, Trial, semantics
 from .worker import Outcome
 
 
-class Whole(nn.Module):
+class GraphModule(nn.Module):
     """A graph as a module: every node on whole tensors, by `model.interpret`, with the program's masks and noise."""
 
     def __init__(self, graph: PCG) -> None:
@@ -63,16 +63,16 @@ def _numbers(shape: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _truth(
-    graph: PCG, optimizer: str, steps: int, normalized: tuple[Pieces, ...] = (), stale: bool = False
+    graph: PCG, optimizer: str, steps: int, semantics: Semantics
 ) -> tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...], Outcome]:
     """Initial weights, batches, and what training on whole tensors gives."""
-    module = Whole(graph)
+    module = GraphModule(graph)
     state = {name: value.detach().clone() for name, value in module.state_dict().items()}
     batches = tuple(synthetic(graph, graph.batch, step) for step in range(steps))
-    update = Optimizer(optimizer, module, stale)
+    update = Optimizer(optimizer, module, semantics.stale)
     losses, gradients = [], dict[str, Tensor]()
     for step, batch in enumerate(batches):
-        with update.computing(), InPieces(normalized):
+        with update.computing(), InPieces(semantics.normalized):
             loss = module(batch, step)
             update.zero_grad()
             loss.backward()
@@ -89,7 +89,6 @@ def trial_of(plan: Plan | PipelinePlan, path: Path, steps: int = 2, graph: PCG |
     `graph` is that of the whole batch, needed where a micro-batch is one sample: a graph does not grow out of that.
     """
     whole = graph or with_batch(plan.graph, plan.batch)
-    normalized = tuple(found for part in stages_of(plan) for found in pieces(part))
-    state, batches, outcome = _truth(whole, plan.optimizer, steps, normalized, is_stale(plan))
+    state, batches, outcome = _truth(whole, plan.optimizer, steps, semantics(plan))
     plan.emit(path)
-    return Trial(path, plan.graph, plan.ranks, state, batches, outcome, TOLERANCE)
+    return Trial(path, plan.graph, plan.ranks, state, batches, truth=outcome, tolerance=TOLERANCE)
