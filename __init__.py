@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .moved import answer_old_names
+
 if TYPE_CHECKING:
     from .codegen.plan.pipeline_plan import PipelinePlan
     from .codegen.plan.plan import Plan
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from .solvers.spacetime.schedule import schedule
 
 __version__ = "0.1.0"
+answer_old_names()
 
 # `solvers` is the package itself, which can be called (see there).
 _HOME = {

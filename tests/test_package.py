@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import partita
+from partita.moved import MOVED
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -231,3 +232,18 @@ def test_module_imports_and_its_examples_hold(name: str) -> None:
     found = importlib.import_module(name)
     if ">>>" in Path(str(found.__file__)).read_text():  # else looking through all members for examples takes long
         assert doctest.testmod(found).failed == 0
+
+
+@pytest.mark.parametrize("name", [*MOVED, "formulation.network", "formulation.placement", "codegen.plan"])
+def test_old_import_paths_answer(name: str) -> None:
+    """In a process of its own: what was imported before stays."""
+    names = {"model.pcg": "PCG, Builder", "codegen.price": "priced", "formulation.network": "Network"}
+    names |= {"formulation.placement": "placements", "codegen.plan": "Plan", "codegen.explicit": "graph"}
+    wanted = names.get(name, "__doc__")
+    run(sys.executable, "-W", "ignore", "-c", f"from partita.{name} import {wanted}")
+
+
+def test_an_old_import_path_says_where_the_module_lies_now() -> None:
+    script = "import warnings; warnings.simplefilter('error'); import partita.model.layout"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "DeprecationWarning: partita.model.layout moved to partita.model.graph.layout" in done.stderr

@@ -1,1 +1,5 @@
 """Plans as values: choices, checks, files."""
+
+from .plan import Plan
+
+__all__ = ["Plan"]
