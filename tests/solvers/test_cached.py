@@ -289,10 +289,10 @@ def plan_of(found: Found) -> object:
 
 SEARCHER = """
 import pickle, sys
-from partita.solvers.cached import Cached
+from partita.solvers.cache.cached_solver import Cached
+from partita.solvers.cache.store import Store
 from partita.solvers.protocol import solver
-from partita.solvers.search import search
-from partita.solvers.store import Store
+from partita.solvers.search.unpipelined import search
 with open(sys.argv[1], "rb") as file:
     problem = pickle.load(file)
 backend = Cached(solver("auto"), Store(sys.argv[2]))
