@@ -195,14 +195,12 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Interrupt the search when it asks for another network than the first ones."""
     whole, asked = PlanningProblem.encoding, 0
 
-    def encoding(
-        self: PlanningProblem, placement: Placement, k: int, plain: bool = False, fast: bool = False
-    ) -> Encoding:
+    def encoding(self: PlanningProblem, placement: Placement, k: int, fast: bool = False) -> Encoding:
         nonlocal asked
         asked += 1
         if asked > after:
             raise KeyboardInterrupt
-        return whole(self, placement, k, plain, fast)
+        return whole(self, placement, k, fast)
 
     monkeypatch.setattr(PlanningProblem, "encoding", encoding)
 

@@ -20,10 +20,10 @@ from ...model.graph.stages import boundaries, stage
 from ...model.machine.machine import Machine, stage_machine
 from ...solvers.budget import Budget
 from ...solvers.executors import Later, usable_cores
-from ...solvers.protocol import Limits, Solution, Solver, Status
+from ...solvers.protocol import Limits, Solver, Status
 from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
-from ...solvers.search.search import SearchResult, Solved, Space, search
-from ...solvers.search.unpipelined import Found
+from ...solvers.search.result import ConfigurationSpace, SearchResult, Solved
+from ...solvers.search.search import search
 from ..plan.pipeline_checks import check_stale
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Space | None:
+def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> ConfigurationSpace | None:
     """The pipelines to look at besides plans that have none; None where there are only these.
 
     PartitaError: more stages than the model can be cut into, or for no number of micro-batches; strategies that are
@@ -55,7 +55,7 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Space | None
     sizes = atom_sizes(graph, problem.batch, (1,))
     inner = {row: reordered(_inner(machine, row, space.mesh), sizes) for row in found}
     none = {} if space.stages is not None else {(1,) * len(machine.hierarchy): problem.placements}
-    return Space(none | inner, schedule_named(space.schedule), chunks, step_ns)
+    return ConfigurationSpace(none | inner, schedule_named(space.schedule), chunks, step_ns)
 
 
 def looked_at(graph: PCG, space: SearchSpace) -> bool:
@@ -114,27 +114,12 @@ def _inner(machine: Machine, row: Row, mesh: tuple[int, ...] | None) -> tuple[Pl
     return distinct(placements(stage_machine(machine, row).hierarchy, mesh=mesh))
 
 
-def search_all(problem: PlanningProblem, among: Space, backend: Solver, limits: Limits, budget: Budget) -> SearchResult:
+def search_all(problem: PlanningProblem, among: ConfigurationSpace, backend: Solver, limits: Limits, budget: Budget) -> SearchResult:
     """Search plans with and without pipelines, on processes of its own unless an executor is given."""
     if budget.executor is not None:
-        return search(problem, among, backend, limits, budget.executor)
+        return search(problem, backend, limits, among, budget.executor)
     with Later(budget.workers or usable_cores()) as own:
-        return search(problem, among, backend, limits, own)
-
-
-def alone(found: SearchResult) -> Found:
-    """What was found, told as of a search without pipelines."""
-    best, solution = None, None
-    if len(found.stages) == 1:
-        ((best, assignment),) = found.stages
-        status = Status.OPTIMAL if found.status is Status.OPTIMAL else Status.FEASIBLE
-        assert found.objective is not None
-        solution = Solution(status, assignment, found.objective, found.bound, found.solving, "auto")
-    return Found(
-        found.status, best, solution, found.bound, found.seconds, found.solving, found.solved,
-        found.configurations - found.asked, found.options, found.interrupted, found.left_out, near=found.near,
-        missing_bytes=found.missing_bytes,
-    )  # fmt: skip
+        return search(problem, backend, limits, among, own)
 
 
 def pipelined(

@@ -33,7 +33,7 @@ from ...solvers.cache.store import Store, store_in
 from ...solvers.protocol import Limits, Progress, Solver, Status
 from ...solvers.protocol import solver as find_solver
 from ...solvers.search.planning_problem import PlanningProblem
-from ...solvers.search.unpipelined import search
+from ...solvers.search.search import search
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..pricing.stage_price import stage_price
@@ -41,7 +41,7 @@ from .decode import report
 from .pipelined import looked_at, pipeline_space, pipelined
 from .problem import problem_of
 from .rewritten import decided
-from .search_report import searched_outside, searched_space, without_plan
+from .search_report import searched_space, without_plan
 from .searches import Searched, searched
 from .variants import Variant, best_of, variants
 
@@ -243,7 +243,7 @@ def plan_variant(
     began = time.monotonic()
     backend, among = _backend(budget), pipeline_space(problem, space)
     result = searched(problem, among, backend, limits, budget, space.offload, context.tell)
-    problem, found, outside = result.problem, result.found, result.outside
+    problem, found = result.problem, result.found
     ended = time.monotonic()
     seconds = {
         "capture": round(captured - context.start, 3),
@@ -254,20 +254,17 @@ def plan_variant(
     facts: dict[str, Any] = {
         "status": found.status.value,
         "bound_ns": found.bound if found.bound < INFINITE else None,
-        "space": searched_space(problem, found, rewritten, getattr(backend, "kept", 0))
-        if among is None or outside is None
-        else searched_outside(problem, among, outside),
+        "space": searched_space(problem, among, found, rewritten),
         "seconds": seconds,
     }
-    made: Plan | PipelinePlan
-    if outside is not None and outside.configuration is not None and outside.configuration.devices > 1:
-        assert outside.objective is not None
-        gap = (outside.objective - found.bound) / outside.objective
-        facts |= {"objective_ns": outside.objective, "gap": gap, "solver": backend.name}
-        made = pipelined(problem, outside, dict(context.model), facts, context.module)
-    elif found.encoding is None or found.solution is None:
+    if found.configuration is None or found.objective is None:
         seconds["total"] = round(ended - context.start, 3)
         raise without_plan(problem, found, dict(context.model), facts)
+    gap = (found.objective - found.bound) / found.objective
+    facts |= {"objective_ns": found.objective, "gap": gap, "solver": found.source or backend.name}
+    made: Plan | PipelinePlan
+    if found.configuration.devices > 1:
+        made = pipelined(problem, found, dict(context.model), facts, context.module)
     else:
         made = _unpipelined(result, rewritten, context, facts)
         if "bundles" in made.report and not found.interrupted:
@@ -294,18 +291,14 @@ def _rewritings(graph: PCG, space: SearchSpace) -> Rewritten:
 
 def _unpipelined(result: Searched, rewritten: Rewritten | None, context: Context, facts: dict[str, Any]) -> Plan:
     """The plan that the search found without a pipeline, confirmed."""
-    problem, best, solution = result.problem, result.found.encoding, result.found.solution
-    assert best is not None and solution is not None
-    assert solution.assignment is not None and solution.objective is not None
-    gap = (solution.objective - result.found.bound) / solution.objective
-    facts = {**facts, "objective_ns": solution.objective, "gap": gap, "solver": solution.source}
+    problem, ((best, assignment),) = result.problem, result.found.stages
     if rewritten:
-        facts["rewritten"] = result.rewrites
-    taken, chosen = decided(best, solution.assignment)
+        facts = {**facts, "rewritten": result.rewrites}
+    taken, chosen = decided(best, assignment)
     made = Plan(
         taken, problem.machine, best.placement, best.micro_batches, chosen, problem.dtype, problem.optimizer,
-        dict(context.model), report(best, solution.assignment) | facts, context.module,
-        recompute=best.recomputed(solution.assignment),
+        dict(context.model), report(best, assignment) | facts, context.module,
+        recompute=best.recomputed(assignment),
     )  # fmt: skip
     _confirm(made, rewritten)
     return made

@@ -9,45 +9,20 @@ from ...formulation.rewriting.saturate import Rewritten
 from ...model.errors import NoPlanError, PartitaError
 from ...solvers.protocol import Status
 from ...solvers.search.planning_problem import PlanningProblem
-from ...solvers.search.search import SearchResult, Space
-from ...solvers.search.unpipelined import Found
+from ...solvers.search.result import ConfigurationSpace, SearchResult
 
 INTERRUPTED_EARLY = "interrupted before any plan was found"
 
 
 def searched_space(
-    problem: PlanningProblem, found: Found, rewritten: Rewritten | None, kept: int = 0
+    problem: PlanningProblem, space: ConfigurationSpace | None, found: SearchResult, rewritten: Rewritten | None
 ) -> dict[str, Any]:
-    """What was searched; `kept` of the networks were solved before.
+    """What was searched, `space` if there were pipelines in it.
 
     Machine levels, and the rows of a placement over them, are named outermost first.
     """
-    done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
-    hit = [f"rewriting: {limit}" for limit in rewritten.limits_hit] if rewritten else []
-    hit += ["rewriting: width"] if found.unrewritten else []
-    return {
-        "meshes": len({p.sizes for p in problem.placements}),
-        "placements": len(problem.placements) - found.left_out,
-        "left_out": found.left_out,
-        "axis_order": "outermost level first",
-        "micro_batches": list(problem.micro_batches),
-        "recompute": list(problem.recompute),
-        **({"offload": True} if problem.offload else {}),
-        "options": found.options,
-        "networks_solved": found.solved,
-        "networks_kept": kept,
-        **({"rewritings": rewritten.to_json() | {"without": len(found.unrewritten)}} if rewritten else {}),
-        "limits_hit": hit + ([] if done else ["interrupt" if found.interrupted else "gap" if found.near else "time"]),
-    }
-
-
-def searched_outside(problem: PlanningProblem, among: Space, found: SearchResult) -> dict[str, Any]:
-    """What was searched, pipelines too: the rows of the pipeline's axis, and what each leaves to a stage's mesh."""
-    done = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
-    ended = "interrupt" if found.interrupted else "gap" if found.near else "bound" if found.exhausted else "time"
-    every = [p for places in among.placements.values() for p in places]
-    pipelines = sorted({math.prod(row) * among.chunks for row in among.placements if math.prod(row) > 1})
-    return {
+    every = problem.placements if space is None else [p for places in space.placements.values() for p in places]
+    report: dict[str, Any] = {
         "meshes": len({p.sizes for p in every}),
         "placements": len(every) - found.left_out,
         "left_out": found.left_out,
@@ -55,19 +30,34 @@ def searched_outside(problem: PlanningProblem, among: Space, found: SearchResult
         "micro_batches": list(problem.micro_batches),
         **({"offload": True} if problem.offload else {}),
         "recompute": list(problem.recompute),
-        "stages": pipelines,
-        "schedule": among.schedule.name,
-        "configurations": found.configurations,
-        "configurations_asked": found.asked,
-        "options": found.options,
-        "networks_solved": found.solved,
-        "networks_kept": found.kept,
-        "limits_hit": [] if done else [ended],
     }
+    if space is not None:
+        report |= {
+            "stages": sorted({math.prod(row) * space.chunks for row in space.placements if math.prod(row) > 1}),
+            "schedule": space.schedule.name,
+            "configurations": found.configurations,
+            "configurations_asked": found.asked,
+        }
+    report |= {"options": found.options, "networks_solved": found.solved, "networks_kept": found.kept}
+    limits_hit = []
+    if rewritten and space is None:
+        report["rewritings"] = rewritten.to_json() | {"without": len(found.unrewritten)}
+        limits_hit += [f"rewriting: {limit}" for limit in rewritten.limits_hit]
+        limits_hit += ["rewriting: width"] if found.unrewritten else []
+    if found.status not in (Status.OPTIMAL, Status.INFEASIBLE):
+        limits_hit.append(_ended_by(found))
+    return report | {"limits_hit": limits_hit}
+
+
+def _ended_by(found: SearchResult) -> str:
+    """What ended a search without a proof."""
+    if found.interrupted:
+        return "interrupt"
+    return "gap" if found.near else "bound" if found.exhausted else "time"
 
 
 def without_plan(
-    problem: PlanningProblem, found: Found, model: dict[str, Any], searched: dict[str, Any]
+    problem: PlanningProblem, found: SearchResult, model: dict[str, Any], searched: dict[str, Any]
 ) -> PartitaError:
     """The error for a search that found nothing: no placement fits, or it ended too soon."""
     machine, gib = problem.machine, 2**30

@@ -9,25 +9,24 @@ from math import prod
 from ...solvers.budget import Budget
 from ...solvers.protocol import Limits, Solver, Status
 from ...solvers.search.planning_problem import PlanningProblem
-from ...solvers.search.search import SearchResult, Space
-from ...solvers.search.unpipelined import Found, search
-from .pipelined import alone, search_all
+from ...solvers.search.result import ConfigurationSpace, SearchResult
+from ...solvers.search.search import search
+from .pipelined import search_all
 from .stand_ins import with_stand_ins
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """What was asked last, what was found, by which rewritings; `outside` where pipelines were looked at."""
+    """The problem that was searched last, what was found, and the tensors that its plan rewrites."""
 
     problem: PlanningProblem
-    found: Found
+    found: SearchResult
     rewrites: list[dict[str, str]]
-    outside: SearchResult | None
 
 
 def searched(
     problem: PlanningProblem,
-    among: Space | None,
+    among: ConfigurationSpace | None,
     backend: Solver,
     limits: Limits,
     budget: Budget,
@@ -47,20 +46,21 @@ def searched(
         seconds=first.found.seconds + again.found.seconds,
         solving=first.found.solving + again.found.solving,
         solved=first.found.solved + again.found.solved,
+        kept=first.found.kept + again.found.kept,
     )
     return replace(again, found=found)
 
 
-def _once(problem: PlanningProblem, among: Space | None, backend: Solver, limits: Limits, budget: Budget) -> Searched:
+def _once(
+    problem: PlanningProblem, among: ConfigurationSpace | None, backend: Solver, limits: Limits, budget: Budget
+) -> Searched:
     if among is not None:
-        outside = search_all(problem, among, backend, limits, budget)
-        return Searched(problem, alone(outside), [], outside)
-    return Searched(problem, *with_stand_ins(problem, search(problem, backend, limits), backend, limits), None)
+        return Searched(problem, search_all(problem, among, backend, limits, budget), [])
+    return Searched(problem, *with_stand_ins(problem, search(problem, backend, limits), backend, limits))
 
 
 def _full(first: Searched, limits: Limits) -> bool:
     """Whether no plan fits the memory, or none that is good enough, and the host's may take some of it."""
-    none = (first.found if first.outside is None else first.outside).objective is None
     cut = limits.cutoff is not None and first.found.missing_bytes is not None
     host = first.problem.machine.device.host_bandwidth
-    return none and host is not None and (cut or first.found.status is Status.INFEASIBLE)
+    return first.found.objective is None and host is not None and (cut or first.found.status is Status.INFEASIBLE)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
-from ...formulation.encoding.encoding import Encoding
 from ...formulation.placement.placement import distinct, placements
 from ...model.errors import PartitaError
 from ...model.graph.batch import with_batch
@@ -20,7 +19,8 @@ from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...solvers.protocol import Limits, Solver, Status
 from ...solvers.search.planning_problem import PlanningProblem
-from ...solvers.search.unpipelined import Found, search
+from ...solvers.search.result import SearchResult
+from ...solvers.search.search import search
 from .rewritten import changes, decided
 
 Change: TypeAlias = dict[str, str]
@@ -29,8 +29,8 @@ AMPLE = 2**50
 
 
 def with_stand_ins(
-    problem: PlanningProblem, found: Found, backend: Solver, limits: Limits
-) -> tuple[Found, list[Change]]:
+    problem: PlanningProblem, found: SearchResult, backend: Solver, limits: Limits
+) -> tuple[SearchResult, list[Change]]:
     """The better of what was found and of what the wide placements have for graphs rewritten beforehand.
 
     With it the tensors that its plan computes otherwise than the graph that was captured.
@@ -39,12 +39,11 @@ def with_stand_ins(
     if not found.unrewritten or problem.fixed or found.interrupted:
         return found, told
     start = time.monotonic()
-    wide = tuple(problem.placements[number] for number in sorted(found.unrewritten))
     for graph, rewritten in _graphs(problem, found, backend, limits):
         left = limits.seconds - found.seconds - (time.monotonic() - start)
         if left <= 0:
             break
-        asked = replace(problem, pcg=graph, plain=None, placements=wide)
+        asked = replace(problem, pcg=graph, plain=None, placements=found.unrewritten)
         other = search(asked, backend, replace(limits, seconds=left, cutoff=found.objective))
         if other.objective is not None:
             told = rewritten
@@ -59,7 +58,7 @@ def alone(machine: Machine) -> Machine:
 
 
 def _graphs(
-    problem: PlanningProblem, found: Found, backend: Solver, limits: Limits
+    problem: PlanningProblem, found: SearchResult, backend: Solver, limits: Limits
 ) -> Iterator[tuple[PCG, list[Change]]]:
     """Graphs that stand in, each with what it computes otherwise than the graph that was captured."""
     machine, share = alone(problem.machine), max(1, problem.batch // problem.machine.devices)
@@ -69,13 +68,14 @@ def _graphs(
     for answer in (_found(one, backend, limits), found):
         if answer is None or answer.encoding is None or not answer.encoding.pcg.alternatives:
             continue
-        graph = with_batch(_taken(answer.encoding, answer), problem.pcg.batch)
+        assert answer.assignment is not None
+        graph = with_batch(decided(answer.encoding, answer.assignment)[0], problem.pcg.batch)
         if graph not in seen:
             seen.append(graph)
             yield graph, _changes(answer)
 
 
-def _found(problem: PlanningProblem, backend: Solver, limits: Limits) -> Found | None:
+def _found(problem: PlanningProblem, backend: Solver, limits: Limits) -> SearchResult | None:
     """The answer for one device; None where the batch of a single one cannot be cut out."""
     try:
         return search(problem, backend, replace(limits, progress=None))
@@ -83,18 +83,13 @@ def _found(problem: PlanningProblem, backend: Solver, limits: Limits) -> Found |
         return None
 
 
-def _taken(encoding: Encoding, found: Found) -> PCG:
-    assert found.solution is not None and found.solution.assignment is not None
-    return decided(encoding, found.solution.assignment)[0]
-
-
-def _changes(found: Found) -> list[Change]:
-    if found.encoding is None or found.solution is None or found.solution.assignment is None:
+def _changes(found: SearchResult) -> list[Change]:
+    if found.encoding is None or found.assignment is None:
         return []
-    return changes(found.encoding, found.solution.assignment)
+    return changes(found.encoding, found.assignment)
 
 
-def _both(one: Found, other: Found, limits: Limits) -> Found:
+def _both(one: SearchResult, other: SearchResult, limits: Limits) -> SearchResult:
     """What two searches found together; the second one wanted only what is better."""
     best = one if other.objective is None else other
     bound = min(one.bound, other.bound)
@@ -104,13 +99,16 @@ def _both(one: Found, other: Found, limits: Limits) -> Found:
     return replace(
         one,
         status=status,
-        encoding=best.encoding,
-        solution=best.solution,
+        configuration=best.configuration,
+        objective=best.objective,
+        bounds=best.bounds,
+        stages=best.stages,
+        source=best.source,
         bound=bound,
         seconds=one.seconds + other.seconds,
         solving=one.solving + other.solving,
         solved=one.solved + other.solved,
-        discarded=one.discarded + other.discarded,
+        kept=one.kept + other.kept,
         options=max(one.options, other.options),
         interrupted=one.interrupted or other.interrupted,
         near=bound >= limits.ceiling(best.objective),

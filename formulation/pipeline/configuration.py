@@ -25,7 +25,7 @@ What bounds rest on:
 - a stage that keeps fewer micro-batches needs less memory, and nothing else changes: W_s never grows from a stage to
   the next one with the same content;
 - with no limit of memory, W_s never falls when micro-batches are cut finer by a whole factor
-  (`solvers/search/unpipelined.py`).
+  (`solvers/search/single_stage.py`).
 """
 
 from __future__ import annotations

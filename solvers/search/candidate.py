@@ -18,23 +18,23 @@ class Candidate:
     configuration: Configuration
     state: State
     level: Level | None = None
-    charted: bool = False  # whether its bound says what is known of its parts
+    charted: bool = False  # True if its bound includes what is known of its parts
     under_way: bool = False
-    dived: bool = False  # whether it was taken up for a first plan
-    even: bool = False  # whether it stands for all that have as many stages and micro-batches
+    dived: bool = False  # True once it was tried for a first plan
+    merged: bool = False  # True if it stands for all that have as many stages and micro-batches
 
     @property
     def bound(self) -> int:
         return self.state.bound
 
     @property
-    def next_level(self) -> Level:
-        return Level.RELAXED if self.level is None else Level(self.level + 1)
-
-    @property
     def size(self) -> tuple[int, int]:
         """Stages (of a device one each) and micro-batches."""
         return self.configuration.devices, self.configuration.micro_batches
+
+    @property
+    def single_stage(self) -> bool:
+        return self.configuration.devices == 1 and not self.merged
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -43,9 +43,9 @@ class Candidate:
         return self.level in (Level.BOUNDED, Level.PRICED), self.bound, len(c.matrix), c
 
 
-def evenly_spread(whole: PipelineProblem, configuration: Configuration) -> int:
+def evenly_spread(pipeline: PipelineProblem, configuration: Configuration) -> int:
     """A bound: the step, in ns, if all arithmetic is spread evenly over the devices."""
-    total = int(whole.floors(configuration)[0, -1])
+    total = int(pipeline.floors(configuration)[0, -1])
     share = total // configuration.devices
     return share if configuration.rounds is None else share + (total - share) // configuration.rounds
 

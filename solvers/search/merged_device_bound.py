@@ -25,7 +25,7 @@ from ...formulation.weights.fixed_memory import fixed_bytes
 from ...model.machine.machine import merged_device
 from ...model.machine.precision import precision
 from .part_bounds import Answer, Query
-from .parts import Networks
+from .part_networks import PartNetworks
 from .pipeline_problem import PipelineProblem
 from .shortest_cut import Times
 from .state import Effort
@@ -34,19 +34,19 @@ _ONE = Placement((1,), ((1,),))
 
 
 @dataclass
-class MergedDeviceBound(Networks):
+class MergedDeviceBound(PartNetworks):
     """The parts of a model on merged devices; of the configuration only the stages and the micro-batches count."""
 
     @property
     def merged(self) -> int:
-        return self.whole.problem.machine.devices // self.configuration.devices
+        return self.pipeline.problem.machine.devices // self.configuration.devices
 
     @property
     def handed(self) -> Times:
         """[n]: the least over all places of the pipeline."""
-        own, hierarchy = self.configuration, self.whole.problem.machine.hierarchy
+        own, hierarchy = self.configuration, self.pipeline.problem.machine.hierarchy
         places = rows(hierarchy, own.devices)
-        return reduce(np.minimum, (self.whole.handed(own.along(row)) for row in places))
+        return reduce(np.minimum, (self.pipeline.handed(own.along(row)) for row in places))
 
     def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
         """What bounds the least time of a part: nothing is one solution for all placements."""
@@ -54,17 +54,17 @@ class MergedDeviceBound(Networks):
 
     def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
         own = self.configuration
-        q, kept = self.whole.problem, in_flight or own.in_flight(0)
+        q, kept = self.pipeline.problem, in_flight or own.in_flight(0)
         modes = own.modes(q.recompute if in_flight else q.fastest)
         stage = StageContext(
             kept, weight_versions=own.weight_versions, deferred_weight_gradients=own.deferred_weight_gradients
         )
-        return _encoding(self.whole, self.merged, own.micro_batches, (i, j), modes, stage)
+        return _encoding(self.pipeline, self.merged, own.micro_batches, (i, j), modes, stage)
 
 
 @lru_cache(maxsize=4)
 def _encoding(
-    whole: PipelineProblem,
+    pipeline: PipelineProblem,
     devices: int,
     micro_batches: int,
     part: tuple[int, int],
@@ -72,8 +72,8 @@ def _encoding(
     stage: StageContext,
 ) -> Encoding:
     """The network of a part on so many devices merged. Branches that may run side by side launch nothing there."""
-    q = whole.problem
-    graph, form = whole.graph(*part, micro_batches), precision(q.dtype)
+    q = pipeline.problem
+    graph, form = pipeline.graph(*part, micro_batches), precision(q.dtype)
     machine = merged_device(q.machine, devices, launches=not (q.bundles and find_bundles(graph)))
     apart = devices * (q.machine.device.capacity_bytes - fixed_bytes(graph, form, devices, micro_batches))
     return encode(
@@ -89,11 +89,11 @@ def _encoding(
             offload=q.offload,
             capacity_bytes=apart + fixed_bytes(graph, form, 1, micro_batches),
         ),
-        stage=replace(stage, shared=_tables(whole, devices, micro_batches)),
+        stage=replace(stage, shared=_tables(pipeline, devices, micro_batches)),
     )
 
 
 @lru_cache(maxsize=2)
-def _tables(whole: PipelineProblem, devices: int, micro_batches: int) -> SharedTables:
+def _tables(pipeline: PipelineProblem, devices: int, micro_batches: int) -> SharedTables:
     """What the parts have in common."""
     return SharedTables()

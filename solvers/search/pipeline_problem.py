@@ -153,17 +153,17 @@ def _loose(graph: PCG) -> PCG:
 
 
 @lru_cache(maxsize=512)
-def _floors(whole: PipelineProblem, micro_batches: int, stages: int) -> Times:
+def _floors(pipeline: PipelineProblem, micro_batches: int, stages: int) -> Times:
     """The times of parts that their nodes take at the least."""
-    at = micro_batches * _sums(whole, micro_batches, stages)[0]
+    at = micro_batches * _sums(pipeline, micro_batches, stages)[0]
     times = at[None, :] - at[:, None]
     return np.where(np.triu(np.ones_like(times), 1) > 0, times, INFINITE)
 
 
 @lru_cache(maxsize=512)
-def _sums(whole: PipelineProblem, micro_batches: int, stages: int) -> Times:
+def _sums(pipeline: PipelineProblem, micro_batches: int, stages: int) -> Times:
     """[4, n]: what the nodes before every boundary take at the least for one micro-batch (see `Floor`)."""
-    q = whole.problem
+    q = pipeline.problem
     small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
     before = np.cumsum(floors_ns(small, q.machine, count, precision(q.dtype)), axis=1)
     before = np.concatenate([np.zeros((len(before), 1), dtype=np.int64), before], axis=1)

@@ -29,7 +29,7 @@ class PlanningProblem:
 
     Placements of so many axes that one elimination takes about `most_work` additions are left out. Without `bundles`
     no branches run side by side. Where `pcg` has several ways to compute nodes, `plain` is the graph without: it stands
-    in for placements of so many axes that only the other one is too wide. `recompute` are the modes that a segment may
+    in for placements of more than `rewritten_axes` axes. `recompute` are the modes that a segment may
     have. `offload`: states may be on the host.
     """
 
@@ -46,16 +46,21 @@ class PlanningProblem:
     plain: PCG | None = None
     recompute: tuple[str, ...] = ("none",)
     offload: bool = False
+    rewritten_axes: float = inf
 
     @property
     def fastest(self) -> tuple[str, ...]:
         """The modes among which a plan chooses where memory is no matter: nothing is gained by computing it again."""
         return ("none",) if "none" in self.recompute else self.recompute
 
-    def encoding(self, placement: Placement, k: int, plain: bool = False, fast: bool = False) -> Encoding:
+    def too_wide(self, placement: Placement) -> bool:
+        """True if a placement has so many axes that `plain` stands in for the graph."""
+        return self.plain is not None and len(placement.sizes) > self.rewritten_axes
+
+    def encoding(self, placement: Placement, k: int, fast: bool = False) -> Encoding:
         """The network of one placement and number of micro-batches; `fast`: in the modes that are fastest only."""
         return encode(
-            with_batch(self.plain if plain and self.plain else self.pcg, self.batch // k),
+            with_batch(self.plain if self.plain and self.too_wide(placement) else self.pcg, self.batch // k),
             self.machine,
             placement,
             micro_batches=k,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import inf
 
+from ..protocol import Progress
 from .part_bounds import Answer, PartBounds, Query, Side
 
 
@@ -17,6 +18,10 @@ class Level(IntEnum):
     BOUNDED = 1  # bounds by prices of memory
     PRICED = 2  # bounds and solutions by prices of memory
     CLOSED = 3  # within the gap that is asked for
+
+
+BOUNDS = (Level.RELAXED, Level.BOUNDED)
+"""The levels that seek bounds, not solutions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class Effort:
     cutoff: int | None = None
     seconds: float = inf
     prices: tuple[float, ...] = ()
+    progress: Callable[[Progress], None] | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +56,9 @@ class State:
     missing: int | None = None  # bytes that some part misses at the least
     prices: tuple[float, ...] = ()  # of a byte, ns, where memory was scarce last
     refusal: str = ""  # why a part has no network
+    relaxed: int = 0  # of one stage, the bound without a limit of memory
+    has_room: bool = False  # of one stage, True if something is known to fit the memory
+    interrupted: bool = False
 
     def copy(self) -> State:
         """Another state with what is known here."""
@@ -61,8 +70,9 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A plan of a pipeline: the boundaries where it is cut, and the solution of every stage."""
+    """A plan: the boundaries where the model is cut, and the solution of every stage; `source` found that of one."""
 
     objective: int
     bounds: tuple[int, ...]
     answers: tuple[Answer, ...]
+    source: str = ""

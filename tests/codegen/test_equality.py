@@ -24,8 +24,8 @@ from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Level, Machine
 from partita.model.training import Training
 from partita.model.zoo import entry, zoo
+from partita.solvers.search.memory_limits import least_use
 from partita.solvers.search.planning_problem import PlanningProblem
-from partita.solvers.search.unpipelined import least_use
 
 BATCH = 12
 TWINS = tuple({(entry(name).make, str(entry(name).small)): name for name in reversed(zoo())}.values())

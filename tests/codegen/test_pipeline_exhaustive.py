@@ -42,7 +42,8 @@ from partita.model.graph.stages import boundaries, stage
 from partita.model.machine.machine import Machine, stage_machine
 from partita.solvers.protocol import Status, solver
 from partita.solvers.search.planning_problem import PlanningProblem
-from partita.solvers.search.search import Space, search
+from partita.solvers.search.result import ConfigurationSpace
+from partita.solvers.search.search import search
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Front: TypeAlias = dict[tuple[Layout | None, Layout | None], list[tuple[int, int]]]
@@ -105,13 +106,13 @@ class Instance:
             graph, machine, batch, every, self.micro_batches, "float32", "adam", fixed, recompute=modes
         )
 
-    def space(self, machine: Machine) -> Space:
+    def space(self, machine: Machine) -> ConfigurationSpace:
         """Meshes of one axis, so that all that they allow can be looked at."""
         none = (1,) * len(self.levels)
         every = [row for row in (none, *rows(self.levels)) if prod(row) in self.stages]
         inner = {row: distinct(placements(stage_machine(machine, row).hierarchy)) for row in every}
         flat = {row: tuple(p for p in places if len(p.sizes) == 1) for row, places in inner.items()}
-        return Space(flat, schedule_named(self.schedule), self.chunks)
+        return ConfigurationSpace(flat, schedule_named(self.schedule), self.chunks)
 
 
 Make: TypeAlias = Callable[[dict[int, int]], Plan]
@@ -263,7 +264,7 @@ def test_the_best_of_all_plans(name: str) -> None:
         machine, reserved = problem.machine, problem.machine.device.reserved_bytes
         limited = replace(machine, device=replace(machine.device, memory_bytes=capacity + reserved))
         asked = replace(problem, machine=limited)
-        found = search(asked, instance.space(limited), solver("auto"))
+        found = search(asked, solver("auto"), space=instance.space(limited))
         assert found.objective == best
         if best is None:
             assert found.status is Status.INFEASIBLE

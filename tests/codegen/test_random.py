@@ -22,8 +22,8 @@ from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Level, Machine
 from partita.model.training import Training
 from partita.solvers.budget import Budget
+from partita.solvers.search.memory_limits import least_use
 from partita.solvers.search.planning_problem import PlanningProblem, divisors
-from partita.solvers.search.unpipelined import least_use
 
 Judge = Callable[..., dict[str, Any]]
 MESHES = ((2,), (3,), (4,), (5,), (6,), (7,), (8,), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (2, 2, 2))

@@ -21,7 +21,7 @@ from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
-from partita.solvers.search import unpipelined as search
+from partita.solvers.search import search
 from partita.solvers.search.planning_problem import PlanningProblem
 
 Judge = Callable[..., dict[str, Any]]
@@ -80,9 +80,9 @@ def test_branches_side_by_side_are_computed_in_the_best_ways(mesh: tuple[int, ..
     judge(joint, graph)
 
 
-def narrow(problem: PlanningProblem, plain: bool) -> int:
+def narrow(problem: PlanningProblem) -> int:
     """As if only meshes of one axis were narrow enough for all rewritings."""
-    return max(len(p.sizes) for p in problem.placements) if plain else 1
+    return max(len(p.sizes) for p in problem.placements) if problem.rewritten_axes == 0 else 1
 
 
 def test_wide_placements_have_graphs_that_are_rewritten_beforehand(

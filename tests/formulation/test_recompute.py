@@ -29,7 +29,7 @@ from partita.model.graph.segments import MODES, segments
 from partita.model.machine.machine import Machine
 from partita.solvers.protocol import Status, solver
 from partita.solvers.search.planning_problem import PlanningProblem
-from partita.solvers.search.unpipelined import search
+from partita.solvers.search.search import search
 
 ALONE, PAIR = of_rows([(1,)]), of_rows([(2,)])
 

@@ -24,7 +24,7 @@ from partita.model.machine.machine import Machine
 from partita.model.machine.precision import PRECISIONS, precision
 from partita.model.optimizers import optimizer_states
 from partita.solvers.protocol import solver
-from partita.solvers.search.unpipelined import least_use
+from partita.solvers.search.memory_limits import least_use
 
 from .encodings import encoded_with
 

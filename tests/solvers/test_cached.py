@@ -28,7 +28,8 @@ from partita.solvers.cache.digest import asked_of, digest
 from partita.solvers.cache.store import FILE, Store
 from partita.solvers.protocol import INTERRUPTED, NO_LIMITS, STOPPED, Limits, Progress, Solution, Status, solver
 from partita.solvers.search.planning_problem import PlanningProblem
-from partita.solvers.search.unpipelined import Found, search
+from partita.solvers.search.result import SearchResult
+from partita.solvers.search.search import search
 
 
 def table(*numbers: int) -> np.ndarray:
@@ -281,10 +282,10 @@ def problem() -> PlanningProblem:
     return PlanningProblem(graph, machine, 12, places, (1, 2, 3, 4, 6, 12), "float32", "adamw", most_work=MOST_WORK)
 
 
-def plan_of(found: Found) -> object:
-    assert found.encoding is not None and found.solution is not None
+def plan_of(found: SearchResult) -> object:
+    assert found.encoding is not None
     place = found.encoding.placement, found.encoding.micro_batches
-    return found.status, found.objective, found.bound, found.solved, place, found.solution.assignment
+    return found.status, found.objective, found.bound, found.solved, place, found.assignment
 
 
 SEARCHER = """
@@ -292,7 +293,7 @@ import pickle, sys
 from partita.solvers.cache.cached_solver import Cached
 from partita.solvers.cache.store import Store
 from partita.solvers.protocol import solver
-from partita.solvers.search.unpipelined import search
+from partita.solvers.search.search import search
 with open(sys.argv[1], "rb") as file:
     problem = pickle.load(file)
 backend = Cached(solver("auto"), Store(sys.argv[2]))

@@ -17,7 +17,7 @@ from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.solvers.backends.elimination import Elimination
 from partita.solvers.protocol import Status
-from partita.solvers.search.unpipelined import least_use
+from partita.solvers.search.memory_limits import least_use
 
 
 def perceptron() -> PCG:

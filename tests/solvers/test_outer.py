@@ -39,10 +39,11 @@ from partita.solvers.executors import Processes, Serial
 from partita.solvers.protocol import Limits, Progress, Status, solver
 from partita.solvers.search.cut_search import search_cuts
 from partita.solvers.search.merged_device_bound import MergedDeviceBound
-from partita.solvers.search.parts import Networks
+from partita.solvers.search.part_networks import PartNetworks
 from partita.solvers.search.pipeline_problem import PipelineProblem
 from partita.solvers.search.planning_problem import PlanningProblem
-from partita.solvers.search.search import SearchResult, Space, search
+from partita.solvers.search.result import ConfigurationSpace, SearchResult
+from partita.solvers.search.search import search
 from partita.solvers.search.state import Effort, Level, State
 
 
@@ -105,17 +106,17 @@ def asked(name: str, levels: tuple[int, ...], memory: float, batch: int, modes: 
     )
 
 
-def everything(problem: PlanningProblem) -> Space:
+def everything(problem: PlanningProblem) -> ConfigurationSpace:
     none = (1,) * len(problem.machine.levels)
     found = {row: distinct(placements(stage_machine(problem.machine, row).hierarchy)) for row in rows_of(problem)}
-    return Space({none: problem.placements} | found)
+    return ConfigurationSpace({none: problem.placements} | found)
 
 
 def rows_of(problem: PlanningProblem) -> list[tuple[int, ...]]:
     return list(rows(problem.machine.hierarchy))
 
 
-def best_of_all(problem: PlanningProblem, space: Space) -> int | None:
+def best_of_all(problem: PlanningProblem, space: ConfigurationSpace) -> int | None:
     """The least step, stage by stage, for all layouts of what crosses and of weights that stages have in common."""
     q, least = problem, None
     last = len(boundaries(q.pcg)) - 1
@@ -211,7 +212,7 @@ def test_the_best_of_everything(
     space = replace(everything(problem), schedule=schedule_named(schedule))
     if pipelines_only:
         space = replace(space, placements={row: x for row, x in space.placements.items() if prod(row) > 1})
-    found = search(problem, space, solver("auto"))
+    found = search(problem, solver("auto"), space=space)
     best = best_of_all(problem, space)
     assert (found.objective, found.bounds) == (best, expected)
     assert found.status is (Status.INFEASIBLE if best is None else Status.OPTIMAL)
@@ -249,10 +250,10 @@ def told(found: SearchResult) -> tuple[Any, ...]:
 def test_any_executor_gives_the_same() -> None:
     problem = replace(asked("short", (4,), 14 * MIB, 8, MODES), micro_batches=(4, 8))
     space, limits = everything(problem), Limits(gap=0.05)
-    alone = told(search(problem, space, solver("auto"), limits))
+    alone = told(search(problem, solver("auto"), limits, space))
     with ThreadPoolExecutor(3) as threads, Processes(2) as processes:
         for executor in (Backwards(), threads, processes):
-            assert told(search(problem, space, solver("auto"), limits, executor)) == alone
+            assert told(search(problem, solver("auto"), limits, space, executor)) == alone
 
 
 class Lazy(Backwards):
@@ -267,8 +268,8 @@ class Lazy(Backwards):
 def test_what_is_under_way_is_not_waited_for_once_nothing_is_open() -> None:
     problem = asked("short", (4,), 20 * MIB, 8, MODES)
     space, limits, executor = everything(problem), Limits(gap=0.3), Lazy()
-    alone = told(search(problem, space, solver("auto"), limits))
-    assert told(search(problem, space, solver("auto"), limits, executor)) == alone
+    alone = told(search(problem, solver("auto"), limits, space))
+    assert told(search(problem, solver("auto"), limits, space, executor)) == alone
     assert executor.waiting
 
 
@@ -285,7 +286,7 @@ class Copies(Executor):
 def test_nothing_is_known_before_it_is_heard(levels: tuple[int, ...], memory: int, batch: int) -> None:
     problem = asked("short", levels, memory * MIB, batch, MODES)
     space, limits = everything(problem), Limits(gap=0.05)
-    alone, copies = (search(problem, space, solver("auto"), limits, e) for e in (Serial(), Copies()))
+    alone, copies = (search(problem, solver("auto"), limits, space, e) for e in (Serial(), Copies()))
     assert told(alone) == told(copies)
 
 
@@ -302,7 +303,7 @@ def test_another_goes_on_where_processes_break_down() -> None:
             future.set_exception(BrokenExecutor("a process was killed"))
             return future
 
-    found, best = (search(problem, space, solver("auto"), executor=e) for e in (Breaks(), Serial()))
+    found, best = (search(problem, solver("auto"), space=space, executor=e) for e in (Breaks(), Serial()))
     assert len(asked_of) > 5
     assert (found.status, found.objective, found.bound) == (best.status, best.objective, best.bound)
 
@@ -317,7 +318,7 @@ def test_no_placement_goes_below_merged_devices(name: str, memory: int) -> None:
             bounds, plans = State(), State()
             for level in (Level.RELAXED, Level.BOUNDED):
                 search_cuts(MergedDeviceBound(whole, own, backend), own, bounds, INFINITE, Effort(level))
-            found = search_cuts(Networks(whole, own, backend), own, plans, INFINITE, Effort(Level.CLOSED))
+            found = search_cuts(PartNetworks(whole, own, backend), own, plans, INFINITE, Effort(Level.CLOSED))
             assert 0 < bounds.bound <= (INFINITE if found is None else found.objective), (own, bounds.bound)
 
 
@@ -358,8 +359,8 @@ def test_an_interrupt_keeps_the_best() -> None:
         if news.incumbent is not None:
             raise KeyboardInterrupt
 
-    found = search(problem, space, solver("auto"), Limits(progress=interrupt))
-    best = search(problem, space, solver("auto"))
+    found = search(problem, solver("auto"), Limits(progress=interrupt), space)
+    best = search(problem, solver("auto"), space=space)
     assert found.interrupted and found.status is Status.FEASIBLE
     assert found.objective is not None and best.objective is not None
     assert found.bound <= best.objective <= found.objective

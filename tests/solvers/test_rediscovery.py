@@ -14,7 +14,8 @@ from partita.model.machine.machine import Machine
 from partita.solvers.backends.elimination import Elimination
 from partita.solvers.protocol import Status
 from partita.solvers.search.planning_problem import PlanningProblem, divisors
-from partita.solvers.search.unpipelined import Found, search
+from partita.solvers.search.result import SearchResult
+from partita.solvers.search.search import search
 
 NODE = Machine.load("dgx-h100")
 
@@ -29,7 +30,7 @@ def perceptron(batch: int, width: int, inner: int) -> PCG:
     return b.build(b.add("mse_loss", y, b.input("t", (batch, width)), shape=(), reduction="mean"))
 
 
-def solve(pcg: PCG, machine: Machine, mesh: tuple[int, ...] | None = None, optimizer: str = "adam") -> Found:
+def solve(pcg: PCG, machine: Machine, mesh: tuple[int, ...] | None = None, optimizer: str = "adam") -> SearchResult:
     problem = PlanningProblem(
         pcg, machine, pcg.batch, placements(machine.hierarchy, mesh=mesh), divisors(pcg.batch), "float32", optimizer
     )
@@ -38,9 +39,9 @@ def solve(pcg: PCG, machine: Machine, mesh: tuple[int, ...] | None = None, optim
     return found
 
 
-def chosen(found: Found) -> dict[str, Choice]:
-    assert found.encoding and found.solution and found.solution.assignment
-    made = choices(found.encoding, found.solution.assignment)
+def chosen(found: SearchResult) -> dict[str, Choice]:
+    assert found.encoding and found.assignment
+    made = choices(found.encoding, found.assignment)
     return {node.name: choice for node, choice in zip(found.encoding.pcg.nodes, made, strict=True)}
 
 
@@ -52,9 +53,9 @@ def test_a_wide_perceptron_becomes_columns_then_rows() -> None:
     assert made["relu"].output == (S(1),)
     assert made["down.weight"].output == (S(1),) and made["down"].output == (P,)
     assert made["up"].inputs[0] == (B,)  # one sum of the gradient's addends backward, in the gradient of the scale
-    assert found.solution and found.encoding
+    assert found.encoding
     # Of activations only what leaves `down` is converted: once forward, and back.
-    (conversion,) = report(found.encoding, found.solution.assignment or ())["conversions"]
+    (conversion,) = report(found.encoding, found.assignment or ())["conversions"]
     assert conversion["from"] == "down"
 
 
@@ -99,8 +100,8 @@ def test_states_that_exceed_a_device_are_sharded(mesh: tuple[int, ...]) -> None:
     for name in ("up.weight", "down.weight"):
         stored = made[name]
         assert any(is_split(x) for x in stored.output) or stored.sharded_states
-    assert found.solution and found.encoding and found.solution.assignment
-    assert report(found.encoding, found.solution.assignment)["memory_bytes"] <= small.device.capacity_bytes
+    assert found.encoding and found.assignment
+    assert report(found.encoding, found.assignment)["memory_bytes"] <= small.device.capacity_bytes
 
 
 def test_a_model_that_does_not_fit_is_infeasible() -> None:
@@ -116,8 +117,8 @@ def test_micro_batches_are_cut_where_memory_demands() -> None:
     pcg = perceptron(4096, 1024, 8192)
     free = solve(pcg, NODE, mesh=(8,))
     assert free.encoding and free.encoding.micro_batches == 1
-    assert free.solution and free.solution.assignment
-    needed = report(free.encoding, free.solution.assignment)["memory_bytes"]
+    assert free.assignment
+    needed = report(free.encoding, free.assignment)["memory_bytes"]
     tight = replace(NODE, device=replace(NODE.device, memory_bytes=NODE.device.reserved_bytes + needed * 2 // 3))
     cut = solve(pcg, tight, mesh=(8,))
     assert cut.objective and free.objective and cut.objective >= free.objective
@@ -170,5 +171,5 @@ def test_a_tiny_model_with_a_small_batch_is_not_split_by_weights() -> None:
     made = chosen(found)
     for name in ("up", "relu", "down"):
         assert made[name].output[0] in (S(0), B, 0)
-    assert found.encoding and found.solution and found.solution.assignment
-    assert not report(found.encoding, found.solution.assignment)["conversions"]
+    assert found.encoding and found.assignment
+    assert not report(found.encoding, found.assignment)["conversions"]

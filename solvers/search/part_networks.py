@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import ceil
 from time import monotonic
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,22 +29,26 @@ from ...model.graph.layout import Layout, P
 from ...model.machine.machine import stage_machine
 from ..backends.table_spread import balanced
 from ..protocol import INTERRUPTED, Limits, Solution, Solver, Status
+from .memory_limits import least_use, without_limit
 from .part_bounds import ANY, Answer, Ends, Letters, Need, Query, Side
 from .pipeline_problem import PipelineProblem
 from .shortest_cut import Times
 from .state import Effort, Level
-from .unpipelined import least_use, unbounded
 from .zero_bubble_bound import ZeroBubbleBound
 
-Choices = tuple[int, tuple[Layout, ...]]
+_T = TypeVar("_T")
+
+Choices: TypeAlias = tuple[int, tuple[Layout, ...]]
 """A variable, and the layout that each of its options stands for."""
 
 
 @lru_cache(maxsize=6)
-def encoding(whole: PipelineProblem, configuration: Configuration, i: int, j: int, in_flight: int) -> Encoding:
+def encoding(pipeline: PipelineProblem, configuration: Configuration, i: int, j: int, in_flight: int) -> Encoding:
     """The cost network of part (i, j), with so many micro-batches in flight (0: where memory is no matter)."""
-    q, row = whole.problem, configuration.row
-    graph = whole.graph(i, j, configuration.micro_batches)
+    q, row = pipeline.problem, configuration.row
+    if configuration.devices == 1 and (i, j) == (0, pipeline.count - 1):
+        return q.encoding(configuration.placement, configuration.micro_batches, fast=in_flight == 0)
+    graph = pipeline.graph(i, j, configuration.micro_batches)
     names = {node.name for node in graph.nodes}
     return encode(
         graph,
@@ -64,25 +69,25 @@ def encoding(whole: PipelineProblem, configuration: Configuration, i: int, j: in
             transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
             weight_versions=configuration.weight_versions,
             deferred_weight_gradients=configuration.deferred_weight_gradients,
-            shared=_tables(whole, configuration),
+            shared=_tables(pipeline, configuration),
         ),
     )
 
 
 @lru_cache(maxsize=2)
-def _tables(whole: PipelineProblem, configuration: Configuration) -> SharedTables:
+def _tables(pipeline: PipelineProblem, configuration: Configuration) -> SharedTables:
     """What the parts of one configuration have in common."""
     return SharedTables()
 
 
 @dataclass
-class Networks:
+class PartNetworks:
     """The parts of a model in one configuration, as a solver of cost networks finds their times.
 
     `options` are those of the largest network so far, `solving` the seconds inside the solver.
     """
 
-    whole: PipelineProblem
+    pipeline: PipelineProblem
     configuration: Configuration
     solver: Solver
     options: int = 0
@@ -95,35 +100,35 @@ class Networks:
 
     @property
     def floors(self) -> Times:
-        return self.whole.floors(self.configuration)
+        return self.pipeline.floors(self.configuration)
 
     @property
     def handed(self) -> Times:
-        return self.whole.handed(self.configuration)
+        return self.pipeline.handed(self.configuration)
 
     @property
     def zero_bubble(self) -> ZeroBubbleBound | None:
-        return self.whole.zero_bubble(self.configuration)
+        return self.pipeline.zero_bubble(self.configuration)
 
     @property
     def stages(self) -> npt.NDArray[np.bool_]:
         """All parts but the whole, or the whole alone."""
-        count = self.whole.count
+        count = self.pipeline.count
         found = np.triu(np.ones((count, count), dtype=np.bool_), 1)
         found[0, -1] = False
         return found if self.configuration.devices > 1 else np.triu(~found, count - 1)
 
     def kind(self, i: int, j: int) -> Hashable:
-        return self.whole.kind(i, j)
+        return self.pipeline.kind(i, j)
 
     def group(self, boundary: int) -> Hashable:
-        return self.whole.group(boundary)
+        return self.pipeline.group(boundary)
 
     def shared(self, i: int, j: int) -> tuple[bool, ...]:
-        return self.whole.shared(i, j)
+        return self.pipeline.shared(i, j)
 
     def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
-        return encoding(self.whole, self.configuration, i, j, in_flight)
+        return encoding(self.pipeline, self.configuration, i, j, in_flight)
 
     def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
         """The least time of a part. Without a limit of memory only a bound is sought, one for what is inside."""
@@ -131,11 +136,10 @@ class Networks:
             found = self.encoding(i, j, query.in_flight)
         except PartitaError as refusal:  # something cannot be cut so finely
             return Answer(INFINITE, refusal=str(refusal))
-        variables, whole = _Variables(found, tuple(self.whole.weights)), (i, j) == (0, self.whole.count - 1)
+        variables, whole = _Variables(found, tuple(self.pipeline.weights)), (i, j) == (0, self.pipeline.count - 1)
         within = found.network if whole else self._inside(found, variables, i, j)
         if query.in_flight == 0:
-            free = replace(within, capacities=(unbounded(within),))
-            bound = self._solved(free, effort).bound
+            bound = self._solved(without_limit(within), effort).bound
             return Answer(bound, inside=bound)
         bounded = effort.level is Level.BOUNDED
         network = self._in_share(within if bounded else variables.restricted(query))
@@ -158,12 +162,23 @@ class Networks:
         assert verdict.feasible and verdict.cost == answer.objective, (verdict, answer.objective)
         return found, answer.assignment
 
+    def count_options(self, network: Network) -> None:
+        """Note the options of a network if it is the largest so far."""
+        self.options = max(self.options, sum(len(v.cost) for v in network.variables))
+
+    def timed(self, solve: Callable[[], _T]) -> _T:
+        """What `solve` returns; its time counts as solving."""
+        began = monotonic()
+        result = solve()
+        self.solving += monotonic() - began
+        return result
+
     def _inside(self, found: Encoding, variables: _Variables, i: int, j: int) -> Network:
         """What a part costs at the least inside of a larger one: ends in whatever layouts, and handed on for nothing.
 
         Without what other parts may have too: weights of several stages, and nodes that each stage computes itself.
         """
-        shared, sent = _of_nodes(found, self.whole.repeated(i, j)), {variable for variable, _ in variables.right}
+        shared, sent = _of_nodes(found, self.pipeline.repeated(i, j)), {variable for variable, _ in variables.right}
         ends = sent | {variable for variable, _ in variables.left}
         return replace(_without(found.network, cost=shared | sent, own=ends), constant=0)
 
@@ -173,8 +188,8 @@ class Networks:
             found = self.encoding(i, j, in_flight)
         except PartitaError:
             return Need(0, INFINITE)
-        variables = _Variables(found, tuple(self.whole.weights))
-        shared = self.whole.repeated(i, j) | self.whole.held_elsewhere(i, j)
+        variables = _Variables(found, tuple(self.pipeline.weights))
+        shared = self.pipeline.repeated(i, j) | self.pipeline.held_elsewhere(i, j)
         ends = {variable for variable, _ in (*variables.left, *variables.right)}  # inside there are no messages
         within = self._in_share(_without(found.network, use=_of_nodes(found, shared), lone=ends))
         stored = [None if own is None else found.network.variables[own[0]].use for own in variables.stored]
@@ -183,7 +198,7 @@ class Networks:
 
     def _in_share(self, network: Network) -> Network:
         """The network with a stage's part of the memory, where a device has several stages."""
-        capacity = self.whole.problem.machine.device.capacity_bytes
+        capacity = self.pipeline.problem.machine.device.capacity_bytes
         others = self.merged * (capacity - capacity // self.configuration.chunks)
         return replace(network, capacities=(network.capacities[0] - others,)) if others else network
 
@@ -194,10 +209,8 @@ class Networks:
         prices = tuple(p / self.merged for p in effort.prices)
         quick, rough = level in (Level.BOUNDED, Level.PRICED), level is Level.BOUNDED
         limits = Limits(max(effort.seconds, 0.01), cutoff, None, effort.gap, quick, rough, prices)
-        self.options = max(self.options, sum(len(v.cost) for v in network.variables))
-        began = monotonic()
-        solution = self.solver.solve(network, limits)
-        self.solving += monotonic() - began
+        self.count_options(network)
+        solution = self.timed(lambda: self.solver.solve(network, limits))
         if solution.words == INTERRUPTED:
             raise KeyboardInterrupt
         return solution

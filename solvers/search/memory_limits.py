@@ -1,0 +1,25 @@
+"""Cost networks without their limit of memory, and the least memory that they need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from ...formulation.network.network import INFINITE, Network
+from ..elimination.memory_price import least_use_of
+from ..elimination.order import TooWideError, compile_network
+
+
+def without_limit(network: Network) -> Network:
+    """The network with a capacity that no assignment reaches."""
+    most = sum(int(t.max()) for term in network.terms() for t in (term.use, term.extra) if t is not None)
+    return replace(network, capacities=(most,))
+
+
+def least_use(network: Network) -> int:
+    """A lower bound on what any assignment uses of the first capacity, whatever it costs; 0 if that takes too long."""
+    try:
+        least = least_use_of(compile_network(network), 0)
+    except TooWideError:
+        return 0
+    return INFINITE if least == inf else int(least)

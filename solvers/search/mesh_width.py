@@ -1,0 +1,36 @@
+"""How many axes a mesh may have before formulating and eliminating its network takes too long."""
+
+from __future__ import annotations
+
+from math import inf
+
+from ...formulation.placement.placement import Placement
+from ..elimination.order import TooWideError, compile_network
+from .planning_problem import PlanningProblem, divisors
+
+
+def elimination_work(problem: PlanningProblem) -> dict[int, float]:
+    """Additions of formulating and of one elimination, by the number of axes of a mesh.
+
+    Estimated for the shortest axis, which has the most splits; 0 where the problem does not limit the work.
+    """
+    most = max(len(p.sizes) for p in problem.placements)
+    if most == 1 or problem.most_work == inf:
+        return dict.fromkeys(range(1, most + 1), 0.0)
+    hierarchy = problem.machine.hierarchy
+    size, level = min((d, i) for i, n in enumerate(hierarchy) for d in divisors(n) if d > 1)
+    narrow = Placement((size,), (tuple(size if i == level else 1 for i in range(len(hierarchy))),))
+    try:
+        encoding = problem.encoding(narrow, min(problem.micro_batches), fast=True)
+        circuit = compile_network(encoding.network)
+    except TooWideError:
+        return {1: 0.0} | dict.fromkeys(range(2, most + 1), inf)
+    layouts = [len(table.codes) for table in {id(t): t for t in encoding.tables.values()}.values()]
+    # A table's closure is cubic.
+    return {n: circuit.work(n) + sum(float(x) ** (3 * n) for x in layouts) for n in range(1, most + 1)}
+
+
+def quick_axes(problem: PlanningProblem) -> int:
+    """The most axes for which formulating and eliminating one network stays within the work that is allowed."""
+    work = elimination_work(problem)
+    return max((n for n in work if work[n] <= problem.most_work), default=1)

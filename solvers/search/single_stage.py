@@ -1,0 +1,69 @@
+"""A configuration of one stage: its network is that of the whole graph, and there are no cuts to choose.
+
+The network is first solved without its limit of memory. That bound also holds for every multiple of the number of
+micro-batches, since no entry of a table falls when micro-batches are cut finer (k·⌈x/k⌉ ≥ ⌈x⌉ for sizes and for
+nanoseconds, latencies are paid k times, kernels too). Where its solution fits the memory, it is a plan. Otherwise the
+network is solved with the limit; only then may segments be computed again, which never pays where memory is no matter.
+"""
+
+from __future__ import annotations
+
+from ...formulation.network.network import INFINITE, Network, evaluate
+from ...model.errors import PartitaError
+from ..protocol import INTERRUPTED, Limits, Status
+from .memory_limits import least_use, without_limit
+from .part_bounds import Answer
+from .part_networks import PartNetworks
+from .state import Effort, Level, Stages, State
+
+
+def solve_single_stage(parts: PartNetworks, state: State, reach: int, effort: Effort) -> Stages | None:
+    """Raise the bound of the configuration with the effort; the plan that this found, if any.
+
+    `effort.cutoff` is the cost below which a plan is wanted; an interrupt or the time limit keeps what was found.
+    """
+    if state.bound >= reach:
+        return None
+    relaxed, end = effort.level is Level.RELAXED, parts.pipeline.count - 1
+    in_flight = 0 if relaxed else parts.configuration.in_flight(0)
+    try:
+        encoding = parts.encoding(0, end, in_flight)
+    except PartitaError as refusal:  # a fixed strategy, or the batch itself, cannot be cut so finely
+        state.bound, state.refusal = INFINITE, str(refusal)
+        return None
+    parts.count_options(encoding.network)
+    if not (relaxed or _has_room(parts, state, encoding.network)):
+        state.bound = INFINITE
+        return None
+    quick, rough = effort.level in (Level.BOUNDED, Level.PRICED), effort.level is Level.BOUNDED
+    limits = Limits(max(effort.seconds, 0.0), effort.cutoff, effort.progress, effort.gap, quick, rough, effort.prices)
+    network = without_limit(encoding.network) if relaxed else encoding.network
+    solution = parts.timed(lambda: parts.solver.solve(network, limits))
+    state.solved += 1
+    state.interrupted |= solution.words == INTERRUPTED
+    bound = solution.bound
+    if solution.status is Status.INFEASIBLE and effort.cutoff is not None:  # nothing below the cutoff
+        bound = limits.ceiling(None)
+    state.bound = max(state.bound, bound)
+    if relaxed:
+        state.relaxed = state.bound
+    elif any(solution.prices):
+        state.prices = solution.prices
+    if solution.assignment is None or solution.objective is None:
+        return None
+    if relaxed:
+        if not evaluate(encoding.network, solution.assignment).feasible:
+            return None
+        state.has_room = True
+    answer = Answer(bound, solution.objective, in_flight, assignment=solution.assignment)
+    return Stages(solution.objective, (0, end), (answer,), solution.source)
+
+
+def _has_room(parts: PartNetworks, state: State, network: Network) -> bool:
+    """True if anything of a network may fit the memory; what did with fewer micro-batches does."""
+    if not state.has_room:
+        missing = parts.timed(lambda: least_use(network)) - network.capacities[0]
+        if missing > 0:
+            state.missing = missing
+        state.has_room = missing <= 0
+    return state.has_room
