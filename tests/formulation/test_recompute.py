@@ -157,7 +157,7 @@ def test_a_search_over_micro_batches_finds_the_best_of_all_modes() -> None:
     nothing = search(
         PlanningProblem(graph, tight, 16, (ALONE,), (1, 2, 4), "float32", "adam", recompute=MODES), solver("auto")
     )
-    assert (nothing.status, nothing.solution) == (Status.INFEASIBLE, None)
+    assert (nothing.status, nothing.objective) == (Status.INFEASIBLE, None)
 
 
 def test_recomputation_makes_room_for_a_better_plan() -> None:
