@@ -114,7 +114,9 @@ def _inner(machine: Machine, row: Row, mesh: tuple[int, ...] | None) -> tuple[Pl
     return distinct(placements(stage_machine(machine, row).hierarchy, mesh=mesh))
 
 
-def search_all(problem: PlanningProblem, among: ConfigurationSpace, backend: Solver, limits: Limits, budget: Budget) -> SearchResult:
+def search_all(
+    problem: PlanningProblem, among: ConfigurationSpace, backend: Solver, limits: Limits, budget: Budget
+) -> SearchResult:
     """Search plans with and without pipelines, on processes of its own unless an executor is given."""
     if budget.executor is not None:
         return search(problem, backend, limits, among, budget.executor)

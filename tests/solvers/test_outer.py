@@ -266,8 +266,8 @@ class Lazy(Backwards):
 
 
 def test_what_is_under_way_is_not_waited_for_once_nothing_is_open() -> None:
-    problem = asked("short", (4,), 20 * MIB, 8, MODES)
-    space, limits, executor = everything(problem), Limits(gap=0.3), Lazy()
+    problem = asked("short", (4,), 40 * MIB, 16, MODES)
+    space, limits, executor = everything(problem), Limits(gap=0.15), Lazy()
     alone = told(search(problem, solver("auto"), limits, space))
     assert told(search(problem, solver("auto"), limits, space, executor)) == alone
     assert executor.waiting
