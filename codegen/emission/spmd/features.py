@@ -93,6 +93,7 @@ def _weights(e: Emission) -> Context:
         "spread=None": storage.spread,
     }
     arguments = ["name", "shape", "dtype", *(option for option, present in options.items() if present)]
+    names = ["summed", *flags]
     docs = [f"`{flag}` {_FLAGS[flag]}" for flag in flags]
     return {
         **vars(storage),
@@ -100,6 +101,7 @@ def _weights(e: Emission) -> Context:
         "summed_doc": "`summed` is the axis over which gradients are added up",
         "flag_docs": "".join((", " if doc == docs[0] else ",\n    ") + doc for doc in docs),
         "flags": flags,
+        "assignment": f"{', '.join(f'part.{name}' for name in names)} = {', '.join(names)}",
         "tied": _tied(e),
         "uneven": e.collectives.uneven,
         "narrow": e.precision.narrow,
