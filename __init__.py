@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         three_f_one_b,
         zero_bubble,
     )
+    from .formulation.pipeline.schedule import Schedule, register_schedule
     from .formulation.spacetime.graph import Graph
     from .formulation.spacetime.primitives import op_assign, op_order, op_trans, place, recompute, split_backward, swap
     from .formulation.spacetime.stages import evenly, in_order, layers, passes, stages
@@ -66,7 +67,9 @@ _HOME = {
     "PipelinePlan": ".codegen.plan.pipeline_plan",
     "Plan": ".codegen.plan.plan",
     "recompute": ".formulation.spacetime.primitives",
+    "register_schedule": ".formulation.pipeline.schedule",
     "replicate": ".formulation.spacetime.transformation",
+    "Schedule": ".formulation.pipeline.schedule",
     "schedule": ".solvers.spacetime.schedule",
     "Slot": ".formulation.pipeline.orders",
     "space_time": ".codegen.plan.spacetime_plan",
@@ -90,6 +93,7 @@ __all__ = [
     "PartitaError",
     "PipelinePlan",
     "Plan",
+    "Schedule",
     "Slot",
     "SpaceTimePlan",
     "__version__",
@@ -112,6 +116,7 @@ __all__ = [
     "passes",
     "place",
     "recompute",
+    "register_schedule",
     "replicate",
     "schedule",
     "solvers",

@@ -43,6 +43,7 @@ from .problem import problem_of
 from .rewritten import decided
 from .search_report import searched_space, without_plan
 from .searches import Searched, searched
+from .solved_order import with_solved_order
 from .variants import Variant, best_of, variants
 
 if TYPE_CHECKING:
@@ -265,6 +266,9 @@ def plan_variant(
     made: Plan | PipelinePlan
     if found.configuration.devices > 1:
         made = pipelined(problem, found, dict(context.model), facts, context.module)
+        if made.schedule.limit is not None:
+            context.tell("searching the order of the stages")
+            made = with_solved_order(made, max(1.0, budget.seconds - (time.monotonic() - captured)))
     else:
         made = _unpipelined(result, rewritten, context, facts)
         if "bundles" in made.report and not found.interrupted:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...formulation.pipeline.evaluate import starts_ns
 from ...formulation.pipeline.orders import KIND_NAMES
-from ...formulation.pipeline.problem import Stage, chunked
+from ...formulation.pipeline.problem import Problem, Room, Stage, chunked
 from ...model.operators.operator import operator
 from .price_items import Item, Phase, StagePrice
 from .price_items import Slot as When
@@ -37,12 +37,7 @@ def runs(plan: PipelinePlan, stages: tuple[StagePrice, ...]) -> tuple[Run, ...]:
     Transfers are part of the slots at both ends. Equal stages whose backwards are whole end with the step
     that is predicted (`step_ns`); unequal ones may end later.
     """
-    chain, split = [], plan.schedule.splits_backward
-    for number, (part, cost) in enumerate(zip(plan.stages, stages, strict=True)):
-        forward, backward = (phase_ns(cost, phase) // plan.micro_batches for phase in ("forward", "backward"))
-        weights = weights_ns(part, cost) // plan.micro_batches if split and number > 0 else 0
-        chain.append(Stage(max(1, forward), max(1, backward - weights), max(1, weights) if split else 0))
-    problem = chunked(chain, plan.size, plan.micro_batches)
+    problem = slot_problem(plan, stages)
     made = [
         Run(task.devices[0], KIND_NAMES[task.kind], task.stage, task.micro, start, task.duration_ns)
         for task, start in zip(problem.tasks, starts_ns(problem, plan.orders), strict=True)
@@ -53,6 +48,16 @@ def runs(plan: PipelinePlan, stages: tuple[StagePrice, ...]) -> tuple[Run, ...]:
         made.append(Run(device, "update", number, -1, ends[device], phase_ns(cost, "update")))
         ends[device] = made[-1].end_ns
     return tuple(made)
+
+
+def slot_problem(plan: PipelinePlan, stages: tuple[StagePrice, ...], room: Room = None) -> Problem:
+    """The slots of a step as tasks of the predicted lengths; `room`: micro-batches that a device keeps at once."""
+    chain, split = [], plan.schedule.splits_backward
+    for number, (part, cost) in enumerate(zip(plan.stages, stages, strict=True)):
+        forward, backward = (phase_ns(cost, phase) // plan.micro_batches for phase in ("forward", "backward"))
+        weights = weights_ns(part, cost) // plan.micro_batches if split and number > 0 else 0
+        chain.append(Stage(max(1, forward), max(1, backward - weights), max(1, weights) if split else 0))
+    return chunked(chain, plan.size, plan.micro_batches, room)
 
 
 def phase_ns(cost: StagePrice, phase: Phase) -> int:

@@ -144,7 +144,9 @@ def _programs_sentence(plan: Plan | PipelinePlan) -> str:
 def pipeline_sentence(plan: PipelinePlan) -> str:
     """How many stages, and in which order they work."""
     chunks = f", {plan.chunks} on every rank" if plan.chunks > 1 else ""
-    return f"{len(plan.stages)} stages{chunks}, {plan.schedule.label} over {plan.micro_batches} micro-batches"
+    order = plan.report.get("order")
+    proved = f" ({order['status']})" if order else ""
+    return f"{len(plan.stages)} stages{chunks}, {plan.schedule.label}{proved} over {plan.micro_batches} micro-batches"
 
 
 def _batch_sentence(plan: Plan | PipelinePlan) -> str:

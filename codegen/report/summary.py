@@ -69,6 +69,7 @@ def _pipeline(plan: PipelinePlan) -> dict[str, Any]:
         "contents": [contents(part.graph) for part in plan.stages],
         "schedule": plan.schedule.name,
         "chunks": plan.chunks,
+        **({"order": plan.report["order"]} if "order" in plan.report else {}),
         "busy_ns": list(cost.busy_ns),
         "memory_bytes": [stage.memory_bytes for stage in cost.stages],
     }

@@ -195,7 +195,7 @@ PIPEDREAM_2BW = Schedule(
     "2bw", "PipeDream-2BW", device_orders.pipedream_2bw, double_buffered=True,
     admits=_one_a_device, needs="at least", copied=True,
 )  # fmt: skip
-SOLVED = replace(ZERO_BUBBLE, name="solve", label="an order found by the solver", limit=min)
+SOLVED = replace(ZERO_BUBBLE, name="solve", label="order found by the solver", limit=min)
 """ZB-H1 with any order in its memory: `solvers/schedule` looks for the best once the stages are planned."""
 
 ALL = ("1f1b", "zero-bubble", "interleaved")

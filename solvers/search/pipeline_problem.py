@@ -88,7 +88,7 @@ class PipelineProblem:
 
     def zero_bubble(self, configuration: Configuration) -> ZeroBubbleBound | None:
         """Until when stages work at the least, where that is not what their times alone say."""
-        if not configuration.schedule.priced_by_slots:
+        if not configuration.schedule.priced_by_slots or configuration.chunks > 1:  # times of a device add up
             return None
         p, k = configuration.devices, configuration.micro_batches
         _, forward, backward, inward = _sums(self, k, p)

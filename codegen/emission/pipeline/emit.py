@@ -118,7 +118,7 @@ def _order(plan: PipelinePlan) -> dict[str, object]:
     schedule = plan.schedule
     if not schedule.copied:
         lines = (textwrap.wrap(line, 110, drop_whitespace=False) for line in slot_lines(plan.orders, plan.chunks))
-        return {"slot_table": list(lines), "order_arguments": "d"}
+        return {"order_source": "", "slot_table": list(lines), "order_arguments": "d"}
     source = textwrap.dedent(inspect.getsource(schedule.order))
     more = ["len(STAGES) // PIPELINE"] * schedule.virtual_stages + ["steps"] * schedule.double_buffered
     return {
