@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ..codegen.plan.plan import Plan
-from ..codegen.planner.planner import Context, plan_graph
+from ..codegen.planner.context import Context
+from ..codegen.planner.plan_graph import plan_graph
 from ..formulation.search_space import SearchSpace
 from ..model.errors import PartitaError
 from ..model.graph.pcg import PCG

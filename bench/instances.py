@@ -12,7 +12,9 @@ from typing import Any
 
 from ..formulation.network.network import Network
 from ..formulation.network.network_file import network_json
+from ..formulation.search_space import SearchSpace
 from ..model.errors import PartitaError
+from ..model.training import Training
 from .families import TIGHTNESS, Family
 from .families import network as family_network
 from .plan import AMPLE, GIB
@@ -128,7 +130,9 @@ def model_network(model: Model) -> Network:
     graph, machine, batch = prepared(model)
     known, counts = entry(model.model), (model.micro_batches,)
     places = tuple(distinct(placements(machine.hierarchy, mesh=model.mesh)))
-    problem = PlanningProblem(graph, machine, batch, places, counts, known.dtype, known.optimizer)
+    problem = PlanningProblem(
+        graph, machine, Training(batch, known.dtype, known.optimizer), places, counts, SearchSpace(recompute="none")
+    )
     return problem.encoding(places[0], model.micro_batches).network
 
 

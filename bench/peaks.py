@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..codegen.plan.pipeline_plan import PipelinePlan
 from ..codegen.plan.plan import Plan
-from ..codegen.planner.planner import plan_graph
+from ..codegen.planner.plan_graph import plan_graph
 from ..codegen.pricing.plan_price import plan_price
 from ..codegen.pricing.price_items import StagePrice
 from ..codegen.verification.measure import Measured, measure

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ..codegen.planner.planner import Context, plan_graph
+from ..codegen.planner.context import Context
+from ..codegen.planner.plan_graph import plan_graph
 from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.graph.pcg import PCG

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..codegen.planner.planner import Context, plan_graph
+from ..codegen.planner.context import Context
+from ..codegen.planner.plan_graph import plan_graph
 from ..formulation.search_space import SearchSpace
 from ..formulation.strategies.strategy import row_names
 from ..model.capture.capture import capture

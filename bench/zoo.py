@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..codegen.planner.planner import Context, plan_graph
+from ..codegen.planner.context import Context
+from ..codegen.planner.plan_graph import plan_graph
 from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.errors import PartitaError

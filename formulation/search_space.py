@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -131,6 +131,11 @@ class SearchSpace:
     def modes(self) -> tuple[str, ...]:
         """The recomputation modes among which each segment's is chosen."""
         return RECOMPUTE[self.recompute]
+
+    @property
+    def fixed(self) -> Mapping[str, tuple[str, ...]]:
+        """Node -> the names of its rows, one per mesh axis."""
+        return {name: tuple(part.strip() for part in text.split(",")) for name, text in self.fix}
 
     @property
     def fixes_axes(self) -> bool:

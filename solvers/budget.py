@@ -12,6 +12,7 @@ from ..model.options import check_count, option
 
 if TYPE_CHECKING:
     from .cache.store import Store
+    from .protocol import Solver
 
 MAX_WORKERS = 1024
 
@@ -50,6 +51,14 @@ class Budget:
     def seconds(self) -> float:
         """The time limit, infinite without."""
         return self.time_limit or math.inf
+
+    def backend(self) -> Solver:
+        """The solver, with its answers kept if there is a store. PartitaError: an unknown name."""
+        from .cache.cached_solver import Cached  # they load NumPy, which `--help` need not
+        from .protocol import solver
+
+        found = solver(self.solver)
+        return found if self.store is None else Cached(found, self.store)
 
 
 UNLIMITED = Budget()

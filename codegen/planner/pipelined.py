@@ -86,7 +86,7 @@ def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
             f"a batch of {problem.batch} has {', '.join(map(str, counts))} in this model"
         )
     if schedule.double_buffered and found:
-        check_stale(problem.pcg, problem.dtype, problem.offload)
+        check_stale(problem.pcg, problem.training.dtype, bool(problem.space.offload))
     if schedule.splits_backward and found and space.recompute not in ("auto", "none"):
         raise PartitaError(
             f"{schedule} splits backwards, and would compute segments twice again: "
@@ -164,7 +164,7 @@ def _decoded(
     part, transfer = stage_machine(machine, best.row), transfer_price(machine, best.row)
     made = tuple(
         Plan(
-            taken, part, best.placement, best.micro_batches, chosen, problem.dtype, problem.optimizer,
+            taken, part, best.placement, best.micro_batches, chosen, problem.training.dtype, problem.training.optimizer,
             report=report(encoding, assignment) if told else {}, recompute=encoding.recomputed(assignment),
             in_flight=best.in_flight(s), transfer=transfer,
         )

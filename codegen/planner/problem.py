@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
+from pathlib import Path
 
+from ...formulation.network.network_file import network_json
 from ...formulation.placement.mappings import mapped, without_ones
 from ...formulation.placement.placement import Placement, distinct, placements, reordered
 from ...formulation.search_space import SearchSpace
 from ...model.errors import PartitaError
+from ...model.files import write_atomically
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
@@ -23,6 +28,14 @@ Meshes of so many axes that they take more are left out, unless the mesh is fixe
 """
 
 
+def check_early(machine: Machine, training: Training, space: SearchSpace) -> None:
+    """PartitaError for options that contradict each other or the machine, before anything slow begins."""
+    space.counts(training.batch)
+    space.check_devices(machine.devices)
+    if space.mapping is not None:
+        mapped(space.mapping, machine.hierarchy)
+
+
 def problem_of(
     graph: PCG, machine: Machine, training: Training, space: SearchSpace, plain: PCG | None = None
 ) -> PlanningProblem:
@@ -33,11 +46,10 @@ def problem_of(
     counts, places = _micro_batches(graph, training, space), _placements(machine, space)
     if not space.fixes_axes and not space.fix:
         places = reordered(places, atom_sizes(graph, training.batch, counts))
-    return PlanningProblem(
-        graph, machine, training.batch, places, counts, training.dtype, training.optimizer,
-        _fixed(space.fix, places), math.inf if space.fixes_axes else MOST_WORK,
-        plain=plain if graph.alternatives else None, recompute=space.modes, offload=bool(space.offload),
-    )  # fmt: skip
+    _check_fix(space, places)
+    most_work = math.inf if space.fixes_axes else MOST_WORK
+    plain = plain if graph.alternatives else None
+    return PlanningProblem(graph, machine, training, places, counts, space, most_work, plain)
 
 
 def _placements(machine: Machine, space: SearchSpace) -> tuple[Placement, ...]:
@@ -76,12 +88,17 @@ def _micro_batches(graph: PCG, training: Training, space: SearchSpace) -> tuple[
     return tuple(admitted)
 
 
-def _fixed(fix: tuple[tuple[str, str], ...], places: tuple[Placement, ...]) -> dict[str, tuple[str, ...]]:
-    """Node -> the names of its rows, one per mesh axis. PartitaError: more or fewer rows than the meshes have axes."""
+def _check_fix(space: SearchSpace, places: tuple[Placement, ...]) -> None:
+    """PartitaError: strategies are fixed for more or fewer axes than the meshes have."""
     axes = {len(p.sizes) for p in places}
-    fixed = {name: tuple(part.strip() for part in text.split(",")) for name, text in fix}
-    if fixed and axes != {len(next(iter(fixed.values())))}:
-        raise PartitaError(
-            f"--fix gives {len(next(iter(fixed.values())))} strategies, one per mesh axis: fix the mesh too (--mesh)"
-        )
-    return fixed
+    given = next((len(rows) for rows in space.fixed.values()), None)
+    if given is not None and axes != {given}:
+        raise PartitaError(f"--fix gives {given} strategies, one per mesh axis: fix the mesh too (--mesh)")
+
+
+def save_network(problem: PlanningProblem, path: Path) -> None:
+    """Save the network of the first placement, with the fewest micro-batches; gzipped if the name ends in `.gz`."""
+    problem.space.check_unpipelined("--save-network")
+    first = problem.encoding(problem.placements[0], min(problem.micro_batches), fast=True)
+    raw = json.dumps(network_json(first.network)).encode()
+    write_atomically(path, gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)

@@ -28,8 +28,8 @@ def searched_space(
         "left_out": found.left_out,
         "axis_order": "outermost level first",
         "micro_batches": list(problem.micro_batches),
-        **({"offload": True} if problem.offload else {}),
-        "recompute": list(problem.recompute),
+        **({"offload": True} if problem.space.offload else {}),
+        "recompute": list(problem.space.modes),
     }
     if space is not None:
         report |= {
@@ -69,7 +69,7 @@ def without_plan(
             needs += f"{missing / gib:.2f} GiB are missing"
         return PartitaError(
             f"the model fits no placement on {machine.devices} x {machine.device.name}: it needs {needs}"
-            + (", with optimizer states in the host's memory" if problem.offload else "")
+            + (", with optimizer states in the host's memory" if problem.space.offload else "")
             + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")
         )
     summary = {
@@ -78,8 +78,8 @@ def without_plan(
         "devices": machine.devices,
         "batch": problem.batch,
         "sequence": model.get("sequence"),
-        "dtype": problem.dtype,
-        "optimizer": problem.optimizer,
+        "dtype": problem.training.dtype,
+        "optimizer": problem.training.optimizer,
         "micro_batches": None,
         **{key: searched.get(key) for key in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
         "memory_bytes": None,

@@ -30,17 +30,16 @@ def searched(
     backend: Solver,
     limits: Limits,
     budget: Budget,
-    offload: bool | None,
     tell: Callable[[str], None],
 ) -> Searched:
     """Search plans; with optimizer states on the host where these are asked for, or where nothing fits without."""
     first = _once(problem, among, backend, limits, budget)
     stale = among is not None and among.schedule.double_buffered and all(prod(row) > 1 for row in among.placements)
-    if offload is not None or stale or not _full(first, limits):  # 2bw has nothing elsewhere
+    if problem.space.offload is not None or stale or not _full(first, limits):  # 2bw has nothing elsewhere
         return first
     tell("nothing fits: searching with optimizer states in the host's memory")
     left = replace(limits, seconds=limits.seconds - first.found.seconds)
-    again = _once(replace(problem, offload=True), among, backend, left, budget)
+    again = _once(replace(problem, space=replace(problem.space, offload=True)), among, backend, left, budget)
     found = replace(
         again.found,
         seconds=first.found.seconds + again.found.seconds,

@@ -36,7 +36,7 @@ def with_stand_ins(
     With it the tensors that its plan computes otherwise than the graph that was captured.
     """
     told = _changes(found)
-    if not found.unrewritten or problem.fixed or found.interrupted:
+    if not found.unrewritten or problem.space.fix or found.interrupted:
         return found, told
     start = time.monotonic()
     for graph, rewritten in _graphs(problem, found, backend, limits):
@@ -63,7 +63,8 @@ def _graphs(
     """Graphs that stand in, each with what it computes otherwise than the graph that was captured."""
     machine, share = alone(problem.machine), max(1, problem.batch // problem.machine.devices)
     places = distinct(placements(machine.hierarchy))
-    one = replace(problem, machine=machine, batch=share, placements=places, micro_batches=(1,), bundles=False)
+    training, space = replace(problem.training, batch=share), replace(problem.space, bundles=False)
+    one = replace(problem, machine=machine, training=training, placements=places, micro_batches=(1,), space=space)
     seen: list[PCG] = []
     for answer in (_found(one, backend, limits), found):
         if answer is None or answer.encoding is None or not answer.encoding.pcg.alternatives:

@@ -17,7 +17,7 @@ from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.training import Training
 from ..plan.plan import Plan
-from ..planner.planner import plan_graph
+from ..planner.plan_graph import plan_graph
 from .graph_module import trial_of
 from .verify import run
 

@@ -55,7 +55,7 @@ class MergedDeviceBound(PartNetworks):
     def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
         own = self.configuration
         q, kept = self.pipeline.problem, in_flight or own.in_flight(0)
-        modes = own.modes(q.recompute if in_flight else q.fastest)
+        modes = own.modes(q.space.modes if in_flight else q.fastest)
         stage = StageContext(
             kept, weight_versions=own.weight_versions, deferred_weight_gradients=own.deferred_weight_gradients
         )
@@ -73,20 +73,20 @@ def _encoding(
 ) -> Encoding:
     """The network of a part on so many devices merged. Branches that may run side by side launch nothing there."""
     q = pipeline.problem
-    graph, form = pipeline.graph(*part, micro_batches), precision(q.dtype)
-    machine = merged_device(q.machine, devices, launches=not (q.bundles and find_bundles(graph)))
+    graph, form = pipeline.graph(*part, micro_batches), precision(q.training.dtype)
+    machine = merged_device(q.machine, devices, launches=not (q.space.bundles and find_bundles(graph)))
     apart = devices * (q.machine.device.capacity_bytes - fixed_bytes(graph, form, devices, micro_batches))
     return encode(
         graph,
         machine,
         _ONE,
         micro_batches=micro_batches,
-        dtype=q.dtype,
-        optimizer=q.optimizer,
+        dtype=q.training.dtype,
+        optimizer=q.training.optimizer,
         options=EncodingOptions(
             recompute=modes,
             bundles=False,
-            offload=q.offload,
+            offload=bool(q.space.offload),
             capacity_bytes=apart + fixed_bytes(graph, form, 1, micro_batches),
         ),
         stage=replace(stage, shared=_tables(pipeline, devices, micro_batches)),

@@ -97,7 +97,7 @@ class PipelineProblem:
 
     def handed(self, configuration: Configuration) -> Times:
         """[n]: what a stage takes at the least to hand on, or to be handed, what crosses a boundary."""
-        q, k, item = self.problem, configuration.micro_batches, precision(self.problem.dtype).itemsize
+        q, k, item = self.problem, configuration.micro_batches, precision(self.problem.training.dtype).itemsize
         price = transfer_price(q.machine, configuration.row)
         devices = q.machine.devices // configuration.devices
         nodes = with_batch(q.pcg, q.batch // k).nodes
@@ -165,6 +165,6 @@ def _sums(pipeline: PipelineProblem, micro_batches: int, stages: int) -> Times:
     """[4, n]: what the nodes before every boundary take at the least for one micro-batch (see `Floor`)."""
     q = pipeline.problem
     small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
-    before = np.cumsum(floors_ns(small, q.machine, count, precision(q.dtype)), axis=1)
+    before = np.cumsum(floors_ns(small, q.machine, count, precision(q.training.dtype)), axis=1)
     before = np.concatenate([np.zeros((len(before), 1), dtype=np.int64), before], axis=1)
     return before[:, [b.position for b in boundaries(q.pcg)]]

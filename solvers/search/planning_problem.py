@@ -1,7 +1,7 @@
 """What is planned: a graph and a batch on a machine, and what alone bounds the answer, before any network is made."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 from ...formulation.encoding.encode import encode
@@ -9,9 +9,9 @@ from ...formulation.encoding.encoding import Encoding
 from ...formulation.encoding.encoding_options import EncodingOptions
 from ...formulation.encoding.recomputable_segments import recomputable_segments
 from ...formulation.placement.placement import Placement
+from ...formulation.search_space import SearchSpace
 from ...formulation.strategies.alternatives import Alternatives
 from ...formulation.strategies.tensor_classes import classes
-from ...model.errors import PartitaError
 from ...model.graph.atoms import atoms
 from ...model.graph.batch import with_batch
 from ...model.graph.dtypes import ITEMSIZE
@@ -20,38 +20,37 @@ from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import backward_factor
 from ...model.operators.operator import operator
+from ...model.training import Training
 from ..backends.table_spread import balanced
 
 
 @dataclass(frozen=True)
 class PlanningProblem:
-    """What is planned: `pcg` for `batch` samples a step, over these placements and numbers of micro-batches.
+    """What is planned: the training of `pcg`, over these placements and numbers of micro-batches of a search space.
 
-    Placements of so many axes that one elimination takes about `most_work` additions are left out. Without `bundles`
-    no branches run side by side. Where `pcg` has several ways to compute nodes, `plain` is the graph without: it stands
-    in for placements of more than `rewritten_axes` axes. `recompute` are the modes that a segment may
-    have. `offload`: states may be on the host.
+    Placements of so many axes that one elimination takes about `most_work` additions are left out. Where `pcg` has
+    alternatives, `plain` is the graph without them: it stands in for placements of more than `rewritten_axes` axes.
     """
 
     pcg: PCG
     machine: Machine
-    batch: int
+    training: Training
     placements: tuple[Placement, ...]
     micro_batches: tuple[int, ...]
-    dtype: str
-    optimizer: str
-    fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    space: SearchSpace
     most_work: float = inf
-    bundles: bool = True
     plain: PCG | None = None
-    recompute: tuple[str, ...] = ("none",)
-    offload: bool = False
     rewritten_axes: float = inf
 
     @property
+    def batch(self) -> int:
+        """Samples in a step."""
+        return self.training.batch
+
+    @property
     def fastest(self) -> tuple[str, ...]:
-        """The modes among which a plan chooses where memory is no matter: nothing is gained by computing it again."""
-        return ("none",) if "none" in self.recompute else self.recompute
+        """The recomputation modes worth choosing where memory is no matter: none, unless another one is fixed."""
+        return ("none",) if "none" in self.space.modes else self.space.modes
 
     def too_wide(self, placement: Placement) -> bool:
         """True if a placement has so many axes that `plain` stands in for the graph."""
@@ -64,20 +63,20 @@ class PlanningProblem:
             self.machine,
             placement,
             micro_batches=k,
-            dtype=self.dtype,
-            optimizer=self.optimizer,
+            dtype=self.training.dtype,
+            optimizer=self.training.optimizer,
             options=EncodingOptions(
-                fixed=self.fixed,
-                recompute=self.fastest if fast else self.recompute,
-                bundles=self.bundles,
-                offload=self.offload,
+                fixed=self.space.fixed,
+                recompute=self.fastest if fast else self.space.modes,
+                bundles=self.space.bundles,
+                offload=bool(self.space.offload),
                 spread_tables=balanced,
             ),
         )
 
     def floor_ns(self) -> int:
         """No plan is faster: all arithmetic at the devices' full rate, evenly spread, and nothing else."""
-        rate = self.machine.device.flops(precision(self.dtype).compute) * self.machine.devices
+        rate = self.machine.device.flops(precision(self.training.dtype).compute) * self.machine.devices
         whole = with_batch(self.pcg, self.batch)
         work = sum(min(_work(whole, way) for way in ways) for ways in Alternatives(whole, classes(whole)).needed())
         return int(work / rate * 1e9 * (1 - 1e-9))
@@ -88,11 +87,11 @@ class PlanningProblem:
         Every tensor that is kept for backward is kept somewhere, as is every parameter: a device holds its share at
         least. Of segments that may be computed again only what enters them is sure to be kept.
         """
-        whole, form = with_batch(self.pcg, self.batch), precision(self.dtype)
+        whole, form = with_batch(self.pcg, self.batch), precision(self.training.dtype)
         grouped = classes(whole)
         kept: dict[int, int] = {}
         fixed = sum(whole.nodes[i].numel for i in whole.of("parameter") if i in whole.plain) * ITEMSIZE[form.parameters]
-        again = recomputable_segments(whole, grouped, self.bundles) if self.recompute != ("none",) else ()
+        again = recomputable_segments(whole, grouped, self.space.bundles) if self.space.modes != ("none",) else ()
         segment = {i: s.name for s in again for i in s.nodes}
         for index in (ways[0] for ways in Alternatives(whole, grouped).needed() if len(ways) == 1):
             node = whole.nodes[index]
@@ -125,15 +124,6 @@ def _work(pcg: PCG, index: int) -> float:
 def divisors(n: int) -> tuple[int, ...]:
     """All divisors, ascending."""
     return tuple(d for d in range(1, n + 1) if n % d == 0)
-
-
-def check_batch(batch: int, micro_batches: int | None) -> tuple[int, ...]:
-    """The numbers of micro-batches to consider. PartitaError if the one that is asked does not divide the batch."""
-    if micro_batches is None:
-        return divisors(batch)
-    if batch % micro_batches:
-        raise PartitaError(f"a batch of {batch} is not divided by {micro_batches} micro-batches")
-    return (micro_batches,)
 
 
 def atom_sizes(pcg: PCG, batch: int, micro_batches: Sequence[int]) -> set[int]:

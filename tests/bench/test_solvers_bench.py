@@ -24,7 +24,8 @@ from partita.bench.instances import DATA, MODELS, SMALL_MODELS, cases, model_net
 from partita.bench.plan import prepared
 from partita.bench.solvers import contest_table, judged, planner_table, run, write
 from partita.cli import app
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.formulation.network.contest import Contest
 from partita.formulation.search_space import SearchSpace
 from partita.model.errors import PartitaError

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.verify import verify
 from partita.formulation.search_space import SearchSpace
@@ -93,7 +94,12 @@ def tightened(name: str, free: Plan) -> Machine:
     """The same machine with a quarter of the memory between what `free` takes and the least that any plan takes."""
     pieces = 1 if graph(name).of("moments") else BATCH  # statistics of a batch are those of all of it
     problem = PlanningProblem(
-        graph(name), free.machine, BATCH, (free.placement,), (pieces,), "float64", optimizer(name)
+        graph(name),
+        free.machine,
+        Training(BATCH, "float64", optimizer(name)),
+        (free.placement,),
+        (pieces,),
+        SearchSpace(recompute="none"),
     )
     network = problem.encoding(free.placement, pieces).network
     capacity = free.machine.device.capacity_bytes

@@ -21,7 +21,7 @@ from partita import Machine, Plan
 from partita.codegen.parallel_graph.graph import PARALLEL, ParallelGraph, moves
 from partita.codegen.parallel_graph.text import folded, show_text
 from partita.codegen.plan.choice import Choice, letter_text
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.search_space import SearchSpace

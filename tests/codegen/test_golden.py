@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module

@@ -11,7 +11,7 @@ from torch import nn
 
 from partita.codegen.emission.spmd.emit import emit
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.verify import verify
 from partita.formulation.search_space import SearchSpace

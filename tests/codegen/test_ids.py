@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.verify import verify
 from partita.formulation.search_space import SearchSpace

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.verify import verify
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture

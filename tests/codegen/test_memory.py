@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification import reference
 from partita.codegen.verification.fused import fuse

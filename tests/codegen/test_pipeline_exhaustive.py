@@ -33,6 +33,7 @@ from partita.formulation.pipeline.configuration import Configuration, rows
 from partita.formulation.pipeline.schedule import schedule_named
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import Placement, Row, distinct, placements
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.graph.batch import with_batch
 from partita.model.graph.layout import Layout
@@ -40,6 +41,7 @@ from partita.model.graph.pcg import PCG
 from partita.model.graph.segments import MODES
 from partita.model.graph.stages import boundaries, stage
 from partita.model.machine.machine import Machine, stage_machine
+from partita.model.training import Training
 from partita.solvers.protocol import Status, solver
 from partita.solvers.search.planning_problem import PlanningProblem
 from partita.solvers.search.result import ConfigurationSpace
@@ -100,10 +102,15 @@ class Instance:
         machine = Machine.adhoc(self.levels)
         slow = tuple(replace(level, bandwidth=level.bandwidth / 50, latency_ns=200.0) for level in machine.levels)
         machine = replace(machine, levels=slow, device=replace(machine.device, launch_ns=20.0))
-        fixed = {n.name: (row,) for n in graph.nodes for end, row in self.fixed if n.name.endswith(end)}
+        fix = tuple((n.name, row) for n in graph.nodes for end, row in self.fixed if n.name.endswith(end))
         every, modes = distinct(placements(self.levels)), self.modes
         return PlanningProblem(
-            graph, machine, batch, every, self.micro_batches, "float32", "adam", fixed, recompute=modes
+            graph,
+            machine,
+            Training(batch, "float32", "adam"),
+            every,
+            self.micro_batches,
+            SearchSpace(recompute="auto" if modes == MODES else "none", fix=fix),
         )
 
     def space(self, machine: Machine) -> ConfigurationSpace:
@@ -155,8 +162,8 @@ def front(q: PlanningProblem, graph: PCG, row: Row, place: Placement, k: int, fl
     machine, names = stage_machine(q.machine, row), {n.name for n in graph.nodes}
     transfer = transfer_price(q.machine, row) if prod(row) > 1 else None
     found = encode(
-        graph, machine, place, micro_batches=k, dtype=q.dtype, optimizer=q.optimizer,
-        options=EncodingOptions({name: own for name, own in q.fixed.items() if name in names}, q.recompute),
+        graph, machine, place, micro_batches=k, dtype=q.training.dtype, optimizer=q.training.optimizer,
+        options=EncodingOptions({name: own for name, own in q.space.fixed.items() if name in names}, q.space.modes),
         stage=StageContext(flight, transfer),
     )  # fmt: skip
     assert len(found.recompute) < 2, "where several segments run again, memory is no sum"
@@ -166,7 +173,7 @@ def front(q: PlanningProblem, graph: PCG, row: Row, place: Placement, k: int, fl
         taken = tuple(changed.get(v, 0) for v in range(len(found.network.variables)))
         again = found.recomputed(taken)
         return Plan(
-            graph, machine, place, k, choices(found, taken), q.dtype, q.optimizer,
+            graph, machine, place, k, choices(found, taken), q.training.dtype, q.training.optimizer,
             recompute=again, in_flight=flight, transfer=transfer,
         )  # fmt: skip
 
@@ -174,7 +181,7 @@ def front(q: PlanningProblem, graph: PCG, row: Row, place: Placement, k: int, fl
         v: [make({v: o}).choices[n].output for o in range(len(found.network.variables[v].cost))] for n, v in ends
     }
     every: Front = {}
-    for mode in range(len(q.recompute) if found.recompute else 1):
+    for mode in range(len(q.space.modes) if found.recompute else 1):
         decided = dict.fromkeys(found.recompute.values(), mode)
         times, needs = all_of(found, decided, make, random.Random(mode))
         for options in product(*(range(len(layouts[v])) for _, v in ends)):

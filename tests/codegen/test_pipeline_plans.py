@@ -13,7 +13,8 @@ import torch
 from partita.codegen.plan.pipeline_plan import PipelinePlan
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.plan_file import load_plan
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify

@@ -21,7 +21,8 @@ import pytest
 from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.plan_file import FORMAT
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.verify import verify
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture

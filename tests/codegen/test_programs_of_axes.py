@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.axis_groups import axis_groups
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.report.facts import facts

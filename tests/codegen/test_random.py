@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partita import PartitaError
 from partita.codegen.emission.spmd.micro_batches import divided
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.placement.placement import placements
 from partita.formulation.search_space import SearchSpace
@@ -307,7 +307,12 @@ def check(rng: random.Random, judge: Judge) -> None:
     if rng.random() < 0.5:  # once more, with less memory than that plan takes
         k = counts[-1] if wish is None else wish
         problem = PlanningProblem(
-            graph, machine, graph.batch, placements(machine.hierarchy, mesh=mesh), (k,), "float64", optimizer
+            graph,
+            machine,
+            Training(graph.batch, "float64", optimizer),
+            placements(machine.hierarchy, mesh=mesh),
+            (k,),
+            SearchSpace(recompute="none"),
         )
         network = problem.encoding(plan.placement, k).network
         least = least_use(network) + machine.device.capacity_bytes - network.capacities[0]

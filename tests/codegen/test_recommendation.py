@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.transitions import Transitions

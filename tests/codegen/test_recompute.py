@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads

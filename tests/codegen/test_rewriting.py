@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.planner.rewritten import taken_graph
 from partita.formulation.rewriting.pattern import leading
 from partita.formulation.rewriting.rules import planner_rules

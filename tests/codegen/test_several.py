@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import partita
-from partita.codegen.planner.planner import plan_variant
+from partita.codegen.planner.plan_graph import plan_variant
 from partita.codegen.planner.variants import Variant, best_of
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.load import load_module
@@ -92,7 +92,7 @@ def test_states_stay_where_they_are_if_another_schedule_fits(monkeypatch: pytest
         asked.append((variant.space.schedule, variant.space.offload))
         return plan_variant(graph, machine, variant, *rest)
 
-    monkeypatch.setattr("partita.codegen.planner.planner.plan_variant", watched)
+    monkeypatch.setattr("partita.codegen.planner.plan_graph.plan_variant", watched)
     options = {"batch": 8, "stages": 2, "workers": 1, "cache": "none", "micro_batches": 2}
     partita.optimize(*load_module("mlp", small=True), Machine.adhoc((2,)), schedule=("1f1b", "zero-bubble"), **options)
     assert asked == [("1f1b", None), ("zero-bubble", False)]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.special import around, verify_strategy
 from partita.codegen.verification.threads import run_threads

@@ -11,7 +11,8 @@ import pytest
 
 from partita import Machine, Plan
 from partita.codegen.plan.choice import Choice
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.price_items import PARTS
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.report.facts import Facts, facts

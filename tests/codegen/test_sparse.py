@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from partita import PartitaError
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.table_spread import plan_spread
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.report.facts import facts
 from partita.codegen.report.text import text

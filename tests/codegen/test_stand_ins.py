@@ -11,7 +11,7 @@ import pytest
 
 from partita.codegen.plan.branches import bundles
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.planner.rewritten import taken_graph
 from partita.codegen.planner.stand_ins import alone
 from partita.formulation.rewriting.rules import planner_rules

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.threads import RankError, run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program

@@ -15,7 +15,8 @@ from torch.nn import functional
 from partita import PartitaError
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.planner import Context, plan_graph
+from partita.codegen.planner.context import Context
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.verify import Trial, memory_bytes, run, trial, verify, verify_all

@@ -17,7 +17,7 @@ from torch import nn
 
 import partita
 from partita.codegen.plan.pipeline_plan import PipelinePlan
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.verification.measure import measure
 from partita.formulation.pipeline.configuration import Configuration
@@ -43,7 +43,14 @@ ASKED: dict[str, Any] = {"schedule": "zero-bubble", "workers": 1, "cache": "none
 def zero_bubble_bound(plan: PipelinePlan, batch: int) -> ZeroBubbleBound:
     name = plan.model.get("reference", "")
     place, counts = plan.stages[0].placement, (plan.micro_batches,)
-    problem = PlanningProblem(captured(name, batch), plan.machine, batch, (place,), counts, plan.dtype, "adam")
+    problem = PlanningProblem(
+        captured(name, batch),
+        plan.machine,
+        Training(batch, plan.dtype, "adam"),
+        (place,),
+        counts,
+        SearchSpace(recompute="none"),
+    )
     found = PipelineProblem(problem).zero_bubble(Configuration(plan.row, place.matrix, plan.micro_batches, ZERO_BUBBLE))
     assert found is not None
     return found

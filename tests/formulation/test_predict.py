@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from torch import nn, zeros
 
-from partita.codegen.planner.planner import plan_graph
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b
 from partita.formulation.placement.placement import of_rows

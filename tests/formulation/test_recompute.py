@@ -19,6 +19,7 @@ from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import evaluate
 from partita.formulation.network.network_file import network_json
 from partita.formulation.placement.placement import Placement, of_rows
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
@@ -27,6 +28,7 @@ from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.graph.segments import MODES, segments
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.solvers.protocol import Status, solver
 from partita.solvers.search.planning_problem import PlanningProblem
 from partita.solvers.search.search import search
@@ -146,7 +148,7 @@ def test_a_search_over_micro_batches_finds_the_best_of_all_modes() -> None:
     recomputing = 0
     for capacity in sorted({size for size, *_ in every})[::4]:
         small = replace(machine(ALONE), device=replace(device, memory_bytes=capacity, reserved_bytes=0))
-        problem = PlanningProblem(graph, small, 16, (ALONE,), (1, 2, 4), "float32", "adam", recompute=MODES)
+        problem = PlanningProblem(graph, small, Training(16, "float32", "adam"), (ALONE,), (1, 2, 4), SearchSpace())
         _, best, k, again = min((e for e in every if e[0] <= capacity), key=lambda e: e[1])
         assert k in problem.fits()
         found = search(problem, solver("auto"))
@@ -155,7 +157,8 @@ def test_a_search_over_micro_batches_finds_the_best_of_all_modes() -> None:
     assert recomputing > 1
     tight = replace(machine(ALONE), device=replace(device, memory_bytes=min(every)[0] - 1, reserved_bytes=0))
     nothing = search(
-        PlanningProblem(graph, tight, 16, (ALONE,), (1, 2, 4), "float32", "adam", recompute=MODES), solver("auto")
+        PlanningProblem(graph, tight, Training(16, "float32", "adam"), (ALONE,), (1, 2, 4), SearchSpace()),
+        solver("auto"),
     )
     assert (nothing.status, nothing.objective) == (Status.INFEASIBLE, None)
 

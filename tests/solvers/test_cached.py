@@ -21,8 +21,10 @@ import partita
 from partita.codegen.planner.problem import MOST_WORK
 from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Switch, Variable, evaluate
 from partita.formulation.placement.placement import distinct, placements
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
+from partita.model.training import Training
 from partita.solvers.cache.cached_solver import Cached
 from partita.solvers.cache.digest import asked_of, digest
 from partita.solvers.cache.store import FILE, Store
@@ -279,7 +281,15 @@ def problem() -> PlanningProblem:
     module, inputs = load_module("gpt2", small=True, sequence=None)
     graph, machine = capture(module, inputs, batch=12), partita.Machine.adhoc((2, 2))
     places = distinct(placements(machine.hierarchy))
-    return PlanningProblem(graph, machine, 12, places, (1, 2, 3, 4, 6, 12), "float32", "adamw", most_work=MOST_WORK)
+    return PlanningProblem(
+        graph,
+        machine,
+        Training(12, "float32", "adamw"),
+        places,
+        (1, 2, 3, 4, 6, 12),
+        SearchSpace(recompute="none"),
+        most_work=MOST_WORK,
+    )
 
 
 def plan_of(found: SearchResult) -> object:

@@ -29,12 +29,14 @@ from partita.formulation.pipeline.configuration import (
 from partita.formulation.pipeline.schedule import ONE_F_ONE_B, schedule_named
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import distinct, placements
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.graph.batch import with_batch
 from partita.model.graph.pcg import PCG
 from partita.model.graph.segments import MODES
 from partita.model.graph.stages import boundaries, stage
 from partita.model.machine.machine import Machine, stage_machine
+from partita.model.training import Training
 from partita.solvers.executors import Processes, Serial
 from partita.solvers.protocol import Limits, Progress, Status, solver
 from partita.solvers.search.cut_search import search_cuts
@@ -102,7 +104,12 @@ def asked(name: str, levels: tuple[int, ...], memory: float, batch: int, modes: 
     counts = tuple(k for k in range(1, batch + 1) if batch % k == 0)
     places = distinct(placements(levels))
     return PlanningProblem(
-        graph, replace(machine, device=device, levels=slow), batch, places, counts, "float32", "adam", recompute=modes
+        graph,
+        replace(machine, device=device, levels=slow),
+        Training(batch, "float32", "adam"),
+        places,
+        counts,
+        SearchSpace(recompute="auto" if modes == MODES else "none"),
     )
 
 
@@ -144,8 +151,9 @@ def front(q: PlanningProblem, graph: PCG, made: Configuration, number: int) -> d
     """The least time of a stage for every layout of its ends and of the weight that other stages have."""
     row, k, p, schedule = made.row, made.micro_batches, made.devices, made.schedule
     found = encode(
-        graph, stage_machine(q.machine, row), made.placement, micro_batches=k, dtype=q.dtype, optimizer=q.optimizer,
-        options=EncodingOptions(recompute=("none",) if schedule.splits_backward else q.recompute),
+        graph, stage_machine(q.machine, row), made.placement, micro_batches=k,
+        dtype=q.training.dtype, optimizer=q.training.optimizer,
+        options=EncodingOptions(recompute=("none",) if schedule.splits_backward else q.space.modes),
         stage=StageContext(
             schedule.in_flight(p, 1, k, number), transfer_price(q.machine, row) if p > 1 else None,
             weight_versions=schedule.weight_versions(p - 1),

@@ -7,10 +7,12 @@ import pytest
 from partita.codegen.plan.choice import Choice
 from partita.codegen.planner.decode import choices, report
 from partita.formulation.placement.placement import placements
+from partita.formulation.search_space import SearchSpace
 from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, P, S, is_split
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.solvers.backends.elimination import Elimination
 from partita.solvers.protocol import Status
 from partita.solvers.search.planning_problem import PlanningProblem, divisors
@@ -32,7 +34,12 @@ def perceptron(batch: int, width: int, inner: int) -> PCG:
 
 def solve(pcg: PCG, machine: Machine, mesh: tuple[int, ...] | None = None, optimizer: str = "adam") -> SearchResult:
     problem = PlanningProblem(
-        pcg, machine, pcg.batch, placements(machine.hierarchy, mesh=mesh), divisors(pcg.batch), "float32", optimizer
+        pcg,
+        machine,
+        Training(pcg.batch, "float32", optimizer),
+        placements(machine.hierarchy, mesh=mesh),
+        divisors(pcg.batch),
+        SearchSpace(recompute="none"),
     )
     found = search(problem, Elimination())
     assert found.status is Status.OPTIMAL and found.objective == found.bound
@@ -107,7 +114,12 @@ def test_states_that_exceed_a_device_are_sharded(mesh: tuple[int, ...]) -> None:
 def test_a_model_that_does_not_fit_is_infeasible() -> None:
     tiny = replace(NODE, device=replace(NODE.device, memory_bytes=NODE.device.reserved_bytes + 10_000_000))
     problem = PlanningProblem(
-        perceptron(64, 8192, 8192), tiny, 64, placements(NODE.hierarchy), divisors(64), "float32", "adam"
+        perceptron(64, 8192, 8192),
+        tiny,
+        Training(64, "float32", "adam"),
+        placements(NODE.hierarchy),
+        divisors(64),
+        SearchSpace(recompute="none"),
     )
     found = search(problem, Elimination())
     assert found.status is Status.INFEASIBLE and found.encoding is None
@@ -131,7 +143,9 @@ def test_the_search_equals_solving_every_network() -> None:
     pcg = perceptron(48, 512, 3072)
     memory = 16 * sum(n.numel for n in pcg.nodes if n.op == "parameter") // 2
     machine = replace(machine, device=replace(machine.device, memory_bytes=machine.device.reserved_bytes + memory))
-    problem = PlanningProblem(pcg, machine, 48, placements((2, 4)), divisors(48), "float32", "adam")
+    problem = PlanningProblem(
+        pcg, machine, Training(48, "float32", "adam"), placements((2, 4)), divisors(48), SearchSpace(recompute="none")
+    )
     found = search(problem, Elimination())
     every = []
     for placement in problem.placements:
@@ -153,7 +167,9 @@ def test_no_plan_is_faster_than_the_floor() -> None:
     pcg = b.build(b.add("mse_loss", h, b.input("t", (8, 64)), shape=(), reduction="mean"))
     machine = Machine.adhoc((2, 4))
     slow = replace(machine, device=replace(machine.device, peak={k: v / 1e6 for k, v in machine.device.peak.items()}))
-    problem = PlanningProblem(pcg, slow, 8, placements((2, 4)), divisors(8), "float32", "adam")
+    problem = PlanningProblem(
+        pcg, slow, Training(8, "float32", "adam"), placements((2, 4)), divisors(8), SearchSpace(recompute="none")
+    )
     found = search(problem, Elimination())
     assert found.status is Status.OPTIMAL and found.objective
     assert problem.floor_ns() <= found.objective

@@ -1,0 +1,35 @@
+"""What planning keeps and reports besides the problem."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...solvers.protocol import Progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Tell: TypeAlias = Callable[[str | Progress], None]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What planning keeps and reports besides the problem.
+
+    `model` describes the model in plan and report, `module` is the module itself with example inputs. Seconds count
+    from `start`. `save_network`: the file in which the first placement's cost network is kept.
+    """
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    module: tuple[nn.Module, Any] | None = None
+    progress: Tell | None = None
+    save_network: Path | None = None
+    start: float = field(default_factory=time.monotonic)
+
+    def tell(self, words: str) -> None:
+        if self.progress is not None:
+            self.progress(words)

@@ -1,0 +1,120 @@
+"""From a captured graph to a plan: rewrite, search, decode, confirm, for every dtype and schedule."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from ...formulation.network.network import INFINITE
+from ...formulation.rewriting.saturate import Rewritten, rewritings
+from ...formulation.search_space import EVERYTHING, SearchSpace
+from ...model.garbage_collection import seldom_collected
+from ...model.graph.pcg import PCG
+from ...model.machine.machine import Machine
+from ...model.training import Training
+from ...solvers.budget import UNLIMITED, Budget
+from ...solvers.protocol import Limits
+from ..plan.pipeline_plan import PipelinePlan
+from ..plan.plan import Plan
+from .context import Context
+from .pipelined import looked_at, pipeline_space, pipelined
+from .problem import problem_of, save_network
+from .search_report import searched_space, without_plan
+from .searches import searched
+from .solved_order import with_solved_order
+from .unpipelined import unpipelined, without_bundles
+from .variants import Variant, best_of, variants
+
+
+@seldom_collected()
+def plan_graph(
+    graph: PCG,
+    machine: Machine,
+    training: Training,
+    space: SearchSpace = EVERYTHING,
+    budget: Budget = UNLIMITED,
+    context: Context | None = None,
+) -> Plan | PipelinePlan:
+    """Plan a captured graph in the best dtype and schedule of those named; an interrupt keeps the best plan so far."""
+    context = context or Context()
+    if len(space.schedules) > 1 and not looked_at(graph, space):
+        space = replace(space, schedule="auto", chunks=1)
+    tried = variants(training, space)
+    fits: set[str] = set()  # dtypes with plans that need nothing on the host: other schedules do not either
+
+    def plan_one(variant: Variant, seconds: float | None, cutoff: int | None) -> Plan | PipelinePlan:
+        if len(tried) > 1:
+            context.tell(f"planning in {variant.training.dtype}, pipelines {variant.space.schedule}")
+        if variant.space.offload is None and variant.training.dtype in fits:
+            variant = replace(variant, space=replace(variant.space, offload=False))
+        made = plan_variant(graph, machine, variant, replace(budget, time_limit=seconds), context, cutoff)
+        fits.update([] if made.report["space"].get("offload") else [variant.training.dtype])
+        return made
+
+    return best_of(tried, budget.time_limit, budget.gap, plan_one)
+
+
+def plan_variant(
+    graph: PCG, machine: Machine, variant: Variant, budget: Budget, context: Context, cutoff: int | None
+) -> Plan | PipelinePlan:
+    """Plan a captured graph in one dtype and schedule, for a step of less than `cutoff` ns."""
+    training, space, captured = variant.training, variant.space, time.monotonic()
+    rewritten = _rewritings(graph, space) if space.rules else None
+    rewrote = time.monotonic()
+    problem = problem_of(rewritten.graph if rewritten else graph, machine, training, space, graph)
+    if context.save_network is not None:
+        save_network(problem, context.save_network)
+    meshes = {place.sizes for place in problem.placements}
+    context.tell(f"searching {len(problem.placements)} placements of {len(meshes)} meshes")
+    limits = Limits(budget.seconds, cutoff, context.progress, budget.gap)
+    began = time.monotonic()
+    backend, among = budget.backend(), pipeline_space(problem, space)
+    result = searched(problem, among, backend, limits, budget, context.tell)
+    problem, found = result.problem, result.found
+    ended = time.monotonic()
+    seconds = {
+        "capture": round(captured - context.start, 3),
+        **({"rewrite": round(rewrote - captured, 3)} if rewritten else {}),
+        "formulate": round(began - rewrote + found.seconds - found.solving, 3),
+        "solve": round(found.solving, 3),
+    }
+    facts: dict[str, Any] = {
+        "status": found.status.value,
+        "bound_ns": found.bound if found.bound < INFINITE else None,
+        "space": searched_space(problem, among, found, rewritten),
+        "seconds": seconds,
+    }
+    if found.configuration is None or found.objective is None:
+        seconds["total"] = round(ended - context.start, 3)
+        raise without_plan(problem, found, dict(context.model), facts)
+    gap = (found.objective - found.bound) / found.objective
+    facts |= {"objective_ns": found.objective, "gap": gap, "solver": found.source or backend.name}
+    made: Plan | PipelinePlan
+    if found.configuration.devices > 1:
+        made = pipelined(problem, found, dict(context.model), facts, context.module)
+        if made.schedule.limit is not None:
+            context.tell("searching the order of the stages")
+            made = with_solved_order(made, max(1.0, budget.seconds - (time.monotonic() - captured)))
+    else:
+        made = unpipelined(result, rewritten, context, facts)
+        if "bundles" in made.report and not found.interrupted:
+            made.report["without_bundles"] = without_bundles(problem, budget, context.start)
+    emitting = time.monotonic()
+    seconds["confirm"] = round(emitting - ended, 3)
+    made.emit()  # any plan can be emitted
+    seconds["emit"] = round(time.monotonic() - emitting, 3)
+    seconds["total"] = round(time.monotonic() - context.start, 3)
+    return made
+
+
+def _rewritings(graph: PCG, space: SearchSpace) -> Rewritten:
+    """All rewritings of a graph by the space's rules, which are proved first; what `fix` names is left alone.
+
+    If it names alternatives, which rewriting makes, nothing is left alone.
+    """
+    from ...solvers.proof.commands import proved_instances  # a prover, which few plans need
+
+    fixed = {name for name, _ in space.fix}
+    kept = fixed if fixed <= {node.name for node in graph.nodes} else set()
+    return rewritings(graph, proved_instances(space.rules, graph), space.saturation, kept)
