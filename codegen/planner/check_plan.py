@@ -17,7 +17,7 @@ from ..plan.spacetime_plan import SpaceTimePlan, Write, graph, space_time
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """What to check; None is what the plan's own constants say: MODEL, SMALL, SEQUENCE, BATCH, DEVICES, OPTIMIZER."""
+    """What to check; None stands for the file's own constant: MODEL, SMALL, SEQUENCE, BATCH, DEVICES, OPTIMIZER."""
 
     file: Path
     model: str | None = None
@@ -32,7 +32,7 @@ class CheckRequest:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The verdict: a plan, or what conflicts in it."""
+    """The verdict: a plan, or its conflicts."""
 
     plan: SpaceTimePlan | None
     tasks: int
@@ -50,20 +50,20 @@ class Checked:
 
 
 def check(request: CheckRequest) -> Checked:
-    """Run a plan's file on its model. Raises PartitaError where the file is none; conflicts are an answer."""
+    """Run a plan file on its model. PartitaError: the file is not a plan; conflicts are an answer."""
     module = import_file(request.file)
     write = _function(module, request.file)
-    said = {name: _constant(module, request.file, name, kind) for name, kind in _CONSTANTS.items()}
-    reference = request.model or said["MODEL"]
+    constants = {name: _constant(module, request.file, name, kind) for name, kind in _CONSTANTS.items()}
+    reference = request.model or constants["MODEL"]
     if reference is None:
         raise PartitaError(f"{request.file} does not say its MODEL: name one with --model")
-    devices = request.devices or said["DEVICES"] or (request.machine.devices if request.machine else None)
+    devices = request.devices or constants["DEVICES"] or (request.machine.devices if request.machine else None)
     if devices is None:
         raise PartitaError(f"{request.file} does not say its DEVICES: give their number with --devices")
-    small = next((x for x in (request.small, said["SMALL"]) if x is not None), request.model is None)
-    sequence = request.sequence or said["SEQUENCE"]
+    small = next((x for x in (request.small, constants["SMALL"]) if x is not None), request.model is None)
+    sequence = request.sequence or constants["SEQUENCE"]
     built = load_module(reference, small=small, sequence=sequence)
-    operators = graph(*built, batch=request.batch or said["BATCH"])
+    operators = graph(*built, batch=request.batch or constants["BATCH"])
     before = len(operators.ops)
     try:
         _run(write, operators, devices, request.file)
@@ -72,7 +72,7 @@ def check(request: CheckRequest) -> Checked:
             request.machine,
             devices=devices,
             dtype=request.dtype,
-            optimizer=request.optimizer or said["OPTIMIZER"] or "adamw",
+            optimizer=request.optimizer or constants["OPTIMIZER"] or "adamw",
             model={"reference": reference, "small": small, "sequence": sequence},
         )
     except PlanConflict as conflict:
@@ -107,7 +107,7 @@ def _constant(module: ModuleType, file: Path, name: str, kind: type) -> Any:
 
 
 def _run(write: Write, operators: Any, devices: int, file: Path) -> None:
-    """The user's function, whose own mistakes are told with their line."""
+    """Run the user's function; an error in it is reported with its line."""
     try:
         write(operators, list(range(devices)))
     except PartitaError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from ...formulation.network.network_file import network_json
@@ -49,7 +50,8 @@ def problem_of(
     _check_fix(space, places)
     most_work = math.inf if space.fixes_axes else MOST_WORK
     plain = plain if graph.alternatives else None
-    return PlanningProblem(graph, machine, training, places, counts, space, most_work, plain)
+    applied = replace(space, rules=())  # the graph is rewritten; workers need no rules
+    return PlanningProblem(graph, machine, training, places, counts, applied, most_work, plain)
 
 
 def _placements(machine: Machine, space: SearchSpace) -> tuple[Placement, ...]:
