@@ -1,4 +1,4 @@
-"""Operators that work on groups of channels: a rank that has some of the groups says how many."""
+"""Operators on groups of channels: a rank gives the number of groups that it has."""
 
 from __future__ import annotations
 

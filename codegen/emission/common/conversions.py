@@ -111,7 +111,7 @@ class Used:
     values: dict[str, Sequence[object]] = field(default_factory=dict)  # long lists of numbers, on top of the program
     specials: set[str] = field(default_factory=set)  # the special strategies whose functions are called
     uneven: bool = False
-    placed: bool = False  # whether some weights are at one coordinate of an axis
+    placed: bool = False  # True if some weights are at one coordinate of an axis
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Batches as the emitted program makes and reads them: random ones, and the next samples of a data set."""
+"""Batches of the emitted program: random ones, and the next samples of a data set."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ....model.graph.atoms import atoms
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.input_ranges import highs
 from ....model.graph.pcg import PCG
-from .conversions import Used
+from .conversions import Local, Used
 from .operator_calls import numbers_text
-from .text import enclosed, shape_text, wrap
+from .text import enclosed, one_free, shape_text, wrap
 
 
 def synthetic_lines(pcg: PCG, batch: int, used: Used) -> list[str]:
@@ -39,7 +39,7 @@ def synthetic_lines(pcg: PCG, batch: int, used: Used) -> list[str]:
 
 
 def sample_lines(pcg: PCG, batch: int) -> dict[str, Any] | None:
-    """How `batch` samples are taken from a data set: by which input and dim it is counted, a line for every input."""
+    """How `batch` samples are taken from a data set: the input and dim that count them, and a line per input."""
     known, first, lines = atoms(pcg), dict[str, Any](), []
     for index in pcg.of("input"):
         node = pcg.nodes[index]
@@ -56,3 +56,22 @@ def sample_lines(pcg: PCG, batch: int) -> dict[str, Any] | None:
             first = first or {"name": node.name, "dim": dim, "size": outer * size}
         lines += wrap(f'"{node.name}": {text},', 8)
     return first | {"lines": [line.removeprefix(" " * 8) for line in lines]} if first else None
+
+
+def part_text(text: str, local: Local, micro_batches: int = 1) -> str:
+    """Cut a whole tensor along all axes that split it; of several micro-batches take the current one first."""
+    known = local.known
+    split = {a: [local.axes[i] for i in local.splits(a)] for a in range(len(known.sizes))}
+    if micro_batches > 1:
+        for a in known.batch:
+            split[a].insert(0, "mesh.micro")
+    inner = any(axes and known.dim_of(a)[1] > 0 for a, axes in split.items())
+    uneven = any(isinstance(local.atom(a), str) for a in split)
+    factored = (inner or uneven) and any(len(dim) > 1 for dim in known.dims)
+    if factored:
+        scale = {a: micro_batches if a in known.batch else 1 for a in split}
+        text += f".reshape{shape_text(known.sizes[a] * scale[a] for a in split)}"
+    for a, axes in split.items():
+        for axis in axes:
+            text = f"cut({text}, {a if factored else known.dim_of(a)[0]}, {axis})"
+    return text + (f".reshape{shape_text(one_free(local.shape()))}" if factored else "")

@@ -1,4 +1,4 @@
-"""How emitted programs and the reference train unless told otherwise: one place for both."""
+"""Default hyperparameters of emitted programs and of the reference."""
 
 from __future__ import annotations
 

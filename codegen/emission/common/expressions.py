@@ -36,7 +36,7 @@ def expression(call: OperatorCall, names: Sequence[str]) -> str:
 
 
 def _line(call: OperatorCall, names: Sequence[str]) -> str:
-    """What the registry or a rule says."""
+    """The line by the operator's rule or registration."""
     node, entry = call.node, operator(call.node.op)
     if node.op in RULES:
         return RULES[node.op](call, names)
@@ -49,7 +49,7 @@ def _line(call: OperatorCall, names: Sequence[str]) -> str:
 
 
 def _special(call: OperatorCall, names: Sequence[str]) -> str:
-    """The line of a special strategy; whether its parts are equal decides how ranks find theirs."""
+    """The line of a special strategy; unequal parts are noted."""
     entry = special_strategy(call.specials[0][1].special)
     call.used.specials.add(entry.name)
     call.used.primitives |= {*entry.primitives}
@@ -214,7 +214,7 @@ def local_shape_text(local: Local) -> str:
 
 
 def _scale(call: OperatorCall, names: Sequence[str]) -> str:
-    """Numbers as what they come from: `x / math.sqrt(64)`, `x / 128`, `x * math.log(10000)`."""
+    """A scale written by its origin: `x / math.sqrt(64)`, `x / 128`, `x * math.log(10000)`."""
     value, x = call.node["value"], enclosed(names[0])
     if isinstance(value, float) and 0 < value < 1:
         square = round(value**-2)
@@ -239,7 +239,7 @@ def _slice(call: OperatorCall, names: Sequence[str]) -> str:
 
 
 def chunked(call: OperatorCall, names: Sequence[str]) -> str:
-    """All equal parts of which a node is one; of each a rank has its share, so they are equal here too."""
+    """All equal parts of which a node is one; a rank has an equal share of each."""
     dim = call.node["dim"]
     last = dim > 0 and dim == len(call.node.shape) - 1
     return f"{enclosed(names[0])}.chunk({call.node['of']}, {-1 if last else dim})"

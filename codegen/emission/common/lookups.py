@@ -1,4 +1,4 @@
-"""Look-ups on local parts: ids are global, so where ranks have parts of what is looked up in, the rest are misses."""
+"""Look-ups on local parts: ids are global, so ids outside a rank's part of the table are misses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HELPERS = {
 
 
 def _lookup(call: OperatorCall, names: Sequence[str]) -> str:
-    """The registry's expression, or a helper that is told which rows this rank has."""
+    """The registry's expression, or a helper that takes the rows of this rank."""
     node, entry = call.node, operator(call.node.op)
     (table, *more), dim = names, node.get("dim", 0)
     known, sparse = call.source_atoms[0], bool(node.get("sparse"))

@@ -1,4 +1,4 @@
-"""Losses on local parts: sums of what a rank has, divided by what the whole batch counts."""
+"""Losses on local parts: local sums divided by counts of the whole batch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .text import enclosed
 
 
 def counted(graph: PCG) -> list[int]:
-    """Means that divide by how many labels count, which only the data say."""
+    """Mean losses whose divisor, the number of labels that count, depends on the data."""
     means = [i for op in CLASSIFIED for i in graph.of(op) if graph.nodes[i].get("reduction", "mean") == "mean"]
     return [i for i in means if graph.nodes[graph.nodes[i].inputs[1]].dtype not in FLOATS]
 
 
 def label_count(call: OperatorCall, t: str, weight: str | None) -> str:
-    """How many labels of this rank count, or their weights' sum."""
+    """The number of this rank's labels that count, or the sum of their weights."""
     ignore = call.node.get("ignore_index", -100)
     if weight is None:
         return f"({enclosed(t)} != {ignore}).sum()"
@@ -61,7 +61,7 @@ def _precise(call: OperatorCall, names: Sequence[str]) -> list[str]:
 
 
 def _options(call: OperatorCall, defaults: dict[str, object]) -> list[str]:
-    """Attributes that are not what PyTorch takes anyway."""
+    """Attributes that differ from PyTorch's defaults."""
     found = [(k, call.node.get(k, default), default) for k, default in defaults.items()]
     return [f"{k}={literal(k, value)}" for k, value, default in found if value != default]
 

@@ -1,4 +1,4 @@
-"""Batch norms: what they count is global, and what they compute in is float32 at least."""
+"""Batch norms: counts are of the whole batch, and statistics are computed in at least float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _moments(call: OperatorCall, names: Sequence[str]) -> str:
 
 
 def _batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
-    """The helper of that name: by sums over all ranks, of as many values as all ranks have."""
+    """The helper of that name, given sums over all ranks and the number of values on all ranks."""
     call.used.helpers.add("batch_norm")
     given = dict(zip(call.node["operands"], names, strict=True))
     options = [f"eps={call.node['eps']!r}"]
@@ -26,7 +26,7 @@ def _batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
 
 
 def _local_batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
-    """In mixed precision weights are of the statistics' dtype, whatever that of the input."""
+    """In mixed precision weights have the dtype of the statistics, not of the input."""
     entry = operator("local_batch_norm")
     assert callable(entry.emit)
     wide = [

@@ -1,4 +1,4 @@
-"""Where an operator's line is written: its node, its layouts, and the text that they share.
+"""Operator calls: a node with all that its line of the program depends on, and text that such lines share.
 
 `whole_text` says where a rank's elements lie in the whole; numbers and dtypes become Python source.
 """
@@ -25,7 +25,7 @@ LONGEST_LIST = 80
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One node with all that its line depends on; `micro` is the number of micro-batches."""
+    """One node with all that its line depends on."""
 
     node: Node
     sources: tuple[Node, ...]
@@ -93,7 +93,7 @@ def whole_text(local: Local, dims: Sequence[int], micro_batches: int = 1) -> tup
     known = local.known
     shape: list[int] = []
     cuts: dict[int, list[str]] = {}
-    free = False  # whether the last entry may be merged with the next atom
+    free = False  # True if the last entry may be merged with the next atom
     for dim in dims:
         free = False
         if not known.dims[dim]:

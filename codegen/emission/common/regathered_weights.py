@@ -19,7 +19,7 @@ from .operator_calls import OperatorCall, Rule
 from .text import enclosed
 
 VIEWS = ("view", "permute", "expand", "contiguous", "slice", "part", "detach", "to")
-"""Operators that may show the memory of their input."""
+"""Operators whose result may be a view of their input."""
 _MAY_COPY = re.compile(r"\.(flatten|reshape|contiguous)\(")
 
 Line: TypeAlias = Callable[[Sequence[str]], str]
@@ -33,7 +33,7 @@ def kept_whole(call: OperatorCall, names: Sequence[str], line: Line) -> str:
 
 
 def remade(x: str, line: Callable[[str], str], used: Used) -> str:
-    """What is made of such a weight alone, where it may be a view on some ranks and a copy on others."""
+    """An operator on such a weight alone, whose result may be a view on some ranks and a copy on others."""
     if not _MAY_COPY.search(text := line("w")):
         return line(x)
     used.helpers |= {"regathered", "reshaped"}
@@ -68,7 +68,7 @@ PRODUCTS = {"einsum": _einsum, "matmul": _matmul}
 
 
 def copied(equation: str) -> bool:
-    """Whether a product of two operands copies one: a product of matrices joins letters that lie apart in it."""
+    """True if a product of two operands copies one: a product of matrices joins letters that lie apart in it."""
     sources, _, output = equation.partition("->")
     terms = sources.split(",")
     if len(terms) != 2:
@@ -84,7 +84,7 @@ def copied(equation: str) -> bool:
 
 
 def _product(call: OperatorCall, names: Sequence[str]) -> str:
-    """A product that keeps its operands as they are, for others keep them too."""
+    """A product that saves its operands without copying them, since others save them too."""
     equation = call.node["equation"]
     if call.node.gradient and copied(equation):
         return _einsum(call, names, lambda operands: _plain(call, operands))

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from ....formulation.special import special_strategies
+from ....model.graph.dtypes import FLOATS
+from ....model.graph.pcg import PCG
 from ....model.operators.loss import CLASSIFIED, POINTWISE
-from ...plan.plan import Plan
 from .block_loops import BlockLoop
-from .names import GENERIC
+from .names import GENERIC, value_name
 from .text import tidy, wrap
 
 NESTED = 88  # columns of a line into which others are nested
@@ -60,7 +61,8 @@ class FunctionWriter:
     `has_dropout`: the program has dropouts, whose masks depend on the step.
     """
 
-    plan: Plan
+    graph: PCG
+    axes: Sequence[str]
     roles: Mapping[int, str] = field(default_factory=dict)
     has_dropout: bool = False
     statements: list[Statement] = field(default_factory=list)
@@ -68,6 +70,19 @@ class FunctionWriter:
     def add(self, statement: Statement) -> int:
         self.statements.append(statement)
         return len(self.statements) - 1
+
+    def _value_name(self, index: int) -> str:
+        """The preferred name of a node: its role, or by its operator, name and path."""
+        node = self.graph.nodes[index]
+        if index not in self.roles and node.op in ("to", "contiguous", "expand", "detach") and node.inputs:
+            return self._value_name(node.inputs[0])  # a view or cast of another value
+        return self.roles.get(index) or value_name(node.op, node.name, node.path)
+
+    def _unrecorded(self, index: int) -> bool:
+        """True if a node without gradient reads values with one, so that autograd must not record it."""
+        node = self.graph.nodes[index]
+        sources = any(self.graph.nodes[i].gradient for i in node.inputs)
+        return not node.gradient and node.dtype in FLOATS and node.op != "detach" and sources
 
     def lines(self, results: Sequence[int], indent: int, returned: Callable[[Sequence[str]], str]) -> list[str]:
         """The function's lines; `returned` writes the return statement from the texts of the results."""
@@ -151,7 +166,7 @@ class FunctionWriter:
     def _records(self, s: int) -> bool:
         """True if autograd must record a statement."""
         this = self.statements[s]
-        return this.node >= 0 and not this.without_gradient and self.plan.graph.nodes[this.node].gradient
+        return this.node >= 0 and not this.without_gradient and self.graph.nodes[this.node].gradient
 
     def _regions(self, roots: Sequence[int], readers: Mapping[int, list[int]]) -> list[tuple[bool, list[int]]]:
         """The statements in runs: (True, statements) of those without gradient, (False, statements) of others.
@@ -190,7 +205,7 @@ class FunctionWriter:
     def _op(self, s: int) -> str:
         node = self.statements[s].node
         plain = node >= 0 and self.statements[s].kind not in ("convert", "call")
-        return self.plan.graph.nodes[node].op if plain else ""
+        return self.graph.nodes[node].op if plain else ""
 
     def _estimate(self, s: int) -> str:
         this = self.statements[s]
@@ -305,11 +320,11 @@ class FunctionWriter:
     def _has_own_name(self, this: Statement) -> bool:
         """True if a value is named by a role or module of its own."""
         if this.kind == "unary" and this.node not in self.roles:
-            return this.preferred_name not in (*GENERIC.values(), self.plan.graph.nodes[this.node].op)
+            return this.preferred_name not in (*GENERIC.values(), self.graph.nodes[this.node].op)
         return this.node in self.roles or this.preferred_name not in GENERIC.values()
 
     def free(self, name: str, live: set[str], others: set[str]) -> str:
-        taken = live | others | reserved() | set(self.plan.axes)
+        taken = live | others | reserved() | set(self.axes)
         result, count = name, 1
         while result in taken:
             count += 1

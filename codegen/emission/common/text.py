@@ -35,7 +35,7 @@ def product(factors: Iterable[Size]) -> Size:
 
 @lru_cache(maxsize=65536)
 def compound(text: str) -> bool:
-    """Whether an expression must be put in brackets before something is appended to it."""
+    """True if an expression must be put in brackets before something is appended to it."""
     node = ast.parse(text, mode="eval").body
     return not isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.Constant | ast.Tuple)
 

@@ -1,4 +1,4 @@
-"""What one device's instructions read and write, and which of them autograd takes over inside a segment."""
+"""Data flow of one device: which instructions read and write a register, and which sums autograd computes itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
 
 COMPUTING = (Phase.FORWARD, Phase.RECOMPUTE, Phase.OFFLOAD, Phase.RELOAD, Phase.BACKWARD, Phase.WEIGHT)
-"""The phases of what segments are made of."""
+"""The phases that run inside segments."""
 
 
 def forward_of(op: Op) -> Op:
@@ -31,7 +31,7 @@ def forward_of(op: Op) -> Op:
 
 
 def labels(op: Op) -> list[tuple[str, int]]:
-    """The labels of an operator's cuts with its numbers; a label that comes again is another one."""
+    """The labels and numbers of an operator's cuts; a repeated label counts as another one."""
     count: Counter[str] = Counter()
     found = []
     for cut in op.cuts:
@@ -41,12 +41,12 @@ def labels(op: Op) -> list[tuple[str, int]]:
 
 
 def layer(op: Op) -> str:
-    """The module of a list that an operator is in; its own path outside of lists."""
+    """The list entry that an operator is in; its own path outside lists."""
     return op.layer or op.of.path
 
 
 def _own_copies(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """The same, but an operator reads what its own micro-batch computed where several have computed the same here."""
+    """The instructions, but if several micro-batches compute the same value here each operator reads its own copy."""
     made: dict[tuple[Phase, VTensor], list[tuple[int, int]]] = defaultdict(list)
     makers: dict[Register, tuple[int, int]] = {}
     result = _constants_first(instructions)
@@ -74,7 +74,7 @@ def _own_copies(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
 
 
 def _constants_first(instructions: Sequence[Instruction]) -> list[Instruction]:
-    """The same, but what reads nothing is made where its micro-batch begins."""
+    """The instructions, but operators without inputs run where their micro-batch begins."""
     begins: dict[tuple[Phase, frozenset[tuple[str, int]]], int] = {}
     places: list[tuple[int, int]] = []
     for place, run in enumerate(instructions):
@@ -93,7 +93,7 @@ def _run(instruction: Instruction) -> Run:
 
 
 def _written(instructions: list[Instruction], place: int, position: int) -> Register:
-    """The register of what a run computes, which nobody may have read so far."""
+    """The register of a run's result, made here if nothing has read it so far."""
     run = _run(instructions[place])
     known = run.writes[position]
     if known is None:
@@ -106,7 +106,7 @@ def _written(instructions: list[Instruction], place: int, position: int) -> Regi
 
 
 class Flow:
-    """The instructions of one device, and who writes and reads every register; instructions are named by place."""
+    """The instructions of one device, named by place, with the writers and readers of every register."""
 
     def __init__(self, program: Materialized, device: int) -> None:
         self.device, self.graph = device, program.tasks.graph
@@ -124,14 +124,14 @@ class Flow:
                 self.run[forward_of(instruction.op), instruction.op.phase] = place
 
     def phase(self, place: int) -> Phase | None:
-        """The phase of what computes for a segment, None of all else."""
+        """The phase of an instruction that runs inside a segment; None for others."""
         instruction = self.instructions[place]
         if isinstance(instruction, Run) and instruction.op.phase in COMPUTING:
             return instruction.op.phase
         return None
 
     def transfers(self, place: int) -> bool:
-        """Whether other devices take part in an instruction."""
+        """True if other devices take part in an instruction."""
         return isinstance(self.instructions[place], Transfer)
 
     def op(self, place: int) -> Op:
@@ -141,7 +141,7 @@ class Flow:
         return forward_of(instruction.op)
 
     def of(self, op: Op, phase: Phase) -> Run | None:
-        """What a forward operator, or something that follows from it, does here."""
+        """The run of a forward operator, or of its recomputation, backward, …, on this device."""
         place = self.run.get((op, phase))
         found = None if place is None else self.instructions[place]
         assert found is None or isinstance(found, Run)
@@ -150,7 +150,7 @@ class Flow:
     # Operands
 
     def operands(self, op: Op, phase: Phase = Phase.FORWARD) -> dict[int, Register]:
-        """The register of every operand that is no input or buffer of the graph."""
+        """The register of every operand that is not an input or buffer of the graph."""
         run = self.of(op, phase)
         assert run is not None
         places = [p for p, i in enumerate(op.of.inputs) if self.pcg.nodes[i].op not in ("input", "buffer")]
@@ -161,18 +161,18 @@ class Flow:
         return run.writes[0] if run is not None and run.writes else None
 
     def gradient(self, op: Op) -> Register | None:
-        """What backward of an operator is given."""
+        """The output gradient that backward of an operator reads."""
         run = self.of(op, Phase.BACKWARD) or self.of(op, Phase.WEIGHT)
         return next((r for r in run.reads if r.tensor.kind == GRADIENT), None) if run else None
 
     def again(self, op: Op) -> list[Register]:
-        """The weights that backward is given again."""
+        """The weights that backward reads again."""
         run = self.of(op, Phase.BACKWARD)
         return [r for r in run.reads if r.tensor.kind == VALUE] if run else []
 
     @cached_property
     def made(self) -> Mapping[tuple[Op, int], Register]:
-        """The gradients that somebody here reads, by forward operator and operand."""
+        """The gradients that are read on this device, by forward operator and operand."""
         found = {}
         for op, phase in self.run:
             run = self.of(op, phase)
@@ -185,7 +185,7 @@ class Flow:
     # Sums of gradients that autograd forms
 
     def leaves(self, register: Register) -> tuple[list[Register], list[int]]:
-        """What a gradient is the sum of, and the instructions that add it up, where nobody else reads the sums."""
+        """The terms of a gradient and the instructions that add them up, if nothing else reads the partial sums."""
         places = self.writers.get(register, [])
         parts = [self.instructions[p] for p in places]
         if not parts or not all(isinstance(p, Add | Accumulate) for p in parts) or len(self._readers(register)) > 1:
@@ -200,11 +200,11 @@ class Flow:
         return found, adding
 
     def _readers(self, register: Register) -> list[int]:
-        """Who reads a gradient; both halves of a split backward are one."""
+        """The readers of a gradient; the halves of a split backward count as one."""
         return [p for p in self.readers[register] if self.phase(p) is not Phase.WEIGHT]
 
     def terms(self, register: Register) -> list[Register]:
-        """What is added up to a register, whoever reads it; what is accumulated in place is one term."""
+        """The terms of a sum, whoever reads it; a gradient accumulated in place is one term."""
         parts = [self.instructions[p] for p in self.writers.get(register, ())]
         if not parts or not all(isinstance(part, Add) for part in parts):
             return [register]
@@ -213,11 +213,11 @@ class Flow:
 
     @cached_property
     def makers(self) -> Mapping[Register, tuple[Op, int]]:
-        """For every gradient that backward makes the operator and its operand."""
+        """The operator and operand of every gradient that backward computes."""
         return {register: key for key, register in self.made.items()}
 
     def inner(self, maker: Op, reader: Op, operand: int) -> bool:
-        """Whether autograd can take a gradient from a reader to who made the value: nobody else has a part in it.
+        """True if autograd can take a gradient from a reader to who made the value: nobody else has a part in it.
 
         Also where there is no gradient at all.
         """
@@ -232,7 +232,7 @@ class Flow:
 
     @cached_property
     def needs(self) -> Sequence[frozenset[int]]:
-        """For every instruction those that must come before it: what it reads, adds to, or follows from."""
+        """The instructions on which each one depends: what it reads, adds to, or follows from."""
         last: dict[Register, int] = {}
         found = []
         before = {

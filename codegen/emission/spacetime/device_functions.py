@@ -1,4 +1,4 @@
-"""The functions of devices: those that run the same but for some numbers are one."""
+"""The functions of devices: devices that differ only in a few numbers share one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .rolled_lines import numbers as numbers_of
 from .rolled_lines import shape as shape_of
 
 MOST_PARAMETERS = 4
-"""Numbers in which devices of one function may differ."""
+"""Most numbers in which devices that share a function may differ."""
 
 
 def device_functions(devices: Sequence[Device], bodies: Sequence[Sequence[Piece]]) -> tuple[list[str], list[str]]:
-    """The functions of the devices, and the table that says which rank runs which."""
+    """The functions of the devices, and the table of which rank runs which."""
     alike: dict[object, list[int]] = {}
     for number, body in enumerate(bodies):
         alike.setdefault(tuple(map(shape_of, body)), []).append(number)
@@ -44,7 +44,7 @@ def _device(
     differing: Sequence[tuple[int, ...]],
     columns: Sequence[tuple[int, ...]],
 ) -> tuple[str, dict[int, str]]:
-    """The function of devices that are alike, and how each of them calls it."""
+    """The function that some devices share, and each one's call of it."""
     body = bodies[group[0]]
     roles = [role for piece in body for role, _ in numbers_of(piece)]
     names: dict[tuple[int, ...], str] = {}
@@ -77,7 +77,7 @@ def _device(
 
 
 def _about(devices: Sequence[Device], group: Sequence[int]) -> str:
-    """Which ranks, and what of the model they run."""
+    """Which ranks run the function, and which modules of the model."""
     ranks = f"Rank {group[0]}" if len(group) == 1 else f"Ranks {', '.join(map(str, group))}"
     paths = list(
         dict.fromkeys(

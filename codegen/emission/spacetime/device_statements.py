@@ -1,4 +1,4 @@
-"""What one device does as statements: blocks as calls of their functions, all else as a line each."""
+"""The statements of one device: blocks are calls of segment functions, every other instruction is a line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Device(Blocks):
         return self.write()
 
     def write(self) -> Lines:
-        """All statements; what is read for the last time is known where `left` says how often all is read."""
+        """All statements. The last read of a register is known once `left` has the number of its reads."""
         self.forget_all()
         self.name_totals()
         self.updated: set[str] = set()  # what several operators update alike is updated once
@@ -60,7 +60,7 @@ class Device(Blocks):
         return out
 
     def _updates_last(self) -> list[Block | int]:
-        """What needs a new weight comes after everything else, for the step of the optimizer is one."""
+        """Move what reads updated weights behind everything else: the optimizer has a single step."""
         early = [s for s in self.arranged.steps if isinstance(s, Block) or not self._is_late(s)]
         return early + [s for s in self.arranged.steps if not isinstance(s, Block) and self._is_late(s)]
 
@@ -99,7 +99,7 @@ class Device(Blocks):
                 out.add(f"{self.put(instruction.target)} = run.receive({shape}, {mark('of', instruction.of)}{dtype})")
 
     def _is_weight(self, register: Register) -> bool:
-        """Whether a register is the gradient of a parameter: a tensor of its own."""
+        """True if a register is the gradient of a parameter: a tensor of its own."""
         return register.tensor.kind == GRADIENT and self.flow.pcg.nodes[register.tensor.node].op == "parameter"
 
     def _dtype(self, register: Register) -> str:
@@ -130,7 +130,7 @@ class Device(Blocks):
         )
 
     def _add(self, add: Add, out: Lines) -> None:
-        """A sum; where autograd has summed up a part of it, the sum of the rest where the last is there."""
+        """A sum. If autograd computes a part of it, the rest is added when its last term is there."""
         target, whole = add.target, add.target
         while (further := sum_of(self.flow, whole)) is not None:
             whole = further
@@ -148,7 +148,7 @@ class Device(Blocks):
         out.add(f"{self.put(target)} = {text}")
 
     def _accumulate(self, accumulate: Accumulate, out: Lines) -> None:
-        """Autograd's own sums are added up in backward."""
+        """Accumulate a gradient, unless `backward` of its segment does so."""
         source = accumulate.source
         if self.merged.get(source, source) != source:
             return
@@ -163,7 +163,7 @@ class Device(Blocks):
     # Parts of tensors, and collectives
 
     def _sliced(self, text: str, instruction: Slice) -> str:
-        """The part of a tensor by which the target's box lies in the source's."""
+        """The slice of a tensor where the target's box lies in the source's."""
         node = instruction.target.tensor.node
         known = self.flow.graph.atoms[node]
         outer, inner = instruction.source.mask.box, instruction.target.mask.box
@@ -189,7 +189,7 @@ class Device(Blocks):
         return text
 
     def _join(self, join: Join, out: Lines) -> None:
-        """A concatenation where the parts lie along one dim; else they are put in their places."""
+        """Concatenate parts that lie along one dim; copy others to their places."""
         target = join.target
         known = self.flow.graph.atoms[target.tensor.node]
         box = target.mask.box

@@ -98,7 +98,7 @@ def _runs(device: Sequence[object]) -> Iterator[Run]:
 
 
 def _fetches(program: Materialized, pcg: PCG) -> bool:
-    """Whether some device takes weights from others."""
+    """True if some device takes weights from others."""
     return any(
         isinstance(i, Receive | Collective)
         and i.target.tensor.kind == VALUE
@@ -109,13 +109,13 @@ def _fetches(program: Materialized, pcg: PCG) -> bool:
 
 
 def _groups(lines: Sequence[Sequence[Piece]]) -> set[tuple[int, ...]]:
-    """The groups of ranks that statements speak of."""
+    """The groups of ranks in statements."""
     text = (part for pieces in lines for piece in pieces if isinstance(piece, Line) for part in piece.text)
     return {tuple(map(int, found.split(","))) for part in text for found in _GROUP.findall(part)}
 
 
 def _named(piece: Piece, names: dict[tuple[int, ...], str]) -> Piece:
-    """Groups by the names of their families."""
+    """The statement with groups replaced by the names of their families."""
     assert isinstance(piece, Line)
     text = tuple(_GROUP.sub(lambda m: f'"{names[tuple(map(int, m[1].split(",")))]}"', part) for part in piece.text)
     return replace(piece, text=text)

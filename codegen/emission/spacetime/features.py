@@ -42,7 +42,7 @@ class Emission:
 
     @cached_property
     def swaps(self) -> bool:
-        """Whether activations of some operators are offloaded."""
+        """True if activations of some operators are offloaded."""
         return any(op.swapped for op in self._forward)
 
     @cached_property
@@ -63,7 +63,7 @@ def _mesh_constants(e: Emission) -> list[str]:
 
 
 def _run(e: Emission) -> Context:
-    """What runs the segments of a device, and moves tensors between devices."""
+    """The runtime: it runs the segments of a device and moves tensors between devices."""
     return {
         "groups": bool(e.groups),
         "counts": bool(e.counts),

@@ -1,4 +1,4 @@
-"""The functions of a program: segments that compute alike call one."""
+"""The table of a program's segment functions: segments that compute the same share one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Functions:
         return tuple(base for base, numbers in self.bases[name].items() if len(numbers) > 1)
 
     def text(self, name: str) -> str:
-        """The definition."""
+        """The definition of a function."""
         code, moving = self.codes[name], self.moving(name)
         fixed = {base: min(found) for base, found in self.bases[name].items() if base not in moving}
 

@@ -1,9 +1,8 @@
-"""How many labels count in the whole batch, by which a mean divides: from the inputs, once a step, on every rank."""
+"""Label counts of the whole batch, the divisors of mean losses: each rank computes them from the inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 from ....model.errors import PartitaError
 from ....model.graph.atoms import atoms
@@ -17,8 +16,8 @@ from ..common.statements import FunctionWriter, Statement
 
 
 def count_lines(pcg: PCG, losses: Sequence[int], used: Used) -> list[str]:
-    """The body of a function of `inputs` that gives the counts by the names of the losses."""
-    writer = FunctionWriter(SimpleNamespace(graph=pcg, axes=("inputs", "device")), {})  # type: ignore[arg-type]
+    """The body of the function that maps `inputs` to the counts, by the names of the losses."""
+    writer = FunctionWriter(pcg, ("inputs", "device"))
     made: dict[int, int] = {}
 
     def call(index: int) -> OperatorCall:

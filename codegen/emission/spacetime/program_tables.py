@@ -1,4 +1,4 @@
-"""Tables of the emitted program: who keeps and updates which part of a weight, and groups of ranks."""
+"""Tables of the emitted program: which rank keeps and updates which part of a weight, and groups of ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....model.graph.pcg import PCG
 from ....model.operators.operator import operator
 
 _KEEPS_NOTHING = ("embedding", "embedding_bag", "gather", "index", "add", "sub", "cat")
-"""Operators of which autograd keeps no weight."""
+"""Operators for which autograd saves no weight."""
 
 Parts = tuple[tuple[tuple[int, ...], Box], ...]
 """Ranks, and the box that each of them has."""
@@ -28,7 +28,7 @@ def _parts(ops: Iterable[Op]) -> Parts:
 
 
 def places(program: Materialized) -> list[str]:
-    """The table of weights: those of one shape whose parts are on the same ranks are one row."""
+    """The table of weights; weights of one shape with parts on the same ranks share a row."""
     graph = program.tasks.graph
     runs = [i.op for device in program.devices for i in device if isinstance(i, Run)]
     of: dict[tuple[int, Phase], list[Op]] = {}
@@ -51,7 +51,7 @@ def places(program: Materialized) -> list[str]:
 
 
 def overlapping(program: Materialized) -> bool:
-    """Whether some ranks update parts of one weight that are neither the same nor apart."""
+    """True if some ranks update parts of one weight that are neither the same nor apart."""
     updates: dict[int, set[Box]] = {}
     for device in program.devices:
         for run in device:
@@ -65,7 +65,7 @@ def _text(parts: Parts, whole: Box) -> str:
 
 
 def names_text(names: Sequence[str]) -> str:
-    """A list of names; those that differ in one number alone are told by its range."""
+    """A list of names, written as a range if they differ in one number only."""
     split = [re.split(r"(?<=\.)(\d+)(?=\.)", name, maxsplit=1) for name in names]
     if len(names) > 2 and all(len(parts) == 3 for parts in split) and len({parts[0] for parts in split}) == 1:
         numbers = sorted({int(parts[1]) for parts in split})
@@ -82,7 +82,7 @@ def names_text(names: Sequence[str]) -> str:
 
 
 def families(groups: Iterable[tuple[int, ...]], ranks: int) -> tuple[dict[tuple[int, ...], str], list[str]]:
-    """Groups of ranks by the name of their family: those of one family have nothing in common and are of one size."""
+    """Names of groups of ranks by family: the groups of a family are disjoint and of one size."""
     found: list[list[tuple[int, ...]]] = []
     for group in sorted(set(groups)):
         fits = (f for f in found if len(f[0]) == len(group) and all(set(group).isdisjoint(other) for other in f))
@@ -117,7 +117,7 @@ def buffers(pcg: PCG) -> list[str]:
 
 
 def frozen(program: Materialized) -> str:
-    """What has no gradient among weights and buffers."""
+    """Names of the weights and buffers that are not trained."""
     pcg = program.tasks.graph.pcg
     runs = (i.op for device in program.devices for i in device if isinstance(i, Run))
     trained = {op.node for op in runs if op.phase is Phase.UPDATE}
@@ -126,7 +126,7 @@ def frozen(program: Materialized) -> str:
 
 
 def kept(pcg: PCG) -> str:
-    """Weights of which autograd may keep what backward is not given again: they are read in more than products."""
+    """Weights that autograd may save although backward is not given them again: not only products read them."""
 
     def given_again(index: int, reader: int) -> bool:
         node = pcg.nodes[reader]

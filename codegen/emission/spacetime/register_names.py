@@ -1,4 +1,4 @@
-"""Names of registers: in which store of a device a tensor is, under which key, and when it leaves it."""
+"""Names of registers: the store and key of a tensor on a device, and when it leaves the store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Registers:
         self._stored()
 
     def forget_all(self) -> None:
-        """Begin anew; totals have their parameters' names from the start."""
+        """Forget all names."""
         self.named: dict[Register, str] = {}
         self.live: dict[str, set[str]] = {store: set() for store in "vgwu"}
         self.alias: dict[Register, Register] = {}
@@ -49,7 +49,7 @@ class Registers:
             self.name(total)
 
     def find_lanes(self) -> None:
-        """Registers go with who makes them, or else with who reads them."""
+        """Find the lane of every register: that of its writer, else of its reader."""
         flow = self.flow
         of = {op: segment.lane for segment in self.arranged.segments for op in segment.ops}
         for place, instruction in enumerate(flow.instructions):
@@ -73,7 +73,7 @@ class Registers:
                 self.lane.setdefault(register, known[0] if known else ())
 
     def _stored(self) -> None:
-        """The boxes of parameters in the order in which the model counts them: those that are kept here come first."""
+        """Number the boxes of parameters as the model does: those kept here come first."""
         for phase in (Phase.STORE, Phase.UPDATE):
             ops = [run.op for run in self.flow.instructions if isinstance(run, Run) and run.op.phase is phase]
             for op in sorted(ops, key=lambda op: op.mask(None).box):
@@ -83,7 +83,7 @@ class Registers:
                     self.kept[op.node] += phase is Phase.STORE
 
     def name(self, register: Register) -> str:
-        """The key of a register in its store, which is its own until it is read for the last time."""
+        """The key of a register in its store, unique until its last read."""
         if register not in self.named:
             store, node = self.store(register), register.tensor.node
             if store in ("w", "u") and self.is_kept(register):
@@ -119,7 +119,7 @@ class Registers:
         return f"{self.store(register)}[{self.name(register)}]"
 
     def use(self, register: Register) -> str:
-        """A register as it is read; the last time it leaves its store."""
+        """The expression that reads a register; the last read takes it out of its store."""
         register = self.alias.get(register, register)
         self.reads[register] += 1
         store, name = self.store(register), self.name(register)
@@ -136,7 +136,7 @@ class Registers:
         self.live[self.store(register)].discard(self.named.pop(register))
 
     def from_store(self, register: Register) -> Register | None:
-        """The stored parameter of which a register is a part."""
+        """The stored parameter that a register is a slice of."""
         makers = [self.flow.instructions[p] for p in self.flow.writers[register]]
         match makers:
             case [Run()]:
@@ -146,7 +146,7 @@ class Registers:
         return None
 
     def is_copied(self, register: Register) -> bool:
-        """Whether it is cut out of a stored parameter across a dim: that is no view of it."""
+        """True if it is cut out of a stored parameter across a dim: that is no view of it."""
         stored = self.from_store(register)
         if stored is None:
             return False
@@ -155,7 +155,7 @@ class Registers:
         return any(moved & {*atoms.of_dim(dim)[1:]} for dim in range(len(atoms.dims)))
 
     def for_update(self, register: Register) -> bool:
-        """Whether only an update reads a register."""
+        """True if only an update reads a register."""
         readers = [self.flow.instructions[p] for p in self.flow.readers[register]]
         return (
             bool(readers)

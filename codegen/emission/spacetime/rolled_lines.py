@@ -1,4 +1,4 @@
-"""Statements with numbers that advance, and how repetitions of them become loops.
+"""Rolling repeated statements into loops over the numbers that advance in them.
 
 While a device's program is written, its numbers stand in marks, `<role|3>`, and names in double brackets around them.
 """
@@ -18,19 +18,19 @@ from ..common.text import wrap
 _MARK = re.compile(r"⟦(\w+)\|(-?\d+)⟧")
 _QUOTED = re.compile(r"⟪([^⟫]*)⟫")
 COMMA = "¸"
-"""A comma at which no line is broken."""
+"""A comma at which lines are not broken."""
 
 LONGEST_BLOCK = 160
-"""Statements in one turn of a loop."""
+"""Most statements in one turn of a loop."""
 
 
 def mark(role: str, number: int) -> str:
-    """A number that may advance; `role` is what a loop over it is called."""
+    """Mark a number that may advance; `role` names the variable of a loop over it."""
     return f"⟦{role}|{number}⟧"
 
 
 def quoted(name: str, count: int = 1, always: bool = False) -> str:
-    """A name as a string; numbers between its dots may advance. Several of one name are told apart by their count."""
+    """A name as a string whose numbers between dots may advance. `count` tells several of one name apart."""
     parts = [mark("i", int(part)) if part.isdigit() else part for part in name.split(".")]
     told = f" {mark('i', count)}" if always or count > 1 else ""
     return f"⟪{'.'.join(parts)}{told}⟫"
@@ -64,7 +64,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`body`, `count` times, for a variable that counts from 0 or from what its numbers say."""
+    """`body` repeated `count` times; the variable counts from 0 or from the first of its numbers."""
 
     variable: str
     count: int
@@ -73,7 +73,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """`body` for every one of some names, which stand in its lines as the variable."""
+    """`body` for each of some names, for which its lines have the variable."""
 
     variable: str
     names: tuple[Line, ...]
@@ -84,7 +84,7 @@ Piece: TypeAlias = "Line | Loop | Names"
 
 
 def line(text: str, comment: str = "") -> Line:
-    """A statement out of marked text."""
+    """A statement from marked text."""
     found = _MARK.findall(text)
     parts = tuple(_MARK.sub("\0", text).split("\0"))
     return Line(parts, tuple(r for r, _ in found), tuple(Number(int(n)) for _, n in found), comment)
@@ -94,7 +94,7 @@ def line(text: str, comment: str = "") -> Line:
 
 
 def shape(piece: Piece) -> object:
-    """All of a piece but the constants of its numbers."""
+    """A piece without the constants of its numbers."""
     match piece:
         case Line():
             return piece.text, piece.roles, tuple(n.terms for n in piece.numbers), piece.comment
@@ -122,7 +122,7 @@ def with_numbers(piece: Piece, new: Iterator[Number]) -> Piece:
 
 
 def rolled(pieces: Sequence[Piece], names: bool = True) -> list[Piece]:
-    """The same with loops where blocks repeat and their numbers advance by equal steps, or else `names` change."""
+    """Roll up blocks that repeat with numbers advancing in equal steps, then lines that differ in a name."""
     current = list(pieces)
     grown = True
     while grown:
@@ -141,7 +141,7 @@ def rolled(pieces: Sequence[Piece], names: bool = True) -> list[Piece]:
 def _roll(
     pieces: Sequence[Piece], keys: NDArray[np.int_], flat: Sequence[list[int]], length: int
 ) -> list[Piece] | None:
-    """Loops over blocks of `length` pieces, which are alike in their `keys`; None where nothing repeats."""
+    """Loops over blocks of `length` pieces with equal `keys`; None if nothing repeats."""
     same = np.concatenate(([0], np.cumsum(keys[length:] == keys[:-length])))
     starts = np.flatnonzero(same[length:] - same[:-length] == length)  # a block that the next one is like
     result: list[Piece] = []
@@ -158,7 +158,7 @@ def _roll(
 
 
 def _repeats(keys: NDArray[np.int_], flat: Sequence[list[int]], at: int, length: int) -> tuple[int, list[int]]:
-    """How often a block repeats with numbers that advance alike, and by how much each."""
+    """How often a block repeats with numbers advancing in equal steps, and these steps."""
     first = [n for own in flat[at : at + length] for n in own]
     steps: list[int] = []
     count, before = 1, first
@@ -172,7 +172,7 @@ def _repeats(keys: NDArray[np.int_], flat: Sequence[list[int]], at: int, length:
 
 
 def _loop(block: Sequence[Piece], count: int, steps: Sequence[int]) -> Loop:
-    """A loop whose variable is called as the first number that advances, and starts where that does."""
+    """A loop whose variable has the role of the first number that advances."""
     found = [pair for piece in block for pair in numbers(piece)]
     moving = [(role, n, step) for (role, n), step in zip(found, steps, strict=True) if step]
     used = {name for _, n in found for name, _ in n.terms}
@@ -191,7 +191,7 @@ def _loop(block: Sequence[Piece], count: int, steps: Sequence[int]) -> Loop:
 
 
 def _over_names(pieces: Sequence[Piece]) -> list[Piece]:
-    """Runs of single lines that differ in one name become a loop over the names."""
+    """Turn runs of lines that differ in one name into loops over the names."""
     inner = [replace(p, body=tuple(_over_names(p.body))) if isinstance(p, Loop | Names) else p for p in pieces]
     result: list[Piece] = []
     at = 0
@@ -219,7 +219,7 @@ def _over_names(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _named(block: Sequence[Piece]) -> tuple[object, Line, list[Line]] | None:
-    """Lines that speak of one name: without it, the name, and the lines with a variable in its place."""
+    """For lines with exactly one name: a key without it, the name, and the lines with a variable in its place."""
     names: set[Line] = set()
     made: list[Line] = []
     for piece in block:
@@ -243,7 +243,7 @@ def _named(block: Sequence[Piece]) -> tuple[object, Line, list[Line]] | None:
 
 
 def shown(piece: Line) -> str:
-    """The text with its numbers, names still in marks."""
+    """The text with its numbers filled in; names are still marked."""
     parts = [piece.text[0]]
     for number, after in zip(piece.numbers, piece.text[1:], strict=True):
         moving = "{%s}" if number.terms and "".join(parts).count("⟪") > "".join(parts).count("⟫") else "%s"
@@ -252,7 +252,7 @@ def shown(piece: Line) -> str:
 
 
 def plain(text: str) -> str:
-    """Names as strings, those with variables as formatted ones."""
+    """Marked names as strings, f-strings if they contain variables."""
     return _QUOTED.sub(lambda m: f'f"{m[1]}"' if "{" in m[1] else f'"{m[1]}"', text)
 
 
@@ -273,7 +273,7 @@ def written(pieces: Sequence[Piece], indent: int = 4) -> list[str]:
 
 
 def _loop_text(loop: Loop, indent: int) -> list[str]:
-    """The variable counts from where the numbers that it is the only term of start, if they agree."""
+    """The text of a loop; its variable starts at the constant of the first number that it alone advances."""
     found = [n for piece in loop.body for _, n in numbers(piece)]
     first = next((n for n in found if (loop.variable, 1) in n.terms), None)
     back = next((n for n in found if (loop.variable, -1) in n.terms), None)
@@ -288,7 +288,7 @@ def _loop_text(loop: Loop, indent: int) -> list[str]:
 
 
 def _from(number: Number, variable: str, start: int, step: int) -> Number:
-    """A number in terms of a variable that is `start` plus `step` times what it was."""
+    """The number after the substitution variable := start + step * variable."""
     by = dict(number.terms).get(variable, 0)
     if not by:
         return number

@@ -1,4 +1,4 @@
-"""Blocks as statements: calls of segments' functions forward, backward, and in whatever else they do."""
+"""Calls of segment functions: forward, recomputation, backward, weight gradients, offload and reload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .segments import Block, Segment
 
 
 class Blocks(Registers):
-    """Writes the calls of one device; `copies`: how often each part of the loss is computed."""
+    """Writes the segment calls of one device; `copies`: how often each part of the loss is computed."""
 
     def __init__(
         self, flow: Flow, functions: Functions, shapes: Mapping[Register, tuple[int, ...]], copies: Counter[Addends]
@@ -38,7 +38,7 @@ class Blocks(Registers):
         self.find_lanes()
 
     def _tell_apart(self) -> None:
-        """Segments that would be called alike (layers without weights, passes over the same layers) are numbered."""
+        """Number segments whose calls would be equal: layers without weights, passes over the same layers."""
         several = True
         while several:
             alike: dict[object, list[Segment]] = {}
@@ -65,7 +65,7 @@ class Blocks(Registers):
         method(block.phase, segment, code, out)
 
     def _call(self, segment: Segment, code: Code) -> str:
-        """The function with its numbers and the lane, by which its state is found again."""
+        """The function with its numbers and lane, which identify its saved state."""
         if segment not in self.calls:
             name = self.functions.name(code)
             moving = self.functions.moving(name)
@@ -111,11 +111,11 @@ class Blocks(Registers):
         self._drop(code, out, phase, segment)
 
     def _recorded(self, code: Code) -> bool:
-        """Whether backward of a segment gives anything that is read."""
+        """True if backward of a segment gives anything that is read."""
         return bool(code.values) or any(weight.gradient is not None for weight in code.weights)
 
     def _wanted(self, register: Register, segment: Segment, phase: Phase) -> bool:
-        """Whether anything but the segment itself reads a register."""
+        """True if anything but the segment itself reads a register."""
         flow, inside = self.flow, set(segment.ops)
         return any(flow.phase(p) is not phase or flow.op(p) not in inside for p in flow.readers[register])
 
@@ -129,7 +129,7 @@ class Blocks(Registers):
             out.add(f"{', '.join(targets)} = {call}")
 
     def _weights(self, segment: Segment, code: Code, phase: Phase) -> list[str]:
-        """The weights that the function would not find under their names."""
+        """The argument for weights that are not stored under their own names."""
         found = []
         lane = "".join(f", {mark('m', number)}" for _, number in segment.lane)
         for weight in code.weights:
@@ -145,7 +145,7 @@ class Blocks(Registers):
         return [f"weights={{{', '.join(found)}}}"] if found else []
 
     def _fetched_again(self, segment: Segment, code: Code) -> list[str]:
-        """The weights that backward is given again, and would not find under their names."""
+        """The argument for weights that backward reads again and that are not stored under their own names."""
         found = []
         lane = "".join(f", {mark('m', number)}" for _, number in segment.lane)
         again = {(r.tensor, r.mask): r for op in segment.ops for r in self.flow.again(op)}
@@ -160,12 +160,12 @@ class Blocks(Registers):
         return [f"weights={{{', '.join(found)}}}"] if found else []
 
     def _copied(self, segment: Segment, code: Code, phase: Phase) -> list[str]:
-        """The weights that are copies out of those kept here: autograd keeps them, for nobody fetches them again."""
+        """The argument for weights copied out of stored ones: autograd saves them, since nothing fetches them again."""
         found = [w.text for w in code.weights if self.is_copied(self._again(segment, w.register, phase))]
         return [f"copied=[{', '.join(map(_key, found))}]"] if found and self.functions.fetches else []
 
     def _again(self, segment: Segment, register: Register, phase: Phase) -> Register:
-        """The register from which a weight is read again."""
+        """The register of a weight in another phase."""
         for op in segment.ops:
             for operand, other in self.flow.operands(op).items():
                 if other == register:
@@ -173,7 +173,7 @@ class Blocks(Registers):
         raise AssertionError(register)
 
     def _touched(self, code: Code, phase: Phase, segment: Segment) -> list[Register]:
-        """The weights that a block reads and that are not kept."""
+        """The weights that a block reads and this device does not keep."""
         if phase is Phase.FORWARD:
             found = [w.register for w in code.weights]
         elif phase is Phase.RECOMPUTE:
@@ -251,7 +251,7 @@ class Blocks(Registers):
         return targets, [f"{name}={text}" for name, text in options.items() if text]
 
     def is_total(self, weight: Weight) -> bool:
-        """Whether a weight's gradient is added to the total that has the weight's own name."""
+        """True if a weight's gradient is added to the total that has the weight's own name."""
         register = weight.gradient
         readers = self.flow.readers[register] if register is not None else []
         found = self.flow.instructions[readers[0]] if len(readers) == 1 else None
@@ -264,7 +264,7 @@ class Blocks(Registers):
         return self.put(self.merged.get(register, register))
 
     def distinct(self, registers: Sequence[Register]) -> list[Register]:
-        """Each gradient once, of those that autograd adds up the first."""
+        """Each gradient once; those that autograd adds up are represented by the first."""
         found = [self.merged.get(r, r) for r in registers]
         return list(dict.fromkeys(found))
 
@@ -278,13 +278,13 @@ class Blocks(Registers):
 
 
 def _seed(loss: Op) -> str:
-    """The gradient of the loss: `None` for all of it, or of how many equal addends it is one."""
+    """The gradient of the loss: `None` for the whole, a fraction for one of several equal addends."""
     start, stop = loss.mask(None, gradient=True).addends
     return "None" if stop - start == 1 else str(1 / (stop - start))
 
 
 def _title(segment: Segment) -> str:
-    """The list whose entry a segment is a part of, or a stage."""
+    """A segment's title: the list that it is an entry of, else "stage"."""
     lists = {re.sub(r"(?:^|\.)\d+(\..*)?$", "", op.of.path) for op in segment.ops if re.search(r"\d", op.of.path)}
     layers: set[str] = {m[0] for op in segment.ops if (m := re.match(r".*?\.\d+(?=\.|$)", op.of.path))}
     inside = all(f"{op.of.path}.".startswith((".", *(f"{name}." for name in layers))) for op in segment.ops)

@@ -1,4 +1,4 @@
-"""The function of a segment: plain code over its arguments, the weights by name, and the parts that it computes.
+"""The function of a segment: plain code over its arguments, its weights by name, and the parts that it computes.
 
 Numbers in the names of weights become arguments, so that layers and stages that are alike are one function.
 """
@@ -9,24 +9,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 from ....formulation.spacetime.materialized import Accumulate, Add, Register
 from ....formulation.spacetime.op import Cut, Op, Phase
-from ....model.graph.atoms import Atoms
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import P
 from ....model.graph.pcg import PCG
 from ....model.operators.operator import operator
-from ..common.conversions import Local, Used
+from ..common.conversions import Used
+from ..common.data import part_text
 from ..common.expressions import expression
 from ..common.losses import counted
-from ..common.names import identifier, roles, value_name
+from ..common.names import identifier, roles
 from ..common.operator_calls import OperatorCall
 from ..common.regathered_weights import PRODUCTS
 from ..common.statements import FunctionWriter, Statement
-from ..common.text import one_free, shape_text
 from .data_flow import Flow
 from .rolled_lines import COMMA, Number, Piece, line, mark, rolled
 from .segments import Segment
@@ -37,7 +35,7 @@ _RESERVED = ("at", "i", "j", *BASES)
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight of a segment: what it is called there, its register, and that of its gradient if anybody reads it."""
+    """A weight of a segment: its name there, its register, and that of its gradient if it is read."""
 
     text: str
     register: Register
@@ -46,7 +44,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """What a segment gives: of which operator, and the gradients that come back; None where none does."""
+    """A result of a segment: its operator, and the gradients that come back (None: none)."""
 
     op: Op
     gradients: tuple[Register, ...] | None
@@ -54,7 +52,7 @@ class Out:
 
 @dataclass(slots=True)
 class Code:
-    """A segment's function and what a call of it is given: the arguments by operator and operand."""
+    """A segment's function, and the arguments of its call by operator and operand."""
 
     body: tuple[Piece, ...] = ()  # its numbers relative to the bases
     arguments: tuple[str, ...] = ()
@@ -71,7 +69,7 @@ class Segments(FunctionWriter):
 
     def __init__(self, flow: Flow, segment: Segment, merged: Mapping[Register, Register], used: Used) -> None:
         pcg = flow.pcg
-        super().__init__(SimpleNamespace(graph=pcg, axes=_RESERVED), _roles(pcg))  # type: ignore[arg-type]
+        super().__init__(pcg, _RESERVED, _roles(pcg))
         self.flow, self.segment, self.merged, self.used, self.pcg = flow, segment, merged, used, pcg
         self.inside = {flow.result(op): op for op in segment.ops if flow.result(op) is not None}
         self.made: dict[Any, int] = {}
@@ -131,14 +129,8 @@ class Segments(FunctionWriter):
         view = entry.view or node.op in ("permute", "expand", "contiguous", "slice", "part", "detach")
         kind = "op" if apart else "view" if view else "unary" if len(operands) == 1 else "op"
         statement = Statement(render, tuple(operands), kind, self._value_name(op.node), op.node)
-        statement.without_gradient = self.recorded and _unrecorded(self.pcg, op.node)
+        statement.without_gradient = self.recorded and self._unrecorded(op.node)
         self.made[op] = self.add(statement)
-
-    def _value_name(self, index: int) -> str:
-        node = self.pcg.nodes[index]
-        if index not in self.roles and node.op in ("to", "contiguous", "expand", "detach") and node.inputs:
-            return self._value_name(node.inputs[0])
-        return self.roles.get(index) or value_name(node.op, node.name, node.path)
 
     def _once(self, key: object, text: str, node: int) -> int:
         if key not in self.made:
@@ -146,7 +138,7 @@ class Segments(FunctionWriter):
         return self.made[key]
 
     def _argument(self, op: Op, operand: int, register: Register) -> int:
-        """What comes from outside: a weight by its name, else an argument, once for every gradient of its own."""
+        """A value from outside: a weight by its name, else an argument, one per gradient."""
         source = op.of.inputs[operand]
         node = self.pcg.nodes[source]
         gradient = self.flow.made.get((op, operand))
@@ -166,11 +158,11 @@ class Segments(FunctionWriter):
         return self.made[key]
 
     def _source(self, op: Op, operand: int, source: int) -> int:
-        """This part of an input or a buffer of the graph, which is whole on every device."""
-        node, known = self.pcg.nodes[source], self.flow.graph.atoms[source]
+        """The part of an input or buffer, which are whole on every device."""
+        node = self.pcg.nodes[source]
         local = self._call(op).source(operand)
         text = f'at.inputs["{node.name}"]' if node.op == "input" else f'at["{node.name}"]'
-        text = cut_text(text, known, local)
+        text = part_text(text, local)
         if node.op == "input" and node.dtype in FLOATS:
             text = f"{text}.to(at.dtype)"
         if "cut(" in text:
@@ -205,7 +197,7 @@ class Segments(FunctionWriter):
         )
 
     def _fetched_again(self, op: Op) -> frozenset[int]:
-        """The operands of a product that are fetched again for backward: it keeps no copies of them."""
+        """The operands of a product that are fetched again for backward, so that it must not copy them."""
         again = {register.tensor.node for register in self.flow.again(op)} if op.of.op in PRODUCTS else set()
         return frozenset(place for place, source in enumerate(op.of.inputs) if source in again)
 
@@ -222,7 +214,7 @@ class Segments(FunctionWriter):
     # Results
 
     def _outs(self) -> list[Out]:
-        """What others read; first what gradients come back for."""
+        """The results that others read; those with gradients come first."""
         flow, inside = self.flow, set(self.segment.ops)
         outs = []
         for op in self.segment.ops:
@@ -261,7 +253,7 @@ _TAKEN = (  # attributes of `at`, and what its makers are called with
 
 
 def merge(flow: Flow, segment: Segment) -> dict[Register, Register]:
-    """Gradients of one value that are only added up, to the first of them: for one leaf autograd adds them up."""
+    """Map gradients of one value that are only added up to the first of them: autograd adds them up itself."""
     first: dict[object, Register] = {}
     found: dict[Register, Register] = {}
     for op in segment.ops:
@@ -285,32 +277,10 @@ def merge(flow: Flow, segment: Segment) -> dict[Register, Register]:
 
 
 def sum_of(flow: Flow, register: Register) -> Register | None:
-    """The sum that a register is part of, and nothing else."""
+    """The sum that is the only reader of a register."""
     readers = flow.readers[register]
     further = flow.instructions[readers[0]] if len(readers) == 1 else None
     return further.target if isinstance(further, Add) else None
-
-
-def cut_text(text: str, known: Atoms, local: Local) -> str:
-    """The part of a whole tensor, along all axes that split it."""
-    split = {a: [local.axes[i] for i in local.splits(a)] for a in range(len(known.sizes))}
-    if any(axes and known.dim_of(a)[1] > 0 for a, axes in split.items()):
-        text += f".reshape{shape_text(known.sizes)}"
-        for a, axes in split.items():
-            for axis in axes:
-                text = f"cut({text}, {a}, {axis})"
-        return f"{text}.reshape{shape_text(one_free(local.shape()))}"
-    for a, axes in split.items():
-        for axis in axes:
-            text = f"cut({text}, {known.dim_of(a)[0]}, {axis})"
-    return text
-
-
-def _unrecorded(pcg: PCG, index: int) -> bool:
-    """Whether a node reads what has a gradient, and has none: autograd must not record it."""
-    node = pcg.nodes[index]
-    sources = any(pcg.nodes[i].gradient for i in node.inputs)
-    return not node.gradient and node.dtype in FLOATS and node.op != "detach" and sources
 
 
 def _reads(text: str, name: str) -> bool:
@@ -328,7 +298,7 @@ _SITE = re.compile(r"at\.site_(\d+)")
 
 
 def _body(text: str) -> tuple[tuple[Piece, ...], tuple[tuple[str, int], ...]]:
-    """Statements, in loops over layers, with the numbers of lists and of dropout's call sites from the smallest on."""
+    """Statements in loops over layers; list numbers and dropout call sites are relative to the smallest."""
     least: dict[str, int] = {}
     for name in _NAMES.findall(text):
         for prefix, number in _places(name):
@@ -357,7 +327,7 @@ def _body(text: str) -> tuple[tuple[Piece, ...], tuple[tuple[str, int], ...]]:
 
 
 def _statements(text: str) -> list[str]:
-    """Statements that were broken into lines, each in one."""
+    """Join statements that were broken into lines."""
     found: list[str] = []
     depth = 0
     for one in text.split("\n"):
@@ -373,7 +343,7 @@ def _statements(text: str) -> list[str]:
 
 
 def _places(name: str) -> list[tuple[str, int]]:
-    """The numbers in a name, each with what stands before it, earlier numbers left out."""
+    """The numbers in a name, each with the text before it without earlier numbers."""
     found, prefix = [], ""
     for part in name.split("."):
         key = f"{prefix}."

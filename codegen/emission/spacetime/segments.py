@@ -21,12 +21,12 @@ from ....formulation.spacetime.op import Op, Phase
 from .data_flow import Flow, labels, layer
 
 Lane = tuple[tuple[str, int], ...]
-"""The labels of cuts that run one after the other on a device, with the part's number: the micro-batch."""
+"""Labels and numbers of the cuts whose parts run one after another on a device: the micro-batch."""
 
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """Forward operators, in order, that one device runs together."""
+    """Forward operators that one device runs together, in order."""
 
     device: int
     lane: Lane
@@ -44,7 +44,7 @@ class Block:
 
 @dataclass(slots=True)
 class Arranged:
-    """What a device does: blocks, and places of single instructions; `absorbed` are those that autograd takes over."""
+    """The work of a device: blocks, and places of single instructions; autograd does those in `absorbed`."""
 
     steps: list[Block | int]
     segments: list[Segment] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Arranged:
 
 
 def lanes(flow: Flow) -> dict[Op, Lane]:
-    """The lane of every forward operator: labels that have several numbers on this device."""
+    """The lane of every forward operator: the labels with several numbers on this device."""
     keys = {op: labels(op) for op, phase in flow.run if phase is Phase.FORWARD}
     numbers: dict[str, set[int]] = {}
     for own in keys.values():
@@ -62,7 +62,7 @@ def lanes(flow: Flow) -> dict[Op, Lane]:
 
 
 def arrange(flow: Flow) -> Arranged:
-    """The segments of one device and the order in which all that it does is written down."""
+    """The segments of one device, and the order in which its work is written."""
     lane = lanes(flow)
     apart = _fetched(flow) | {op for op in lane if op.swapped}
     piece: dict[Op, Hashable] = {
@@ -86,7 +86,7 @@ def arrange(flow: Flow) -> Arranged:
 
 
 def _fetched(flow: Flow) -> set[Op]:
-    """Operators whose weights come from other devices for every use, and all others of their layers."""
+    """Operators of layers with weights that other devices send for every use."""
     moved: dict[Register, bool] = {}
 
     def comes(register: Register) -> bool:
@@ -106,12 +106,12 @@ def _fetched(flow: Flow) -> set[Op]:
 
 
 def _unrecorded(flow: Flow, op: Op) -> bool:
-    """Whether an operator reads what has a gradient, and has no backward."""
+    """True if an operator reads what has a gradient, and has no backward."""
     return flow.of(op, Phase.BACKWARD) is None and any(flow.pcg.nodes[i].gradient for i in op.of.inputs)
 
 
 class _Arrangement:
-    """One pass over a device's instructions, given which operators may be together."""
+    """One pass over a device's instructions that groups them into blocks, given which operators may be together."""
 
     def __init__(self, flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane]) -> None:
         self.flow, self.piece, self.lane = flow, piece, lane
@@ -131,7 +131,7 @@ class _Arrangement:
         return steps
 
     def _block(self, phase: Phase, first: int, queue: deque[int], steps: list[Block | int]) -> None:
-        """One block from its first run on. What is in its way is done before it, or given back to the queue."""
+        """Collect a block from its first run on. Instructions in its way run before it or return to the queue."""
         flow, op = self.flow, self.flow.op(first)
         piece, lane = self.piece[op], self.lane[op]
         block, later, barred = [first], list[int](), set[int]()
@@ -163,14 +163,14 @@ class _Arrangement:
         queue.extendleft(reversed(later))
 
     def _waits(self, place: int, after: set[int], later: Sequence[int]) -> bool:
-        """Whether an instruction needs the block, or something after it; transfers keep their order."""
+        """True if an instruction needs the block, or something after it; transfers keep their order."""
         flow = self.flow
         if not flow.needs[place].isdisjoint(after):
             return True
         return flow.transfers(place) and any(map(flow.transfers, later))
 
     def _weight(self, place: int) -> bool:
-        """Whether a transfer brings a weight: those of a layer come before its first operator."""
+        """True if a transfer brings a weight: those of a layer come before its first operator."""
         written = writes(self.flow.instructions[place])
         return (
             bool(written)
@@ -179,7 +179,7 @@ class _Arrangement:
         )
 
     def _needs(self, place: int, block: Sequence[int]) -> frozenset[int]:
-        """What a run needs; of a gradient that is partly made in the block, the other parts."""
+        """The dependencies of a run; of a gradient that is partly computed in the block, only the other terms."""
         flow = self.flow
         needs = flow.needs[place]
         given = flow.gradient(flow.op(place)) if flow.phase(place) is Phase.BACKWARD else None
@@ -190,7 +190,7 @@ class _Arrangement:
         return (needs - set(adding)) | made if made.intersection(block) else needs
 
     def _joins(self, phase: Phase, place: int, results: Mapping[Register | None, Op]) -> bool:
-        """Whether autograd can take the gradients between a forward run and those before it in the block."""
+        """True if autograd can take the gradients between a forward run and those before it in the block."""
         flow, op = self.flow, self.flow.op(place)
         if phase is Phase.BACKWARD:
             return not self._apart(op, set(results.values()))
@@ -203,14 +203,14 @@ class _Arrangement:
         )
 
     def _apart(self, op: Op, others: set[Op]) -> bool:
-        """Whether some of a gradient is made by others that read another copy of the value, or a part of it."""
+        """True if some of a gradient is made by others that read another copy of the value, or a part of it."""
         flow = self.flow
         given = flow.gradient(op)
         made = [flow.makers[x] for x in flow.leaves(given)[0] if x in flow.makers] if given is not None else []
         return any(o in others and flow.operands(o).get(operand) != flow.result(op) for o, operand in made)
 
     def _before(self, needs: Iterable[int], block: Sequence[int], later: list[int], steps: list[Block | int]) -> bool:
-        """Do before the block what is waiting for after it, if it needs nothing of the block; whether that was so."""
+        """Run deferred instructions before the block if they do not depend on it; True if that is possible."""
         flow, wanted = self.flow, set(needs).intersection(later)
         for place in reversed(later):
             if place in wanted:
@@ -227,7 +227,7 @@ class _Arrangement:
 
 
 def _refined(flow: Flow, piece: Mapping[Op, Hashable], steps: Sequence[Block | int]) -> dict[Op, Hashable]:
-    """Operators are together that were so before and are now, in every phase."""
+    """Refine `piece`: operators stay together if every phase has put them into the same block."""
     number: dict[tuple[Op, Phase], int] = {}
     for count, step in enumerate(steps):
         if isinstance(step, Block):
@@ -266,7 +266,7 @@ def _refined(flow: Flow, piece: Mapping[Op, Hashable], steps: Sequence[Block | i
 
 
 def _labelled(flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane], steps: list[Block | int]) -> Arranged:
-    """The blocks with their segments, and what autograd takes over of the sums between operators of one."""
+    """Assign segments to the blocks, and find the sums between their operators that autograd computes."""
     arranged = Arranged(steps)
     segments: dict[Hashable, Segment] = {}
     ops: dict[Hashable, list[Op]] = {}

@@ -1,4 +1,4 @@
-"""Weights that come from other devices come for a whole layer at once, before the first of its operators.
+"""Fetching the weights of a layer from other devices at once, before its first operator.
 
 Materialization fetches them one by one, just before each use. Their transfers depend on nothing but what is kept, so
 all devices can have them earlier, in an order that is the same everywhere.
@@ -16,7 +16,7 @@ from .data_flow import COMPUTING, forward_of, labels, layer
 
 
 def by_layer(program: Materialized) -> Materialized:
-    """The program with such transfers, and what prepares and follows them, at the start of their layers' blocks."""
+    """The program with transfers of weights, and what prepares and follows them, at the start of their layers."""
     pcg = program.tasks.graph.pcg
     starts: dict[Hashable, int] = {}
     events: dict[int, list[tuple[int, Instruction]]] = {}
@@ -55,12 +55,12 @@ def by_layer(program: Materialized) -> Materialized:
 
 
 def _block(device: int, run: Run) -> Hashable:
-    """What is fetched at once: a layer's operators in one phase of one micro-batch on one device."""
+    """The key of what is fetched at once: a layer in one phase of one micro-batch on one device."""
     return device, run.op.phase, tuple(labels(forward_of(run.op))), layer(run.op)
 
 
 def _brings_weight(nodes: Sequence[Node], instruction: Instruction) -> bool:
-    """Whether an instruction moves or prepares a weight, and does nothing else."""
+    """True if an instruction moves or prepares a weight, and does nothing else."""
     registers = (*reads(instruction), *writes(instruction))
     moved = all(r.tensor.kind == VALUE and nodes[r.tensor.node].op == "parameter" for r in registers)
     return not isinstance(instruction, Run) and moved

@@ -1,4 +1,4 @@
-"""Constructors of the classes: which weights a rank has, in which parts, and what becomes of their gradients."""
+"""Constructors of the classes: a rank's parts of the weights, and how their gradients are synchronized."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ..common.text import tuple_text, wrap
 
 
 class Constructors:
-    """Writes constructors; afterwards `factors` and `strided` tell what the program's `weight` must know."""
+    """Writes constructors; `factors` and `strided` are then what the program's function `weight` must support."""
 
     def __init__(self, plan: Plan, used: Used) -> None:
         self.plan, self.used = plan, used
         self.all_sharded = all_sharded(plan)
         self.joined_argument = joined_argument(plan.graph)
-        self.factors = False  # whether a dim of some weight is given by its factors
-        self.strided = False  # whether it is the dim along which a weight is joined
+        self.factors = False  # True if a dim of some weight is given by its factors
+        self.strided = False  # True if it is the dim along which a weight is joined
 
     def _init(
         self,
@@ -70,11 +70,11 @@ class Constructors:
         return head + axes_line(lines, self._groups(), "mesh") + lines + list(lists)
 
     def _groups(self) -> list[str]:
-        """What the constructors may say of the mesh."""
+        """The groups of the mesh that constructors may mention."""
         return [group.name for group in axis_groups(self.plan)]
 
     def _options(self, index: int) -> dict[str, str]:
-        """What the program's `weight` must know besides name and shape."""
+        """The options of a weight besides name and shape."""
         plan = self.plan
         node, choice = plan.graph.nodes[index], plan.choices[index]
         options = {"dtype": self._dtype(index) if node.dtype in FLOATS else f"torch.{node.dtype}"}
@@ -98,7 +98,7 @@ class Constructors:
         return options
 
     def _dtype(self, index: int) -> str:
-        """The dtype in which numbers are stored: that of the model, or one of 32 bits at least."""
+        """The dtype in which a weight is stored: the model's, or one of at least 32 bits."""
         stored, node = precision(self.plan.dtype), self.plan.graph.nodes[index]
         if node.op == "buffer":
             return "precision" if stored.narrow else "dtype"
@@ -106,7 +106,7 @@ class Constructors:
         return "dtype" if (stored.master if sparse else stored.parameters) == stored.compute else "precision"
 
     def _cuts(self, index: int) -> tuple[str, str]:
-        """Shape and cuts of a weight as `weight` takes them."""
+        """Shape and cuts of a weight, as arguments."""
         plan = self.plan
         known = atoms(plan.graph)[index]
         local = local_part(plan, index, plan.choices[index].output)
@@ -136,14 +136,14 @@ class Constructors:
 
 
 def all_sharded(plan: Plan) -> bool:
-    """Whether ranks update shares of every weight with a dense gradient: then no weight need say so."""
+    """True if ranks update shares of every weight with a dense gradient: then no weight need say so."""
     sparse = sparse_tables(plan.graph)
     trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
     return not plan.separate_states and all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
 
 
 def axes_line(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:
-    """Bare names for the axes that lines speak of."""
+    """The line that gives bare names to the axes mentioned in `lines`."""
     read = axes_read(lines, axes)
     if not read:
         return []
@@ -163,11 +163,11 @@ _DEFAULTS = {
 
 
 def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The options that most of some weights have; that other stages have it too is said of every single one."""
+    """The options that most weights of a class have; `tied` is given for every single weight."""
     counts = Counter((k, v) for of_one in options for k, v in of_one.items() if k != "tied")
     return {k: v for (k, v), count in reversed(counts.most_common()) if 2 * count >= len(options)}
 
 
 def _joined(node: Node, original: Callable[[str], str]) -> str:
-    """What a weight joins, name to rows."""
+    """The tensors that a weight joins, name to rows."""
     return f"{{{', '.join(f'{original(name)}: {shape[0]}' for name, shape in node.originals.items())}}}"

@@ -82,7 +82,7 @@ class Emission:
 
     @property
     def accumulates(self) -> bool:
-        """Whether a step has several micro-batches."""
+        """True if a step has several micro-batches."""
         return self.stages[0].micro_batches > 1
 
     @property
@@ -191,7 +191,7 @@ def _synchronized(plan: Plan, index: int) -> str:
 
 
 def _uneven_weights(plan: Plan) -> bool:
-    """Whether some weight or input is stored in parts of different sizes."""
+    """True if some weight or input is stored in parts of different sizes."""
     for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
         if node.op in ("parameter", "buffer", "input"):
             local = local_part(plan, index, choice.output)

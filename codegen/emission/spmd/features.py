@@ -223,12 +223,12 @@ def _main(e: Emission) -> Context:
 
 
 def _widened(e: Emission) -> bool:
-    """Whether gradients are accumulated in another dtype than the weights'."""
+    """True if gradients are accumulated in another dtype than the weights'."""
     return e.precision.gradients != e.precision.parameters
 
 
 def _tied(e: Emission) -> bool:
-    """Whether several stages have the same weight."""
+    """True if several stages have the same weight."""
     return e.pipeline is not None and e.pipeline["tied"]
 
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 from ....formulation.special import Splits
 from ....formulation.strategies.strategy import rows_taken
 from ....model.graph.atoms import atoms
-from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import Action, Layout, P, atom_of, is_split
 from ....model.machine.precision import precision
 from ....model.operators.operator import operator
@@ -17,7 +16,7 @@ from ...plan.routes import route
 from ..common.block_loops import BlockLoop, call_text
 from ..common.conversions import Used, conversion, local_part
 from ..common.expressions import chunked, expression
-from ..common.names import is_literal, value_name
+from ..common.names import is_literal
 from ..common.operator_calls import OperatorCall, literal
 from ..common.regathered_weights import VIEWS, remade
 from ..common.statements import FunctionWriter, Statement
@@ -44,8 +43,15 @@ class FunctionBody(FunctionWriter):
         divisors: Mapping[int, str],
         roles: Mapping[int, str],
     ) -> None:
-        super().__init__(plan, roles, used.has_dropout)
-        self.own, self.weights, self.used, self.divided, self.divisors = own, weights, used, divided, divisors
+        super().__init__(plan.graph, plan.axes, roles, used.has_dropout)
+        self.plan, self.own, self.weights, self.used, self.divided, self.divisors = (
+            plan,
+            own,
+            weights,
+            used,
+            divided,
+            divisors,
+        )
         self.dropout_sites: dict[int, str] = {}  # call sites of dropouts in loops
         self.branches: Mapping[int, ParallelBranches] = {}  # by the node that joins them
         self.calls: Mapping[int, SegmentCall] = {}  # of recomputed segments, by their results
@@ -116,17 +122,6 @@ class FunctionBody(FunctionWriter):
         """Autograd records nothing where the function is called: `torch.no_grad` is not needed."""
         for statement in self.statements:
             statement.without_gradient = False
-
-    def _unrecorded(self, index: int) -> bool:
-        """True if a node without gradient reads values with one, so that autograd must not record it."""
-        nodes = self.plan.graph.nodes
-        node = nodes[index]
-        return (
-            not node.gradient
-            and node.dtype in FLOATS
-            and node.op != "detach"
-            and any(nodes[i].gradient for i in node.inputs)
-        )
 
     def given(self, index: int, recorded: bool = True) -> int:
         """A node in the layout that all readers get; if not `recorded`, for readers without gradient."""
@@ -337,12 +332,6 @@ class FunctionBody(FunctionWriter):
             elif size > 1 and plan.choices[weight].at and letter == P:
                 words["tables"].append(name)
         return ", ".join(f"{word} over {' and '.join(names)}" for word, names in words.items() if names)
-
-    def _value_name(self, index: int) -> str:
-        node = self.plan.graph.nodes[index]
-        if index not in self.roles and node.op in ("to", "contiguous", "expand", "detach"):
-            return self._value_name(node.inputs[0])  # shows another value
-        return self.roles.get(index) or value_name(node.op, node.name, node.path)
 
     def call(self, index: int) -> OperatorCall:
         """An operator with all that its line depends on."""

@@ -47,7 +47,7 @@ def all_steps(found: Sequence[Group]) -> list[Step]:
 
 
 def disordered(found: Sequence[Group]) -> bool:
-    """Whether some all-reduce leaves its chunks in another order than it found them."""
+    """True if some all-reduce leaves its chunks in another order than it found them."""
     return any(
         transposes(program, tuple(group.levels.values()), "all_reduce") != (None, None)
         for group in found

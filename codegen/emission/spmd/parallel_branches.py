@@ -1,4 +1,4 @@
-"""Branches side by side as program text: a method for each coordinate, and the line that brings them together."""
+"""Parallel branches as program text: a method per coordinate, and the line that joins their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..common.text import shape_text
 
 @dataclass(frozen=True, slots=True)
 class CoordinateBranches:
-    """What is at one coordinate: the inputs of the `cat` that it gives, and what its branches compute."""
+    """The branches at one coordinate: the inputs of the `cat` that they compute, and their nodes."""
 
     coordinate: int
     ends: tuple[int, ...]
@@ -29,14 +29,14 @@ class CoordinateBranches:
 
 @dataclass(frozen=True, slots=True)
 class ParallelBranches:
-    """A bundle as it is written: its axis, and the sides by coordinate (without ends where nothing is)."""
+    """A bundle of parallel branches: its axis, and its sides by coordinate (without ends if nothing is there)."""
 
     bundle: Bundle
     axis: int
     sides: tuple[CoordinateBranches, ...]
 
     def reads(self, plan: Plan, side: CoordinateBranches) -> tuple[int, ...]:
-        """What a side takes from outside: the fork, or inputs of the graph."""
+        """What a side reads from outside: the fork, or inputs of the graph."""
         graph, constant = plan.graph, classes(plan.graph).constant
         read = {i for n in side.nodes for i in graph.nodes[n].inputs} - side.nodes
         read |= set(side.ends) - side.nodes
@@ -60,7 +60,7 @@ def side_by_side(plan: Plan) -> dict[int, ParallelBranches]:
 
 
 def _ends_of(plan: Plan, parameter: int) -> list[str]:
-    """How a weight's name may end: its attribute in the program is called one of these."""
+    """The ends of a weight's name; its attribute in the program is one of these."""
     parts = plan.graph.nodes[parameter].name.split(".")
     return [".".join(parts[k:]) for k in range(len(parts))]
 
@@ -78,7 +78,7 @@ def _sides(plan: Plan, join: int, bundle: Bundle, stem: str) -> ParallelBranches
 
 
 def render(plan: Plan, found: ParallelBranches, used: Used) -> Callable[[Sequence[str]], str]:
-    """The line that runs this rank's branches and exchanges what they give; its operands are all that sides read."""
+    """The line that runs this rank's branches and exchanges their results; its operands are what any side reads."""
     join = found.bundle.join
     node, choice, known = plan.graph.nodes[join], plan.choices[join], atoms(plan.graph)[join]
     whole = tuple(R if a == found.axis else x for a, x in enumerate(choice.output))
@@ -122,7 +122,7 @@ def render(plan: Plan, found: ParallelBranches, used: Used) -> Callable[[Sequenc
 
 
 def _reaches(plan: Plan, bundle: Bundle, side: CoordinateBranches) -> bool:
-    """Whether the gradient of what a side gives reaches what it reads, or, if that has none, starts anything."""
+    """True if the gradient of what a side gives reaches what it reads, or, if that has none, starts anything."""
     graph, fork = plan.graph, bundle.fork
     if fork < 0 or not graph.nodes[fork].gradient:
         return any(graph.nodes[i].gradient for i in side.ends)
@@ -134,12 +134,12 @@ def _reaches(plan: Plan, bundle: Bundle, side: CoordinateBranches) -> bool:
 
 
 def operands_of(plan: Plan, found: ParallelBranches) -> tuple[int, ...]:
-    """What the line reads: all that any side does."""
+    """The operands of the line: what any side reads."""
     return tuple(sorted({i for side in found.sides for i in found.reads(plan, side)}))
 
 
 def comment(plan: Plan, found: ParallelBranches) -> str:
-    """Which inputs of the `cat` are where."""
+    """A comment on which inputs of the `cat` are at which coordinate."""
     numbers = {end: n for n, end in enumerate(plan.graph.nodes[found.bundle.join].inputs)}
     at = [f"{', '.join(str(numbers[i]) for i in side.ends)} @{side.coordinate}" for side in found.sides if side.ends]
     return f"branches side by side over {plan.axes[found.axis]}: {'; '.join(at)}"
