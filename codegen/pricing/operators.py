@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...formulation.bundles.parallel_branches import exchanges, widest_piece
 from ...formulation.pipeline.stage_transfers import messages
 from ...formulation.special import Part, Situation, part_of, special_strategy
-from ...formulation.strategies.operator_options import LOSS_TRANSIENTS
+from ...formulation.strategies.option_costs import LOSS_TRANSIENTS
 from ...formulation.strategies.row import Row
 from ...formulation.strategies.strategy import rows_taken
 from ...formulation.strategies.tensor_classes import Use, trains
@@ -222,11 +222,11 @@ class Operators(Conversions):
         node, choice, sizes = self.graph.nodes[index], self.plan.choices[index], self.plan.placement.sizes
         sources = tuple(self.graph.nodes[i] for i in node.inputs)
         situation = Situation(node, sources, tuple(self.known[i] for i in node.inputs), self.known[index])
-        items = tuple(self.item(i) for i in node.inputs)
+        itemsizes = tuple(self.item(i) for i in (*node.inputs, index))
         for axis, row in enumerate(self.rows(index)):
             if row.special and sizes[axis] > 1:
-                args = situation, row, sizes[axis], choice.inputs, choice.output, sizes, items, self.item(index)
-                yield axis, row, part_of(*args, self.spreads.get(node.inputs[0]))
+                layouts, spread = (choice.inputs, choice.output), self.spreads.get(node.inputs[0])
+                yield axis, row, part_of(situation, row, sizes[axis], layouts, sizes, itemsizes, spread=spread)
 
     def specials(self, index: int) -> None:
         """What special strategies send and keep."""

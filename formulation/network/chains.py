@@ -32,9 +32,8 @@ def find_chains(network: Network, pieces: Sequence[Position]) -> tuple[Chain, ..
         return ()
     segments = [order[a + 1 : b] for a, b in pairwise(cuts)]
     signatures = _signatures(network, order, cuts, segments)
-    chains: list[Chain] = []
-    _search(network, [order[c] for c in cuts], segments, signatures, 0, len(segments), chains)
-    return tuple(sorted(chains, key=lambda c: c.boundaries))
+    search = _Search(network, [order[c] for c in cuts], segments, signatures)
+    return tuple(sorted(search.chains(0, len(segments)), key=lambda c: c.boundaries))
 
 
 def _inside_switches(network: Network, order: Sequence[int]) -> set[int]:
@@ -44,51 +43,49 @@ def _inside_switches(network: Network, order: Sequence[int]) -> set[int]:
     return {n for reach in reaches if reach for n in range(min(reach), max(reach) + 1)}
 
 
-def _search(
-    network: Network,
-    cuts: list[int],
-    segments: list[list[int]],
-    signatures: list[int],
-    start: int,
-    stop: int,
-    chains: list[Chain],
-) -> None:
-    """Take the run that covers most variables between two segments, then look on both sides of it."""
-    best = (0, 0, 0, 0)  # variables saved, first segment, period, copies
-    for period in range(1, min(LONGEST_PERIOD, (stop - start) // 2) + 1):
-        run = 0
-        for i in range(start, stop - period + 1):
-            run = run + 1 if i + period < stop and signatures[i] == signatures[i + period] else 0
-            copies = run // period + 1
-            if run and run % period == 0 and copies > 1:
-                first = i + 1 - run
-                covered = sum(len(s) + 1 for s in segments[first : first + period * (copies - 1)])
-                if covered > best[0] and _same_domain(network, cuts, first, period, copies):
-                    best = (covered, first, period, copies)
-    if not best[0]:
-        return
-    _, first, period, copies = best
-    boundaries = tuple(cuts[first + period * c] for c in range(copies + 1))
-    inside = tuple(
-        tuple(
-            v
-            for s in range(first + period * c, first + period * (c + 1))
-            for v in _with_cut(segments, cuts, s, first, period)
-        )
-        for c in range(copies)
-    )
-    chains.append(Chain(boundaries, inside))
-    _search(network, cuts, segments, signatures, start, first, chains)
-    _search(network, cuts, segments, signatures, first + period * copies, stop, chains)
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The segments between cuts, with equal `signatures` for equal ones."""
 
+    network: Network
+    cuts: list[int]
+    segments: list[list[int]]
+    signatures: list[int]
 
-def _with_cut(segments: list[list[int]], cuts: list[int], segment: int, first: int, period: int) -> list[int]:
-    """A segment's variables, after the cut before it where that lies inside a copy."""
-    return segments[segment] if (segment - first) % period == 0 else [cuts[segment], *segments[segment]]
+    def chains(self, start: int, stop: int) -> list[Chain]:
+        """The run that covers most variables between two segments, then those on both sides of it."""
+        first, period, copies = self._best(start, stop)
+        if not copies:
+            return []
+        boundaries = tuple(self.cuts[first + period * c] for c in range(copies + 1))
+        starts = (first + period * c for c in range(copies))
+        inside = tuple(tuple(v for s in range(at, at + period) for v in self._with_cut(s, at)) for at in starts)
+        left, right = self.chains(start, first), self.chains(first + period * copies, stop)
+        return [Chain(boundaries, inside), *left, *right]
 
+    def _best(self, start: int, stop: int) -> tuple[int, int, int]:
+        """First segment, period and copies of the run that covers most variables; zeros if none repeats."""
+        best = (0, 0, 0, 0)  # variables covered first
+        signatures = self.signatures
+        for period in range(1, min(LONGEST_PERIOD, (stop - start) // 2) + 1):
+            run = 0
+            for i in range(start, stop - period + 1):
+                run = run + 1 if i + period < stop and signatures[i] == signatures[i + period] else 0
+                copies = run // period + 1
+                if run and run % period == 0 and copies > 1:
+                    first = i + 1 - run
+                    covered = sum(len(s) + 1 for s in self.segments[first : first + period * (copies - 1)])
+                    if covered > best[0] and self._same_domain(first, period, copies):
+                        best = (covered, first, period, copies)
+        return best[1:]
 
-def _same_domain(network: Network, cuts: list[int], first: int, period: int, copies: int) -> bool:
-    return len({len(network.variables[cuts[first + period * c]].cost) for c in range(copies + 1)}) == 1
+    def _with_cut(self, segment: int, first: int) -> list[int]:
+        """A segment's variables, after the cut before it unless that is the boundary at `first`."""
+        return self.segments[segment] if segment == first else [self.cuts[segment], *self.segments[segment]]
+
+    def _same_domain(self, first: int, period: int, copies: int) -> bool:
+        boundaries = (self.cuts[first + period * c] for c in range(copies + 1))
+        return len({len(self.network.variables[v].cost) for v in boundaries}) == 1
 
 
 def _signatures(network: Network, order: list[int], cuts: list[int], segments: list[list[int]]) -> list[int]:

@@ -1,6 +1,6 @@
 """Consistency of a cost network: how its parts have to fit together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -103,49 +103,64 @@ def _alike(a: Table | None, b: Table | None) -> bool:
 
 
 def _chain_problems(network: Network) -> Iterator[str]:
-    variables = network.variables
     owner: dict[int, str] = {}
     for c, chain in enumerate(network.chains):
-        at = f"chain {c}"
-        if not chain.copies or len(chain.boundaries) != len(chain.copies) + 1:
-            yield f"{at}: {len(chain.boundaries)} boundaries for {len(chain.copies)} copies"
-        if {len(copy) for copy in chain.copies} != {len(chain.copies[0])}:
-            yield f"{at}: copies of {sorted({len(copy) for copy in chain.copies})} variables"
-        owned = [*chain.boundaries[1:-1], *(v for copy in chain.copies for v in copy)]
-        for v in (*owned, chain.boundaries[0], chain.boundaries[-1]):
-            if not 0 <= v < len(variables):
-                yield f"{at}: variable {v} of {len(variables)}"
-        if chain.boundaries[0] == chain.boundaries[-1]:
-            yield f"{at}: starts and ends at {variables[chain.boundaries[0]].name}"
-        for v in owned:
-            if v in owner:
-                yield f"{variables[v].name} belongs to {owner[v]} and to {at}"
-            owner[v] = at
+        yield from _form_problems(network, f"chain {c}", chain, owner)
     for c, chain in enumerate(network.chains):
-        for v in (chain.boundaries[0], chain.boundaries[-1]):
-            if v in owner:
-                yield f"chain {c} ends at {variables[v].name}, which is inside {owner[v]}"
-        first = variables[chain.boundaries[0]]
-        for b in chain.boundaries:
-            if len(variables[b].cost) != len(first.cost):
-                yield f"chain {c}: boundaries of {len(first.cost)} and {len(variables[b].cost)} options"
-        for b in chain.boundaries[1:-1]:
-            if variables[b].cost.any() or variables[b].use.any():
-                yield f"chain {c}: boundary {variables[b].name} has a cost or a use of its own"
+        yield from _boundary_problems(network, f"chain {c}", chain, owner)
     copy_edges, rest = chain_edges(network)
     for k in rest:
         for v in (network.edges[k].u, network.edges[k].v):
             if v in owner:
-                yield f"{variables[v].name} of {owner[v]} has an edge that leaves its copy"
+                yield f"{network.variables[v].name} of {owner[v]} has an edge that leaves its copy"
     yield from _straddling(network, copy_edges)
     for c, chain in enumerate(network.chains):
-        first_copy = _signature(network, chain, 0, copy_edges[c][0])
-        for i in range(len(chain.copies)):
-            mine = _signature(network, chain, i, copy_edges[c][i])
-            if isinstance(mine, str):
-                yield f"chain {c}, copy {i}: {mine}"
-            elif not isinstance(first_copy, str):
-                yield from (f"chain {c}: copy {i} differs from copy 0 in {what}" for what in _differ(first_copy, mine))
+        yield from _copy_problems(network, f"chain {c}", chain, copy_edges[c])
+
+
+def _form_problems(network: Network, at: str, chain: Chain, owner: dict[int, str]) -> Iterator[str]:
+    """Copies of different size, unknown variables, variables of two chains; notes the owner of each variable."""
+    variables = network.variables
+    if not chain.copies or len(chain.boundaries) != len(chain.copies) + 1:
+        yield f"{at}: {len(chain.boundaries)} boundaries for {len(chain.copies)} copies"
+    if {len(copy) for copy in chain.copies} != {len(chain.copies[0])}:
+        yield f"{at}: copies of {sorted({len(copy) for copy in chain.copies})} variables"
+    owned = [*chain.boundaries[1:-1], *(v for copy in chain.copies for v in copy)]
+    for v in (*owned, chain.boundaries[0], chain.boundaries[-1]):
+        if not 0 <= v < len(variables):
+            yield f"{at}: variable {v} of {len(variables)}"
+    if chain.boundaries[0] == chain.boundaries[-1]:
+        yield f"{at}: starts and ends at {variables[chain.boundaries[0]].name}"
+    for v in owned:
+        if v in owner:
+            yield f"{variables[v].name} belongs to {owner[v]} and to {at}"
+        owner[v] = at
+
+
+def _boundary_problems(network: Network, at: str, chain: Chain, owner: Mapping[int, str]) -> Iterator[str]:
+    """Ends inside of another chain, boundaries of different domains, boundaries that cost or use something."""
+    variables = network.variables
+    for v in (chain.boundaries[0], chain.boundaries[-1]):
+        if v in owner:
+            yield f"{at} ends at {variables[v].name}, which is inside {owner[v]}"
+    first = variables[chain.boundaries[0]]
+    for b in chain.boundaries:
+        if len(variables[b].cost) != len(first.cost):
+            yield f"{at}: boundaries of {len(first.cost)} and {len(variables[b].cost)} options"
+    for b in chain.boundaries[1:-1]:
+        if variables[b].cost.any() or variables[b].use.any():
+            yield f"{at}: boundary {variables[b].name} has a cost or a use of its own"
+
+
+def _copy_problems(network: Network, at: str, chain: Chain, edges: list[list[int]]) -> Iterator[str]:
+    """Copies that are not equal to the first."""
+    first_copy = _signature(network, chain, 0, edges[0])
+    for i in range(len(chain.copies)):
+        mine = _signature(network, chain, i, edges[i])
+        if isinstance(mine, str):
+            yield f"{at}, copy {i}: {mine}"
+        elif not isinstance(first_copy, str):
+            yield from (f"{at}: copy {i} differs from copy 0 in {what}" for what in _differ(first_copy, mine))
 
 
 def _straddling(network: Network, copy_edges: list[list[list[int]]]) -> Iterator[str]:

@@ -90,7 +90,7 @@ class Contest:
         name = problem.get("name", "")
         if not isinstance(name, str):
             _refuse("problem.name", f"is {reprlib.repr(name)}, expected text")
-        return Contest(name, start, cost, usage, intervals, ends, at, table, limit)
+        return Contest(name, start, cost, usage, intervals=intervals, ends=ends, at=at, table=table, limit=limit)
 
     def evaluate(self, choice: Sequence[int]) -> Verdict:
         """The cost of a choice (an option per node), and whether the usage fits at every time, in Python integers.

@@ -12,7 +12,7 @@ they use. What they take beside that for a while, e(z, ...), counts once, for th
     Σ_v m_v0 + Σ_(u,v) m_uv0 + max_s Σ_(v ∈ s) e_v(z_s, x_v) + Σ_((u,v) ∈ s) e_uv(z_s, x_u, x_v) ≤ M_0
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
@@ -148,19 +148,38 @@ class Network:
 def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
     """The cost, use and feasibility of an assignment (an option per variable), in exact Python integers.
 
-    Raises ValueError when the assignment does not name one option of every variable.
+    Raises ValueError unless the assignment names one option of every variable.
     """
     if len(assignment) != len(network.variables):
         raise ValueError(f"{len(assignment)} options for {len(network.variables)} variables")
     for variable, x in zip(network.variables, assignment, strict=True):
         if not 0 <= x < len(variable.cost):
             raise ValueError(f"{variable.name} has options 0 to {len(variable.cost) - 1}, not {x}")
-    cost, why = int(network.constant), ""
-    capacities = range(len(network.capacities))
-    steps = [0] * (len(capacities) + 1)  # by how much more is used of a capacity than of the one before
+    steps = [0] * (len(network.capacities) + 1)  # how much more is used of a capacity than of the one before
     variables, edges = _decided(network)
+    parts = (
+        _evaluate_variables(network, assignment, variables, steps),
+        _evaluate_edges(network, assignment, edges, steps),
+        _evaluate_terms(network, assignment, network.terms(variables, edges), steps),
+    )
+    cost = int(network.constant) + sum(cost for cost, _ in parts)
+    why = next((why for _, why in parts if why), "")
+    use = list(accumulate(steps[:-1]))
+    if use:
+        use[0] += max(extras(network, assignment).values(), default=0)
+    for r, (total, capacity) in enumerate(zip(use, network.capacities, strict=True)):
+        if total > capacity:
+            why = why or f"capacity {r} is exceeded: {total} of {capacity} bytes"
+    return Evaluation(cost, tuple(use), not why, why)
+
+
+def _evaluate_variables(
+    network: Network, assignment: Sequence[int], decided: Collection[int], steps: list[int]
+) -> tuple[int, str]:
+    """The cost of the variables that no switch decides, and what forbids it; adds their use to `steps`."""
+    cost, why = 0, ""
     for v, (variable, x) in enumerate(zip(network.variables, assignment, strict=True)):
-        if v in variables:
+        if v in decided:
             continue
         here = variable.cost.item(x)  # `item` is several times faster than an index
         cost += here
@@ -170,8 +189,16 @@ def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
             steps[last] -= variable.use.item(x, p)
         if here >= INFINITE:
             why = why or f"{variable.name} may not take option {x}"
+    return cost, why
+
+
+def _evaluate_edges(
+    network: Network, assignment: Sequence[int], decided: Collection[int], steps: list[int]
+) -> tuple[int, str]:
+    """The same for edges."""
+    cost, why, capacities = 0, "", range(len(network.capacities))
     for k, e in enumerate(network.edges):
-        if k in edges:
+        if k in decided:
             continue
         i, j = assignment[e.u], assignment[e.v]
         here = e.cost.item(i, j)
@@ -183,7 +210,15 @@ def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
         if here >= INFINITE:
             names = network.variables[e.u].name, network.variables[e.v].name
             why = why or f"{names[0]} with option {i} and {names[1]} with option {j} exclude each other"
-    for term in network.terms(variables, edges):
+    return cost, why
+
+
+def _evaluate_terms(
+    network: Network, assignment: Sequence[int], terms: Iterable[Term], steps: list[int]
+) -> tuple[int, str]:
+    """The same for what switches decide."""
+    cost, why, capacities = 0, "", range(len(network.capacities))
+    for term in terms:
         entry = tuple(assignment[v] for v in term.scope)
         here = term.cost.item(entry)
         cost += here
@@ -194,13 +229,7 @@ def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
         if here >= INFINITE:
             parts = (f"{network.variables[v].name} with option {x}" for v, x in zip(term.scope, entry, strict=True))
             why = why or f"{', '.join(parts)} exclude each other"
-    use = list(accumulate(steps[:-1]))
-    if use:
-        use[0] += max(extras(network, assignment).values(), default=0)
-    for r, (total, capacity) in enumerate(zip(use, network.capacities, strict=True)):
-        if total > capacity:
-            why = why or f"capacity {r} is exceeded: {total} of {capacity} bytes"
-    return Evaluation(cost, tuple(use), not why, why)
+    return cost, why
 
 
 def extras(network: Network, assignment: Sequence[int]) -> dict[int, int]:

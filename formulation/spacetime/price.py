@@ -28,7 +28,7 @@ from ...model.machine.roofline import Roofline, backward_factor
 from ...model.operators.operator import operator
 from ...model.optimizers import optimizer_states
 from ..rvd.prices import prices_on
-from ..strategies.operator_options import LOSS_TRANSIENTS
+from ..strategies.option_costs import LOSS_TRANSIENTS
 from ..strategies.row import Row
 from ..strategies.strategy import rows
 from ..strategies.tensor_classes import classes

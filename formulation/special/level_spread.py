@@ -108,9 +108,9 @@ def _evened(rows: Sequence[int], filled: list[list[int]], most: float) -> list[l
     while held.max() > most:
         c = int(held.argmax())
         others = [*{counts[d].tobytes(): d for d in reversed(range(len(counts))) if d != c}.values()]
-        trade = _trade(each, counts, held, c, others, 1, most)
+        trade = _trade(each, counts, held, c, others, several=1, most=most)
         if trade is None:  # one after the other: pairs of pairs are many
-            trades = (_trade(each, counts, held, c, [d], 2, most) for d in others)
+            trades = (_trade(each, counts, held, c, [d], several=2, most=most) for d in others)
             trade = min((found for found in trades if found is not None), default=None)
         if trade is None:
             break

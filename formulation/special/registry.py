@@ -198,24 +198,28 @@ def part_of(
     situation: Situation,
     row: Row,
     ranks: int,
-    inputs: Sequence[Layout],
-    output: Layout,
+    layouts: tuple[Sequence[Layout], Layout],
     sizes: Sequence[int],
-    items: tuple[int, ...],
-    item: int,
+    itemsizes: Sequence[int],
+    *,
     spread: TableSpread | None = None,
 ) -> Part:
-    """The largest part of a node under an option of layouts, for the cost of `row` on an axis of `ranks`."""
+    """The largest part of a node under the layouts of its inputs and output, for the cost of `row` on `ranks`.
+
+    `itemsizes` are bytes of an element of each input, then of the output.
+    """
+    inputs, output = layouts
+    *items, item = itemsizes
     return Part(
-        situation.node,
-        situation.sources,
-        tuple(_shape(known, x, sizes) for known, x in zip(situation.inputs, inputs, strict=True)),
-        _shape(situation.output, output, sizes),
-        items,
-        item,
-        ranks,
-        row,
-        spread,
+        node=situation.node,
+        sources=situation.sources,
+        inputs=tuple(_shape(known, x, sizes) for known, x in zip(situation.inputs, inputs, strict=True)),
+        output=_shape(situation.output, output, sizes),
+        items=tuple(items),
+        item=item,
+        ranks=ranks,
+        row=row,
+        spread=spread,
     )
 
 

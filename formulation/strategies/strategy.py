@@ -108,9 +108,9 @@ def _rows(pcg: PCG, index: int) -> Iterator[Row]:
             dict(zip(operator(node.op).named(node), range(len(node.inputs)), strict=True)),
             [known[i] for i in node.inputs],
             [pcg.nodes[i].gradient and node.gradient for i in node.inputs],
-            known[index],
-            node.gradient,
-            node.dtype in FLOATS,
+            output=known[index],
+            gradient=node.gradient,
+            additive=node.dtype in FLOATS,
         )
         if node.get("loose"):
             yield Row((), P)

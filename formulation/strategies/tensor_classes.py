@@ -85,14 +85,14 @@ def _classes(pcg: PCG) -> Classes:
     maps: list[tuple[int, ...]] = []
     constant: list[bool] = []
     reads: dict[int, list[Use]] = {}
-    known, twin, ways = atoms(pcg), twins(pcg), dict(pcg.alternatives)
+    known, twin, alternative_of = atoms(pcg), twins(pcg), dict(pcg.alternatives)
     for index, node in enumerate(pcg.nodes):
         fixed = node.op == "buffer" or (
             node.op not in ("input", "parameter")
             and (operator(node.op).creates or (bool(node.inputs) and all(constant[i] for i in node.inputs)))
         )
         constant.append(fixed)
-        shown = None if fixed or index in ways else _shown(pcg, index, index in twin)
+        shown = None if fixed or index in alternative_of else _shown(pcg, index, index in twin)
         if shown is not None:
             source = node.inputs[0]
             base.append(base[source])
@@ -109,15 +109,15 @@ def _classes(pcg: PCG) -> Classes:
     for node_, model in twin.items():
         passes.setdefault(model, []).append(node_)
     return Classes(
-        tuple(base),
-        tuple(maps),
-        {k: tuple(v) for k, v in reads.items()},
-        uses,
-        tuple(constant),
-        twin,
-        {k: tuple(v) for k, v in passes.items()},
-        handed,
-        ways,
+        base=tuple(base),
+        atoms=tuple(maps),
+        reads={k: tuple(v) for k, v in reads.items()},
+        uses=uses,
+        constant=tuple(constant),
+        twin=twin,
+        passes={k: tuple(v) for k, v in passes.items()},
+        handed=handed,
+        alternative_of=alternative_of,
     )
 
 

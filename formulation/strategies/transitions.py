@@ -135,6 +135,15 @@ def _action_tables(base: int) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8
     )
 
 
+def _stays(source: list[npt.NDArray[np.int8]], target: list[npt.NDArray[np.int8]], axis: int) -> npt.NDArray[np.bool_]:
+    """The pairs whose letter on an axis stays, since the axes outside of it split the same there."""
+    a = source[axis]
+    fine: npt.NDArray[np.bool_] = a == target[axis]
+    for o in range(axis):
+        fine &= (a < 3) | ((source[o] == a) == (target[o] == a))
+    return fine
+
+
 @lru_cache(maxsize=256)
 def _programs(axes: int, base: int, sources: bytes, targets: bytes) -> tuple[_Phase, ...]:
     """`steps` for every pair (source, target); codes are given as bytes so that the cache can compare them."""
@@ -168,13 +177,6 @@ def _programs(axes: int, base: int, sources: bytes, targets: bytes) -> tuple[_Ph
         )
         current[axis][pairs], code[pairs] = b, after
 
-    def kept(axis: int) -> npt.NDArray[np.bool_]:
-        a = source[axis]
-        fine: npt.NDArray[np.bool_] = a == target[axis]
-        for o in range(axis):
-            fine &= (a < 3) | ((source[o] == a) == (target[o] == a))
-        return fine
-
     def free_to_push(axis: int) -> npt.NDArray[np.bool_]:
         letter, fine = target[axis], np.ones(len(code), dtype=bool)
         for i in range(axis + 1, axes):
@@ -189,7 +191,7 @@ def _programs(axes: int, base: int, sources: bytes, targets: bytes) -> tuple[_Ph
             fine &= current[i] != current[axis]
         return fine
 
-    stay = [kept(axis) for axis in range(axes)]
+    stay = [_stays(source, target, axis) for axis in range(axes)]
     whole = np.full(len(code), R, dtype=np.int8)
     for axis in range(axes):
         a, b = current[axis], target[axis]

@@ -80,7 +80,7 @@ class Storage:
     def only(self, keep: Flags) -> Storage:
         """Some of the options."""
         sharded, scattered, offloaded, regather = (flag[keep] for flag in self.flags)
-        return Storage(self.space, self.codes[keep], sharded, scattered, offloaded, regather, self.spreads)
+        return Storage(self.space, self.codes[keep], sharded, scattered, offloaded, regather, spreads=self.spreads)
 
     def with_spread(self, amounts: Array, amount: Callable[[TableSpread], int]) -> Array:
         """`amounts` of every option, but for spread tables another one."""
@@ -133,7 +133,7 @@ def storage(
         parts.append((copies if shards[0] else legal, (*shards, offloaded, again)))
     codes = np.concatenate([part for part, _ in parts])
     sharded, scattered, offloaded, regather = np.concatenate([np.tile(flags, (len(c), 1)) for c, flags in parts]).T
-    return Storage(tensor, codes, sharded, scattered, offloaded, regather, spreads)
+    return Storage(tensor, codes, sharded, scattered, offloaded, regather, spreads=spreads)
 
 
 def worthwhile(choice: Storage, cost: Array, use: Array) -> Flags:
