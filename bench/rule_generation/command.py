@@ -1,4 +1,4 @@
-"""`partita rules generate`: find and prove the shipped rules again."""
+"""`partita rules generate`: find and prove the shipped rules."""
 
 from __future__ import annotations
 

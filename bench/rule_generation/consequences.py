@@ -1,7 +1,7 @@
-"""Which candidates smaller rules lead to: rewriting both sides, a few steps each, until they meet (as Ruler does).
+"""Finds candidates that follow from smaller rules: rewrites both sides until they meet (as Ruler does).
 
-A step replaces, anywhere in an expression, one side of a rule by the other. A path counts only if all expressions on it
-have the value of its ends, so that a rule proved for unpartitioned variables may serve where states let it.
+A step replaces one side of a rule by the other anywhere in an expression. A path counts only if all its expressions
+have the value of its ends, so that a rule proved for unpartitioned variables may be used where states allow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STEPS_EACH = 2  # from the source and from the target
 
 
 class Rewriter:
-    """Rules as rewritings in both directions, by the operation at the root of what they replace."""
+    """Rules as rewritings in both directions, indexed by the root operation of the replaced side."""
 
     def __init__(self, commutative: frozenset[int], pool: Pool) -> None:
         self.commutative, self.pool = commutative, pool
@@ -26,7 +26,7 @@ class Rewriter:
         self._known = lru_cache(maxsize=1 << 17)(self._rewritings)
 
     def add(self, pair: Pair) -> None:
-        """Every output of a rule by itself."""
+        """Add every output of a rule as a pair of its own."""
         self._known.cache_clear()
         for a, b in zip(*pair, strict=True):
             for before, after in ((a, b), (b, a)):
@@ -34,7 +34,7 @@ class Rewriter:
                     self._rules.setdefault(before[:2], {})[before, after] = None
 
     def joins(self, a: Expression, b: Expression) -> bool:
-        """True if rewriting leads from one to the other."""
+        """True if rewriting leads from one expression to the other."""
         if a == b:
             return True
         paths: tuple[dict[Expression, Expression], ...] = ({a: None}, {b: None})
@@ -75,7 +75,7 @@ class Rewriter:
         return made[expression[1]] if made else None
 
     def _rewritings(self, expression: Expression) -> tuple[Expression, ...]:
-        """All expressions one step away, the operands of commutative operations in order."""
+        """All expressions one step away, with the operands of commutative operations sorted."""
         if isinstance(expression, int):
             return ()
         found: dict[Expression, None] = {}
@@ -102,7 +102,7 @@ class Rewriter:
             yield from self._all(pattern[2:], operands, names)
 
     def _rank(self, expression: Expression) -> int:
-        """How many dims there are: all operators of the sets keep the number that their operands have."""
+        """The rank: all operators of the sets keep that of their operands."""
         while not isinstance(expression, int):
             expression = expression[2]
         return self._ranks[expression]
@@ -124,7 +124,7 @@ def _instance(pattern: Expression, names: Mapping[int, Expression]) -> Expressio
 
 
 def basic(pairs: Iterable[Pair], commutative: frozenset[int], pool: Pool) -> list[Pair]:
-    """The pairs that smaller ones of these do not lead to, smallest first.
+    """The pairs that do not follow from smaller ones, smallest first.
 
     With several outputs all are kept: such a rule merges operators, which rewriting one expression does not do.
     """

@@ -1,4 +1,4 @@
-"""Which given rules the generated ones lead to: rewriting both sides by them, a few steps each, until they meet.
+"""Tells which given rules follow from the generated ones: both sides are rewritten a few steps each until they meet.
 
 Degrees of generated rules are taken to be those of the given one. A path counts only where all graphs on it have one
 value on random tensors of a size at which the given rule runs.
@@ -23,7 +23,7 @@ COMMUTATIVE = ("add", "mul")
 
 @dataclass(slots=True)
 class _Reader:
-    """Rules as expressions; `degree` is the number that a symbolic degree stands for."""
+    """Converts rules to expressions; `degree` is the value of symbolic degrees."""
 
     degree: int
     operations: dict[Operation, int] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class _Reader:
         return sides[0], sides[1]
 
     def _made(self, apply: Apply, operands: tuple[Expression, ...]) -> dict[str, Expression]:
-        """The results of an application; an activation that is fused with it is one of its own."""
+        """The results of an application; a fused activation becomes an application of its own."""
         given = dict(_plain(apply, self.degree))
         activation = given.pop("activation", "none")
         number = self._number(Operation(apply.op, len(operands), tuple(sorted(given.items())), len(apply.outputs)))
@@ -53,7 +53,7 @@ class _Reader:
 
 
 def _plain(apply: Apply, degree: int) -> Iterable[tuple[str, Value]]:
-    """Attributes in one form: a degree is a number, a split has equal parts, a convolution the zeros that it adds."""
+    """Attributes in one form: numeric degrees, equal parts of splits, numeric padding of convolutions."""
     for name, value in apply.attributes:
         if name == "degree":
             yield name, degree if isinstance(value, str) else value
@@ -68,7 +68,7 @@ def _plain(apply: Apply, degree: int) -> Iterable[tuple[str, Value]]:
 
 
 def covered(rule: Rule, inputs: Mapping[str, ParallelValue], basis: Sequence[Rule]) -> bool:
-    """True if the basis leads from one side of a rule to the other, for each of its outputs.
+    """True if the basis leads from one side of a rule to the other for each of its outputs.
 
     `inputs`: tensors of a size at which both sides run.
     """

@@ -13,12 +13,12 @@ from itertools import product
 from .operator_sets import OperatorSet
 from .pool import Pool
 
-Application = tuple[int, ...]  # an operation, then the values that it reads
+Application = tuple[int, ...]  # an operation, then its operands
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Applications in order, what they make, and the values that none of them reads."""
+    """Applications in order, their results, and the values that none of them reads."""
 
     applications: tuple[Application, ...]
     results: tuple[tuple[int, ...], ...]
@@ -26,12 +26,12 @@ class Graph:
 
     @property
     def reads(self) -> frozenset[int]:
-        """All values that are read."""
+        """All values that an application reads."""
         return frozenset(value for application in self.applications for value in application[1:])
 
 
 def graphs(pool: Pool, chosen: OperatorSet, commutative: frozenset[int]) -> Iterator[Graph]:
-    """Every graph once; the operands of `commutative` operations in the order of their numbers."""
+    """Every graph once; the operands of `commutative` operations are sorted."""
     variables = tuple(range(len(chosen.variables)))
     outputs = chosen.outputs
     yield from (Graph((), (), (v,)) for v in variables)

@@ -15,12 +15,12 @@ from ...formulation.substitution.rule import Tensor
 from .enumeration import Graph
 
 Expression: TypeAlias = Any  # int | tuple[int, int, Expression, ...]
-Side: TypeAlias = tuple[Expression, ...]  # an expression for every output
+Side: TypeAlias = tuple[Expression, ...]  # one expression per output
 Pair: TypeAlias = tuple[Side, Side]
 
 
 def side(graph: Graph, outputs: Sequence[int]) -> Side:
-    """The expressions of values of a graph; a number that it does not make is a variable."""
+    """The expressions of a graph's values; values that it does not make are variables."""
     made: dict[int, Expression] = {}
     for (operation, *arguments), results in zip(graph.applications, graph.results, strict=True):
         operands = [made.get(a, a) for a in arguments]
@@ -29,7 +29,7 @@ def side(graph: Graph, outputs: Sequence[int]) -> Side:
 
 
 def translated(one: Side, operations: Sequence[int], numbers: Sequence[int]) -> Side:
-    """With other numbers for operations and variables."""
+    """Renumber operations and variables."""
 
     def of(expression: Expression) -> Expression:
         if isinstance(expression, int):
@@ -60,17 +60,17 @@ def operators(expression: Expression) -> frozenset[Expression]:
 
 
 def _application(expression: Expression) -> Expression:
-    """The results of one application are of the same one."""
+    """The application of a result: all results of one application are alike."""
     return (expression[0], 0, *expression[2:])
 
 
 def size(one: Side) -> int:
-    """How many applications there are."""
+    """The number of distinct applications."""
     return len(frozenset[Any]().union(*map(operators, one)))
 
 
 def renamed(expression: Expression, names: Mapping[int, int], commutative: frozenset[int]) -> Expression:
-    """With other variables; operands of commutative operations in order."""
+    """Rename variables; sort the operands of commutative operations."""
     if isinstance(expression, int):
         return names.get(expression, expression)
     operands = [renamed(e, names, commutative) for e in expression[2:]]
@@ -85,7 +85,7 @@ def _key(expression: Expression) -> Any:
 
 
 def kinds_of(variables: Sequence[Tensor]) -> list[list[int]]:
-    """Variables of the same sizes and state."""
+    """Groups of variables of equal sizes and state."""
     kinds: dict[object, list[int]] = {}
     for number, v in enumerate(variables):
         kinds.setdefault((v.dims, v.degrees, v.replicas), []).append(number)
@@ -93,7 +93,7 @@ def kinds_of(variables: Sequence[Tensor]) -> list[list[int]]:
 
 
 def canonical(pair: Pair, kinds: Sequence[Sequence[int]], commutative: frozenset[int]) -> Pair:
-    """The first of all names of a pair, the same for all of them; `kinds` are variables that may be exchanged."""
+    """The canonical form of a pair up to renaming; variables of one of the `kinds` are interchangeable."""
     return min(_names(pair, kinds, commutative), key=lambda found: tuple(tuple(map(_key, one)) for one in found))
 
 
@@ -112,7 +112,7 @@ def _names(pair: Pair, kinds: Sequence[Sequence[int]], commutative: frozenset[in
 
 
 def identified(pair: Pair, kinds: Sequence[Sequence[int]], commutative: frozenset[int]) -> Iterator[Pair]:
-    """The pair with some of its variables of one state the same; proper identifications only."""
+    """The pair with some variables of one state identified, in every proper way."""
     used = read(pair[0]) | read(pair[1])
     groups = [[v for v in kind if v in used] for kind in kinds]
     for choices in product(*(list(_partitions(group)) for group in groups)):
@@ -123,7 +123,7 @@ def identified(pair: Pair, kinds: Sequence[Sequence[int]], commutative: frozense
 
 
 def _partitions(group: Sequence[int]) -> Iterator[dict[int, int]]:
-    """Every variable's representative, for all ways to make some of them one."""
+    """Every variable's representative, for all ways to identify some of them."""
     if not group:
         yield {}
         return

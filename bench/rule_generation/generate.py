@@ -1,8 +1,8 @@
-"""Rules found by comparing all small graphs over operator sets, and proved one by one (TASO §3, Unity §4).
+"""Finds rules by comparing all small graphs over operator sets; a prover checks each (TASO §3, Unity §4).
 
-Graphs are run on random tensors over a finite field; those that give the same values in the same states, at two degrees
-and sizes, are candidates. What is left after pruning is written with sizes as general as its operators let them be, and
-kept only where the prover that is passed in proves it. Everything is deterministic, to the byte.
+Graphs run on random tensors over a finite field; pairs with the same values in the same states, at two degrees and
+sizes, are candidates. Those left after pruning are written with the most general sizes and kept if the given prover
+proves them. The output is deterministic, to the byte.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from .writing import Vocabulary, is_parallel, rules
 
 FORMAT = 1
 SEED = 0
-SIZES = {"n": 4, "h": 3, "d": 2}  # at which it is tried what follows from what
+SIZES = {"n": 4, "h": 3, "d": 2}  # at which consequences are tried
 
 Proves = Callable[[Rule], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A rule and the operator set that it was first found in."""
+class GeneratedRule:
+    """A rule and the operator set in which it was first found."""
 
     rule: Rule
     origin: str
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """What one operator set gave: graphs, then the pairs that every step of pruning left, then rules proved.
+class SetCounts:
+    """Counts of one operator set: graphs, the pairs left by every pruning step, and proved rules.
 
-    `parallel`: how many of the general ones have a parallel operator.
+    `parallel`: how many of the general pairs have a parallel operator.
     """
 
     chosen: OperatorSet
@@ -57,11 +57,11 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Proved rules by set, size and name; candidates that no way of writing them made a proved rule of; counts."""
+    """Proved rules by set, size and name; candidates of which no form was proved; counts."""
 
-    rules: tuple[Found, ...]
+    rules: tuple[GeneratedRule, ...]
     unproved: tuple[Rule, ...]
-    counts: tuple[Count, ...]
+    counts: tuple[SetCounts, ...]
     prime: int
     seed: int
 
@@ -75,8 +75,8 @@ def generate(
 ) -> Generated:
     """All rules over the operator sets, up to `most` operators a side instead of each set's own.
 
-    `proves`: the prover; without one, what holds at trial sizes is kept (which is no proof). `composed` keeps rules
-    that smaller ones lead to.
+    `proves`: the prover; without one, rules that hold at trial sizes are kept unproved. `composed` also keeps rules
+    that follow from smaller ones.
     """
     chosen = [each if most is None else replace(each, most=min(most, each.most)) for each in sets]
     words, arithmetic = vocabulary(chosen), Modular()
@@ -86,27 +86,29 @@ def generate(
     for step, pairs in (("general", wide), ("basic", deep)):
         for pair in pairs:
             counts[every[pair][0]].left[step] += 1
-    found, unproved = list[Found](), list[Rule]()
+    found, unproved = list[GeneratedRule](), list[Rule]()
     for number, each in enumerate(chosen):
         start = time.monotonic()
         parallel = sum(every[pair][0] == number and is_parallel(pair, words) for pair in wide)
         mine = [_written(pair, words, proves) for pair in (wide if composed else deep) if every[pair][0] == number]
         proved = sorted((rule for rule, is_proved in mine if rule and is_proved), key=_order)
         unproved += [rule for rule, is_proved in mine if rule and not is_proved]
-        found += [Found(rule, each.name) for rule in proved]
+        found += [GeneratedRule(rule, each.name) for rule in proved]
         seconds = counts[number].seconds + time.monotonic() - start
         counts[number] = replace(counts[number], parallel=parallel, proved=len(proved), seconds=seconds)
         tell(f"{each.name}: {len(proved):,} of {len(mine):,} proved")
     return Generated(_named(found), tuple(unproved), tuple(counts), arithmetic.prime, SEED)
 
 
-_Every = dict[Pair, tuple[int, bool]]  # the set that a pair was first found in, and whether it follows
+_Every = dict[
+    Pair, tuple[int, bool]
+]  # the set in which a pair was first found, and whether it follows from smaller pairs
 
 
 def _searched(
     chosen: Sequence[OperatorSet], words: Vocabulary, arithmetic: Modular, tell: Callable[[str], None]
-) -> tuple[_Every, frozenset[int], list[Count]]:
-    """The candidates of all sets, commutative operations, and the counts up to here."""
+) -> tuple[_Every, frozenset[int], list[SetCounts]]:
+    """The candidates of all sets, the commutative operations, and the counts so far."""
     commutative = frozenset[int]()
     every: _Every = {}
     counts = []
@@ -129,13 +131,13 @@ def _basic(
     commutative: frozenset[int],
     arithmetic: Modular,
 ) -> list[Pair]:
-    """The pairs that smaller ones do not lead to; what graphs between have shown need not be looked for."""
+    """The pairs that do not follow from smaller ones."""
     whole = OperatorSet("all", words.operations, words.variables, (), weights=words.weights)
     return basic((p for p in pairs if not every[p][1]), commutative, Pool(whole, SIZES, arithmetic, SEED))
 
 
 def vocabulary(sets: Sequence[OperatorSet]) -> Vocabulary:
-    """All operations and variables of the sets, each once; numbers are the same for every set."""
+    """All operations and variables of the sets, each once and numbered alike for every set."""
     operations = dict.fromkeys(operation for chosen in sets for operation in chosen.operations)
     variables = dict.fromkeys(variable for chosen in sets for variable in chosen.variables)
     weights = tuple(dict.fromkeys(weight for chosen in sets for weight in chosen.weights))
@@ -144,7 +146,7 @@ def vocabulary(sets: Sequence[OperatorSet]) -> Vocabulary:
 
 def _enumerated(
     chosen: OperatorSet, words: Vocabulary, arithmetic: Modular
-) -> tuple[dict[Pair, bool], frozenset[int], Count]:
+) -> tuple[dict[Pair, bool], frozenset[int], SetCounts]:
     """Candidates of a set in the numbers of the vocabulary, its commutative operations, and counts."""
     pools = [Pool(chosen, sizes, arithmetic, SEED) for sizes in chosen.trials]
     own = _commutative(chosen, pools[0])
@@ -164,11 +166,11 @@ def _enumerated(
         for (a, b), follows in pairs.items()
     }
     once = renamings(moved, kinds_of(words.variables), commutative)
-    return once, commutative, Count(chosen, total["graphs"], left + Counter(renamed=len(once)))
+    return once, commutative, SetCounts(chosen, total["graphs"], left + Counter(renamed=len(once)))
 
 
 def _commutative(chosen: OperatorSet, pool: Pool) -> frozenset[int]:
-    """Operations of two operands that may be exchanged, tried on all pairs of variables."""
+    """Commutative operations, found by trying all pairs of variables."""
     numbers = range(len(chosen.variables))
 
     def commutes(operation: int) -> bool:
@@ -179,7 +181,7 @@ def _commutative(chosen: OperatorSet, pool: Pool) -> frozenset[int]:
 
 
 def _written(pair: Pair, words: Vocabulary, proves: Proves | None) -> tuple[Rule | None, bool]:
-    """The most general way of writing a pair that is proved, otherwise the first; None where it holds in no way."""
+    """(the most general proved form of a pair, otherwise the first one that holds or None; True if proved)."""
     first = None
     for rule in rules(pair, words):
         rule = replace(rule, name=_title(rule))
@@ -199,8 +201,8 @@ def _title(rule: Rule) -> str:
     return " to ".join("-".join(side) or "input" for side in sides)
 
 
-def _named(found: Iterable[Found]) -> tuple[Found, ...]:
-    """Rules named by their operators, with a number where that says too little."""
+def _named(found: Iterable[GeneratedRule]) -> tuple[GeneratedRule, ...]:
+    """Rules named by their operators, numbered where these are ambiguous."""
     listed = list(found)
     titles = Counter(_title(each.rule) for each in listed)
     met = Counter[str]()
@@ -214,7 +216,7 @@ def _named(found: Iterable[Found]) -> tuple[Found, ...]:
 
 
 def to_json(generated: Generated) -> dict[str, Any]:
-    """The rules in text notation, by set, below how they were made; without times, so the same on every machine."""
+    """The rules in text notation by set, and how they were made; without times, so machine-independent."""
     return {
         "format": FORMAT,
         "what": "Substitutions generated over operator sets and proved; `partita rules generate` makes this file.",

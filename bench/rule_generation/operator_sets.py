@@ -18,7 +18,7 @@ from ...formulation.substitution.rule import REPLICA, Tensor, Value
 class Operation:
     """An operator with its attributes, applied to `arity` tensors and making `results`.
 
-    `weights`: operands that are weights, the others data; None where all are the same, as the result then is.
+    `weights`: which operands are weights; None if all are of one kind, which the result then has too.
     """
 
     op: str
@@ -34,7 +34,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSet:
-    """What graphs are made of: up to `most` operators, `outputs` values that nothing reads.
+    """What graphs are made of: up to `most` operators, with `outputs` results.
 
     `weights`: the variables that are weights.
     """
@@ -54,7 +54,7 @@ def _operation(op: str, arity: int = 1, results: int = 1, **attributes: Value) -
 
 
 def _of_data(op: str, *weights: bool, **attributes: Value) -> Operation:
-    """An operator whose first operand is data; the others are weights where said."""
+    """An operator whose first operand is data; `weights` says which others are weights."""
     return Operation(op, 1 + len(weights), tuple(sorted(attributes.items())), weights=(False, *weights))
 
 
@@ -73,7 +73,7 @@ MATMUL, ADD, MUL, RELU = (
     _operation("mul", 2),
     _operation("relu"),
 )
-SCALE = _operation("scale", value=7)  # no number that sums of few copies give
+SCALE = _operation("scale", value=7)  # not a small sum of copies
 CATS = tuple(_operation("cat", 2, dim=dim) for dim in (0, 1))
 SPLITS = tuple(_operation("split", results=2, dim=dim, parts=2) for dim in (0, 1))
 REPLICAS = (_operation("replicate", degree="d"), _operation("reduce", degree="d"))

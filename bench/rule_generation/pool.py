@@ -1,21 +1,21 @@
-"""Values by number: two tensors of equal state and entries are one value, and an operator is evaluated on it once."""
+"""Numbered values: tensors of equal state and entries are one value, so each operator is evaluated on them once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 
-from ...formulation.substitution.arithmetic import Arithmetic
 from ...formulation.substitution.evaluate import Values, bound, prepared
 from ...formulation.substitution.trial import random_tensor
-from ...formulation.substitution.values import IllTyped, ParallelValue
+from ...formulation.substitution.values import ParallelValue
+from ...model.operators.sharded import Arithmetic, IllTyped
 from .operator_sets import OperatorSet
 
 _ALIKE = ("add", "sub", "mul", "div", "maximum", "minimum")
 
 
 class Pool:
-    """All values met so far. Those of `variables` come first, in order."""
+    """All values so far; those of the variables come first, in order."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Pool:
             raise AssertionError("two variables have the same entries")
 
     def apply(self, operation: int, arguments: tuple[int, ...], keep: bool = True) -> tuple[int, ...]:
-        """The values that an operation makes of others; none where it does not apply. Only kept ones can be read."""
+        """An operation's results, none if it does not apply. Only kept values can be read."""
         key = (operation, *arguments)
         found = self._results.get(key)
         if found is None or (keep and any(self._values[number] is None for number in found)):
@@ -62,7 +62,7 @@ class Pool:
         return tuple(self._number(result, weight, keep) for result in results)
 
     def _run(self, operation: int, arguments: tuple[int, ...]) -> Callable[[Values], list[ParallelValue]] | None:
-        """Applicability of an operation depends on states alone, so each is prepared once."""
+        """The operation prepared for operands of these states, cached: whether it applies depends only on them."""
         key = (operation, *(self._state[a] for a in arguments))
         if key not in self._runs:
             op, attributes, values = self.operations[operation].op, self.attributes[operation], self._read(arguments)
@@ -74,10 +74,10 @@ class Pool:
         return self._runs[key]
 
     def _fits(self, operation: int, arguments: tuple[int, ...], values: Sequence[ParallelValue]) -> bool:
-        """Weights in their places, data in theirs; nothing is broadcast."""
-        asked = self.operations[operation].weights
+        """True if weights and data are in their places and nothing is broadcast."""
+        wanted = self.operations[operation].weights
         weights = tuple(self._weight[self._state[a]] for a in arguments)
-        if weights != asked if asked is not None else len(set(weights)) > 1:
+        if weights != wanted if wanted is not None else len(set(weights)) > 1:
             return False
         return self.operations[operation].op not in _ALIKE or len({value.shape for value in values}) == 1
 

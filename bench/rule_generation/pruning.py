@@ -1,13 +1,13 @@
-"""From graphs of equal fingerprints to candidates: which pairs say something that no other pair says (TASO §3).
+"""Prunes pairs of graphs with equal fingerprints to candidates that no other pair implies (TASO §3).
 
-In this order, with the count that each step leaves:
+The steps, in order; each is counted:
     pairs         two graphs that give the same values at all trials
     inputs        one side reads all variables that the other reads
-    common        no value or application is in both sides: what is shared is no part of the rule
+    common        the sides share no value or application, which would not be part of the rule
     direct        no third graph, smaller than both, gives these values: two rules with it say more
-    renamed       once up to exchanging variables, outputs and sides
-    general       no instance: of a rule with more variables, or with variables of other sizes or unpartitioned ones
-    basic         no smaller rules lead from one side to the other (`consequences`)
+    renamed       one per renaming of variables, order of outputs and order of sides
+    general       no instance of a rule with more variables, unpartitioned ones, or ones of any size
+    basic         does not follow from smaller rules (`consequences`)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = ("pairs", "inputs", "common", "direct", "renamed", "general", "basic")
 
 
 def groups(found: Iterable[Graph], pools: Sequence[Pool]) -> list[list[Graph]]:
-    """Graphs with the same values in all pools, two or more; those of `pools` are asked for what is equal."""
+    """Groups of two or more graphs with equal values in all pools."""
     by_value: dict[tuple[int, ...], list[Graph]] = {}
     for graph in found:
         by_value.setdefault(tuple(sorted(graph.sinks)), []).append(graph)
@@ -47,7 +47,7 @@ def _refined(group: Sequence[Graph], pool: Pool) -> Iterator[list[Graph]]:
 
 
 def _again(graph: Graph, pool: Pool) -> dict[int, int] | None:
-    """The numbers that the values of a graph have in another pool; None where it does not apply there."""
+    """The numbers of a graph's values in another pool; None if it does not apply there."""
     values: dict[int, int] = {}
     for place, (application, results) in enumerate(zip(graph.applications, graph.results, strict=True), 1):
         arguments = tuple(values.get(a, a) for a in application[1:])
@@ -59,7 +59,7 @@ def _again(graph: Graph, pool: Pool) -> dict[int, int] | None:
 
 
 def candidates(equal: Iterable[Sequence[Graph]], chosen: OperatorSet) -> tuple[dict[Pair, bool], Counter[str]]:
-    """Pairs in a fixed order with whether they follow from smaller rules; how many pairs every step left.
+    """Pairs in a fixed order, each with True if it follows from smaller rules; and the count after every step.
 
     A pair follows where graphs of the same values, none larger than both, lead from one side to the other, each sharing
     a part with the next: what is not shared is a rule of smaller graphs.
@@ -86,28 +86,28 @@ def candidates(equal: Iterable[Sequence[Graph]], chosen: OperatorSet) -> tuple[d
             left["direct"] += 1
             used = variables[0] | variables[1]
             if any(v in used and not used.issuperset(kind[:n]) for kind in kinds for n, v in enumerate(kind)):
-                continue  # the same is found with the first variables of a kind
+                continue  # found with the first variables of a kind too
             outputs = sorted(a.sinks)
             pair = side(a, outputs), side(b, outputs)
             if len(outputs) > 1 and not any(map(_entangled, pair)):
-                continue  # two rules side by side
+                continue  # two independent rules
             linked = parts[max(lengths[i], lengths[j])]
             found[pair] = found.get(pair, False) or linked[i] == linked[j]
     return found, left
 
 
 def _inside(graph: Graph) -> frozenset[int]:
-    """Values that are made and read again."""
+    """Intermediate values: made and read."""
     return frozenset(v for results in graph.results for v in results) - frozenset(graph.sinks)
 
 
 def _shared(a: Graph, b: Graph) -> bool:
-    """True if two graphs share a value between, or an application."""
+    """True if two graphs share an intermediate value or an application."""
     return not (_inside(a).isdisjoint(_inside(b)) and set(a.applications).isdisjoint(b.applications))
 
 
 def _components(group: Sequence[Graph], most: int) -> list[int]:
-    """For every graph a number; equal ones are linked by graphs of at most so many operators that share something."""
+    """A number per graph, equal if they are linked by graphs of at most so many operators that share something."""
     part = list(range(len(group)))
     owner: dict[object, int] = {}
 
@@ -124,14 +124,14 @@ def _components(group: Sequence[Graph], most: int) -> list[int]:
 
 
 def _entangled(one: tuple[object, ...]) -> bool:
-    """True if the outputs of a side have an application in common."""
+    """True if the outputs of a side share an application."""
     return any(operators(a) & operators(b) for a, b in combinations(one, 2))
 
 
 def renamings(
     found: Mapping[Pair, bool], kinds: Sequence[Sequence[int]], commutative: frozenset[int]
 ) -> dict[Pair, bool]:
-    """Every pair once, in the names that come first."""
+    """Every pair once, in canonical names."""
     kept: dict[Pair, bool] = {}
     for pair, follows in found.items():
         key = canonical(pair, kinds, commutative)
@@ -140,7 +140,7 @@ def renamings(
 
 
 def general(found: Iterable[Pair], variables: Sequence[Tensor], commutative: frozenset[int]) -> list[Pair]:
-    """The pairs, in the names that come first, that are no instances of others."""
+    """The pairs, in canonical names, that are not instances of others."""
     kinds, every = kinds_of(variables), frozenset(found)
     instances = {
         canonical(instance, kinds, commutative) for pair in every for instance in identified(pair, kinds, commutative)
@@ -155,7 +155,7 @@ def general(found: Iterable[Pair], variables: Sequence[Tensor], commutative: fro
 def _plainer(
     pair: Pair, variables: Sequence[Tensor], kinds: Sequence[Sequence[int]], commutative: frozenset[int]
 ) -> Iterator[Pair]:
-    """The pair with more general variables in the place of some: unpartitioned ones, or of any size for a given one."""
+    """The pair with some variables replaced by more general ones: unpartitioned, or of any size."""
     used = sorted(read(pair[0]) | read(pair[1]))
     special = [v for v in used if any(_covers(t, variables[v]) for t in variables)]
     for count in range(1, len(special) + 1):
@@ -172,7 +172,7 @@ def _plainer(
 
 
 def _covers(wide: Tensor, narrow: Tensor) -> bool:
-    """True if one variable has any size, unpartitioned, and the other is the same but cut, or of given sizes."""
+    """True if one variable is unpartitioned and of any size, the other the same but partitioned or of given sizes."""
     if any(degree != 1 for degree in (*wide.degrees, wide.replicas)) or any(dim.isdigit() for dim in wide.dims):
         return False
     if len(wide.dims) != len(narrow.dims) or replace(wide, name=narrow.name) == narrow:

@@ -1,7 +1,7 @@
-"""Sizes of a generated rule: what the operators of both sides ask of the dims of its variables, and no more.
+"""Sizes of a generated rule: the weakest constraints that the operators of both sides put on its variables' dims.
 
-Every dim begins as a symbol of its own; each operator equates sizes, and each equation is solved for a symbol. Two sums
-(of concatenations) are equated last, part by part.
+Every dim starts as its own symbol; operators equate sizes, and each equation is solved for a symbol. Two sums (of
+concatenations) are equated last, term by term.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ LETTERS = "nmkpqrstabceghijlo"  # d is the degree
 
 @dataclass(slots=True)
 class Sizes:
-    """Symbols, what is known of them, and sums that are not yet known to be equal."""
+    """Solved symbols, and pending equations of two sums."""
 
     solved: dict[str, Size] = field(default_factory=dict)
-    later: list[tuple[Size, Size]] = field(default_factory=list)
+    pending: list[tuple[Size, Size]] = field(default_factory=list)
     count: int = 0
 
     def fresh(self) -> Size:
@@ -33,7 +33,7 @@ class Sizes:
         return size.substitute(self.solved)
 
     def equate(self, a: Size, b: Size) -> bool:
-        """Ask that two sizes be equal; False where they cannot be."""
+        """Require two sizes to be equal; False if they cannot be."""
         a, b = self.now(a), self.now(b)
         if a == b:
             return True
@@ -46,7 +46,7 @@ class Sizes:
         if shared > 1:
             return self.equate(*(Size(tuple((m, f // shared) for m, f in size.terms)) for size in (a, b)))
         if len(a.terms) > 1 and len(b.terms) > 1:
-            self.later.append((a, b))
+            self.pending.append((a, b))
             return True
         return False
 
@@ -54,9 +54,9 @@ class Sizes:
         self.solved = {name: known.substitute({symbol: size}) for name, known in self.solved.items()} | {symbol: size}
 
     def finish(self) -> bool:
-        """Equate sums part by part."""
-        while self.later:
-            a, b = map(self.now, self.later.pop(0))
+        """Solve the pending equations term by term; False if one cannot hold."""
+        while self.pending:
+            a, b = map(self.now, self.pending.pop(0))
             if a == b:
                 continue
             if len(a.terms) == 1 or len(b.terms) == 1:
@@ -107,7 +107,7 @@ def _cat(sizes: Sizes, given: Mapping[str, Any], operands: Sequence[Dims]) -> li
 
 
 def _split(sizes: Sizes, given: Mapping[str, Any], operands: Sequence[Dims]) -> list[Dims] | None:
-    """In the parts that the dim has, where it is a sum of two; in two parts of any size otherwise."""
+    """Split a sum of two terms into them, any other dim into two parts of any size."""
     dim, (a,) = given["dim"], operands
     if not isinstance(dim, int):
         return [a, a]
@@ -164,17 +164,17 @@ SHAPERS: Mapping[str, Shaper] = {
     "avg_pool": _pool,
     "max_pool": _pool,
 }
-"""Operators that do more than keep a shape; results of all others are like their operands."""
+"""Operators that change shapes; results of all others have their operands' shape."""
 
 
 def shaped(
     op: str, sizes: Sizes, given: Mapping[str, Any], operands: Sequence[Dims], halves: bool
 ) -> list[Dims] | None:
-    """The dims of an operator's results, None where they cannot fit."""
+    """The dims of an operator's results; None if the operands cannot fit."""
     shaper = _halves if op == "split" and halves else SHAPERS.get(op, _same)
     return shaper(sizes, given, operands)
 
 
 def letters(symbols: Iterator[str]) -> dict[str, Size]:
-    """Short names for symbols, in the order in which they are met."""
+    """Short names for symbols, in order of appearance."""
     return {name: Size.of(letter) for name, letter in zip(dict.fromkeys(symbols), LETTERS, strict=False)}

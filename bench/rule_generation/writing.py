@@ -1,4 +1,4 @@
-"""A pair of expressions written as a rule: names, sizes as general as the operators let them be, and conditions."""
+"""Writes a pair of expressions as a rule: names, the most general sizes, and conditions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ...formulation.substitution.evaluate import evaluate
 from ...formulation.substitution.rule import PARALLEL, Apply, Rule, Tensor
 from ...formulation.substitution.sizes import Size
 from ...formulation.substitution.trial import random_inputs, trial
-from ...formulation.substitution.values import count as cuts
 from ...model.errors import PartitaError
+from ...model.operators.sharded import count as cuts
 from .expressions import Expression, Pair, Side, kinds_of, read, renamed, size
 from .operator_sets import Operation
 from .shapes import Dims, Sizes, letters, shaped
@@ -30,9 +30,9 @@ class Vocabulary:
 
 
 def sides_in_order(pair: Pair, words: Vocabulary) -> Pair:
-    """The side first that reads everything, is no bare variable, has fewer parallel operators and operators.
+    """Put first the side that reads all variables, is not a bare variable, and has fewer (parallel) operators.
 
-    Of two alike that which ends in an operator that computes. Variables of one state are named as they are met.
+    Ties go to the side that ends in a compute operator. Variables of one state are named in order of appearance.
     """
 
     def rank(one: Side) -> tuple[Any, ...]:
@@ -60,7 +60,7 @@ def _text(expression: Expression, words: Vocabulary) -> str:
 
 
 def is_parallel(pair: Pair, words: Vocabulary) -> bool:
-    """True if a parallel operator is in one of the sides."""
+    """True if a side has a parallel operator."""
     return any(_parallel(one, words) for one in pair)
 
 
@@ -69,7 +69,7 @@ def _parallel(one: Side, words: Vocabulary) -> int:
 
 
 def _applications(one: Side) -> list[Expression]:
-    """The applications of a side, each once, operands before what reads them."""
+    """The distinct applications of a side, operands first."""
     found: dict[Expression, None] = {}
 
     def visit(expression: Expression) -> None:
@@ -84,9 +84,9 @@ def _applications(one: Side) -> list[Expression]:
 
 
 def rules(pair: Pair, words: Vocabulary, name: str = "generated", note: str = "") -> Iterator[Rule]:
-    """The pair as a rule, the most general first: with the sizes that it asks for, halves split evenly, all dims alike.
+    """The pair as rules, the most general first: only required equalities, then even halves, then all dims equal.
 
-    Only what holds at trial sizes of its own.
+    Only rules that hold at trial sizes.
     """
     ordered = sides_in_order(pair, words)
     for halves, uniform in ((False, False), (True, False), (True, True)):
@@ -126,7 +126,7 @@ def _written(pair: Pair, words: Vocabulary, halves: bool, uniform: bool, name: s
     names = {v: words.variables[v].name for v in used}
     outputs, numbers = _outputs(pair, names), (count(), count())
     applies = [
-        _applies(one, words, names | dict(zip(one, out, strict=True)), shapes, final, halves, numbers)
+        _applies(one, words, names | dict(zip(one, out, strict=True)), shapes, final, halves=halves, numbers=numbers)
         for one, out, shapes in zip(pair, outputs, sides, strict=True)
     ]
     source, target = applies
@@ -151,7 +151,7 @@ def _appearance(pair: Pair) -> dict[int, int]:
 
 
 def _begun(variable: Tensor, sizes: Sizes, uniform: bool) -> Dims:
-    """A symbol for every dim that is not a number."""
+    """A symbol per dim that is not a number."""
     return tuple(Size.of(int(d)) if d.isdigit() else Size.of(d) if uniform else sizes.fresh() for d in variable.dims)
 
 
@@ -171,7 +171,7 @@ def _shapes(
 
 
 def _outputs(pair: Pair, names: Mapping[int, str]) -> list[list[str]]:
-    """The names of the outputs on both sides: the same, unless one is a variable."""
+    """The output names of both sides: equal unless one is a variable."""
     taken = ["out"] if len(pair[0]) == 1 else [f"out{number}" for number in range(len(pair[0]))]
     return [[names[e] if isinstance(e, int) else t for e, t in zip(one, taken, strict=True)] for one in pair]
 
@@ -181,7 +181,7 @@ def _results(application: Expression, words: Vocabulary) -> list[Expression]:
 
 
 def _statements(one: Side, words: Vocabulary) -> list[list[Expression]]:
-    """The applications of a side as the text has them: those that a line assigns, each after the calls inside of it."""
+    """The applications of a side by line of text: the one assigned, after the calls nested in it."""
     order = _applications(one)
     reads = Counter(e for application in order for e in application[2:])
 
@@ -197,7 +197,7 @@ def _statements(one: Side, words: Vocabulary) -> list[list[Expression]]:
 
 
 def _inner(statement: Sequence[Expression]) -> Iterator[Expression]:
-    """The calls inside of a line, in the order in which they are read: each before its operands."""
+    """The calls nested in a line, in reading order: each before its operands."""
     within = set(statement)
 
     def visit(application: Expression) -> Iterator[Expression]:
@@ -218,7 +218,7 @@ def _applies(
     halves: bool,
     numbers: tuple[Iterator[int], Iterator[int]],
 ) -> tuple[Apply, ...]:
-    """The applications of a side; `known` names variables and outputs, `numbers` what a line assigns or has inside."""
+    """The applications of a side. `known` names variables and outputs, `numbers` other assigned and nested values."""
     shared, inner = numbers
     names, applies = dict(known), []
     for statement in _statements(one, words):
@@ -241,7 +241,7 @@ def _plain(text: str) -> str | int:
 
 
 def trial_sizes(rule: Rule, degree: int) -> dict[str, int]:
-    """A value for every symbol: different ones, all of them divisible by the square of the degree."""
+    """Distinct values of all symbols, each divisible by the square of the degree."""
     symbols = sorted({s for t in rule.inputs for x in (*t.dims, *t.degrees, t.replicas) for s in Size.of(x).symbols})
     parallel = any(name == "degree" for side in (rule.source, rule.target) for a in side for name, _ in a.attributes)
     step = degree * degree if parallel else 1
@@ -258,7 +258,7 @@ def _holds(rule: Rule) -> bool:
 
 
 def _where(rule: Rule) -> tuple[str, ...]:
-    """What is divided: every input dim that the states of values derived from it cut."""
+    """Divisibility conditions: every input dim that is cut in some value."""
     sizes = trial_sizes(rule, 2)
     try:
         inputs = random_inputs(rule, sizes, Modular())

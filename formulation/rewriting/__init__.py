@@ -1,1 +1,1 @@
-"""Rewritings of a graph by equality saturation: all of them in one graph, of which the plan takes one."""
+"""Equality saturation: all rewritings of a graph in one graph, from which the plan chooses."""

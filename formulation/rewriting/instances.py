@@ -1,6 +1,6 @@
-"""Rules whose attributes are words: `conv(x, w, stride=s, ..)` stands for a rule at every stride.
+"""Rules with symbols for attributes: `conv(x, w, stride=s, ..)` stands for a rule at every stride.
 
-Such a rule is instantiated at the attributes that the operators of a graph have, and each instance is proved by itself.
+Such a rule is instantiated at the attributes that a graph's operators have, and each instance is proved by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ...model.graph.pcg import PCG
 from ..substitution.rule import Apply, Rule, Value
-from .pattern import NUMBERS, SIGNATURES, WORDS
+from .pattern import NUMBERS, WORDS, term_attributes
 
 _USUAL = (
     (1, 0, 0, 1),
@@ -24,27 +24,27 @@ _USUAL = (
 WINDOWS: tuple[Mapping[str, Value], ...] = tuple(
     {"stride": (s, s), "padding": (p, q), "dilation": (e, e), "groups": 1} for s, p, q, e in _USUAL
 )
-"""Windows at which shipped rules with words are verified where no graph says at which."""
+"""Windows at which shipped rules with symbols for attributes are verified if no graph is given."""
 
 
 def attribute_words(rule: Rule) -> frozenset[str]:
-    """The words that stand for attributes of operators."""
+    """The symbols of a rule that stand for attributes of operators."""
     return frozenset(word for apply in rule.source for _, word in _words(apply))
 
 
 def instances(rule: Rule, pcg: PCG) -> tuple[Rule, ...]:
-    """The rule at all attributes that the graph's operators have; itself where it has no words."""
+    """The rule at all attributes that the graph's operators have; the rule itself if it has no such symbols."""
     given: dict[str, list[Mapping[str, Any]]] = {}
     for node in pcg.nodes:
         of_op = given.setdefault(node.op, [])
         attributes = dict(node.attributes)
-        if node.op in SIGNATURES and attributes not in of_op:
+        if term_attributes(node.op) is not None and attributes not in of_op:
             of_op.append(attributes)
     return tuple(_instances(rule, given))
 
 
 def usual_instances(rule: Rule) -> tuple[Rule, ...]:
-    """The rule at the usual windows; itself where it has no words."""
+    """The rule at the usual windows; the rule itself if it has no symbols for attributes."""
     return tuple(_instances(rule, {"conv": WINDOWS}))
 
 
@@ -61,8 +61,8 @@ def _instances(rule: Rule, given: Mapping[str, Iterable[Mapping[str, Any]]]) -> 
 
 
 def _words(apply: Apply) -> list[tuple[str, str]]:
-    """Attributes that are words: (attribute, word)."""
-    own = SIGNATURES.get(apply.op, ())
+    """Attributes given as symbols: (attribute, symbol)."""
+    own = term_attributes(apply.op) or ()
     return [
         (name, value)
         for name, value in apply.attributes
@@ -72,7 +72,7 @@ def _words(apply: Apply) -> list[tuple[str, str]]:
 
 
 def _merged(known: Mapping[str, Value], attributes: Mapping[str, Any], apply: Apply) -> dict[str, Value] | None:
-    """What is known with an operator's attributes; None where they do not agree."""
+    """The bindings extended by an operator's attributes; None if they contradict."""
     words = dict(_words(apply))
     if any(attributes.get(name) != value for name, value in apply.attributes if name not in words):
         return None

@@ -1,8 +1,8 @@
-"""Rules as patterns of egglog: what has to be there, and what is added and made equal.
+"""Rules as egglog patterns: the terms to match, and the terms to add and union.
 
-A rule states the shapes of its inputs. Its first dim may stand for any number of leading dims, where all that the rule
-does treats them alike (`leading`): a proof for one dim is one for all of them taken together. Dims that its attributes
-name are then counted from the end.
+A rule states the shapes of its inputs. Its first dim may stand for any number of leading dims if every operator of the
+rule treats them alike (`leading`): a proof for one dim holds for all of them flattened. Dims named by attributes are
+then counted from the end.
 """
 
 from __future__ import annotations
@@ -15,44 +15,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...model.errors import PartitaError
+from ...model.operators.operator import operators, rewriting_of
 from ..substitution.rule import PARALLEL, Apply, Rule, Tensor
 
-SIGNATURES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("linear", "linear_relu", "matmul", "relu", "silu", "tanh", "sigmoid", "neg"), ()),
-    **dict.fromkeys(("add", "sub", "mul"), ()),
-    "gelu": ("approximate",),
-    "scale": ("value",),
-    "cat": ("dim",),
-    "slice": ("dim", "start", "step", "stop"),
-    "part": ("dim", "number", "of"),
-    "permute": ("dims",),
-    "conv": ("dilation", "groups", "padding", "stride"),
-    "pad": ("mode", "pad", "value"),
-    "view": ("shape",),  # which a node of a graph says by its own shape
-}
-"""The operators that rules rewrite, and their attributes; all else is a leaf."""
-
 NUMBERS = {"dim", "start", "step", "stop", "number", "of", "groups"}
-_LEADING = {"linear", "linear_relu", "relu", "gelu", "silu", "tanh", "sigmoid", "neg", "scale", "add", "sub", "mul"}
+
+
+def term_attributes(op: str) -> tuple[str, ...] | None:
+    """The attributes of an operator's terms, sorted by name; None if it is not rewritten: a leaf."""
+    rewriting = rewriting_of(op)
+    return None if rewriting is None else tuple(rewriting.attributes)
 
 
 def constructor(op: str, inputs: int) -> str:
-    """The name of an operator of so many inputs."""
+    """The egglog constructor of an operator with this many inputs."""
     return f"{op}_{inputs}"
 
 
 def declaration(op: str, inputs: int) -> str:
-    sorts = ["T"] * inputs + ["i64" if name in NUMBERS else "String" for name in SIGNATURES[op]]
+    sorts = ["T"] * inputs + ["i64" if name in NUMBERS else "String" for name in term_attributes(op) or ()]
     return f"(constructor {constructor(op, inputs)} ({' '.join(sorts)}) T)"
 
 
 def literal(name: str, value: Any) -> str:
-    """An attribute's value."""
+    """An attribute's value as egglog text."""
     return str(value) if name in NUMBERS else json.dumps(json.dumps(value))
 
 
 def value_of(name: str, text: str) -> Any:
-    """What `literal` wrote; egglog shows strings quoted."""
+    """The inverse of `literal`; egglog prints strings quoted."""
     if name in NUMBERS:
         return int(text)
     return _tuples(json.loads(json.loads(text)))
@@ -64,7 +55,7 @@ def _tuples(value: Any) -> Any:
 
 @dataclass
 class Pattern:
-    """One rule as text for egglog. PartitaError: an operator that rewriting does not know, or a parallel one."""
+    """One rule as egglog text. Raises PartitaError for an operator that cannot be rewritten, or a parallel one."""
 
     rule: Rule
     facts: list[str] = field(default_factory=list)
@@ -74,14 +65,14 @@ class Pattern:
 
     @property
     def used(self) -> Iterator[tuple[str, int]]:
-        """The constructors that the rule needs: operator, number of inputs."""
+        """The constructors that the rule needs: (operator, number of inputs)."""
         return (
             (apply.op, len(apply.inputs))
             for apply in (*self._lowered(self.rule.source), *self._lowered(self.rule.target))
         )
 
     def text(self) -> str:
-        """The rule of egglog."""
+        """The egglog rule."""
         source, target = (self._lowered(side) for side in (self.rule.source, self.rule.target))
         free = leading(self.rule, (*source, *target))
         ranks = {t.name: len(t.dims) for t in self.rule.inputs}
@@ -102,11 +93,11 @@ class Pattern:
         return f"(rule {sides} :ruleset rewrite :name {json.dumps(self.rule.name)})"
 
     def _lowered(self, side: Sequence[Apply]) -> tuple[Apply, ...]:
-        """Splits as the parts or slices that a graph has."""
+        """Splits become the parts or slices that graphs have."""
         return tuple(one for apply in side for one in _lower(self.rule, apply))
 
     def _declare(self, tensor: Tensor, free: bool, number: int) -> None:
-        """Facts about an input: its rank and sizes."""
+        """Add facts about an input: its rank and sizes."""
         name = f"v_{tensor.name}"
         if not tensor.dims:
             return
@@ -134,13 +125,15 @@ class Pattern:
 
     def _attributes(self, apply: Apply, shifted: bool, matching: bool) -> Iterator[str]:
         given = dict(apply.attributes)
-        for name in SIGNATURES[apply.op]:
-            value = given.get(name, _DEFAULTS.get(name))
+        rewriting = rewriting_of(apply.op)
+        assert rewriting is not None  # `_lower` checks
+        for name, default in rewriting.attributes.items():
+            value = given.get(name, default)
             if value is None:
                 raise PartitaError(f"rule {self.rule.name!r}: {apply.op} needs the attribute {name}")
             if name in NUMBERS:
                 text = f"(+ {_size(value)} shift)" if name == "dim" and shifted else _size(value)
-                # Arithmetic inside of what is matched makes egglog panic: it is a fact of its own.
+                # egglog panics on arithmetic inside a matched term: state it as a separate fact.
                 yield self.computed.setdefault(text, f"c_{len(self.computed)}") if matching and " " in text else text
             elif isinstance(value, str) and value.isidentifier() and value not in WORDS:
                 yield f"a_{value}"
@@ -151,9 +144,9 @@ class Pattern:
                 yield literal(name, value)
 
     def _ordered(self, source: Sequence[Apply]) -> Iterator[str]:
-        """What several outputs are the results of are nodes of the graph: what merging made is not merged again.
+        """Match several outputs only at nodes of the graph, so that merged nodes are not merged again.
 
-        Of equal applications each set is matched once, in the order of the graph.
+        Sets of equal applications are matched once, in graph order.
         """
         roots = list(dict.fromkeys(name for name, _ in self.rule.outputs))
         if len(roots) == 1:
@@ -164,12 +157,11 @@ class Pattern:
             yield from (f"(< o_{number} o_{number + 1})" for number in range(len(roots) - 1))
 
 
-_DEFAULTS: Mapping[str, Any] = {"step": 1, "groups": 1, "mode": "constant"}
 WORDS = ("none", "same", "tanh", "constant")
 
 
 def leading(rule: Rule, applies: Sequence[Apply]) -> set[str]:
-    """The tensors whose first dim may stand for several; none where something tells leading dims apart."""
+    """The tensors whose first dim may stand for several; none if an operator distinguishes leading dims."""
     first = rule.inputs[0].dims[:1] if rule.inputs else ()
     free = {t.name for t in rule.inputs if t.dims[:1] == first and len(t.dims) > 1}
     if not first or any(first[0] in text for t in rule.inputs for text in t.dims[t.name in free :]):
@@ -177,7 +169,10 @@ def leading(rule: Rule, applies: Sequence[Apply]) -> set[str]:
     for apply in applies:
         inside = [name in free for name in apply.inputs]
         dim = apply.get("dim")
-        fits = apply.op in _LEADING or (apply.op in ("cat", "slice", "part") and isinstance(dim, int) and dim > 0)
+        rewriting = rewriting_of(apply.op)
+        fits = (rewriting is not None and rewriting.leading) or (
+            apply.op in ("cat", "slice", "part") and isinstance(dim, int) and dim > 0
+        )
         if inside and inside[0]:
             if not fits or (apply.op in ("add", "sub", "mul", "cat") and not all(inside)):
                 return set()
@@ -189,10 +184,13 @@ def leading(rule: Rule, applies: Sequence[Apply]) -> set[str]:
 
 def _lower(rule: Rule, apply: Apply) -> Iterator[Apply]:
     if apply.op in PARALLEL:
-        raise PartitaError(f"rule {rule.name!r}: {apply.op} is decided by layouts; rewriting takes rules without it")
+        raise PartitaError(
+            f"rule {rule.name!r}: {apply.op} is decided by layouts; rewriting takes rules without parallel operators"
+        )
     if apply.op != "split":
-        if apply.op not in SIGNATURES:
-            raise PartitaError(f"rule {rule.name!r}: rewriting knows no {apply.op}; it knows {', '.join(SIGNATURES)}")
+        if term_attributes(apply.op) is None:
+            known = ", ".join(entry.name for entry in operators() if entry.rewriting is not None)
+            raise PartitaError(f"rule {rule.name!r}: rewriting does not support {apply.op}, only {known}")
         yield apply
         return
     sizes, dim, start = apply["sizes"], apply["dim"], "0"
@@ -207,7 +205,7 @@ def _lower(rule: Rule, apply: Apply) -> Iterator[Apply]:
 
 
 def _shape(sizes: Sequence[Any]) -> str:
-    """A shape with symbols as an expression that gives its `literal`."""
+    """A shape with symbols as an egglog expression that evaluates to its `literal`."""
     parts = [f"(to-string {_size(size)})" for size in sizes]
     text = parts[0]
     for part in parts[1:]:
@@ -216,7 +214,7 @@ def _shape(sizes: Sequence[Any]) -> str:
 
 
 def _size(value: Any) -> str:
-    """A size expression as egglog's arithmetic."""
+    """A size expression as egglog arithmetic."""
     return _arithmetic(ast.parse(str(value), mode="eval").body)
 
 
@@ -230,7 +228,7 @@ def _arithmetic(tree: ast.expr) -> str:
         return f"s_{tree.id}"
     if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
         return f"({_OPERATORS[type(tree.op)]} {_arithmetic(tree.left)} {_arithmetic(tree.right)})"
-    raise PartitaError(f"{ast.unparse(tree)!r} is no size")
+    raise PartitaError(f"{ast.unparse(tree)!r} is not a size")
 
 
 _DIVIDES = re.compile(r"(.+?)\s+divides\s+(.+)")

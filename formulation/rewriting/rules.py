@@ -1,4 +1,4 @@
-"""The rules by which the planner rewrites graphs: data beside this file, in the notation of rules."""
+"""The planner's rewrite rules: `planner.rules`, in the notation of rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLANNER = Path(__file__).parent / "planner.rules"
 
 @cache
 def planner_rules() -> tuple[Rule, ...]:
-    """What `partita plan --rewrite` rewrites by."""
+    """The rules of `partita plan --rewrite`."""
     return tuple(parse_rules(PLANNER.read_text(encoding="utf-8")))
 
 

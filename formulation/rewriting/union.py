@@ -1,7 +1,7 @@
-"""All rewritings of a graph in one: its nodes, further ones, and which of these compute the same (`PCG.alternatives`).
+"""The union of all rewritings of a graph: its nodes, added ones, and which compute the same (`PCG.alternatives`).
 
-Concatenated weights become one weight that is stored joined, under the names of its pieces: optimizers work element by
-element, so it is trained as its pieces would be.
+Concatenated weights become one weight that is stored joined, under the names of its pieces: optimizers work
+elementwise, so it is trained as its pieces would be.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ...model.graph.atoms import atoms
 from ...model.graph.dtypes import FLOATS
 from ...model.graph.pcg import PCG, SOURCES, Attribute, Node
 from ...model.graph.verification import verify
-from .shapes import shape_of
+from ...model.operators.operator import rewriting_of
 
 Ref: TypeAlias = int
-"""A node: of the graph (from 0), or a further one (from -1 downwards)."""
+"""A node: of the graph (0, 1, ..), or an added one (-1, -2, ..)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Further:
-    """A node that no graph had yet."""
+class AddedNode:
+    """A node that the graph does not have."""
 
     op: str
     inputs: tuple[Ref, ...]
@@ -33,74 +33,74 @@ class Further:
 
 @dataclass
 class Union:
-    """Collects further nodes, and what they are another way to compute; `build` makes the graph of all.
+    """Collects added nodes and which nodes they are alternatives of; `build` makes the graph of all.
 
-    `dropped` counts what could not be taken in: ways that read what is computed from them, that no operator allows, or
-    that would cut the dims of the graph's tensors finer.
+    `dropped` counts alternatives left out: cyclic ones, those whose operators do not take their operands, and those
+    that would factor the dims of the graph's tensors more finely.
     """
 
     pcg: PCG
-    nodes: dict[Further, Ref] = field(default_factory=dict)
-    ways: dict[tuple[Ref, Ref], None] = field(default_factory=dict)
+    nodes: dict[AddedNode, Ref] = field(default_factory=dict)
+    alternatives: dict[tuple[Ref, Ref], None] = field(default_factory=dict)
     dropped: int = 0
 
     def add(self, op: str, inputs: Iterable[Ref], attributes: Iterable[tuple[str, Attribute]] = ()) -> Ref:
-        """A further node; the same one for equal ones."""
-        return self.nodes.setdefault(Further(op, tuple(inputs), tuple(sorted(attributes))), -1 - len(self.nodes))
+        """Add a node; equal ones are added once."""
+        return self.nodes.setdefault(AddedNode(op, tuple(inputs), tuple(sorted(attributes))), -1 - len(self.nodes))
 
-    def way(self, ref: Ref, node: Ref) -> None:
-        """Node `ref` computes `node` too."""
-        self.ways[ref, node] = None
+    def add_alternative(self, ref: Ref, node: Ref) -> None:
+        """Node `ref` is an alternative of `node`."""
+        self.alternatives[ref, node] = None
 
     def build(self) -> PCG:
-        """The graph of all; the given one where nothing can be added."""
-        made = _Made(self.pcg, tuple(self.nodes))
-        fitting = _widest([way for way in self.ways if all(map(made.can, way)) and made.alike(*way)], made)
-        taken = _all_that(fitting, lambda ways: _order(made, ways) is not None)
-        taken = _all_that(taken, lambda ways: not ways or not _finer(self.pcg, _graph(made, ways)))
-        self.dropped = len(self.ways) - len(taken)
+        """The graph with all alternatives; the given graph if there are none."""
+        made = _AddedNodes(self.pcg, tuple(self.nodes))
+        possible = [pair for pair in self.alternatives if all(map(made.can, pair)) and made.alike(*pair)]
+        taken = _compatible(_widest(possible, made), lambda pairs: _order(made, pairs) is not None)
+        taken = _compatible(taken, lambda pairs: not pairs or not _finer(self.pcg, _graph(made, pairs)))
+        self.dropped = len(self.alternatives) - len(taken)
         return _graph(made, taken) if taken else self.pcg
 
 
-def _widest(ways: Sequence[tuple[Ref, Ref]], made: _Made) -> list[tuple[Ref, Ref]]:
-    """The ways without those that join some of the weights that another of the same kind joins all of.
+def _widest(alternatives: Sequence[tuple[Ref, Ref]], made: _AddedNodes) -> list[tuple[Ref, Ref]]:
+    """Drop alternatives that join a subset of the weights that another of the same kind joins.
 
-    Of n operators on one input 2^n sets could be merged; the largest saves most, and each makes the network wider.
-    Equal parts are as good as slices, and can be split.
+    n operators on one input have 2^n mergeable sets; the largest saves most, and each widens the network. Equal parts
+    are as good as slices, and can be split.
     """
-    joined = {way: (made.kind(way[0]), made.below(way[0])) for way in ways}
+    joined = {alternative: (made.kind(alternative[0]), made.below(alternative[0])) for alternative in alternatives}
     found: dict[Ref, list[tuple[str, frozenset[int]]]] = {}
-    for way, of_way in joined.items():
-        found.setdefault(way[1], []).append(of_way)
+    for alternative, weights_joined in joined.items():
+        found.setdefault(alternative[1], []).append(weights_joined)
 
-    def beaten(way: tuple[Ref, Ref]) -> bool:
-        kind, weights = joined[way]
+    def subsumed(alternative: tuple[Ref, Ref]) -> bool:
+        kind, weights = joined[alternative]
         return any(
             weights < other if kind == its else kind == "slice" and its == "part" and bool(weights) and weights <= other
-            for its, other in found[way[1]]
+            for its, other in found[alternative[1]]
         )
 
-    return [way for way in ways if not beaten(way)]
+    return [alternative for alternative in alternatives if not subsumed(alternative)]
 
 
-def _all_that(
-    ways: Sequence[tuple[Ref, Ref]], fit: Callable[[Sequence[tuple[Ref, Ref]]], bool]
+def _compatible(
+    alternatives: Sequence[tuple[Ref, Ref]], fit: Callable[[Sequence[tuple[Ref, Ref]]], bool]
 ) -> Sequence[tuple[Ref, Ref]]:
-    """The ways without those that do not go together with the ones before them."""
-    if fit(ways):
-        return ways
+    """The alternatives, in order, without those that do not fit with the ones before them."""
+    if fit(alternatives):
+        return alternatives
     taken: list[tuple[Ref, Ref]] = []
-    for way in ways:
-        if fit([*taken, way]):
-            taken.append(way)
+    for alternative in alternatives:
+        if fit([*taken, alternative]):
+            taken.append(alternative)
     return taken
 
 
-class _Made:
-    """Further nodes with shapes and names, made when they are first asked for."""
+class _AddedNodes:
+    """Added nodes with shapes and names, made on demand."""
 
-    def __init__(self, pcg: PCG, further: Sequence[Further]) -> None:
-        self.pcg, self.further = pcg, further
+    def __init__(self, pcg: PCG, added: Sequence[AddedNode]) -> None:
+        self.pcg, self.added = pcg, added
         self.known: dict[Ref, Node | None] = dict(enumerate(pcg.nodes))
         self.names = {node.name for node in pcg.nodes}
         tied = {name for _, name in pcg.aliases}
@@ -116,10 +116,10 @@ class _Made:
         return node
 
     def can(self, ref: Ref) -> bool:
-        """Whether a node can be made: its inputs can, and its operator takes them."""
+        """True if a node can be made: its inputs can, and its operator takes them."""
         if ref not in self.known:
-            further = self.further[-1 - ref]
-            self.known[ref] = self._node(ref, further) if all(map(self.can, further.inputs)) else None
+            added = self.added[-1 - ref]
+            self.known[ref] = self._node(ref, added) if all(map(self.can, added.inputs)) else None
         return self.known[ref] is not None
 
     def alike(self, ref: Ref, node: Ref) -> bool:
@@ -127,32 +127,34 @@ class _Made:
         return (a.shape, a.dtype, a.gradient) == (b.shape, b.dtype, b.gradient)
 
     def joins(self, ref: Ref) -> tuple[int, ...]:
-        """The parameters that a node is nothing but the concatenation of, along dim 0; none otherwise."""
+        """The parameters that a node concatenates along dim 0, if it does nothing else."""
         if ref >= 0:
             return ()
-        further = self.further[-1 - ref]
-        if further.op != "cat" or dict(further.attributes)["dim"] != 0 or not set(further.inputs) <= self.joinable:
+        added = self.added[-1 - ref]
+        if added.op != "cat" or dict(added.attributes)["dim"] != 0 or not set(added.inputs) <= self.joinable:
             return ()
-        nodes = [self[i] for i in further.inputs]
+        nodes = [self[i] for i in added.inputs]
         kinds = {(node.dtype, node.gradient, node.shape[1:]) for node in nodes}
-        return further.inputs if len(kinds) == 1 and len({*further.inputs}) == len(nodes) else ()
+        return added.inputs if len(kinds) == 1 and len({*added.inputs}) == len(nodes) else ()
 
     def below(self, ref: Ref) -> frozenset[int]:
-        """The parameters of the weights that a further node, and the further ones that it reads, join."""
+        """The parameters that an added node joins, itself or in the added nodes it reads."""
         if ref >= 0:
             return frozenset()
         return frozenset(self.joins(ref)).union(*map(self.below, self.inputs(ref)))
 
     def kind(self, ref: Ref) -> str:
-        return self.further[-1 - ref].op if ref < 0 else ""
+        return self.added[-1 - ref].op if ref < 0 else ""
 
     def inputs(self, ref: Ref) -> tuple[Ref, ...]:
-        return self.pcg.nodes[ref].inputs if ref >= 0 else () if self.joins(ref) else self.further[-1 - ref].inputs
+        return self.pcg.nodes[ref].inputs if ref >= 0 else () if self.joins(ref) else self.added[-1 - ref].inputs
 
-    def _node(self, ref: Ref, further: Further) -> Node | None:
-        sources = [self[i] for i in further.inputs]
+    def _node(self, ref: Ref, added: AddedNode) -> Node | None:
+        sources = [self[i] for i in added.inputs]
         pieces = [self[i] for i in self.joins(ref)]
-        shape = shape_of(further.op, [node.shape for node in sources], dict(further.attributes))
+        rewriting = rewriting_of(added.op)
+        assert rewriting is not None  # e-nodes are terms
+        shape = rewriting.shape_of([node.shape for node in sources], dict(added.attributes))
         if shape is None:
             return None
         dtype = next((node.dtype for node in sources if node.dtype in FLOATS), sources[0].dtype)
@@ -161,12 +163,12 @@ class _Made:
             name = self._free(_joined(node.name for node in pieces))
             joined = tuple((node.name, node.shape[0]) for node in pieces)
             path = name.rpartition(".")[0]
-            return Node("parameter", name, (), shape, dtype, (("joined", joined),), gradient, path)
+            return Node("parameter", name, (), shape, dtype, (("joined", joined),), gradient=gradient, path=path)
         weights = [node.path for node in sources if node.op in SOURCES and node.path]
         path = _common(weights or [node.path for node in sources])
-        name = self._free(path if weights and path else f"{path}.{further.op}" if path else further.op)
-        attributes = () if further.op == "view" else further.attributes  # its shape says it
-        return Node(further.op, name, (), shape, dtype, attributes, gradient, path)
+        name = self._free(path if weights and path else f"{path}.{added.op}" if path else added.op)
+        attributes = () if added.op == "view" else added.attributes  # its shape says it
+        return Node(added.op, name, (), shape, dtype, attributes, gradient=gradient, path=path)
 
     def _free(self, wish: str) -> str:
         name, count = wish, 1
@@ -177,13 +179,13 @@ class _Made:
         return name
 
 
-def _order(made: _Made, ways: Sequence[tuple[Ref, Ref]]) -> list[Ref] | None:
-    """All nodes that are needed, each after what it reads and after the ways to compute it; None for a circle.
+def _order(made: _AddedNodes, alternatives: Sequence[tuple[Ref, Ref]]) -> list[Ref] | None:
+    """All needed nodes, each after its inputs and its alternatives; None if they are cyclic.
 
-    Nodes of the graph keep their order where they can, further ones stand right before what they are a way to compute.
+    Nodes of the graph keep their order where possible; added ones stand right before the node they are alternatives of.
     """
     of_node: dict[Ref, list[Ref]] = {}
-    for ref, node in ways:
+    for ref, node in alternatives:
         of_node.setdefault(node, []).append(ref)
     place: dict[Ref, tuple[int, int]] = {i: (i, 1) for i in range(len(made.pcg.nodes))}
     for node in sorted(node for node in of_node if node >= 0):
@@ -211,20 +213,20 @@ def _order(made: _Made, ways: Sequence[tuple[Ref, Ref]]) -> list[Ref] | None:
     return order if len(order) == len(place) else None
 
 
-def _graph(made: _Made, ways: Sequence[tuple[Ref, Ref]]) -> PCG:
-    order = _order(made, ways)
+def _graph(made: _AddedNodes, alternatives: Sequence[tuple[Ref, Ref]]) -> PCG:
+    order = _order(made, alternatives)
     assert order is not None
     number = {ref: new for new, ref in enumerate(order)}
     nodes = tuple(replace(made[ref], inputs=tuple(number[i] for i in made.inputs(ref))) for ref in order)
     pcg = made.pcg
-    pairs = tuple((number[ref], number[node]) for ref, node in ways if node in number)  # else nothing reads it
-    graph = PCG(nodes, number[pcg.loss], pcg.batch, pcg.aliases, (), None, pairs)
+    pairs = tuple((number[ref], number[node]) for ref, node in alternatives if node in number)  # else nothing reads it
+    graph = PCG(nodes, number[pcg.loss], pcg.batch, pcg.aliases, alternatives=pairs)
     verify(graph)
     return graph
 
 
 def _finer(pcg: PCG, graph: PCG) -> bool:
-    """Whether the further nodes cut dims of the graph's tensors finer: their layouts would mean something else."""
+    """True if added nodes factor dims of the graph's tensors more finely, so that layouts would change meaning."""
     place = {node.name: i for i, node in enumerate(graph.nodes)}
     old, new = atoms(pcg), atoms(graph)
     return any(old[i] != new[place[node.name]] for i, node in enumerate(pcg.nodes))
@@ -241,6 +243,6 @@ def _joined(names: Iterable[str]) -> str:
 
 
 def _common(paths: Iterable[str]) -> str:
-    """How dotted paths begin alike."""
+    """The common prefix of dotted paths."""
     parts = zip(*(path.split(".") for path in paths), strict=False)
     return ".".join(part[0] for part in takewhile(lambda part: len({*part}) == 1, parts))

@@ -1,8 +1,7 @@
-"""Applying rules to small graphs: where a source matches, and the graph with the target in its place.
+"""Applies rules to small graphs: finds matches of the source and replaces them by the target.
 
-What a rule says of sizes, degrees and replicas is compared with the states that the graph's values have, which are
-inferred anew after every application: a proof holds for the states that a rule declares, and a matched graph may be
-partitioned already.
+A rule's sizes, degrees and replicas must match the states of the graph's values, which are inferred again after every
+application: a proof holds only for the declared states, and the graph may be partitioned already.
 """
 
 from __future__ import annotations
@@ -12,20 +11,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...model.errors import PartitaError
+from ...model.operators.sharded import IllTyped, count
 from .arithmetic import Modular
 from .evaluate import bound, evaluate
 from .rule import PARALLEL, Apply, Rule, Tensor, Value
 from .sizes import Size
 from .text import condition_parts, parse_rule
 from .trial import random_tensor
-from .values import IllTyped, ParallelValue, count
+from .values import ParallelValue
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Applications in topological order on `inputs`, whose sizes and states are numbers; `outputs` are wanted.
+    """Applications in topological order on `inputs`, whose sizes and states are numbers, with their `outputs`.
 
-    Raises PartitaError where an operator does not apply.
+    Raises PartitaError if an operator does not apply.
     """
 
     inputs: tuple[Tensor, ...]
@@ -39,14 +39,14 @@ class Graph:
 
     @staticmethod
     def parse(text: str, *outputs: str) -> Graph:
-        """Read the notation of rules: a line of inputs with their sizes, `x[4, 8/2]`, then statements."""
+        """Parse rule notation: a line of inputs with their sizes, `x[4, 8/2]`, then statements."""
         inputs, *body = (line for line in text.splitlines() if line.strip())
         rule = parse_rule("\n".join(["graph:", inputs, *body, "=>", *body, f"outputs {', '.join(outputs)}"]))
         return Graph(rule.inputs, rule.source, outputs)
 
     @cached_property
     def states(self) -> Mapping[str, ParallelValue]:
-        """A value with the state of each name: shape, digits of its dims, replicas."""
+        """A value of the state of every name: shape, digits of its dims, replicas."""
         field = Modular()
         given = {t.name: random_tensor(t, {}, field, number) for number, t in enumerate(self.inputs)}
         return evaluate(self.applies, given, field)
@@ -66,7 +66,7 @@ def _text(apply: Apply) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a rule applies: the graph's value for each of the source's, numbers for symbols, the matched operators."""
+    """One match: the graph's value for each of the source's, the values of symbols, the matched operators."""
 
     values: Mapping[str, str]
     sizes: Mapping[str, int]
@@ -74,9 +74,9 @@ class Match:
 
 
 def matches(rule: Rule, graph: Graph, sizes: Mapping[str, int] | None = None) -> Iterator[Match]:
-    """All places where the source of a rule is in the graph, in the order of its operators.
+    """All matches of a rule's source in the graph, in the order of its operators.
 
-    `sizes` gives numbers to symbols beforehand, to those that only the target has (a degree) as well.
+    `sizes` fixes symbols in advance, also those that only the target has (a degree).
     """
     for values, places in _places(rule.source, graph, {}, ()):
         found = _sizes(rule, graph, values, places, sizes or {})
@@ -87,7 +87,7 @@ def matches(rule: Rule, graph: Graph, sizes: Mapping[str, int] | None = None) ->
 def _places(
     source: Sequence[Apply], graph: Graph, values: Mapping[str, str], places: tuple[int, ...]
 ) -> Iterator[tuple[Mapping[str, str], tuple[int, ...]]]:
-    """Ways to find operators that read and make alike, attributes aside."""
+    """All assignments of the source's operators to the graph's with the same dataflow; attributes are ignored."""
     if len(places) == len(source):
         yield values, places
         return
@@ -108,7 +108,7 @@ def _kind(apply: Apply) -> tuple[str, int, int]:
 def _sizes(
     rule: Rule, graph: Graph, values: Mapping[str, str], places: Sequence[int], given: Mapping[str, int]
 ) -> dict[str, int] | None:
-    """Numbers for the symbols of a rule that fit what is matched and its conditions; None where there are none."""
+    """Values of a rule's symbols that fit the match and its conditions; None if there are none."""
     equal: list[tuple[Value, Value]] = []
     for wanted, place in zip(rule.source, places, strict=True):
         mine, its = dict(wanted.attributes), dict(graph.applies[place].attributes)
@@ -129,30 +129,30 @@ def _sizes(
 
 
 def _solved(equal: Sequence[tuple[Value, Value]], given: Mapping[str, int]) -> dict[str, int] | None:
-    """Numbers with which all pairs (expression, what it must be) are equal, symbol by symbol."""
+    """Solve pairs (expression, required value) for their symbols; None if they cannot be solved one by one."""
     found, waiting = dict(given), list(equal)
     while waiting:
-        later: list[tuple[Value, Value]] = []
+        unsolved: list[tuple[Value, Value]] = []
         for mine, its in waiting:
             if isinstance(mine, tuple) and isinstance(its, tuple):
                 if len(mine) != len(its):
                     return None
-                later += zip(mine, its, strict=True)
+                unsolved += zip(mine, its, strict=True)
             elif not isinstance(mine, str) or not isinstance(its, int):
                 if mine != its:
                     return None
             elif not _unified(Size.of(mine), its, found):
                 return None
             elif Size.of(mine).symbols - found.keys():
-                later.append((mine, its))
-        if later == waiting:
+                unsolved.append((mine, its))
+        if unsolved == waiting:
             return None  # several unknown symbols in one expression
-        waiting = later
+        waiting = unsolved
     return found
 
 
 def _unified(size: Size, number: int, found: dict[str, int]) -> bool:
-    """Whether a size can be a number; binds the only unknown symbol of a sum in which it stands alone."""
+    """True if a size can equal a number; binds its only unknown symbol if that is linear."""
     left = size.substitute({name: Size.of(value) for name, value in found.items()})
     if left.number is not None:
         return left.number == number
@@ -168,7 +168,7 @@ def _unified(size: Size, number: int, found: dict[str, int]) -> bool:
 
 
 def _holds(text: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a condition holds. Raises PartitaError where it has a symbol that has no number."""
+    """True if a condition holds. Raises PartitaError for a symbol without a value."""
     a, word, b = condition_parts(text)
     missing = sorted((a.symbols | b.symbols) - sizes.keys())
     if missing:
@@ -180,10 +180,10 @@ def _holds(text: str, sizes: Mapping[str, int]) -> bool:
 
 
 def apply_rule(rule: Rule, graph: Graph, match: Match) -> Graph:
-    """The graph with a match replaced by the target; what nothing needs any more is left out.
+    """Replace a match by the target and drop unused operators.
 
-    Results keep the names of what they replace. Raises PartitaError where the target has a symbol without a number,
-    where it does not apply to these states, where a result would have another state, or where it would read itself.
+    Results keep the names of what they replace. Raises PartitaError if the target has a symbol without a value, does
+    not apply to these states, changes a result's state, or would read its own result.
     """
     made = {tensor.name: match.values[tensor.name] for tensor in rule.inputs if tensor.name in match.values}
     taken = set(graph.states)
@@ -207,7 +207,7 @@ def apply_rule(rule: Rule, graph: Graph, match: Match) -> Graph:
 
 
 def shared(graph: Graph) -> Graph:
-    """The graph with equal applications once."""
+    """Merge equal applications."""
     made: dict[Apply, tuple[str, ...]] = {}
     names: dict[str, str] = {}
     applies = []
@@ -221,10 +221,10 @@ def shared(graph: Graph) -> Graph:
 
 
 def _instance(apply: Apply, made: dict[str, str], taken: set[str], sizes: Mapping[str, int], rule: Rule) -> Apply:
-    """An operator of the target on the graph's values, with numbers for symbols; `made` learns what it makes."""
+    """An operator of the target on the graph's values, with symbols evaluated; extends `made` by its results."""
     lacking = [name for name in apply.inputs if name not in made]
     if lacking:
-        raise PartitaError(f"rule {rule.name!r}: {lacking[0]} is no value of the source, and nothing tells what it is")
+        raise PartitaError(f"rule {rule.name!r}: {lacking[0]} is not a value of the source, so it is not bound")
     inputs = tuple(made[name] for name in apply.inputs)
     for name in apply.outputs:
         made[name] = _fresh(name, taken)
@@ -236,7 +236,7 @@ def _instance(apply: Apply, made: dict[str, str], taken: set[str], sizes: Mappin
 
 
 def _fresh(name: str, taken: set[str]) -> str:
-    """A name that is free, that of the target's value if it is; nameless ones are numbered."""
+    """A free name: the target's, if free; unnamed values are numbered."""
     if name not in taken and not name.startswith("_"):
         return name
     return next(wish for wish in (f"_{n}" for n in range(len(taken) + 1)) if wish not in taken)
@@ -248,7 +248,7 @@ def _renamed(apply: Apply, names: Mapping[str, str]) -> Apply:
 
 
 def _ordered(applies: Sequence[Apply], outputs: Sequence[str], rule: Rule) -> list[Apply]:
-    """What the outputs need, every operator behind those that it reads."""
+    """The operators that the outputs need, in topological order."""
     makers = {name: apply for apply in applies for name in apply.outputs}
     done: list[Apply] = []
     waiting: set[int] = set()
@@ -258,7 +258,7 @@ def _ordered(applies: Sequence[Apply], outputs: Sequence[str], rule: Rule) -> li
         if apply is None or any(apply is other for other in done):
             return
         if id(apply) in waiting:
-            raise PartitaError(f"rule {rule.name!r}: {name} would be made from itself")
+            raise PartitaError(f"rule {rule.name!r}: {name} would depend on itself")
         waiting.add(id(apply))
         for source in apply.inputs:
             visit(source)

@@ -1,14 +1,14 @@
-"""Rules run on concrete parallel tensors, in a finite field or in floats.
+"""Runs rules on concrete parallel tensors, in a finite field or in floats.
 
-Every compute operator applies shard by shard, vectorized over the tasks. One rule says which states fit: an index has
-the same digits in all operands that have it; the replica dim of an operand holds the space digits of the indices that
-it lacks (the output's, then those that are summed), outermost first, and then a surplus that is equal for all. The
-output carries the digits of its indices, and its replica dim those of the summed ones, then the surplus. For a product:
+Compute operators apply shard by shard, vectorized over tasks. One rule says which states fit: an index has the same
+digits in all operands that have it; the replica dim of an operand holds the space digits of the indices that it lacks
+(the output's, then the summed ones), outermost first, then a surplus that is equal for all. The output carries the
+digits of its indices, and its replica dim those of the summed ones, then the surplus. For a product:
 
     matmul x[B:a, K:b, rep:(c,e)] w[K:b, N:c, rep:(a,e)] -> y[B:a, N:c, rep:(b,e)]
 
-A step in time needs no copy of what it shares with the next, so time digits ask for no replicas, and an index that has
-one cannot be summed. What the prover knows of operators is not used here: the two check each other.
+Steps in time share their operands without copies, so time digits need no replicas, and an index that has one cannot be
+summed. The evaluation does not use the prover's meanings of operators: the two check each other.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...model.errors import PartitaError
-from .arithmetic import Arithmetic, Array
-from .local import SIGNATURES
+from ...model.operators.sharded import WHOLE, Arithmetic, Array, Digits, IllTyped, Letters, Signature, Tasks, count
+from .evaluations import evaluated, evaluation
 from .moves import ALONG_REPLICAS, MOVES
 from .rule import REPLICA, Apply
-from .signature import WHOLE, Letters, Signature, Tasks
 from .sizes import Size
-from .values import Digits, IllTyped, ParallelValue, count, merged
+from .values import ParallelValue, merged
 
 Values: TypeAlias = Sequence[ParallelValue]
 
 
 def applied(op: str, attributes: Mapping[str, Any], values: Values, f: Arithmetic) -> list[ParallelValue]:
-    """One operator application. Raises IllTyped where it does not apply, PartitaError for an operator unknown here."""
+    """Apply one operator. Raises IllTyped if it does not apply, PartitaError if it has no evaluation."""
     return prepared(op, attributes, values, f)(values)
 
 
 def prepared(
     op: str, attributes: Mapping[str, Any], values: Values, f: Arithmetic
 ) -> Callable[[Values], list[ParallelValue]]:
-    """An operator for all tensors of the states that `values` have, whose entries are not read. Raises as `applied`."""
+    """An operator specialized to the states of `values`, whose entries are not read. Raises as `applied`."""
     if op in MOVES:
         if len(values) != 1:
             raise IllTyped(f"{op} takes one tensor, not {len(values)}")
@@ -58,11 +57,12 @@ def prepared(
 def by_shards(
     op: str, attributes: Mapping[str, Any], values: Values, f: Arithmetic
 ) -> tuple[Signature, Tasks, list[Callable[[Array], Array]], list[Callable[[Array], ParallelValue]]]:
-    """How an operator applies to shards: its letters, its tasks, what cuts every operand into [tasks, *local shape],
-    and what joins such results. Raises as `applied`."""
-    if op not in SIGNATURES:
-        raise PartitaError(f"no evaluation of the operator {op}; there is one of {', '.join(sorted(SIGNATURES))}")
-    signature = SIGNATURES[op](attributes, [value.shape for value in values])
+    """How an operator applies to shards: its signature, its tasks, functions that cut each operand into
+    [tasks, *local shape], and functions that join such results. Raises as `applied`."""
+    evaluate_shards = evaluation(op)
+    if evaluate_shards is None:
+        raise PartitaError(f"no evaluation of the operator {op}; there is one of {', '.join(evaluated())}")
+    signature = evaluate_shards(attributes, [value.shape for value in values])
     digits = _digits(op, signature, values)
     tasks = Tasks(f, digits, _surplus(op, signature, digits, values))
     cuts = [_cut(value, names, tasks) for value, names in zip(values, signature.inputs, strict=True)]
@@ -70,7 +70,7 @@ def by_shards(
 
 
 def _digits(op: str, signature: Signature, values: Values) -> dict[str, Digits]:
-    """The digits of every letter, in the order of tasks."""
+    """The digits of every letter, in task order."""
     found: dict[str, tuple[int, Digits]] = {}
     for value, names in zip(values, signature.inputs, strict=True):
         if len(names) != len(value.shape):
@@ -96,20 +96,20 @@ def _digits(op: str, signature: Signature, values: Values) -> dict[str, Digits]:
 
 
 def _surplus(op: str, signature: Signature, digits: Mapping[str, Digits], values: Values) -> int:
-    """Replicas beyond those that hold the digits of lacking indices."""
+    """Replicas beyond those that hold the digits of indices that operands lack."""
     left = set()
     for value, names in zip(values, signature.inputs, strict=True):
-        asked = prod(d.degree for letter, ds in digits.items() if letter not in names for d in ds if not d.time)
-        if value.replicas % asked:
-            raise IllTyped(f"{op} of {' and '.join(map(str, values))}: {value} needs {asked} replicas or a multiple")
-        left.add(value.replicas // asked)
+        required = prod(d.degree for letter, ds in digits.items() if letter not in names for d in ds if not d.time)
+        if value.replicas % required:
+            raise IllTyped(f"{op} of {' and '.join(map(str, values))}: {value} needs {required} replicas or a multiple")
+        left.add(value.replicas // required)
     if len(left) > 1:
         raise IllTyped(f"{op} of {' and '.join(map(str, values))}: replicas do not fit")
     return left.pop() if left else 1
 
 
 def _cut(value: ParallelValue, names: Letters, tasks: Tasks) -> Callable[[Array], Array]:
-    """Makes the shard of every task, [tasks, *local shape], of an array of this state."""
+    """A function from an array of this state to the shards of all tasks, [tasks, *local shape]."""
     if not tasks.axes:
         return lambda array: array
     replica = [d.degree for letter, d in tasks.axes if letter not in names and not d.time] + [tasks.surplus]
@@ -133,7 +133,7 @@ def _cut(value: ParallelValue, names: Letters, tasks: Tasks) -> Callable[[Array]
 
 
 def _join(names: Letters, signature: Signature, tasks: Tasks) -> Callable[[Array], ParallelValue]:
-    """Makes the parallel tensor of its shards [tasks, *local shape]."""
+    """A function from shards [tasks, *local shape] to their parallel tensor."""
     digits = tuple(merged(tasks.digits.get(letter, ())) for letter in names)
     if not tasks.axes:
         return lambda result: ParallelValue(result, digits)
@@ -152,7 +152,7 @@ def _join(names: Letters, signature: Signature, tasks: Tasks) -> Callable[[Array
 
 
 def bound(value: Any, sizes: Mapping[str, int]) -> Any:
-    """An attribute with the numbers of its size expressions; words without a value stay words."""
+    """An attribute with its size expressions evaluated; other words stay."""
     if isinstance(value, tuple | list):
         return tuple(bound(v, sizes) for v in value)
     if isinstance(value, str) and any(name in sizes for name in _names(value)):
@@ -163,7 +163,7 @@ def bound(value: Any, sizes: Mapping[str, int]) -> Any:
 def _names(text: str) -> frozenset[str]:
     try:
         return Size.of(text).symbols
-    except PartitaError:  # a word that is no size: an equation, `none`
+    except PartitaError:  # not a size: an equation, `none`
         return frozenset()
 
 
@@ -173,7 +173,7 @@ def evaluate(
     arithmetic: Arithmetic,
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, ParallelValue]:
-    """All values of a graph, the given ones among them; `sizes` are those of symbols in attributes.
+    """All values of a graph, the given ones included; `sizes` are the values of symbols in attributes.
 
     Raises IllTyped that names the application that does not fit.
     """

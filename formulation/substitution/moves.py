@@ -1,7 +1,7 @@
 """The parallel operators on values (Unity §3.3), and concatenation and splitting along the replica dim.
 
-Partition and pipeline push a digit, combine and batch pop it; the values stay. Replicate copies along the replica dim,
-reduce sums blocks of it. Tile and fold do that to a data dim, as FlexFlow's published rules ask.
+Partition and pipeline push a digit, combine and batch pop one; the values stay. Replicate copies along the replica dim,
+reduce sums its blocks. Tile and fold do the same along a data dim, as in FlexFlow's published rules.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arithmetic
-from .values import Digit, Digits, IllTyped, ParallelValue, count, dim_of, merged, part_sizes
+from ...model.operators.sharded import Arithmetic, Digit, Digits, IllTyped, count, dim_of
+from .values import ParallelValue, merged, part_sizes
 
 
 def _with(value: ParallelValue, dim: int, digits: Iterable[Digit]) -> tuple[Digits, ...]:
@@ -40,7 +40,7 @@ def _pop(time: bool) -> Callable[..., ParallelValue]:
 
 
 def _divided(last: Digits, degree: int, time: bool, what: str) -> Digit:
-    """What is left of a digit that gives a factor away."""
+    """What is left of the last digit after dividing it by a degree."""
     if degree > 1 and (not last or last[0].time != time or last[0].degree % degree):
         raise IllTyped(f"{what} is not cut {degree} times in {'time' if time else 'space'}")
     return Digit(last[0].degree // degree, last[0].time) if last else Digit(1)
@@ -58,14 +58,14 @@ def _reduce(value: ParallelValue, attributes: Mapping[str, Any], f: Arithmetic) 
 
 
 def _tile(value: ParallelValue, attributes: Mapping[str, Any], f: Arithmetic) -> ParallelValue:
-    """FlexFlow's REPLICATE of a data dim: copies one after another, on as many more devices."""
+    """FlexFlow's REPLICATE of a data dim: concatenated copies, on `degree` times as many devices."""
     dim, degree = dim_of(attributes["dim"], len(value.shape)), attributes["degree"]
     array = np.concatenate([value.array] * degree, dim + 1)
     return ParallelValue(array, _with(value, dim, (Digit(degree), *value.digits[dim])))
 
 
 def _fold(value: ParallelValue, attributes: Mapping[str, Any], f: Arithmetic) -> ParallelValue:
-    """FlexFlow's REDUCE of a data dim: its blocks are added up; of one that is cut, as many fewer devices are left."""
+    """FlexFlow's REDUCE of a data dim: the sum of its blocks; a cut dim is left on fewer devices."""
     dim, degree = dim_of(attributes["dim"], len(value.shape)), attributes["degree"]
     if value.shape[dim] % degree:
         raise IllTyped(f"dim {dim} of {value} has no {degree} equal blocks")

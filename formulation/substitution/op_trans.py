@@ -1,4 +1,4 @@
-"""Strategies and op-trans as rules: an operator is what its parts, joined, give.
+"""Strategies and op-trans as rules: an operator equals its joined parts.
 
 SuperScaler's op-trans cuts an operator into parts and says how each input is cut and how the results are joined
 (§3.1). A row of the planner's strategy says the same in letters, for one mesh axis. Both become the rule
@@ -49,7 +49,7 @@ class OpTrans:
     degree: str | int = "d"
 
     def rule(self) -> Rule:
-        """The rule that says that the parts give what the operator gives. Raises PartitaError for another cut."""
+        """The rule that the joined parts equal the operator. Raises PartitaError for an invalid cut."""
         if len(self.inputs) != len(self.tensors):
             raise PartitaError(f"op-trans {self.name!r}: {len(self.inputs)} cuts for {len(self.tensors)} tensors")
         tensors, whole, parts = list[Tensor](), list[Apply](), list[Apply]()
@@ -118,7 +118,7 @@ def row_rule(pcg: PCG, index: int, row: Row, name: str = "") -> Rule | None:
 
 
 def _value(value: Attribute) -> Value:
-    """An attribute of a node as a rule has it; what is None is left out."""
+    """A node's attribute as a rule states it; None is left out."""
     if isinstance(value, tuple):
         return tuple(_value(v) for v in value if v is not None)
     assert value is not None

@@ -1,8 +1,8 @@
-"""The rules that TASO (Jia et al., SOSP 2019) and FlexFlow (Unity, OSDI 2022) published, decoded to JSON, as rules.
+"""Reads the rules published by TASO (Jia et al., SOSP 2019) and FlexFlow (Unity, OSDI 2022), decoded to JSON.
 
 A rule is `{id, name?, src: [op], dst: [op], out: [[[srcOp, output], [dstOp, output]], ...]}`, an op
-`{type, in: [[opId, output], ...], attr: {KEY: int}}`; an opId >= 0 is an earlier op of the same side, one below 0 the
-input -opId. ACTI is 0 for none, 2 for ReLU; PAD is 0 for SAME, 1 for VALID.
+`{type, in: [[opId, output], ...], attr: {KEY: int}}`; an opId >= 0 is an earlier op of the same side, a
+negative one the input -opId. ACTI is 0 for none, 2 for ReLU; PAD is 0 for SAME, 1 for VALID.
 
 FlexFlow's dims count the replica dim as dim 0, and its linear is `linear` with an input as the weight.
 """
@@ -17,7 +17,7 @@ from .rule import REPLICA, Apply, Rule, Tensor, Value
 
 @dataclass(frozen=True, slots=True)
 class _Op:
-    """One published op while it is read: its attributes, and messages that say where it is."""
+    """One published op: its attributes, and its place for error messages."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -34,7 +34,7 @@ class _Op:
         return self.attributes.get(key, default)
 
     def dim(self, key: str) -> Value:
-        """A dim as ours: data dims from 0, or the replica dim."""
+        """A data dim counted from 0, or the replica dim."""
         number = self[key]
         if not self.parallel:
             return number
@@ -45,7 +45,7 @@ _Made = tuple[str, dict[str, Value]]  # our operator, its attributes
 
 
 def _moved(data: str, replica: str) -> Callable[[_Op], _Made]:
-    """A parallel operator: `replica` where it acts on the replica dim, which then is not named, otherwise `data`."""
+    """A parallel operator: `replica` if it acts on the replica dim (then unnamed), otherwise `data`."""
 
     def read(op: _Op) -> _Made:
         dim, degree = op.dim("PARALLEL_DIM"), op["PARALLEL_DEGREE"]
@@ -86,7 +86,7 @@ def _window(op: _Op) -> dict[str, Value]:
 
 
 def _conv(op: _Op) -> _Made:
-    """Groups follow from the channels: a weight for fewer channels than the input has is that of a grouped one."""
+    """Groups follow from the channels: a weight with fewer channels than the input means a grouped convolution."""
     return "conv", {**_window(op), "kernel": (op["KERNEL_H"], op["KERNEL_W"]), "groups": "auto"}
 
 
@@ -101,7 +101,7 @@ def _pool(name: str) -> Callable[[_Op], _Made]:
 
 _ACTIVATIONS = {0: "", 1: "sigmoid", 2: "relu", 3: "tanh"}
 
-_OPS: Mapping[str, tuple[int, Callable[[_Op], _Made]]] = {  # inputs (0: any number), how it reads
+_OPS: Mapping[str, tuple[int, Callable[[_Op], _Made]]] = {  # number of inputs (0: any), reader
     "MATMUL": (2, _simple("matmul")),
     "LINEAR": (2, _simple("linear")),
     "CONV2D": (2, _conv),
@@ -134,12 +134,12 @@ _OPS: Mapping[str, tuple[int, Callable[[_Op], _Made]]] = {  # inputs (0: any num
 
 
 def is_published(record: object) -> bool:
-    """Whether an entry has the published form rather than ours."""
+    """True if an entry has the published form."""
     return isinstance(record, dict) and ("src" in record or "dst" in record)
 
 
 def read_published(record: Any, number: int) -> Rule:
-    """The rule of an entry. Raises PartitaError that says which op of which side is wrong, and how."""
+    """Read an entry. Raises PartitaError that names side, op and reason."""
     identity = record.get("id")
     if identity is not None and (isinstance(identity, bool) or not isinstance(identity, int)):
         raise PartitaError(f"rule {number}: an id is a whole number, not {identity!r}")
@@ -176,7 +176,7 @@ def read_published(record: Any, number: int) -> Rule:
 
 
 def _is_parallel(op: object) -> bool:
-    """Whether an op counts the replica dim: all of FlexFlow do, whose tensors have three dims; TASO's have 2 or 4."""
+    """True if an op counts the replica dim, as all of FlexFlow's do: their tensors have three dims, TASO's 2 or 4."""
     if not isinstance(op, dict):
         return False
     attributes = op.get("attr")
@@ -187,7 +187,7 @@ def _is_parallel(op: object) -> bool:
 def _side(
     ops: list[Any], side: str, inputs: dict[int, None], parallel: bool, where: str
 ) -> tuple[list[Apply], list[tuple[str, ...]]]:
-    """The applications of a side, and the names of the outputs of every op."""
+    """The applications of a side, and every op's output names."""
     applies: list[Apply] = []
     made: list[tuple[str, ...]] = []
     for number, record in enumerate(ops):
@@ -227,14 +227,14 @@ def _side(
 
 
 def _reference(reference: object, earlier: int, made: list[tuple[str, ...]] | None, place: str) -> tuple[int, int]:
-    """An [op, output] pair: an input, or an output of an earlier op."""
+    """Check an [op, output] pair: an input, or an output of an earlier op."""
     if not isinstance(reference, list) or len(reference) != 2 or not all(type(v) is int for v in reference):
         raise PartitaError(f"{place}: a tensor is [op, output] in whole numbers, not {reference!r}")
     op, output = reference
     if op >= earlier:
         raise PartitaError(f"{place}: op {op} is not an earlier one; there are {earlier} (ops are in order, no cycles)")
     if output < 0 or (op < 0 and output):
-        raise PartitaError(f"{place}: {reference} is no output: an input has output 0 only")
+        raise PartitaError(f"{place}: {reference} is not an output: an input has output 0 only")
     if made is not None and op >= 0 and output >= len(made[op]):
         raise PartitaError(f"{place}: op {op} has {len(made[op])} outputs, so none is number {output}")
     return op, output

@@ -1,8 +1,8 @@
 """Substitutions as data: a rule says that two small graphs of operators compute the same (Unity §4, TASO §3).
 
 A rule has input tensors with symbolic sizes and states, a source and a target (operator applications in topological
-order), and which value of the one equals which value of the other. Operators are those of the registry and the
-parallel ones (Unity §3.3), whose attributes are in `PARALLEL`. `text` reads and writes the notation of rule files:
+order), and pairs of values that are equal on both sides. Operators are those of the registry and the parallel ones
+(Unity §3.3), whose attributes are in `PARALLEL`. `text` reads and writes the notation of rule files:
 
     columns:
         x[b, k], w[k, n]
@@ -25,7 +25,7 @@ Value: TypeAlias = "int | float | str | tuple[Value, ...]"
 
 REPLICA = "replica"
 
-# The parallel operators and the attributes that each must have. Tile copies a data dim, fold adds its blocks up.
+# The parallel operators and their required attributes. Tile copies a data dim, fold sums its blocks.
 PARALLEL: Mapping[str, tuple[str, ...]] = {
     "partition": ("degree", "dim"),
     "combine": ("degree", "dim"),
@@ -37,7 +37,7 @@ PARALLEL: Mapping[str, tuple[str, ...]] = {
     "fold": ("degree", "dim"),
 }
 
-# Operators of rules that capture writes otherwise: split as slices, transpose (of the last two dims) as permute.
+# Operators that only rules have: captured graphs have slices for split, permute for transpose (of the last two dims).
 OWN = ("split", "transpose")
 
 
@@ -45,8 +45,8 @@ OWN = ("split", "transpose")
 class Tensor:
     """An input of a rule.
 
-    `dims`: a size expression for every data dim ("b", "2*n"), or () where they follow from its uses. `degrees`: how
-    often each data dim is partitioned when the rule starts, () for not at all. `replicas`: the size of the replica dim.
+    `dims`: a size expression per data dim ("b", "2*n"), or () to infer them. `degrees`: the initial partition degree of
+    each data dim, () for none. `replicas`: the size of the replica dim.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """One application: names of what it reads and of what it makes, and its attributes, sorted by name."""
+    """One operator application: names of its inputs and outputs, and its attributes, sorted by name."""
 
     op: str
     inputs: tuple[str, ...]
@@ -88,9 +88,9 @@ class Apply:
 class Rule:
     """`source => target`: for every pair (s, t) of `outputs`, value s of the source equals value t of the target.
 
-    `where` holds side conditions: "d divides n", "n == 2*m". `note` says where the rule comes from, `id` is its number
-    in a published file. Raises PartitaError where a name is used before it is made, is made twice, an operator is not
-    known, or there is no output.
+    `where` holds side conditions: "d divides n", "n == 2*m". `note` cites the rule's source, `id` is its number in a
+    published file. Raises PartitaError for names used before they are defined or defined twice, unknown operators, and
+    rules without outputs.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Rule:
             check_operator(apply, place)
             for name in apply.inputs:
                 if name not in known:
-                    raise PartitaError(f"{place} reads {name}, which is no input and not made before it")
+                    raise PartitaError(f"{place} reads {name}, which is neither an input nor made before it")
             for name in apply.outputs:
                 if name in known:
                     raise PartitaError(f"{place} makes {name}, a name that is taken")
@@ -148,7 +148,7 @@ class Rule:
 
 
 def check_operator(apply: Apply, place: str) -> None:
-    """Raise PartitaError unless the operator is known, with results and the attributes that parallel ones need."""
+    """Raise PartitaError unless the operator is known and has the results and attributes it needs."""
     if not apply.outputs:
         raise PartitaError(f"{place} makes nothing")
     if apply.op not in PARALLEL and apply.op not in OWN:
@@ -158,8 +158,8 @@ def check_operator(apply: Apply, place: str) -> None:
     if apply.op in PARALLEL:
         names = tuple(name for name, _ in apply.attributes)
         if names != PARALLEL[apply.op]:
-            asked = ", ".join(PARALLEL[apply.op])
-            raise PartitaError(f"{place} takes the attributes {asked}, not {', '.join(names) or 'none'}")
+            required = ", ".join(PARALLEL[apply.op])
+            raise PartitaError(f"{place} takes the attributes {required}, not {', '.join(names) or 'none'}")
         if len(apply.inputs) != 1:
             raise PartitaError(f"{place} takes one tensor, not {len(apply.inputs)}")
 

@@ -1,4 +1,4 @@
-"""Files of rules: our JSON, our text notation, and the lists that TASO and FlexFlow published."""
+"""Reads rule files: JSON, text notation, and the lists published by TASO and FlexFlow."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def basis() -> tuple[Rule, ...]:
 
 
 def load_rules(path: str | Path) -> tuple[Rule, ...]:
-    """All rules of a file. Raises PartitaError that says what is wrong, in which file and rule."""
+    """All rules of a file. Raises PartitaError that names file, rule and reason."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -37,7 +37,7 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
 
 
 def read_rules(text: str) -> tuple[Rule, ...]:
-    """Rules from text in one of the three forms. Raises PartitaError with the place and the reason."""
+    """Parse rules in any of the three formats. Raises PartitaError with place and reason."""
     if not text.strip():
         raise PartitaError("the file is empty")
     if text.lstrip()[0] not in "[{":
@@ -68,7 +68,7 @@ def write_rules(rules: Sequence[Rule]) -> str:
 
 
 def read_rule(record: object) -> Rule:
-    """A rule of our JSON form. Raises PartitaError that says which key is missing or of a wrong type."""
+    """Parse a rule from its JSON object. Raises PartitaError that names the missing or ill-typed key."""
     name = _get(record, "name", str, "a rule")
     place = f"rule {name!r}"
     inputs = [_tensor(item, f"{place}, input {i}") for i, item in enumerate(_get(record, "inputs", list, place))]
@@ -83,7 +83,7 @@ def read_rule(record: object) -> Rule:
         outputs.append((pair[0], pair[1]))
     where = tuple(read_condition(text) for text in _strings(record, "where", place, []))
     note = _get(record, "note", str, place, "")
-    return Rule(name, tuple(inputs), sides[0], sides[1], tuple(outputs), where, note)
+    return Rule(name, tuple(inputs), sides[0], sides[1], tuple(outputs), where=where, note=note)
 
 
 _MISSING = object()

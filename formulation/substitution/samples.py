@@ -1,4 +1,4 @@
-"""Small sizes at which a typed rule is run: both sides on the same simple numbers, compared."""
+"""Runs a typed rule at small sizes: both sides on the same simple numbers, compared."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .arithmetic import Arithmetic, Real
+from ...model.operators.sharded import Arithmetic
+from .arithmetic import Real
 from .evaluate import bound, evaluate
-from .local import SIGNATURES
+from .evaluations import evaluation
 from .moves import MOVES
 from .rule import Apply, Rule, Tensor, Value
 from .sizes import Size
@@ -19,12 +20,12 @@ from .text import condition_parts
 from .trial import TOLERANCE, random_inputs
 from .values import ParallelValue
 
-MOST_ENTRIES = 20_000  # of one input
+MOST_ENTRIES = 20_000  # per input
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A rule at sizes: with numbers for everything, the numbers that its symbols have, and what both sides give."""
+    """A rule with numbers for all sizes and degrees, the values of its symbols, its inputs, and both sides' outputs."""
 
     rule: Rule
     sizes: dict[str, int]
@@ -33,7 +34,7 @@ class Sample:
     target: list[ParallelValue]
 
     def differs(self) -> int | None:
-        """The number of an output whose values or states differ, where both are numbers; None where all agree."""
+        """The index of the first output whose states or finite values differ; None if all agree."""
         for number, (a, b) in enumerate(zip(self.source, self.target, strict=True)):
             if a.state != b.state:
                 return number
@@ -45,7 +46,7 @@ class Sample:
 
 
 def samples(typed: Typed, count: int, seed: int = 0, tries: int = 4) -> Iterator[Sample]:
-    """The rule at `count` small sizes, of `tries` times as many drawn; where a side does not apply is passed over."""
+    """The rule at up to `count` small sizes at which both sides apply; at most `count * tries` are drawn."""
     atoms = free_atoms(typed)
     rng = np.random.default_rng(seed)
     found = 0
@@ -60,7 +61,7 @@ def samples(typed: Typed, count: int, seed: int = 0, tries: int = 4) -> Iterator
 
 
 def degrees(typed: Typed) -> frozenset[str]:
-    """The symbols that are degrees or numbers of replicas."""
+    """The symbols that stand for degrees or numbers of replicas."""
     unifier, rule = typed.unifier, typed.rule
     given = [a.get("degree") for side in (rule.source, rule.target) for a in side]
     given += [d for t in rule.inputs for d in (*t.degrees, t.replicas)]
@@ -69,7 +70,7 @@ def degrees(typed: Typed) -> frozenset[str]:
 
 
 def draw(typed: Typed, atoms: tuple[str, ...], rng: np.random.Generator, number: int) -> dict[str, int] | None:
-    """Values of the free atoms: first all different, then small ones, ones among them; None where conditions fail."""
+    """Values of the free atoms: first all distinct, then small ones, 1 included; None if a condition fails."""
     counts = degrees(typed)
     reach = max((n for side in (typed.rule.source, typed.rule.target) for a in side for n in _reach(a)), default=0)
     low, high = (1, 3 + reach // 2) if number % 4 else (2 + reach // 2, 5 + reach)
@@ -81,7 +82,7 @@ def draw(typed: Typed, atoms: tuple[str, ...], rng: np.random.Generator, number:
 
 
 def _reach(apply: Apply) -> Iterator[int]:
-    """How far along dims an application looks, by the numbers in its attributes."""
+    """How far along dims an application reads, by the numbers in its attributes."""
     for key in ("start", "stop", "kernel_size", "kernel"):
         value = apply.get(key)
         yield from (n for n in (value if isinstance(value, tuple) else (value,)) if isinstance(n, int))
@@ -104,7 +105,7 @@ def _allowed(typed: Typed, values: Mapping[str, int]) -> bool:
 
 
 def run(typed: Typed, values: Mapping[str, int], seed: int, arithmetic: Arithmetic | None = None) -> Sample | None:
-    """Both sides on simple numbers; None where a side does not apply at these sizes."""
+    """Run both sides on simple numbers; None if a side does not apply at these sizes."""
     arithmetic = arithmetic or Real()
     try:
         rule, shapes, symbols = concrete(typed, values)
@@ -123,7 +124,7 @@ def _numbered(tensor: Tensor, shape: tuple[int, ...], symbols: Mapping[str, int]
 
 
 def evaluated(rule: Rule, symbols: dict[str, int], seed: int, arithmetic: Arithmetic) -> Sample | None:
-    """A rule with numbered inputs on simple numbers: quarters from -1 to 1. None where a side does not apply."""
+    """Run a rule on multiples of 1/4 from -1 to 1. None if a side does not apply."""
     try:
         rule = numbered(rule, symbols)
         inputs = random_inputs(rule, symbols, arithmetic, seed)
@@ -131,7 +132,12 @@ def evaluated(rule: Rule, symbols: dict[str, int], seed: int, arithmetic: Arithm
             inputs = {n: _simple(v) for n, v in inputs.items()}
         with np.errstate(all="ignore"):
             sides = [evaluate(side, inputs, arithmetic, symbols) for side in (rule.source, rule.target)]
-    except (ValueError, KeyError, IndexError, TypeError):  # not at these sizes, or an operator without an evaluation
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+    ):  # it does not apply at these sizes, or an operator has no evaluation
         return None
     source, target = ([sides[k][pair[k]] for pair in rule.outputs] for k in (0, 1))
     return Sample(rule, dict(symbols), inputs, source, target)
@@ -159,8 +165,8 @@ def numbered(rule: Rule, symbols: Mapping[str, int]) -> Rule:
 
 
 def runs(rule: Rule) -> bool:
-    """Whether all operators of a rule have an evaluation."""
-    return all(a.op in MOVES or a.op in SIGNATURES for side in (rule.source, rule.target) for a in side)
+    """True if all operators of a rule can be evaluated."""
+    return all(a.op in MOVES or evaluation(a.op) is not None for side in (rule.source, rule.target) for a in side)
 
 
 def _simple(value: ParallelValue) -> ParallelValue:

@@ -1,4 +1,4 @@
-"""Sizes and degrees as polynomials over symbols: `2*n`, `n + m`, `d*e`, with whole coefficients."""
+"""Sizes and degrees as polynomials over symbols: `2*n`, `n + m`, `d*e`, with integer coefficients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Monomial = tuple[str, ...]  # names of symbols, sorted; a power is a repetition
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A sum of monomials with whole coefficients, none of them 0; `terms` are sorted."""
+    """A sum of monomials with nonzero integer coefficients; `terms` are sorted."""
 
     terms: tuple[tuple[Monomial, int], ...] = ()
 
     @staticmethod
     def of(value: Size | str | int) -> Size:
-        """A number, an expression or a size. Raises PartitaError for what is no expression."""
+        """A size from a number or an expression. Raises PartitaError if it cannot be parsed."""
         if isinstance(value, Size):
             return value
         if isinstance(value, int):
@@ -54,13 +54,13 @@ class Size:
 
     @property
     def number(self) -> int | None:
-        """The value of a size without symbols, otherwise None."""
+        """The value if there are no symbols, otherwise None."""
         if not self.terms:
             return 0
         return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
 
     def divided(self, other: Size) -> Size | None:
-        """The quotient by a monomial where it is exact, otherwise None."""
+        """The quotient by a monomial if exact, otherwise None."""
         if len(other.terms) != 1:
             return Size.of(1) if self == other else None
         ((under, by),) = other.terms
@@ -77,13 +77,13 @@ class Size:
         return Size.collect(iter(out))
 
     def rounded_up(self, by: int) -> Size | None:
-        """The size over a number, rounded up, where that is a polynomial, otherwise None."""
+        """The quotient by a number, rounded up, if it is a polynomial, otherwise None."""
         left = dict(self.terms).get((), 0)
         exact = (self - left).divided(Size.of(by))
         return None if exact is None else exact + -(-left // by)
 
     def substitute(self, values: Mapping[str, Size]) -> Size:
-        """The size with sizes in the place of symbols."""
+        """Replace symbols by sizes."""
         total = Size()
         for monomial, factor in self.terms:
             product = Size.of(factor)
@@ -93,7 +93,7 @@ class Size:
         return total
 
     def at(self, values: Mapping[str, int]) -> int:
-        """The number at values of all symbols."""
+        """The value at given values of all symbols."""
         total = 0
         for monomial, factor in self.terms:
             for name in monomial:
@@ -108,7 +108,7 @@ ONE = Size.of(1)
 
 @lru_cache(maxsize=4096)
 def parse_size(text: str) -> Size:
-    """Read `2*n`, `n+m`, `d*(k-1)`. Raises PartitaError that quotes what cannot be read."""
+    """Parse `2*n`, `n+m`, `d*(k-1)`. Raises PartitaError that quotes the offending text."""
     tokens, at = [], 0
     while at < len(text.rstrip()):
         match = _TOKEN.match(text, at)

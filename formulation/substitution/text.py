@@ -1,17 +1,16 @@
-"""The text notation of rules: reading and writing, with lines in the messages.
+"""Reads and writes the text notation of rules; errors name the line.
 
 A file holds rules separated by blank lines; `#` starts a comment. A rule is its name and a colon, its inputs with
-sizes, the statements of the source, `=>`, those of the target, and then, where needed, `where` conditions, `outputs`
-and a `note`:
+sizes, the statements of the source, `=>`, those of the target, then optional `where` conditions, `outputs` and `note`:
 
     name:
         x[b, k], w[k, n]                # x[b/2, k]*r: partitioned twice on b, r replicas; a bare name: sizes inferred
-        y = matmul(x, w)                # calls may be nested; y, z = split(...) gives several; y = x is a second name
+        y = matmul(x, w)                # calls may nest; y, z = split(...) has two results; y = x is an alias
       =>
         y = combine(matmul(replicate(x, degree=d), partition(w, dim=1, degree=d)), dim=1, degree=d)
       where d divides n, n >= 2
-      outputs y                         # `s = t` pairs names; without it the names that both sides assign
-      note where it comes from
+      outputs y                         # `s = t` pairs names; default: the names that both sides assign
+      note its source
 """
 
 import re
@@ -32,7 +31,7 @@ _WORDS = {"true": 1, "false": 0}
 
 @dataclass(slots=True)
 class _Line:
-    """The tokens of one line, and where it is."""
+    """The tokens of one line, its number and its rule."""
 
     text: str
     number: int
@@ -69,7 +68,7 @@ class _Line:
         return token
 
     def expression(self, stops: str) -> str:
-        """A size expression up to one of the stops outside of parentheses, in canonical form."""
+        """A size expression up to a stop token outside parentheses, in canonical form."""
         depth, words = 0, list[str]()
         while self.peek() and (depth or self.peek() not in stops):
             depth += {"(": 1, ")": -1}.get(self.peek(), 0)
@@ -82,7 +81,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Side:
-    """One side while it is read: applications so far, and what names stand for."""
+    """One side during parsing: its applications so far, and the values of names."""
 
     taken: set[str]
     applies: list[Apply] = field(default_factory=list)
@@ -98,7 +97,7 @@ class _Side:
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """All rules of a text. Raises PartitaError with line and reason, also where there is no rule."""
+    """All rules of a text. Raises PartitaError with line and reason, also if there is no rule."""
     rules: dict[str, Rule] = {}
     for lines in _blocks(text):
         rule = _rule(lines)
@@ -119,7 +118,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def _blocks(text: str) -> Iterator[list[tuple[int, str]]]:
-    """The lines of each rule with their numbers, without comments."""
+    """The numbered lines of each rule, without comments."""
     block: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         bare = line if line.split()[:1] == ["note"] else line.split("#")[0]
@@ -153,17 +152,17 @@ def _rule(lines: list[tuple[int, str]]) -> Rule:
         elif line != "=>":
             body.append((at, line, i > arrows[0]))
     tensors, statements = list[Tensor](), list[tuple[_Line, bool]]()
-    for at, line, later in body:
+    for at, line, in_target in body:
         tokens = _Line(line, at, name)
         if "=" not in line:
             tensors += _tensors(tokens)
         else:
-            statements.append((tokens, later))
+            statements.append((tokens, in_target))
     given = {t.name for t in tensors}
     taken = given | {t for line, _ in statements for t in line.tokens}
     sides = _Side(taken), _Side(taken)
-    for tokens, later in statements:
-        _statement(tokens, sides[later], given)
+    for tokens, in_target in statements:
+        _statement(tokens, sides[in_target], given)
     source, target = sides
     both = [n for n in source.assigned if n in target.assigned]
     pairs = named or [(n, n) for n in both]
@@ -175,8 +174,8 @@ def _rule(lines: list[tuple[int, str]]) -> Rule:
             tuple(source.applies),
             tuple(target.applies),
             outputs,
-            tuple(where),
-            " ".join(notes),
+            where=tuple(where),
+            note=" ".join(notes),
         )
     except PartitaError as error:
         raise PartitaError(f"line {number}: {error}") from None
@@ -190,13 +189,13 @@ def _condition(text: str, number: int, rule: str) -> str:
 
 
 def read_condition(text: str) -> str:
-    """A condition in canonical form. Raises PartitaError where it is none."""
+    """A condition in canonical form. Raises PartitaError if it cannot be parsed."""
     left, word, right = condition_parts(text)
     return f"{left} {word} {right}"
 
 
 def condition_parts(text: str) -> tuple[Size, str, Size]:
-    """Both sizes of a condition, and what is between them: `divides`, `==` or `>=`."""
+    """A condition as (left size, `divides`, `==` or `>=`, right size)."""
     match = _CONDITION.match(text)
     if not match:
         raise PartitaError(f"a condition is `d divides n`, `n == m` or `n >= 2`, not {text!r}")
@@ -319,7 +318,7 @@ def _value(line: _Line) -> Value:
 
 
 def write_rule(rule: Rule) -> str:
-    """The text of a rule: calls nested where reading it gives the same rule, otherwise a line each."""
+    """The text of a rule, with nested calls if that text parses to the same rule, otherwise one call per line."""
     for nested in (True, False):
         text = _write(rule, nested)
         if not nested:
@@ -327,7 +326,7 @@ def write_rule(rule: Rule) -> str:
         try:
             if parse_rules(text) == (rule,):
                 return text
-        except PartitaError:  # a name that nesting lost; the plain form has them all
+        except PartitaError:  # nesting lost a name; the flat form has them all
             continue
     raise AssertionError("one of the two forms is written")
 

@@ -1,7 +1,7 @@
-"""A rule tried at given sizes: random inputs, both sides evaluated, compared. A difference refutes the rule.
+"""Tries a rule at given sizes: evaluates both sides on random inputs. A difference refutes the rule.
 
-Agreement proves nothing, which is the prover's part. In the finite field a difference says that the rule does not hold
-for opaque functions; in floats that it is false in PyTorch too.
+Agreement proves nothing. A difference in the finite field means that the rule does not hold for opaque functions; in
+floats, that it is false in PyTorch too.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...model.errors import PartitaError
-from .arithmetic import Arithmetic, Real
+from ...model.operators.operator import algebra_of
+from ...model.operators.sharded import Arithmetic, IllTyped
+from .arithmetic import Real
 from .evaluate import evaluate
 from .moves import MOVES
 from .rule import Apply, Rule, Tensor
 from .sizes import Size
-from .values import IllTyped, ParallelValue
+from .values import ParallelValue
 
-TOLERANCE = 1e-9  # of floats, relative to the largest entry
-_TABLES = ("embedding", "embedding_bag")  # w, ids
+TOLERANCE = 1e-9  # for floats, relative to the largest entry
 _PASSING = (*MOVES, "view", "permute", "cat", "split", "slice", "contiguous")
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`inputs` by name; what `outputs` are on both sides, in the rule's order; which of them agree."""
+    """`inputs` by name; both sides' outputs, in the rule's order; which of them agree."""
 
     inputs: Mapping[str, ParallelValue]
     source: tuple[ParallelValue, ...]
@@ -39,7 +40,7 @@ class Trial:
 
 
 def trial(rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, seed: int = 0) -> Trial:
-    """Run both sides on the same random inputs. Raises IllTyped where a side does not apply, saying which."""
+    """Run both sides on the same random inputs. Raises IllTyped that names the side that does not apply."""
     inputs = random_inputs(rule, sizes, arithmetic, seed)
     tolerance = TOLERANCE if isinstance(arithmetic, Real) else 0.0
     sides = []
@@ -56,7 +57,7 @@ def trial(rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, seed: in
 def random_inputs(
     rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, seed: int = 0
 ) -> dict[str, ParallelValue]:
-    """Random tensors of the declared sizes and states; ids are row numbers of their table.
+    """Random tensors of the declared sizes and states; ids are valid row numbers of their table.
 
     Raises PartitaError for a tensor without declared sizes, or a symbol without a value.
     """
@@ -89,13 +90,13 @@ def _number(expression: str | int, sizes: Mapping[str, int], name: str) -> int:
 
 
 def _ids(rule: Rule, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """(input that holds row numbers, rows of its table), the fewest where it has several."""
+    """(input that holds row numbers, rows of its smallest table)."""
     known = {tensor.name: _number(tensor.dims[0], sizes, tensor.name) for tensor in rule.inputs if tensor.dims}
     found: dict[str, int] = {}
     for side in (rule.source, rule.target):
         makers = {name: apply for apply in side for name in apply.outputs}
         for apply in side:
-            if apply.op not in _TABLES:
+            if not algebra_of(apply.op).table:
                 continue
             rows = _rows(apply.inputs[0], makers, known)
             for name in _origins(apply.inputs[1], makers):
@@ -104,7 +105,7 @@ def _ids(rule: Rule, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
 
 
 def _rows(name: str, makers: Mapping[str, Apply], known: Mapping[str, int]) -> int:
-    """How many rows a table has at least, made of inputs with known ones; 1 where that is not told."""
+    """A lower bound on the rows of a table made of inputs; 1 if unknown."""
     made = makers.get(name)
     if made is None or made.op not in _PASSING:
         return known.get(name, 1)
@@ -113,7 +114,7 @@ def _rows(name: str, makers: Mapping[str, Apply], known: Mapping[str, int]) -> i
 
 
 def _origins(name: str, makers: Mapping[str, Apply]) -> Iterator[str]:
-    """The inputs that a value is made of by operators that only move elements."""
+    """The inputs whose elements a value is made of, through operators that only move elements."""
     made = makers.get(name)
     if made is None:
         yield name

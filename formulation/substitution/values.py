@@ -1,7 +1,7 @@
 """Parallel tensors with values (Unity §3.1).
 
-A parallel tensor is a function of the replica index and the global data indices, with digits for every data dim: the
-degrees by which it is partitioned, outermost first, those of time (pipeline, batch) told from those of space.
+A parallel tensor is a function of the replica index and the global data indices. Every data dim has digits: the degrees
+by which it is partitioned, outermost first, in space or in time (pipeline, batch).
 """
 
 from __future__ import annotations
@@ -10,48 +10,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from ...model.errors import PartitaError
-from .arithmetic import Array
-
-
-class IllTyped(PartitaError):  # noqa: N818  the word of the verdict
-    """An operator does not apply to tensors of these shapes or states."""
-
-
-class Digit(NamedTuple):
-    """A dim is cut `degree` times, in space or in time."""
-
-    degree: int
-    time: bool = False
-
-
-Digits: TypeAlias = tuple[Digit, ...]
+from ...model.operators.sharded import Array, Digit, Digits, IllTyped
 
 
 def merged(digits: Iterable[Digit]) -> Digits:
-    """Neighbouring digits of one kind as their product; none of degree 1."""
+    """Multiply neighbouring digits of one kind; drop those of degree 1."""
     kinds = groupby((d for d in digits if d.degree > 1), key=lambda d: d.time)
     return tuple(Digit(prod(d.degree for d in group), time) for time, group in kinds)
 
 
-def count(digits: Digits) -> int:
-    return prod(d.degree for d in digits)
-
-
 @dataclass(frozen=True, eq=False)
 class ParallelValue:
-    """`array` is [replicas, *global shape], `digits` has an entry for every data dim."""
+    """`array` is [replicas, *global shape]; `digits` has one entry per data dim."""
 
     array: Array
     digits: tuple[Digits, ...]
 
     @staticmethod
     def of(array: Array, degrees: Sequence[int] = ()) -> ParallelValue:
-        """A tensor [replicas, *shape], partitioned by `degrees`. Raises IllTyped where one does not divide its dim."""
+        """A tensor [replicas, *shape], partitioned by `degrees`. Raises IllTyped if one does not divide its dim."""
         shape = array.shape[1:]
         given = tuple(degrees) or (1,) * len(shape)
         if len(given) != len(shape):
@@ -89,15 +70,8 @@ class ParallelValue:
         return f"[{', '.join(dims)}]" + (f"*{self.replicas}" if self.replicas > 1 else "")
 
 
-def dim_of(dim: Any, rank: int) -> int:
-    """A data dim counted from 0. Raises IllTyped where there is none."""
-    if not isinstance(dim, int) or not -rank <= dim < rank:
-        raise IllTyped(f"a tensor of {rank} dims has no data dim {dim}")
-    return dim % rank
-
-
 def part_sizes(attributes: Mapping[str, Any], size: int) -> tuple[int, ...]:
-    """The sizes that a split makes of a dim: those of the attribute, or `parts` equal ones."""
+    """The part sizes of a split: its attribute `sizes`, or `parts` equal ones."""
     parts = attributes.get("parts")
     sizes: tuple[int, ...] = tuple(attributes["sizes"]) if parts is None else (size // max(parts, 1),) * parts
     if sum(sizes) != size or min(sizes, default=0) < 1:

@@ -1,10 +1,33 @@
 """Scaled dot-product attention, fused: the scores never reach memory."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..graph.pcg import Node
+from .algebra import Algebra
 from .operator import Operator, register
+from .sharded import (
+    WHOLE,
+    Array,
+    Attributes,
+    IllTyped,
+    Shape,
+    Signature,
+    Tasks,
+    broadcast,
+    exponentials,
+    letters,
+    operands,
+    ranked,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _work(node: Node, inputs: tuple[Node, ...]) -> int:
@@ -15,7 +38,7 @@ def _work(node: Node, inputs: tuple[Node, ...]) -> int:
 
 
 def attend(node: Node, names: Sequence[str], mask: str | None, causal: bool) -> str:
-    """PyTorch's call; groups of query heads share keys and values where the node says so."""
+    """PyTorch's call; with `grouped`, groups of query heads share keys and values."""
     options = [
         f", attn_mask={mask}" if mask else "",
         ", is_causal=True" if causal else "",
@@ -39,7 +62,7 @@ def _notation(node: Node, inputs: tuple[Node, ...]) -> str:
 
 
 def _mask(node: Node, shape: tuple[int, ...]) -> str:
-    """The indices of a mask, which may lack leading dims and have one head for all."""
+    """The indices of a mask, which may lack leading dims or be shared by all heads."""
     if not node.get("grouped"):
         return "b.., s, :"
     heads = [] if len(shape) < 3 else [":"] if shape[-3] == 1 else ["(g r)"]
@@ -47,15 +70,15 @@ def _mask(node: Node, shape: tuple[int, ...]) -> str:
 
 
 def _scores(node: Node, inputs: tuple[Node, ...]) -> int:
-    """The gradient of a mask is made of all scores' before it is summed over what the mask is broadcast to."""
+    """A learned mask: its gradient has all scores before the sum over broadcast dims."""
     learned = len(inputs) > 3 and inputs[3].gradient
     return prod(node.shape[:-1]) * inputs[1].shape[-2] if learned else 0
 
 
 def _split(node: Node, inputs: tuple[Node, ...], index: str, part: float) -> tuple[float, int]:
-    """Some queries of a causal attention are given a mask: no pair is left out, and the mask is kept as numbers.
+    """A shard of causal queries needs an explicit mask: no pair is skipped, and the mask is kept.
 
-    Where the values' width is split, every rank computes all scores.
+    If the values' width is split, every rank computes all scores.
     """
     q, k, v = inputs[:3]
     if index == "s" and node["causal"]:
@@ -63,6 +86,61 @@ def _split(node: Node, inputs: tuple[Node, ...], index: str, part: float) -> tup
     if index == "e":
         return (q.shape[-1] / part + v.shape[-1]) / (q.shape[-1] + v.shape[-1]), 0
     return 1.0, 0
+
+
+def _reference(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """Softmax of the scaled, masked scores, times the values; written out."""
+    import torch
+
+    q, k, v = x[:3]
+    if node.get("grouped"):
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    scale = node["scale"] if node["scale"] is not None else q.shape[-1] ** -0.5
+    scores = q @ k.mT * scale
+    if node["causal"]:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    if len(x) > 3:
+        scores = scores.masked_fill(~x[3], -torch.inf) if x[3].dtype == torch.bool else scores + x[3]
+    result: Tensor = scores.softmax(-1) @ v
+    return result
+
+
+def _attention_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    """softmax(q kᵀ scale + bias) v; a causal mask counts queries from the start of the whole sequence."""
+    q, k, v, *bias = operands(shapes, 3, 4)
+    rank = len(q)
+    repeat = q[-3] // k[-3] if given.get("grouped") else 1
+    if not rank == len(k) == len(v) >= 2 or q[-1] != k[-1] or k[-2] != v[-2]:
+        raise IllTyped(f"attention of {q}, {k}, {v}")
+    batch = letters(rank - 2)
+    grouped = frozenset(batch[-1:]) if repeat > 1 else frozenset[str]()
+    inputs = ((*batch, "s", WHOLE), (*batch, WHOLE, WHOLE), (*batch, WHOLE, "e"))
+    masks = tuple((*broadcast([q[:-2], m[:-2]], rank - 2)[1], "s", WHOLE) for m in bias)
+    scale = given.get("scale") or q[-1] ** -0.5
+
+    def local(t: Tasks, a: list[Array]) -> list[Array]:
+        f, (queries, keys, values) = t.arithmetic, a[:3]
+        if repeat > 1:
+            keys, values = (np.repeat(x, repeat, axis=-3) for x in (keys, values))
+        scores = f.sum(f.mul(queries[..., :, None, :], keys[..., None, :, :]), -1)
+        scores = f.scale(scores, scale)
+        scores = f.add(scores, ranked(a[3], rank)) if bias else scores
+        powers, total = (
+            exponentials(t, scores, scores.ndim - 1) if not given.get("causal") else _causal_exponentials(t, scores)
+        )
+        shares = f.mul(powers, total)
+        return [f.sum(f.mul(shares[..., :, :, None], values[..., None, :, :]), -2)]
+
+    return Signature((*inputs, *masks), ((*batch, "s", "e"),), local, uneven=grouped)
+
+
+def _causal_exponentials(t: Tasks, scores: Array) -> tuple[Array, Array]:
+    """As `exponentials`, for queries that see only the keys up to their own place."""
+    f, (here, keys) = t.arithmetic, scores.shape[-2:]
+    place = (t.position("s") * here)[:, None] + np.arange(here)
+    seen = (np.arange(keys) <= place[..., None]).reshape(-1, *(1,) * (scores.ndim - 3), here, keys)
+    powers = f.call(("exp",), scores) * seen
+    return powers, f.inverse(f.sum(powers, -1, keepdims=True))
 
 
 register(
@@ -76,5 +154,7 @@ register(
         scratch=_scores,
         split=_split,
         matmul=True,
+        reference=_reference,
+        algebra=Algebra(_attention_shards),
     )
 )

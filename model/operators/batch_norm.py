@@ -1,21 +1,48 @@
 """Batch norm: channels (dim 1) normalized by their mean and variance over all other dims.
 
-`moments` sums x and x² over the batch, so that the statistics of a split batch are addends, and adding them up is a
-conversion like any other. `batch_norm` takes them, and updates the running statistics `mean` and `var` in place.
-`local_batch_norm` takes the statistics of what each rank has: `n` is free, though samples are normalized together.
+`moments` sums x and x² over the batch, so that the statistics of a split batch are addends, reduced by a conversion
+like any other. `batch_norm` reads them and updates the running statistics `mean` and `var` in place. `local_batch_norm`
+normalizes by each rank's own statistics: `n` is free, though samples are normalized together.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from fractions import Fraction
 from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..graph.pcg import Node
+from .algebra import Algebra
+from .normalization import EPS
 from .operator import Operator, register
+from .sharded import (
+    WHOLE,
+    Array,
+    Attributes,
+    Evaluation,
+    IllTyped,
+    Shape,
+    Signature,
+    Tasks,
+    by_channel,
+    letters,
+    named_operands,
+    operands,
+    rsqrt,
+    standardized,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _OPERANDS = ("x", "mean", "var", "w", "bias")
 
 
 def values_per_channel(x: Node) -> int:
-    """How many values of `x` [n, c, d..] one mean is taken over."""
+    """The number of values of `x` [n, c, d..] per channel."""
     return prod(x.shape) // x.shape[1]
 
 
@@ -46,7 +73,7 @@ def _given(node: Node, first: tuple[str, ...]) -> tuple[str, ...]:
     if given[: len(first)] != first or given != tuple(name for name in allowed if name in given):
         raise ValueError(f"operands are some of {', '.join(allowed)} in this order, not {', '.join(given)}")
     if ("mean" in given) != ("var" in given):
-        raise ValueError("of the running statistics there are both or none")
+        raise ValueError("give both running statistics or neither")
     return given
 
 
@@ -62,13 +89,95 @@ def _check_count(x: Node) -> None:
     if len(x.shape) < 2:
         raise ValueError(f"a batch norm of shape {x.shape} has no channels")
     if values_per_channel(x) < 2:
-        raise ValueError("a batch norm needs more than one value a channel")
+        raise ValueError("a batch norm needs more than one value per channel")
 
 
 def _emit_local(node: Node, names: Sequence[str]) -> str:
     given = dict(zip(node["operands"], names, strict=True))
     operands = ", ".join(given.get(name, "None") for name in _OPERANDS)
     return f"F.batch_norm({operands}, True, {node['momentum']!r}, {node['eps']!r})"
+
+
+def _moments_reference(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """Sums of x and of its squares, per channel."""
+    import torch
+
+    dims = [d for d in range(x[0].dim()) if d != 1]
+    return torch.stack((x[0].sum(dims), x[0].pow(2).sum(dims)))
+
+
+def _batch_norm_reference(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """Normalize by the moments; running statistics change in place unless a conversion copied them."""
+    import torch
+
+    given = dict(zip(node["operands"], x, strict=True))
+    count = given["x"].numel() // given["x"].shape[1]
+    mean, square = given["s"] / count
+    variance = square - mean**2
+    if "mean" in given:
+        with torch.no_grad():
+            for running, now in ((given["mean"], mean), (given["var"], variance * count / (count - 1))):
+                running += node["momentum"] * (now - running)
+
+    def along(channels: Tensor) -> Tensor:
+        return channels.reshape(1, -1, *[1] * (given["x"].dim() - 2))
+
+    y: Tensor = (given["x"] - along(mean)) / along(variance + node["eps"]).sqrt()
+    y = y * along(given["w"]) if "w" in given else y
+    return y + along(given["bias"]) if "bias" in given else y
+
+
+def _channels(x: Shape) -> tuple[str, ...]:
+    if len(x) < 2:
+        raise IllTyped(f"a tensor of shape {x} has no channels")
+    return ("n", "c", *letters(len(x) - 2))
+
+
+def _moments_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    """y[0, c] sums x, y[1, c] its squares."""
+    (x,) = operands(shapes, 1)
+    named = _channels(x)
+    dims = tuple(d + 1 for d in range(len(x)) if d != 1)
+
+    def local(t: Tasks, a: list[Array]) -> list[Array]:
+        f = t.arithmetic
+        return [np.stack([f.sum(a[0], dims), f.sum(f.mul(a[0], a[0]), dims)], 1)]
+
+    return Signature((named,), ((WHOLE, "c"),), local, tuple(name for name in named if name != "c"))
+
+
+def _batch_norm_shards(local_statistics: bool) -> Evaluation:
+    """By the statistics of a shard, or by sums of the whole batch; running statistics are not updated."""
+    first = ("x",) if local_statistics else ("x", "s")
+
+    def evaluation(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+        every = (*first, "mean", "var", "w", "bias")
+        given_operands = (
+            named_operands(given, every, shapes) if "operands" in given else (*first, "w", "bias")[: len(shapes)]
+        )
+        named, x = _channels(shapes[0]), shapes[0]
+        space = (WHOLE,) * (len(x) - 2) if local_statistics else named[2:]
+        wide = ("n", "c", *space)
+        count = given.get("count", prod(x) // x[1])
+
+        def local(t: Tasks, a: list[Array]) -> list[Array]:
+            f, values = t.arithmetic, dict(zip(given_operands, a, strict=True))
+            x = values["x"]
+            if local_statistics:
+                dims = tuple(d for d in range(1, x.ndim) if d != 2)
+                y = standardized(t, x, dims, True, given.get("eps", EPS))
+            else:
+                mean, square = np.moveaxis(f.scale(values["s"], Fraction(1, count)), 1, 0)
+                variance = f.sub(square, f.mul(mean, mean))
+                scale = by_channel(rsqrt(t, variance, given.get("eps", EPS)), x)
+                y = f.mul(f.sub(x, by_channel(mean, x)), scale)
+            y = f.mul(y, by_channel(values["w"], x)) if "w" in values else y
+            return [f.add(y, by_channel(values["bias"], x)) if "bias" in values else y]
+
+        others = tuple((WHOLE, "c") if name == "s" else ("c",) for name in given_operands[1:])
+        return Signature((wide, *others), (wide,), local)
+
+    return evaluation
 
 
 # Two reductions read the input once each.
@@ -81,6 +190,8 @@ register(
         saved=("x",),
         flops=lambda node, inputs: 3 * inputs[0].numel,
         passes=2,
+        reference=_moments_reference,
+        algebra=Algebra(_moments_shards),
     )
 )
 register(
@@ -92,6 +203,8 @@ register(
         saved=("x",),
         passes=1.5,
         updates=("mean", "var"),
+        reference=_batch_norm_reference,
+        algebra=Algebra(_batch_norm_shards(local_statistics=False)),
     )
 )
 register(
@@ -103,5 +216,6 @@ register(
         saved=("x",),
         passes=2,
         updates=("mean", "var"),
+        algebra=Algebra(_batch_norm_shards(local_statistics=True), unprovable="normalizes by what each rank has"),
     )
 )

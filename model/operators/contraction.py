@@ -1,10 +1,103 @@
 """Products of matrices."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..graph.pcg import Node
+from .algebra import Algebra, Rewriting, require
 from .operator import Operator, register
+from .sharded import (
+    WHOLE,
+    Array,
+    Attributes,
+    IllTyped,
+    Shape,
+    Signature,
+    Tasks,
+    activated,
+    broadcast,
+    letters,
+    operands,
+    ranked,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _linear_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    x, w, *bias = operands(shapes, 2, 3)
+    if not x or len(w) != 2:
+        raise IllTyped(f"linear takes x[.., i] and w[o, i], not {x} and {w}")
+    batch = letters(len(x) - 1)
+
+    def local(t: Tasks, a: list[Array]) -> list[Array]:
+        f, flat = t.arithmetic, a[0].reshape(a[0].shape[0], -1, a[0].shape[-1])
+        y = f.einsum("tbi,toi->tbo", flat, a[1]).reshape(*a[0].shape[:-1], a[1].shape[1])
+        return [activated(t, given, f.add(y, ranked(a[2], len(x))) if bias else y)]
+
+    return Signature(((*batch, "i"), ("o", "i"), *(("o",) for _ in bias)), ((*batch, "o"),), local, ("i",))
+
+
+def _linear_relu_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    """The contracted dim must be whole."""
+    plain = _linear_shards({**given, "activation": "relu"}, shapes)
+    inputs = tuple(tuple(WHOLE if name == "i" else name for name in operand) for operand in plain.inputs)
+    return Signature(inputs, plain.outputs, plain.local)
+
+
+def _matmul_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    a, b = operands(shapes, 2)
+    if not a or not b:
+        raise IllTyped(f"matmul takes tensors of at least one dim, not {a} and {b}")
+    rows, columns = ("m",) * (len(a) > 1), ("n",) * (len(b) > 1)
+    rank = max(len(a), len(b), 2) - 2
+    batches = [shape[: max(len(shape) - 2, 0)] for shape in (a, b)]
+    left, right = broadcast(batches, rank)
+
+    def local(t: Tasks, args: list[Array]) -> list[Array]:
+        x = ranked(args[0] if rows else args[0][:, None, :], rank + 2)
+        w = ranked(args[1] if columns else args[1][:, :, None], rank + 2)
+        y = t.arithmetic.sum(t.arithmetic.mul(x[..., :, :, None], w[..., None, :, :]), -2)
+        y = y if columns else y[..., 0]
+        y = y if rows else y[..., 0, :] if columns else y[..., 0]
+        return [activated(t, given, y)]
+
+    inputs = ((*left, *rows, "k"), (*right, "k", *columns))
+    return Signature(inputs, ((*letters(rank), *rows, *columns),), local, ("k",))
+
+
+def _einsum_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    equation = given["equation"].replace(" ", "")
+    sources, _, output = equation.partition("->")
+    terms = sources.split(",")
+    if [len(set(term)) for term in terms] != [len(shape) for shape in shapes]:
+        raise IllTyped(f"{equation} does not fit tensors of shapes {', '.join(map(str, shapes))}")
+    gone = tuple(dict.fromkeys(c for c in "".join(terms) if c not in output))
+    tasks = next(c for c in map(chr, range(0x100, 0x200)) if c not in equation)
+    with_tasks = ",".join(tasks + term for term in terms) + "->" + tasks + output
+    return Signature(
+        tuple(map(tuple, terms)), (tuple(output),), lambda t, a: [t.arithmetic.einsum(with_tasks, *a)], gone
+    )
+
+
+def _linear_shape(shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+    x, w, *bias = shapes
+    require(len(w) == 2 and x[-1] == w[1] and all(b == (w[0],) for b in bias))
+    return (*x[:-1], w[0])
+
+
+def _matmul_shape(shapes: Sequence[Shape], attributes: Attributes) -> Shape:
+    a, b = shapes
+    require(len(a) >= 2 and len(a) == len(b) and a[:-2] == b[:-2] and a[-1] == b[-2])
+    return (*a[:-1], b[-1])
+
+
+_LINEAR_REWRITING = Rewriting(_linear_shape, leading=True)
+
 
 register(
     Operator(
@@ -15,20 +108,28 @@ register(
         saved=("x", "w"),
         saved_for=(("x", "w"), ("w", "x")),
         matmul=True,
+        algebra=Algebra(_linear_shards, changes_rank=True),
+        rewriting=_LINEAR_REWRITING,
     )
 )
 
 
 def _with_relu(node: Node, inputs: tuple[Node, ...]) -> str:
-    """Nothing is known of ReLU, so the sum within is no sum of addends over ranks: `i` is whole."""
+    """ReLU is opaque, so the sum inside cannot be split into addends: `i` is whole."""
     if inputs[0].shape[-1:] != inputs[1].shape[-1:]:
         raise ValueError(f"a weight of shape {inputs[1].shape} cannot multiply shape {inputs[0].shape}")
     return f"y[b.., o] = f(x[b.., :], w[o, :]{', bias[o]' if len(inputs) > 2 else ''})"
 
 
 def _linear_work(node: Node, inputs: tuple[Node, ...]) -> int:
-    """As of the linear alone."""
+    """The work of the linear alone."""
     return node.numel * (2 * inputs[0].shape[-1] + 1)
+
+
+def _linear_relu(node: Node, x: Sequence[Tensor]) -> Tensor:
+    import torch.nn.functional as F
+
+    return F.linear(*x).relu()
 
 
 # The sum before ReLU never reaches memory. Backward sets the gradient to zero where y is, in a kernel of its own.
@@ -42,6 +143,9 @@ register(
         flops=_linear_work,
         matmul=True,
         masked=True,
+        reference=_linear_relu,
+        algebra=Algebra(_linear_relu_shards),
+        rewriting=_LINEAR_REWRITING,
     )
 )
 
@@ -58,11 +162,11 @@ def _matmul(node: Node, inputs: tuple[Node, ...]) -> str:
 
 
 def _einsum(node: Node, inputs: tuple[Node, ...]) -> str:
-    """The equation itself, a letter an index; what the output lacks is summed."""
+    """The equation itself, one letter per index; those that the output lacks are summed."""
     sources, _, output = node["equation"].partition("->")
     terms = sources.split(",")
     if not re.fullmatch(r"[A-Za-z]*(,[A-Za-z]*)?->[A-Za-z]*", node["equation"]) or len(terms) != len(inputs):
-        raise ValueError(f"{node['equation']!r} is no equation of {len(inputs)} operands")
+        raise ValueError(f"{node['equation']!r} is not an equation of {len(inputs)} operands")
     gone = [letter for letter in dict.fromkeys("".join(terms)) if letter not in output]
     product = " * ".join(f"{name}[{', '.join(term)}]" for name, term in zip("ab", terms, strict=False))
     return f"y[{', '.join(output)}] = " + (f"sum({', '.join(gone)}) " if gone else "") + product
@@ -72,7 +176,10 @@ def _equation(node: Node, names: Sequence[str]) -> str:
     return f'torch.einsum("{node["equation"]}", {", ".join(names)})'
 
 
-for _name, _notation, _emit in (("einsum", _einsum, _equation), ("matmul", _matmul, "{a} @ {b}")):
+for _name, _notation, _emit, _shards, _shape in (
+    ("einsum", _einsum, _equation, _einsum_shards, None),
+    ("matmul", _matmul, "{a} @ {b}", _matmul_shards, _matmul_shape),
+):
     register(
         Operator(
             _name,
@@ -82,5 +189,7 @@ for _name, _notation, _emit in (("einsum", _einsum, _equation), ("matmul", _matm
             saved=("a", "b"),
             saved_for=(("a", "b"), ("b", "a")),
             matmul=True,
+            algebra=Algebra(_shards, changes_rank=_name == "einsum"),
+            rewriting=Rewriting(_shape) if _shape else None,
         )
     )

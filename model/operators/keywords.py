@@ -16,6 +16,15 @@ def keywords(node: Node, defaults: Mapping[str, Any]) -> str:
     return "".join(f", {name}={text(value)}" for name, value, default in given if not _same(value, default))
 
 
+def literal(name: str, value: Any) -> str:
+    """An attribute as Python source; a relation names a function."""
+    if name == "relation":
+        return str(value)
+    if isinstance(value, float) and not isfinite(value):
+        return f'float("{value}")'
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
 def text(value: Any) -> str:
     """An attribute as Python source; a tuple of equal entries is one of them."""
     if isinstance(value, float) and not isfinite(value):

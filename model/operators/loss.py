@@ -1,12 +1,21 @@
-"""Losses. Every mean divides by a global count: of the whole batch, over all ranks and micro-batches.
+"""Losses. Every mean divides by the count of the whole batch, over all ranks and micro-batches.
 
 `projection` stands for the loss of a module that returns tensors: their sum with fixed random weights, which are a
 function of the global element index.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from ..graph.dtypes import FLOATS
 from ..graph.pcg import Node
-from .operator import Operator, register
+from .algebra import Algebra
+from .operator import Operator, operator, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POINTWISE = {
     "mse_loss": ("x", "t"),
@@ -41,9 +50,28 @@ def _classes(node: Node, inputs: tuple[Node, ...]) -> str:
     return f"y[n, d..] = {loss}" if node.get("reduction") == "none" else f"y[] = sum(n, d..) {loss}"
 
 
+def _reference(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """PyTorch's loss; operands after the target, and attributes, are keywords."""
+    import torch.nn.functional as F
+
+    attributes = {name: value for name, value in node.attributes if name != "operands"}
+    weights = dict(zip(operator(node.op).named(node)[2:], x[2:], strict=True))
+    result: Tensor = getattr(F, node.op)(x[0], x[1], **weights, **attributes)
+    return result
+
+
 # Their divisors depend on the plan: emitted by `codegen.program.losses`.
 for _name, _operands in POINTWISE.items():
-    register(Operator(_name, _operands, _pointwise, saved=_operands))
+    register(Operator(_name, _operands, _pointwise, saved=_operands, reference=_reference))
 for _name in CLASSIFIED:
-    register(Operator(_name, ("x", "t", "weight"), _classes, saved=("x", "t"), passes=3))
-register(Operator("projection", ("x",), "y[] = sum(i..) L(x[i..])", "projection({x})", saved=("noise",)))
+    register(Operator(_name, ("x", "t", "weight"), _classes, saved=("x", "t"), passes=3, reference=_reference))
+register(
+    Operator(
+        "projection",
+        ("x",),
+        "y[] = sum(i..) L(x[i..])",
+        "projection({x})",
+        saved=("noise",),
+        algebra=Algebra(unprovable="draws random numbers"),
+    )
+)

@@ -1,10 +1,37 @@
 """Normalizations and softmax: whole along the dims that they normalize."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..graph.pcg import Node
+from .algebra import Algebra
 from .keywords import keywords
 from .operator import Operator, register
+from .sharded import (
+    WHOLE,
+    Array,
+    Attributes,
+    Evaluation,
+    IllTyped,
+    Shape,
+    Signature,
+    Tasks,
+    dim_of,
+    exponentials,
+    letters,
+    named_operands,
+    operands,
+    ranked,
+    standardized,
+    whole_along,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EPS = 1e-5
 
 
 def _normalized(node: Node, inputs: tuple[Node, ...]) -> str:
@@ -53,8 +80,79 @@ def _softmax(node: Node, inputs: tuple[Node, ...]) -> str:
     return f"y[{', '.join(names)}] = f(x[{inside}])[{names[node['dim']]}]"
 
 
-register(Operator("layer_norm", ("x", "w", "bias"), _normalized, _layer_norm, saved=("x",), passes=1.5))
-register(Operator("group_norm", ("x", "w", "bias"), _grouped, _group_norm, saved=("x",), passes=1.5))
-register(Operator("rms_norm", ("x", "w"), _normalized, _rms_norm, saved=("x",), passes=1.5))
-register(Operator("softmax", ("x",), _softmax, "torch.softmax({x}, {dim})", saved=("y",), passes=1.5))
-register(Operator("log_softmax", ("x",), _softmax, "torch.log_softmax({x}, {dim})", saved=("y",), passes=1.5))
+def _group_norm_reference(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """Normalize each group; then scale and shift by channel."""
+    grouped = x[0].reshape(x[0].shape[0], node["groups"], -1)
+    centred = grouped - grouped.mean(-1, keepdim=True)
+    result: Tensor = (centred / (centred.square().mean(-1, keepdim=True) + node["eps"]).sqrt()).reshape(node.shape)
+    channel = (-1, *(1 for _ in node.shape[2:]))
+    result = result * x[1].view(channel) if len(x) > 1 else result
+    return result + x[2].view(channel) if len(x) > 2 else result
+
+
+def _norm_shards(centered: bool) -> Evaluation:
+    """Layer norm, or without the mean: RMS norm."""
+
+    def evaluation(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+        given_operands = named_operands(given, ("x", "w", "bias"), shapes)
+        x, count = shapes[0], given.get("normalized", 1)
+        if not 0 < count <= len(x) or any(shape != x[len(x) - count :] for shape in shapes[1:]):
+            raise IllTyped(f"a norm of the last {count} dims of {x} with weights of shapes {list(shapes[1:])}")
+        batch, whole = letters(len(x) - count), (WHOLE,) * count
+        dims = tuple(range(1 + len(batch), 1 + len(x)))
+
+        def local(t: Tasks, a: list[Array]) -> list[Array]:
+            f, values = t.arithmetic, dict(zip(given_operands, a, strict=True))
+            y = standardized(t, values["x"], dims, centered, given.get("eps", EPS))
+            y = f.mul(y, ranked(values["w"], len(x))) if "w" in values else y
+            return [f.add(y, ranked(values["bias"], len(x))) if "bias" in values else y]
+
+        return Signature(((*batch, *whole), *(whole for _ in shapes[1:])), ((*batch, *whole),), local)
+
+    return evaluation
+
+
+def _softmax_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    (shape,) = operands(shapes, 1)
+    dim = dim_of(given["dim"], len(shape))
+    whole = whole_along(shape, dim)
+
+    def local(t: Tasks, a: list[Array]) -> list[Array]:
+        return [t.arithmetic.mul(*exponentials(t, a[0], dim + 1))]
+
+    return Signature((whole,), (whole,), local)
+
+
+def _log_softmax_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    plain = _softmax_shards(given, shapes)
+    dim = dim_of(given["dim"], len(shapes[0])) + 1
+
+    def local(t: Tasks, a: list[Array]) -> list[Array]:
+        f = t.arithmetic
+        total = f.sum(f.call(("exp",), a[0]), (dim,), keepdims=True)
+        return [f.sub(a[0], f.call(("log",), total))]
+
+    return Signature(plain.inputs, plain.outputs, local)
+
+
+_DEFAULTS = {"normalized": 1, "eps": EPS}
+for _name, _operands, _emit, _centered in (
+    ("layer_norm", ("x", "w", "bias"), _layer_norm, True),
+    ("rms_norm", ("x", "w"), _rms_norm, False),
+):
+    _algebra = Algebra(_norm_shards(_centered), defaults=_DEFAULTS, keeps_sizes=True)
+    register(Operator(_name, _operands, _normalized, _emit, saved=("x",), passes=1.5, algebra=_algebra))
+register(
+    Operator(
+        "group_norm",
+        ("x", "w", "bias"),
+        _grouped,
+        _group_norm,
+        saved=("x",),
+        passes=1.5,
+        reference=_group_norm_reference,
+    )
+)
+for _name, _shards in (("softmax", _softmax_shards), ("log_softmax", _log_softmax_shards)):
+    _call = f"torch.{_name}({{x}}, {{dim}})"
+    register(Operator(_name, ("x",), _softmax, _call, saved=("y",), passes=1.5, algebra=Algebra(_shards)))

@@ -1,18 +1,25 @@
-"""The registry of operators: each is one entry, from which capture, verification, planning and emission follow.
+"""The registry of operators: each is one entry, from which capture, planning, rules, emission and verification follow.
 
-An entry gives the index notation, what is saved for backward, the work beyond the notation's products, and the
-PyTorch expression that computes it. Strategies, their backward communication and their legality are derived
-(`formulation.strategy`), never listed.
+An entry gives the index notation, what is saved for backward, the work beyond the notation's products, the PyTorch
+expression that computes it, and what rules know of it. Strategies, their backward communication and legality are
+derived (`formulation.strategy`), never listed.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..graph.notation import Access, Notation, accesses, instantiate, names_of
 from ..graph.pcg import Node
 from ..registry import Registry
+from .algebra import Algebra, Rewriting
+from .keywords import literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NodeNotation: TypeAlias = str | Callable[[Node, tuple[Node, ...]], str]
 
@@ -21,20 +28,21 @@ NodeNotation: TypeAlias = str | Callable[[Node, tuple[Node, ...]], str]
 class Operator:
     """One operator.
 
-    `operands` names the inputs in order as the notation does; those in `optional` may be missing at the end (or are
-    selected by the attribute `operands`). `view`: the output is the input's elements in row-major order under another
+    `operands` names the inputs in order as the notation does; the last ones may be missing (or the
+    attribute `operands` selects them). `view`: the output has the input's elements in row-major order under another
     shape, so layouts pass through and nothing is computed. `saved` lists what autograd keeps: operand names, `y`,
     `mask`, a byte for every element of the first operand, `noise`, and `indices`, an int64 for every element of the
-    output; `saved_for` pairs such an operand with the one without whose gradient it is not kept after all.
-    `emit` is PyTorch source with operand names and attributes in braces, or a function that returns it. `creates`: a
-    constant made from the attributes alone, whole on every rank. `passes`: bytes moved relative to reading the inputs
-    and writing the output once (0: a view of memory). `scratch`: elements that the backward writes and reads
-    besides. `masked`: the operator ends with an activation, whose backward is a kernel of its own. `split` says what it
-    costs that a rank has a `part` (0 to 1) of an index: by how much its work is more than that share of it, and
-    elements that it makes and keeps for backward. `transfer`: it hands a tensor on to another stage of a pipeline, or
-    takes it from there. `updates` lists operands that are buffers and changed in place.
-    `captures` names the library's operator that capture takes for this one (`aten::atan`): its tensors are the operands
-    in order, `attributes` those of its other arguments (numbers) that matter.
+    output; `saved_for` pairs such an operand with the one without whose gradient it is not kept after all. `emit` is
+    PyTorch source with operand names and attributes in braces, or a function that returns it. `creates`: a constant
+    made from the attributes alone, whole on every rank. `passes`: bytes moved relative to reading the inputs and
+    writing the output once (0: a view of memory). `scratch`: elements that the backward writes and reads besides.
+    `masked`: the operator ends with an activation, whose backward is a kernel of its own. `split` gives the cost of
+    having a `part` (0 to 1) of an index: the factor by which a rank's work exceeds that share, and the elements that it
+    makes and keeps for backward. `transfer`: it sends a tensor to another pipeline stage or receives it. `updates`
+    lists operands that are buffers and change in place. `reference` computes the whole tensor in PyTorch where `emit`
+    is not an expression that does. `algebra` says what rules know of the operator, `rewriting` how planning rewrites it
+    (None: never). `captures` names the library's operator that capture takes for this one (`aten::atan`): its tensors
+    are the operands in order, `attributes` its other relevant arguments (numbers).
     """
 
     name: str
@@ -54,6 +62,9 @@ class Operator:
     variadic: bool = False
     transfer: bool = False
     updates: tuple[str, ...] = ()
+    reference: Callable[[Node, Sequence[Tensor]], Tensor] | None = None
+    algebra: Algebra = field(default_factory=Algebra)
+    rewriting: Rewriting | None = None
     captures: str = ""
     attributes: tuple[str, ...] = ()
 
@@ -66,8 +77,15 @@ class Operator:
             raise ValueError(f"{self.name} takes {len(self.operands)} inputs, not {len(node.inputs)}")
         return names
 
+    def expression(self, node: Node, names: Sequence[str], dtype: str) -> str:
+        """PyTorch source that computes a node from operands of these names, `dtype` being the text of its dtype."""
+        if callable(self.emit):
+            return self.emit(node, names)
+        values = {"shape": repr(node.shape), **{key: literal(key, value) for key, value in node.attributes}}
+        return self.emit.format(**dict(zip(self.named(node), names, strict=True)), **values | {"dtype": dtype})
+
     def kept(self, node: Node, inputs: tuple[Node, ...]) -> tuple[str, ...]:
-        """What of `saved` autograd keeps of a node, whose inputs have gradients or not."""
+        """The entries of `saved` that autograd keeps, given which inputs have gradients."""
         if not node.gradient:
             return ()
         given = {name for name, source in zip(self.named(node), inputs, strict=True) if source.gradient}
@@ -75,13 +93,13 @@ class Operator:
         return tuple(name for name in self.saved if name not in needless)
 
     def semantics(self, node: Node, inputs: tuple[Node, ...]) -> Notation:
-        """The notation of this node, instantiated to its shapes. Raises ValueError where shapes do not fit."""
+        """The notation instantiated to this node's shapes. Raises ValueError if they do not fit."""
         text = self.notation if isinstance(self.notation, str) else self.notation(node, inputs)
         shapes = {name: source.shape for name, source in zip(self.named(node), inputs, strict=True)}
         return instantiate(text, shapes, node.shape)
 
     def looked_up(self, node: Node, inputs: tuple[Node, ...]) -> tuple[int, int] | None:
-        """(input that is indexed by another, elements that are read of it), for an operator that looks something up."""
+        """(indexed input, elements read from it) of a look-up, otherwise None."""
         if self.view or self.creates:
             return None
         notation = self.semantics(node, inputs)
@@ -103,7 +121,7 @@ class Operator:
             self.semantics(node, inputs)
 
     def work(self, node: Node, inputs: tuple[Node, ...]) -> int:
-        """Floating point operations forward, of the whole tensor: 2 for every multiply-add of a product."""
+        """Forward floating-point operations of the whole tensor: 2 per multiply-add."""
         if self.flops is not None:
             return self.flops(node, inputs)
         if self.view or self.creates:
@@ -118,11 +136,11 @@ class Operator:
         return total
 
 
-_REGISTRY = Registry[Operator]("operator", "partita.operators", __package__)
+_REGISTRY = Registry[Operator]("operator", "partita.operators", f"{__package__}.families")
 
 
 def register(entry: Operator) -> Operator:
-    """Add an operator; a second one of the same name is a mistake (ValueError)."""
+    """Register an operator. Raises ValueError if the name is taken."""
     return _REGISTRY.add(entry)
 
 
@@ -131,11 +149,32 @@ def operator(name: str) -> Operator:
     return _REGISTRY.find(name)
 
 
+def find_operator(name: str) -> Operator | None:
+    """The entry of an operator, None for an unknown one."""
+    _REGISTRY.load()
+    return _REGISTRY.get(name)
+
+
+def algebra_of(name: str) -> Algebra:
+    """What rules know of an operator; the default for operators that only rules have."""
+    entry = find_operator(name)
+    return entry.algebra if entry is not None else _UNKNOWN
+
+
+_UNKNOWN = Algebra()
+
+
+def rewriting_of(name: str) -> Rewriting | None:
+    """How an operator is rewritten; None if it is not."""
+    entry = find_operator(name)
+    return entry.rewriting if entry is not None else None
+
+
 def operators() -> tuple[Operator, ...]:
     """All registered operators, by name."""
     return _REGISTRY.every()
 
 
 def capturing(name: str) -> Operator | None:
-    """The entry that says itself that it captures the library's operator `name`, such as `aten::atan`."""
+    """The entry whose `captures` is the library's operator `name`, such as `aten::atan`."""
     return next((entry for entry in operators() if entry.captures == name), None)

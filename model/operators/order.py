@@ -1,4 +1,4 @@
-"""Where the largest entries are, and where entries belong in an order: numbers, which have no gradient."""
+"""Positions of the largest entries, and insertion positions in a sorted order: integers without gradient."""
 
 from ..graph.pcg import Node
 from .keywords import keywords

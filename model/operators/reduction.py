@@ -1,7 +1,29 @@
 """Sums and means over dims; a mean divides by the whole count, also where the dim is split."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import prod
+
+import numpy as np
+
 from ..graph.pcg import Node
+from .algebra import Algebra
 from .operator import Operator, register
+from .sharded import (
+    WHOLE,
+    Array,
+    Attributes,
+    Evaluation,
+    Shape,
+    Signature,
+    Tasks,
+    dim_of,
+    letters,
+    operands,
+    whole_along,
+)
 
 
 def _reduced(node: Node, inputs: tuple[Node, ...]) -> str:
@@ -27,18 +49,58 @@ def _along(node: Node, inputs: tuple[Node, ...]) -> str:
     return f"y[{', '.join(names)}] = {function}(x[{inside}])[{names[node['dim']]}]"
 
 
-register(Operator("cumsum", ("x",), _along, "torch.cumsum({x}, {dim})"))
-register(Operator("cumprod", ("x",), _along, "torch.cumprod({x}, {dim})", saved=("x", "y")))
-register(Operator("sum", ("x",), _reduced, "{x}.sum({dims}, keepdim={keepdim})"))
-register(Operator("mean", ("x",), _reduced, "{x}.sum({dims}, keepdim={keepdim}) / {count}"))
-register(Operator("amax", ("x",), _whole, "{x}.amax({dims}, keepdim={keepdim})", saved=("x", "y")))
-register(Operator("logsumexp", ("x",), _whole, "{x}.logsumexp({dims}, keepdim={keepdim})", saved=("x", "y")))
+def _sum_shards(mean: bool) -> Evaluation:
+    def evaluation(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+        (shape,) = operands(shapes, 1)
+        given_dims = given["dims"] if isinstance(given["dims"], tuple) else (given["dims"],)
+        dims, keep = {dim_of(d, len(shape)) for d in given_dims}, bool(given.get("keepdim", False))
+        all_names = letters(len(shape))
+        kept = tuple(WHOLE if i in dims else n for i, n in enumerate(all_names) if keep or i not in dims)
+        divisor = given.get("count", prod(shape[d] for d in dims)) if mean else 1
+
+        def local(t: Tasks, a: list[Array]) -> list[Array]:
+            total = t.arithmetic.sum(a[0], tuple(d + 1 for d in sorted(dims)), keepdims=keep)
+            return [t.arithmetic.scale(total, Fraction(1, divisor)) if mean else total]
+
+        return Signature((all_names,), (kept,), local, tuple(all_names[d] for d in sorted(dims)))
+
+    return evaluation
+
+
+def _amax_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    summed = _sum_shards(False)(given, shapes)
+    gone, keep = summed.summed, bool(given.get("keepdim", False))
+    whole = tuple(WHOLE if name in gone else name for name in summed.inputs[0])
+    dims = tuple(i + 1 for i, name in enumerate(summed.inputs[0]) if name in gone)
+    return Signature((whole,), summed.outputs, lambda t, a: [a[0].max(dims, keepdims=keep)])
+
+
+def _cumsum_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    (shape,) = operands(shapes, 1)
+    dim = dim_of(given["dim"], len(shape))
+    whole = whole_along(shape, dim)
+    return Signature((whole,), (whole,), lambda t, a: [t.arithmetic.reduced(np.cumsum(a[0], dim + 1))])
+
+
+register(
+    Operator("cumsum", ("x",), _along, "torch.cumsum({x}, {dim})", algebra=Algebra(_cumsum_shards, keeps_sizes=True))
+)
 register(
     Operator(
-        "norm",
-        ("x",),
-        _whole,
-        "torch.linalg.vector_norm({x}, {ord}, {dims}, keepdim={keepdim})",
-        saved=("x", "y"),
+        "cumprod", ("x",), _along, "torch.cumprod({x}, {dim})", saved=("x", "y"), algebra=Algebra(keeps_sizes=True)
     )
 )
+_KEEPDIM = {"keepdim": False}
+for _name, _emit, _mean in (
+    ("sum", "{x}.sum({dims}, keepdim={keepdim})", False),
+    ("mean", "{x}.sum({dims}, keepdim={keepdim}) / {count}", True),
+):
+    _algebra = Algebra(_sum_shards(_mean), defaults=_KEEPDIM, changes_rank=True)
+    register(Operator(_name, ("x",), _reduced, _emit, algebra=_algebra))
+for _name, _emit, _shards in (
+    ("amax", "{x}.amax({dims}, keepdim={keepdim})", _amax_shards),
+    ("logsumexp", "{x}.logsumexp({dims}, keepdim={keepdim})", None),
+    ("norm", "torch.linalg.vector_norm({x}, {ord}, {dims}, keepdim={keepdim})", None),
+):
+    _algebra = Algebra(_shards, defaults=_KEEPDIM, any_order=True, changes_rank=True)
+    register(Operator(_name, ("x",), _whole, _emit, saved=("x", "y"), algebra=_algebra))

@@ -1,8 +1,8 @@
-"""What a stage of a pipeline is handed by the one before it, and hands on to the next: see `model.stages`.
+"""Tensors that a pipeline stage receives from the stage before and sends to the next: see `model.graph.stages`.
 
-Both may have any layout without addends, each side the same. `peer` is the tensor's name in the whole graph, `atoms`
-are the factors of its dims there, 0 for the samples. A `loose` receive may have addends too: it stands for what is
-inside of a larger part, where bounds are sought.
+Both may have any layout without addends, the same on each side. `peer` is the tensor's name in the whole graph, `atoms`
+are the factors of its dims there, 0 for the samples. A `loose` receive may have addends too: it stands for a tensor
+inside a larger part when bounds are computed.
 """
 
 from .operator import Operator, register

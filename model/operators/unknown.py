@@ -1,4 +1,4 @@
-"""Operators that nothing is known of: every rank computes the whole of them from whole inputs."""
+"""Opaque operators: every rank computes the whole result from whole inputs."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from .operator import Operator, register
 
 def _whole(node: Node, inputs: tuple[Node, ...]) -> str:
     if not re.fullmatch(r"[a-z_]\w*(\.\w+)+", node["target"], re.ASCII | re.IGNORECASE):
-        raise ValueError(f"{node['target']!r} names no operator")
+        raise ValueError(f"{node['target']!r} is not an operator")
     if any(i >= len(inputs) for _, value in node["arguments"] for i in _numbers(value)):
         raise ValueError(f"the call reads more than its {len(inputs)} inputs")
     arguments = ", ".join(f"x{i}[{', '.join(':' * len(source.shape))}]" for i, source in enumerate(inputs))
@@ -19,7 +19,7 @@ def _whole(node: Node, inputs: tuple[Node, ...]) -> str:
 
 
 def _numbers(value: Any) -> list[int]:
-    """The inputs that an argument speaks of."""
+    """The inputs that an argument refers to."""
     if not isinstance(value, tuple):
         return []
     tag, *rest = value
@@ -27,7 +27,7 @@ def _numbers(value: Any) -> list[int]:
 
 
 def _source(value: Any, names: Sequence[str]) -> str:
-    """Python source of an argument as capture encodes it: tensors, lists and dtypes are tagged tuples."""
+    """Python source of an argument that capture encoded: tensors, lists and dtypes are tagged tuples."""
     if not isinstance(value, tuple):
         return repr(value)
     tag, *rest = value
@@ -35,7 +35,7 @@ def _source(value: Any, names: Sequence[str]) -> str:
         return names[rest[0]]
     if tag == "dtype":
         if not re.fullmatch(r"[a-z]+\d*", rest[0], re.ASCII):
-            raise ValueError(f"{rest[0]!r} is no dtype")
+            raise ValueError(f"{rest[0]!r} is not a dtype")
         return f"torch.{rest[0]}"
     return f"[{', '.join(_source(v, names) for v in rest)}]"
 

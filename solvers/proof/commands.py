@@ -18,7 +18,7 @@ from .verdict import Verdict
 from .verify import rules_report, verify_rule
 
 Answer: TypeAlias = tuple[dict[str, Any], str]
-"""The JSON object, and the same in words."""
+"""The JSON report, and the same in words."""
 
 
 @lru_cache(maxsize=4096)
@@ -27,15 +27,14 @@ def _proved(rule: Rule) -> Verdict:
 
 
 def proved_instances(rules: Sequence[Rule], pcg: PCG) -> tuple[Rule, ...]:
-    """The rules, each at the attributes of the graph's operators where it has words for them, without any unproved one.
+    """The proved rules, those with symbols for attributes instantiated at the attributes of the graph's operators.
 
-    Raises PartitaError for the first that is not proved, unless that is an instance about which nothing is known: such
-    a one is left out.
+    Raises PartitaError for the first rule that is not proved; instances whose verdict is unknown are left out.
     """
     found = []
     for rule in rules:
         for one in instances(rule, pcg):
-            verdict = None if one == rule and rule in planner_rules() else _proved(one)  # those, the tests prove
+            verdict = None if one == rule and rule in planner_rules() else _proved(one)  # the tests prove these
             if verdict is None or verdict.verdict == "proved":
                 found.append(one)
             elif one == rule or verdict.verdict != "unknown":
@@ -45,14 +44,14 @@ def proved_instances(rules: Sequence[Rule], pcg: PCG) -> tuple[Rule, ...]:
 
 
 def list_rules(path: Path | None) -> Answer:
-    """Every rule in text notation; as JSON its own form."""
+    """All rules: text notation, and JSON."""
     rules = _rules(path)
     result = {"rules": len(rules), "names": [rule.name for rule in rules], "list": [rule.to_json() for rule in rules]}
     return result, "\n\n".join(write_rule(rule).strip() for rule in rules)
 
 
 def verify_rules(path: Path | None) -> Answer:
-    """The verdict on every rule."""
+    """The verdicts on all rules."""
     verdicts: list[Verdict] = []
 
     def verify(rule: Rule) -> Verdict:
@@ -66,7 +65,7 @@ def verify_rules(path: Path | None) -> Answer:
 
 
 def _rules(path: Path | None) -> tuple[Rule, ...]:
-    """Those of a file, or all that are shipped: the planner's (at usual windows), and the generated basis."""
+    """The rules of a file, or the shipped ones: the planner's (at usual windows) and the generated basis."""
     if path is not None:
         return load_rules(path)
     return (*(one for rule in planner_rules() for one in usual_instances(rule)), *basis())
@@ -76,6 +75,6 @@ def _line(verdict: Verdict) -> str:
     words = [verdict.covers, verdict.note]
     if verdict.counterexample is not None:
         sizes = ", ".join(f"{name}={size}" for name, size in verdict.counterexample.sizes.items())
-        apart = verdict.counterexample.difference
-        words.append(f"at {sizes}: " + ("other shapes" if apart is None else f"they differ by {apart:.3g}"))
+        difference = verdict.counterexample.difference
+        words.append(f"at {sizes}: " + ("other shapes" if difference is None else f"they differ by {difference:.3g}"))
     return f"{verdict.verdict:9}  {verdict.name}: " + "; ".join(word for word in words if word)

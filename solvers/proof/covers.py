@@ -1,4 +1,4 @@
-"""What a proof covers, in words, and what a target asks of sizes that its source does not."""
+"""What a proof covers, in words, and the equalities of sizes that only the target requires."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ...formulation.substitution.symbolic.infer import Typed, free_atoms
 from ...formulation.substitution.symbolic.types import Type, Unifier, atoms_of
 
 
-def demanded(typed: Typed) -> tuple[str, str]:
-    """What equalities of declared sizes only the target asks, or only the outputs' comparison; and which of the two."""
+def extra_conditions(typed: Typed) -> tuple[str, str]:
+    """Equalities of declared sizes that only the target, or only the outputs, require: (which, text)."""
     counts = degrees(typed)
     found = [(phase, text) for phase, atom, text in _equalities(typed) if atom not in counts]
     for phase in ("target", "outputs"):
-        asked = [text for where, text in found if where == phase]
-        if asked:
-            return phase, " and ".join(asked)
+        required = [text for where, text in found if where == phase]
+        if required:
+            return phase, " and ".join(required)
     return "", ""
 
 
@@ -34,7 +34,7 @@ def _equalities(typed: Typed) -> list[tuple[str, str, str]]:
 
 
 def _stated(unifier: Unifier, atom: str) -> tuple[Size, int]:
-    """The size that an expression gives an atom, over a number and rounded up, whatever the atom is bound to."""
+    """The declared size of an atom, whatever it is bound to: (size, divisor), rounded up."""
     size, by = unifier.quotient(atom)
     exact = size.rounded_up(by)
     return (size, by) if exact is None else (exact, 1)
@@ -53,7 +53,7 @@ def _found(unifier: Unifier, type_: Type) -> tuple[Size, int]:
 
 
 def covers(typed: Typed, stated: tuple[int, ...]) -> str:
-    """For which sizes and degrees a proof of this typing holds."""
+    """The sizes and degrees for which a proof of this typing holds."""
     unifier, parts = typed.unifier, list[str]()
     counts = degrees(typed)
     fixed_by_use = [text for _, atom, text in _equalities(typed) if atom in counts]
@@ -81,7 +81,7 @@ def covers(typed: Typed, stated: tuple[int, ...]) -> str:
 
 
 def _shared(typed: Typed) -> list[str]:
-    """`n == 2*m`-like conditions of declared sizes that have been found to have a part in common."""
+    """Declared sizes found to share a factor or part, as in `n == 2*m`."""
     unifier = typed.unifier
     having: dict[str, list[str]] = {}
     for atom in sorted(unifier.declared & unifier.bound.keys()):
@@ -93,7 +93,7 @@ def _shared(typed: Typed) -> list[str]:
 
 
 def _division(typed: Typed, atom: str) -> str:
-    """`d divides n`, where a declared size has been found to be d times something new."""
+    """`d divides n`, if a declared size turned out to be d times something new."""
     unifier = typed.unifier
     type_ = unifier.resolve((atom,))
     known = [r for r in type_ if isinstance(r, int) or (isinstance(r, str) and r in unifier.declared)]

@@ -1,11 +1,11 @@
 """Z3 decides whether two values are equal at every point, at all sizes.
 
-Inputs and opaque functions are uninterpreted functions of whole-numbered places. Every sum of the source's value gets
-an unknown of its own, a function of the places outside of it. A sum of the target's value shares one only after Z3 has
-proved their integrands equal at every point (`unsat` of unequal); the normal forms merely say which pairs to try. Rows
-that opaque functions take are told alike in the same way. A last query, a polynomial over all these unknowns, decides.
+Inputs and opaque functions are uninterpreted functions of whole-numbered places. Every sum of the source's value
+becomes an unknown function of the places outside it. A sum of the target's value shares one only after Z3 has
+proved their integrands equal at every point (`unsat` of unequal); normal forms only suggest which pairs to try. Rows
+that opaque functions take are matched the same way. A last query, a polynomial over all unknowns, decides.
 
-Trusted are thus that finite sums are functions of their integrands and may be reordered, and what operators mean.
+The trusted base: finite sums are functions of their integrands and may be reordered, and the operators' meanings.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ...formulation.substitution.symbolic.terms import (
 from ...formulation.substitution.symbolic.types import Unifier
 from ..backends.z3_thread import checked
 
-TRIES = 8  # sums of the source that a sum of the target is compared with
+TRIES = 8  # sums of the source to compare with each sum of the target
 
 
 class Decider:
-    """One rule's proof. Its Z3 context lives as long as it does."""
+    """The proof of one rule, with its own Z3 context."""
 
     def __init__(self, unifier: Unifier, seconds: float = 10.0) -> None:
         import z3
@@ -56,20 +56,22 @@ class Decider:
         self._ids: dict[str, list[tuple[tuple[Place, ...], Any]]] = {}
 
     def learn(self, ids: Body, rows: Size) -> None:
-        """Take elements of an input for numbers of rows; of what is no input nothing is learned."""
+        """Assume that elements of an input are row numbers; ids that are not plain input elements teach nothing."""
         read = _element(ids)
         if read is not None:
             self._ids.setdefault(read.tensor, []).append((read.places, self._value(size_poly(rows))))
 
     def within(self, ids: Body, rows: Size) -> bool:
-        """Whether Z3 proves that numbers are those of rows."""
+        """True if Z3 proves that ids are row numbers."""
         self._target, self._known = True, {}
         number, count = self._value(ids.value), self._value(size_poly(rows))
         return self._never(self.z3.Or(number < 0, number >= count), ids.variables)
 
     def equal(self, source: Poly, target: Poly, variables: Sequence[tuple[str, str]] = ()) -> bool:
-        """Whether Z3 proves two values equal where the variables, of names that no other call has, are within their
-        atoms. False says nothing but that it does not."""
+        """True if Z3 proves two values equal for all variables within their atoms; False proves nothing.
+
+        The variables' names must be new.
+        """
         self.solver.add(*self._inside(variables))
         self._target, self._known = False, {}
         left = self._value(source)
@@ -78,12 +80,12 @@ class Decider:
         return self._proved(left, right)
 
     def _proved(self, left: Any, right: Any, variables: Sequence[tuple[str, str]] = ()) -> bool:
-        """Whether two expressions are equal at every point, the variables being within their atoms."""
+        """True if two expressions are equal at every point within the variables' atoms."""
         unequal = self.z3.simplify(left != right, som=True)
         return bool(self.z3.is_false(unequal)) or self._never(unequal, variables)  # rewriting alone decides most
 
     def _never(self, condition: Any, variables: Sequence[tuple[str, str]] = ()) -> bool:
-        """Whether a condition holds nowhere, the variables being within their atoms."""
+        """True if a condition holds nowhere within the variables' atoms."""
         self.queries += 1
         inside = self._inside(variables)
         self.solver.push()
@@ -119,7 +121,7 @@ class Decider:
         return self._product(self.z3.RealVal(1, self.context), list(map(self._factor, term.factors)))
 
     def _sum(self, term: Term) -> Any:
-        """The unknown that a sum is."""
+        """The unknown that stands for a sum."""
         if term not in self._known:
             found = self._like(term) if self._target else None
             conditions = [self._condition(f) for f in term.factors if _conditional(f)]
@@ -133,7 +135,7 @@ class Decider:
         return self._known[term]
 
     def _like(self, term: Term) -> Any | None:
-        """The unknown of a sum of the source with the same integrand, by Z3."""
+        """The unknown of a source sum whose integrand Z3 proves equal; None if there is none."""
         atoms = [a for _, a in term.variables]
         candidates = [(t, s) for t, s in self._sums if [a for _, a in t.variables] == atoms]
         candidates.sort(key=lambda pair: (pair[0] != term, _unconditional(pair[0]) != _unconditional(term)))
@@ -144,7 +146,7 @@ class Decider:
         return None
 
     def _body(self, body: Body) -> Any:
-        """The unknown that stands for a row, as an argument; for a number it is the number."""
+        """The unknown that stands for a row as an argument; a single number stands for itself."""
         if not body.variables:
             return self._value(body.value)
         if body not in self._known:
@@ -179,7 +181,7 @@ class Decider:
         if _conditional(f):
             return z3.If(self._condition(f), z3.RealVal(1, self.context), z3.RealVal(0, self.context))
         if isinstance(f, Count):
-            # Powers of a size are together in a normal form, so the inverse is an unknown like any other.
+            # A normal form collects powers of a size, so an inverse is an independent unknown.
             base = z3.ToReal(self._count(f.atom)) if f.power > 0 else self._call(f"inverse {f.atom}", [], [])
             return self._product(z3.RealVal(1, self.context), [base] * abs(f.power))
         assert isinstance(f, Fn)
@@ -189,7 +191,7 @@ class Decider:
         return self._call(f"fn {f.name}", arguments, [self._place(p) for p in f.places])
 
     def _condition(self, f: Factor) -> Any:
-        """Where a factor that is 1 or 0 is 1."""
+        """The condition under which a factor that is 1 or 0 is 1."""
         if isinstance(f, Guard):
             place = self._place(f.place)
             return self.z3.And(place >= 0, place < self._count(f.atom))
@@ -207,7 +209,7 @@ class Decider:
         return symbol(*values, *places) if values or places else symbol
 
     def _count(self, atom: str) -> Any:
-        """The size of an atom, at least 1, and what is known of it."""
+        """The size of an atom, at least 1, with the known facts asserted."""
         if atom not in self._counts:
             count = self._counts[atom] = self.z3.Int(f"size {atom}", self.context)
             self.solver.add(count >= 1)
@@ -235,7 +237,7 @@ class Decider:
 
 
 def _conditional(f: Factor) -> bool:
-    """Whether a factor is 1 or 0 by a condition that Z3 knows."""
+    """True if a factor is 1 or 0 by a condition that Z3 can state."""
     return isinstance(f, Guard) or (isinstance(f, Fn) and f.name == IS_ZERO)
 
 
@@ -244,7 +246,7 @@ def _unconditional(term: Term) -> set[Factor]:
 
 
 def _element(ids: Body) -> Read | None:
-    """An input's element, where a row is one for all places that it counts; its other places are numbers."""
+    """The input element that a row is, if it is one whose other places are numbers; otherwise None."""
     terms = ids.value.terms
     if len(terms) != 1 or terms[0][1] != 1 or terms[0][0].variables or len(terms[0][0].factors) != 1:
         return None

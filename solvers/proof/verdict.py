@@ -39,7 +39,7 @@ class Counterexample:
 
 
 def _finite(value: Any) -> Any:
-    """Nested lists with None for what is no number, which JSON does not have."""
+    """Nested lists with None for nan and infinities, which JSON lacks."""
     if isinstance(value, list):
         return [_finite(v) for v in value]
     return value if isfinite(value) else None
@@ -47,9 +47,9 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of a rule.
+    """The verdict on a rule.
 
-    `covers`: for which sizes and degrees a proof holds. `note`: why a rule is ill-typed, or why nothing is known.
+    `covers`: the sizes and degrees for which a proof holds. `note`: why a rule is ill-typed or its verdict unknown.
     """
 
     name: str

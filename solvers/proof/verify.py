@@ -1,14 +1,14 @@
-"""The verdict on a rule: typed, tried on numbers, proved for all sizes and degrees that the theory reaches.
+"""The verdict on a rule: type it, run it on numbers, prove it for all sizes and degrees that the theory reaches.
 
-The order: inputs that the source lacks, and typing, tell ill-typed rules; the two values' normal forms are given to Z3
-(`decide`), degrees as symbols first, then as the rule has them; both sides are run on numbers, at least once for a
-proof, and a difference refutes. A rule for which neither happens is `unknown`.
+Inputs that only the target reads, and type errors, make a rule ill-typed. Z3 compares the normal forms of both values
+(`decide`), first with degrees as symbols, then as stated. Both sides are run on numbers, at least once for a proof, and
+a difference refutes the rule. Otherwise it is `unknown`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, TypeAlias
@@ -24,26 +24,26 @@ from ...formulation.substitution.symbolic.types import Mismatch, Stuck, Unifier
 from ...formulation.substitution.symbolic.values import Symbolic
 from ...formulation.substitution.text import write_rule
 from ...model.errors import PartitaError
-from .covers import covers, demanded
+from .covers import covers, extra_conditions
 from .decide import Decider
 from .verdict import Counterexample, Verdict
 
 Variables: TypeAlias = "tuple[tuple[str, str], ...]"
-RUNS, MORE_RUNS = 2, 12  # at how many sizes a rule is run: one that is proved, one that is not
+RUNS, MORE_RUNS = 2, 12  # sizes at which a rule is run: before the proof, and after a failed one
 
 
 def verify_rule(rule: Rule, seconds: float = 10.0) -> Verdict:
-    """The verdict on one rule, with what it covers; Z3 is given at most `seconds`."""
+    """The verdict on one rule; Z3 gets at most `seconds`."""
     start = time.perf_counter()
     try:
         verdict = _verdict(rule, seconds)
     except RecursionError:
-        verdict = Verdict(rule.name, "unknown", note="its values are too deep to be written out")
+        verdict = Verdict(rule.name, "unknown", note="its values are nested too deeply")
     return replace(verdict, seconds=time.perf_counter() - start)
 
 
 def rules_report(rules: Iterable[Rule], verify: Any = verify_rule) -> dict[str, Any]:
-    """How many rules have which verdict, and the verdicts, as a JSON object."""
+    """Counts by verdict, and the verdicts, as a JSON object."""
     given = list(rules)
     verdicts: list[Verdict] = [verify(rule) for rule in given]
     words = [v.verdict for v in verdicts]
@@ -63,45 +63,45 @@ def rules_report(rules: Iterable[Rule], verify: Any = verify_rule) -> dict[str, 
 def _verdict(rule: Rule, seconds: float) -> Verdict:
     try:
         typed = infer(rule)
-        phase, asked = demanded(typed)
+        phase, required = extra_conditions(typed)
         if phase == "outputs":
-            return _apart(rule, f"the outputs agree only where {asked}")
+            return _differing_outputs(rule, f"the outputs agree only where {required}")
     except Differ as error:
-        return _apart(rule, str(error))
+        return _differing_outputs(rule, str(error))
     except Mismatch as error:
         return Verdict(rule.name, "ill-typed", note=str(error))
     except Stuck as error:
-        return _untyped(rule, str(error))
-    lacking = _lacking(rule)
-    if lacking or asked:
-        only = f"the target type-checks only where {asked}"
+        return _without_types(rule, str(error))
+    lacking = _unbound_inputs(rule)
+    if lacking or required:
+        only = f"the target type-checks only where {required}"
         return Verdict(rule.name, "ill-typed", note=lacking or only)
     runs = list(samples(typed, RUNS))
     found = _refuted(typed, runs)
     if found is not None:
         return found
-    fit = bool(runs) or not evaluated(rule)  # an operator without an evaluation has its meaning alone
+    fit = bool(runs) or not evaluated(rule)  # an operator without an evaluation can only be proved
     reason = "" if fit else "no small sizes were found at which both sides apply"
     try:
         general = _general(rule, seconds) if fit else ""
         if general:
             return Verdict(rule.name, "proved", general)
         if fit and proved(typed, seconds):
-            return Verdict(rule.name, "proved", covers(typed, _degrees(rule)) + _elsewhere(rule))
+            return Verdict(rule.name, "proved", covers(typed, _degrees(rule)) + _at_other_degrees(rule))
     except Stuck as error:
         reason = str(error)
     found = _refuted(typed, samples(typed, MORE_RUNS, seed=1))
     return found or Verdict(rule.name, "unknown", note=reason or "neither proved nor refuted")
 
 
-def _apart(rule: Rule, reason: str) -> Verdict:
-    """A rule whose sides type-check, each alone, but give tensors of other dims or states: refuted where both run."""
+def _differing_outputs(rule: Rule, reason: str) -> Verdict:
+    """A rule whose sides type-check but whose outputs differ in dims or states: refuted if both run, else ill-typed."""
     found = _refuted(infer(rule, agree=False), samples(infer(rule, agree=False), RUNS))
     return replace(found, note=reason) if found else Verdict(rule.name, "ill-typed", note=reason)
 
 
-def _lacking(rule: Rule) -> str:
-    """Says which inputs only the target reads, if there are any."""
+def _unbound_inputs(rule: Rule) -> str:
+    """Names the inputs that only the target reads; empty if there are none."""
     read = [{n for a in side for n in a.inputs} for side in (rule.source, rule.target)]
     for pair in rule.outputs:
         for names, name in zip(read, pair, strict=True):
@@ -111,9 +111,9 @@ def _lacking(rule: Rule) -> str:
 
 
 def proved(typed: Typed, seconds: float) -> bool:
-    """Whether Z3 proves all outputs equal at every place. Raises Stuck where the values have no normal form."""
+    """True if Z3 proves all outputs equal at every place. Raises Stuck for values without a normal form."""
     decider = Decider(typed.unifier, seconds)
-    _looked_up(typed, decider)
+    _assume_row_numbers(typed, decider)
     for source, target in typed.outputs:
         for replica, indices, variables in _everywhere(source, typed.unifier):
             if not decider.equal(source.at(replica, indices), target.at(replica, indices), variables):
@@ -122,35 +122,35 @@ def proved(typed: Typed, seconds: float) -> bool:
 
 
 def _everywhere(value: Symbolic, unifier: Unifier) -> Iterator[tuple[Index, tuple[Index, ...], Variables]]:
-    """The places of a value: indices along its replica dim and its dims, with the variables that count atoms."""
+    """All places of a value: replica index, indices, and the variables that count atoms."""
     dims = [list(every(unifier.resolve(t))) for t in (value.replicas, *value.dims)]
     for choice in product(*dims):
         replica, *indices = (index for index, _ in choice)
         yield replica, tuple(indices), tuple(v for _, variables in choice for v in variables)
 
 
-def _looked_up(typed: Typed, decider: Decider) -> None:
-    """Ids are numbers of rows where the source looks them up. Raises Stuck unless they are then for the target, too."""
-    given, asked = set[tuple[Body, Size]](), list[tuple[Body, Size]]()
+def _assume_row_numbers(typed: Typed, decider: Decider) -> None:
+    """Ids that the source looks up are row numbers. Raises Stuck unless those of the target then are, too."""
+    given, required = set[tuple[Body, Size]](), list[tuple[Body, Size]]()
     for phase, ids, rows in typed.scope.lookups:
         for replica, indices, variables in _everywhere(ids, typed.unifier):
             value = ids.at(replica, indices)
             body = row(tuple(v for v in variables if v[0] in free_of(value)), value)
-            (given.add if phase == "source" else asked.append)((body, typed.unifier.size(rows)))
+            (given.add if phase == "source" else required.append)((body, typed.unifier.size(rows)))
     for body, count in given:
         decider.learn(body, count)
-    if not all((body, count) in given or decider.within(body, count) for body, count in asked):
-        raise Stuck("ids of the target may be none of its table")
+    if not all((body, count) in given or decider.within(body, count) for body, count in required):
+        raise Stuck("ids of the target may lie outside its table")
 
 
 def _general(rule: Rule, seconds: float) -> str:
-    """What a proof with the degrees as symbols covers; empty where there is none."""
+    """What a proof with symbolic degrees covers; empty if there is none."""
     symbolic, names = generalized(rule)
     if not names:
         return ""
     try:
         typed = infer(symbolic, names)
-        if demanded(typed)[1] or not proved(typed, seconds):
+        if extra_conditions(typed)[1] or not proved(typed, seconds):
             return ""
     except (Mismatch, Stuck):
         return ""
@@ -159,7 +159,7 @@ def _general(rule: Rule, seconds: float) -> str:
 
 
 def generalized(rule: Rule) -> tuple[Rule, frozenset[str]]:
-    """The rule with a symbol for every number that is a degree, and those symbols with all that stand for degrees."""
+    """The rule with a symbol for every numeric degree, and these symbols."""
     given = [a.get("degree") for side in (rule.source, rule.target) for a in side if a.op in PARALLEL]
     given += [d for t in rule.inputs for d in (*t.degrees, t.replicas)]
     numbers = sorted({d for d in given if isinstance(d, int) and d > 1})
@@ -167,28 +167,29 @@ def generalized(rule: Rule) -> tuple[Rule, frozenset[str]]:
         return rule, frozenset()
     names: dict[int, str] = {d: f"degree_{d}" for d in numbers}
 
-    def of(value: Any) -> Any:
-        return names.get(value, value) if isinstance(value, int) else value
+    symbolic = _with_degrees(rule, lambda value: names.get(value, value) if isinstance(value, int) else value)
+    return symbolic, frozenset(names.values())
+
+
+def _with_degrees(rule: Rule, of: Callable[[Any], Any]) -> Rule:
+    """The rule with all degrees, and numbers of replicas, mapped."""
 
     def moved(apply: Apply) -> Apply:
-        if apply.op not in PARALLEL:
-            return apply
         return replace(apply, attributes=tuple((k, of(v) if k == "degree" else v) for k, v in apply.attributes))
 
     tensors = tuple(Tensor(t.name, t.dims, tuple(map(of, t.degrees)), of(t.replicas)) for t in rule.inputs)
-    sides = (tuple(map(moved, side)) for side in (rule.source, rule.target))
-    source, target = sides
-    return replace(rule, inputs=tensors, source=source, target=target), frozenset(names.values())
+    source, target = (tuple(map(moved, side)) for side in (rule.source, rule.target))
+    return replace(rule, inputs=tensors, source=source, target=target)
 
 
 def _degrees(rule: Rule) -> tuple[int, ...]:
-    """The degrees that a rule states as numbers."""
+    """The numeric degrees of a rule."""
     _, names = generalized(rule)
     return tuple(sorted(int(name.removeprefix("degree_")) for name in names))
 
 
-def _elsewhere(rule: Rule) -> str:
-    """What is seen at another degree than the one stated, which the proof does not cover."""
+def _at_other_degrees(rule: Rule) -> str:
+    """What runs at other degrees than the stated ones show; a proof does not cover those."""
     stated = _degrees(rule)
     symbolic, names = generalized(rule)
     for other in (3, 4) if stated else ():
@@ -207,17 +208,8 @@ def _elsewhere(rule: Rule) -> str:
 
 
 def at_degrees(rule: Rule, values: Mapping[str, int]) -> Rule:
-    """The rule with numbers for symbols that are whole degrees."""
-
-    def of(value: Any) -> Any:
-        return values.get(value, value) if isinstance(value, str) else value
-
-    def moved(apply: Apply) -> Apply:
-        return replace(apply, attributes=tuple((k, of(v) if k == "degree" else v) for k, v in apply.attributes))
-
-    tensors = tuple(Tensor(t.name, t.dims, tuple(map(of, t.degrees)), of(t.replicas)) for t in rule.inputs)
-    source, target = (tuple(map(moved, side)) for side in (rule.source, rule.target))
-    return replace(rule, inputs=tensors, source=source, target=target)
+    """The rule with numbers for symbolic degrees."""
+    return _with_degrees(rule, lambda value: values.get(value, value) if isinstance(value, str) else value)
 
 
 def _refuted(typed: Typed, runs: Iterable[Sample]) -> Verdict | None:
@@ -236,21 +228,21 @@ def counterexample(sample: Sample, number: int) -> Counterexample:
     difference = None
     if source.state == target.state:
         with np.errstate(invalid="ignore"):
-            apart = np.abs(source.array - target.array)
-        difference = float(apart[np.isfinite(apart)].max())
+            gaps = np.abs(source.array - target.array)
+        difference = float(gaps[np.isfinite(gaps)].max())
     return Counterexample(
-        write_rule(sample.rule),
-        sample.sizes,
-        {name: value.array.tolist() for name, value in sample.inputs.items()},
-        sample.rule.outputs[number],
-        source.array.tolist(),
-        target.array.tolist(),
-        difference,
+        rule=write_rule(sample.rule),
+        sizes=sample.sizes,
+        inputs={name: value.array.tolist() for name, value in sample.inputs.items()},
+        outputs=sample.rule.outputs[number],
+        source=source.array.tolist(),
+        target=target.array.tolist(),
+        difference=difference,
     )
 
 
-def _untyped(rule: Rule, reason: str) -> Verdict:
-    """A rule whose types cannot be told: tried at small sizes of its own symbols."""
+def _without_types(rule: Rule, reason: str) -> Verdict:
+    """The verdict on a rule that cannot be typed: tried at small sizes of its symbols."""
     for sample in guesses(rule):
         number = sample.differs()
         if number is not None:
@@ -259,7 +251,7 @@ def _untyped(rule: Rule, reason: str) -> Verdict:
 
 
 def guesses(rule: Rule, count: int = 400) -> Iterator[Sample]:
-    """The rule at drawn sizes at which both sides happen to apply; inputs without declared sizes get any."""
+    """The rule at random sizes at which both sides happen to apply; undeclared inputs get any size."""
     import numpy as np
 
     from ...formulation.substitution.arithmetic import Real

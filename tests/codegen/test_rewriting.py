@@ -16,7 +16,6 @@ from partita.codegen.planner.rewritten import taken_graph
 from partita.formulation.rewriting.pattern import leading
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import SaturationLimits, rewritings
-from partita.formulation.rewriting.shapes import shape_of
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import row_names
 from partita.formulation.substitution.rule import Apply, Rule
@@ -26,6 +25,7 @@ from partita.model.graph.batch import with_batch
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
+from partita.model.operators.operator import rewriting_of
 from partita.model.training import Training
 from partita.model.zoo import build
 from partita.model.zoo.registry import entry
@@ -87,8 +87,9 @@ class Source:
         return self.words.get(value, value) if isinstance(value, str) and self.images else value
 
     def add(self, op: str, inputs: Sequence[int], given: Mapping[str, Any]) -> int:
+        rewriting = rewriting_of(op)
         shapes = [self.b.nodes[i].shape for i in inputs]
-        shape = shape_of(op, shapes, given) or shapes[0]
+        shape = (rewriting.shape_of(shapes, given) if rewriting else None) or shapes[0]
         return self.b.add(op, *inputs, shape=shape, **({} if op == "view" else given))
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.verification.substitution import to_torch
 from partita.formulation.substitution.rule import Rule
 from partita.formulation.substitution.rule_file import load_rules, read_rules
 from partita.model.errors import PartitaError
 from partita.solvers.proof.verdict import Verdict
 from partita.solvers.proof.verify import verify_rule
+
+from ..solvers.counterexamples import to_torch
 
 DATA = Path(__file__).parents[1] / "data"
 WHOLE = Path(__file__).parents[3] / "shared" / "rules"

@@ -9,18 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.codegen.verification.substitution import to_torch
-from partita.formulation.substitution.arithmetic import Arithmetic, Modular, Real
+from partita.formulation.substitution.arithmetic import Modular, Real
 from partita.formulation.substitution.rule import Rule
 from partita.formulation.substitution.rule_file import load_rules
 from partita.formulation.substitution.samples import draw, run
 from partita.formulation.substitution.symbolic.infer import free_atoms, infer
 from partita.formulation.substitution.text import parse_rule
 from partita.model.errors import PartitaError
+from partita.model.operators.sharded import Arithmetic
 from partita.solvers.proof.verdict import Verdict
 from partita.solvers.proof.verify import at_degrees, generalized, rules_report, verify_rule
 
 from ..formulation.mutants import mutants
+from .counterexamples import to_torch
 
 DATA = Path(__file__).parents[1] / "data"
 RIGHT = load_rules(DATA / "right_rules.txt")

@@ -10,18 +10,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 from ....formulation.special import special_strategy
 from ....model.graph.layout import atom_of, is_split
 from ....model.graph.pcg import Node
 from ....model.operators.attention import attend
+from ....model.operators.keywords import literal
 from ....model.operators.loss import LOSSES
 from ....model.operators.operator import operator
 from . import channel_groups as groups
 from . import lookups, losses, norms, regathered_weights
 from .conversions import Local
-from .operator_calls import OperatorCall, Rule, dtype_text, full_precision, literal, numbers_text, whole_text
+from .operator_calls import OperatorCall, Rule, dtype_text, full_precision, numbers_text, whole_text
 from .regathered_weights import kept_whole
 from .text import Size, enclosed, one_free, shape_text
 
@@ -41,11 +41,7 @@ def _line(call: OperatorCall, names: Sequence[str]) -> str:
     if node.op in RULES:
         return RULES[node.op](call, names)
     bracketed = [enclosed(n) for n in names]
-    if callable(entry.emit):
-        return entry.emit(node, bracketed)
-    values: dict[str, Any] = {k: literal(k, v) for k, v in node.attributes}
-    values["dtype"] = dtype_text(node.dtype)
-    return entry.emit.format(**dict(zip(entry.named(node), bracketed, strict=True)), **values)
+    return entry.expression(node, bracketed, dtype_text(node.dtype))
 
 
 def _special(call: OperatorCall, names: Sequence[str]) -> str:

@@ -7,9 +7,10 @@ from math import prod
 
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.pcg import PCG
+from ....model.operators.keywords import literal
 from ....model.operators.loss import CLASSIFIED, POINTWISE
 from ....model.operators.operator import operator
-from .operator_calls import OperatorCall, Rule, full_precision, literal
+from .operator_calls import OperatorCall, Rule, full_precision
 from .text import enclosed
 
 

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ....formulation.special import Splits
 from ....model.graph.atoms import Atoms
@@ -52,15 +51,6 @@ class OperatorCall:
 
 
 Rule: TypeAlias = Callable[[OperatorCall, Sequence[str]], str]
-
-
-def literal(name: str, value: Any) -> str:
-    """An attribute as Python source."""
-    if name == "relation":
-        return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def numbers_text(name: str, values: Sequence[object], used: Used) -> str:

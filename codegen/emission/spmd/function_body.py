@@ -10,6 +10,7 @@ from ....formulation.strategies.strategy import rows_taken
 from ....model.graph.atoms import atoms
 from ....model.graph.layout import Action, Layout, P, atom_of, is_split
 from ....model.machine.precision import precision
+from ....model.operators.keywords import literal
 from ....model.operators.operator import operator
 from ...plan.plan import Plan
 from ...plan.routes import route
@@ -17,7 +18,7 @@ from ..common.block_loops import BlockLoop, call_text
 from ..common.conversions import Used, conversion, local_part
 from ..common.expressions import chunked, expression
 from ..common.names import is_literal
-from ..common.operator_calls import OperatorCall, literal
+from ..common.operator_calls import OperatorCall
 from ..common.regathered_weights import VIEWS, remade
 from ..common.statements import FunctionWriter, Statement
 from ..common.text import enclosed

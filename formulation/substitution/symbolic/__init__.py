@@ -1,1 +1,1 @@
-"""What rules mean for all sizes and degrees: types of dims, unification, values as sums of products."""
+"""The symbolic meaning of rules: types of dims, unification, values as sums of products."""

@@ -1,4 +1,6 @@
-"""What notation leaves open and proofs need: softmax, slices, attention, activations, as sums of products."""
+"""Meanings that no notation states, as sums of products: softmax, slices, attention, activations.
+
+`COMPUTE` is keyed by operator; the others follow from their notation (`derive`)."""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Meaning = Callable[[Scope, Apply, Sequence[Symbolic]], list[Symbolic]]
 
 
 def opaque(name: str, *arguments: Poly) -> Poly:
-    """An opaque function of numbers."""
+    """An opaque function of scalars."""
     return factor(Fn(name, tuple(row((), a) for a in arguments)))
 
 
@@ -76,23 +78,23 @@ def permute(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symb
     given = apply["dims"]
     order = [dim_of(d, rank, "permute") for d in given] if isinstance(given, tuple) else []
     if sorted(order) != list(range(rank)):
-        raise Mismatch(f"permute: {given!r} is no order of {rank} dims")
+        raise Mismatch(f"permute: {given!r} is not a permutation of {rank} dims")
     return derived(scope, replace(apply, op="permute", attributes=(("dims", tuple(order)),)), values)
 
 
 def expand(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """Dims of size 1, and dims before the first, grow."""
+    """Dims of size 1, and new leading dims, grow."""
     value, shape = _one(values, "expand"), apply["shape"]
     if not isinstance(shape, tuple) or len(shape) < len(value.dims):
-        raise Mismatch(f"expand: {shape!r} is no shape of at least {len(value.dims)} dims")
-    asked = [scope.type_of(s) for s in shape]
-    new = len(asked) - len(value.dims)
+        raise Mismatch(f"expand: {shape!r} is not a shape of at least {len(value.dims)} dims")
+    wanted = [scope.type_of(s) for s in shape]
+    new = len(wanted) - len(value.dims)
     resolve = scope.unifier.resolve
-    grown = [not resolve(t) and bool(resolve(a)) for t, a in zip(value.dims, asked[new:], strict=True)]
-    for type_, size, grows in zip(value.dims, asked[new:], grown, strict=True):
+    grown = [not resolve(t) and bool(resolve(a)) for t, a in zip(value.dims, wanted[new:], strict=True)]
+    for type_, size, grows in zip(value.dims, wanted[new:], grown, strict=True):
         if not grows:
             scope.unifier.unify(type_, size, "expand: ")
-    dims = (*asked[:new], *(a if g else t for t, a, g in zip(value.dims, asked[new:], grown, strict=True)))
+    dims = (*wanted[:new], *(a if g else t for t, a, g in zip(value.dims, wanted[new:], grown, strict=True)))
 
     def at(replica: Index, indices: tuple[Index, ...]) -> Poly:
         return value.at(replica, tuple(() if g else i for i, g in zip(indices[new:], grown, strict=True)))
@@ -101,7 +103,7 @@ def expand(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbo
 
 
 def slice_(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """Every `step`-th place from `start` to before `stop`, along a dim that is whole."""
+    """Every `step`-th place from `start` up to `stop`, along a whole dim."""
     unifier, value = scope.unifier, _one(values, "slice")
     dim = dim_of(apply["dim"], len(value.dims), "slice")
     if merged(value.digits[dim], unifier):
@@ -135,18 +137,18 @@ def slice_(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbo
 
 
 def _place(scope: Scope, given: Value | None, default: Size) -> Size:
-    """A place along a dim, as a size over free symbols."""
+    """A place along a dim, as a size over free atoms."""
     if given is None:
         return default
     if isinstance(given, bool) or not isinstance(given, int | str):
-        raise Mismatch(f"slice: {given!r} is no place")
+        raise Mismatch(f"slice: {given!r} is not a place")
     size = Size.of(given)
     scope.unifier.declared |= size.symbols
     return size.substitute({name: scope.unifier.size((name,)) for name in size.symbols})
 
 
 def _aligned(measure: Callable[[Type], Size], type_: Type, start: Size, stop: Size) -> list[tuple[int, Type]]:
-    """The cases of a dim, with their numbers, that lie exactly between two places; none where they do not."""
+    """The numbered cases of a dim that exactly fill the range between two places; none if it splits a case."""
     if len(type_) != 1 or not isinstance(type_[0], Cases):
         return []
     before = Size()
@@ -161,7 +163,7 @@ def _aligned(measure: Callable[[Type], Size], type_: Type, start: Size, stop: Si
 
 
 def _cases(value: Symbolic, dim: int, type_: Type, taken: list[tuple[int, Type]]) -> Symbolic:
-    """Some cases of a concatenation, one after another."""
+    """Consecutive cases of a concatenation."""
     whole = type_[0]
     assert isinstance(whole, Cases)
     kept = [element for _, element in taken]
@@ -180,7 +182,7 @@ def _along(value: Symbolic, dim: int, type_: Type, at: Callable[[Index, tuple[In
 
 
 def attention(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """softmax(scale * q k^T + bias) v; a causal one leaves out later keys. Shared keys are as the notation says."""
+    """softmax(scale * q k^T + bias) v, causal or not. With grouped heads, only the notation is known."""
     if apply.get("grouped"):
         return derived(scope, apply, values)
     if not 3 <= len(values) <= 4:
@@ -228,7 +230,7 @@ def attention(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Sy
 
 
 def _bias(scope: Scope, value: Symbolic, batch: list[tuple[str, ...]]) -> Letters:
-    """The letters of an added mask, which may lack leading dims or have one row, one head for all."""
+    """The letters of an additive mask, which may lack leading dims or be broadcast over rows and heads."""
     count = len(value.dims)
     if not 2 <= count <= len(batch) + 2:
         raise Stuck(f"the bias of an attention has {count} dims")
@@ -243,10 +245,10 @@ def _size(type_: Type) -> Poly:
 
 
 def _linear_relu(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """The contracted dim is whole, so that ReLU is that of the sum."""
+    """The contracted dim must be whole: ReLU applies to the sum."""
     for value in values[:2]:
         if value.digits and value.digits[-1]:
-            raise Mismatch("linear_relu: the dim that it sums over is cut")
+            raise Mismatch("linear_relu: the contracted dim is cut")
     return meaning(scope, replace(apply, op="linear", attributes=(*apply.attributes, ("activation", "relu"))), values)
 
 
@@ -254,7 +256,7 @@ def _part(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbol
     """One of `of` equal parts."""
     count, number = (whole_number(apply[key], "an attribute of a part") for key in ("of", "number"))
     if not 0 <= number < count:
-        raise Mismatch(f"part: there is no part {number} of {count}")
+        raise Mismatch(f"part: no part {number} of {count}")
     names = tuple(f"{apply.outputs[0]} {k}" for k in range(count))
     return [
         split(scope, Apply("split", apply.inputs, names, (("dim", apply["dim"]), ("parts", count))), values)[number]
@@ -262,7 +264,7 @@ def _part(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbol
 
 
 def _pad(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """By a number where entries are added; of other modes only the notation is known."""
+    """Constant padding; of other modes only the notation is known."""
     given = apply["pad"]
     taken = any(isinstance(n, int) and n < 0 for n in (given if isinstance(given, tuple) else (given,)))
     plain = not taken and apply.get("mode", "constant") == "constant"
@@ -286,7 +288,7 @@ COMPUTE: Mapping[str, Meaning] = {
 
 
 def meaning(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """The results of an application. Raises Mismatch where it does not type-check, Stuck where nothing is known.
+    """The results of an application. Raises Mismatch if it does not type-check, Stuck if its meaning is unknown.
 
     An attribute `activation` names an opaque function that is applied to every shard of the result.
     """

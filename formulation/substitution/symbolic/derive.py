@@ -1,8 +1,8 @@
 """Meanings derived from the registered index notation: sums of products, opaque functions, linear functions.
 
-What notation leaves open is filled in by a few words: which linear functions are the identity or a multiple, and which
-operators change the size of a dim that they need whole. An opaque function of a whole row is a function of the row; a
-linear one is a sum over the row, each element times an unknown that the operator and the place alone determine.
+What the notation leaves open is in the entry's `algebra`: which linear functions are multiples, and which operators
+keep the size of dims that they need whole. An opaque function of a whole row is a function of the row; a linear one is
+a sum over the row, each element times an unknown that depends only on the operator and the place.
 """
 
 from __future__ import annotations
@@ -23,24 +23,12 @@ from .terms import Body, Fn, Place, Poly, constant, factor, is_zero, row, size_o
 from .types import Mismatch, Stuck, Type, written
 from .values import Application, Letters, Symbolic, Tasks
 
-IDENTITY = {"contiguous": 1, "detach": 1, "permute": 1, "neg": -1}
-SAME_SIZE = {"cumsum", "cumprod", "flip", "roll", "tril", "triu", "layer_norm", "rms_norm"}
-NO_FUNCTION = {  # of its operands' whole values: drawn at random, or of what each rank has
-    "dropout": "draws random numbers",
-    "projection": "draws random numbers",
-    "local_batch_norm": "normalizes by what each rank has",
-}
-TABLES = ("embedding", "embedding_bag")  # ids are numbers of rows, at least 0 and fewer than the table has
-MEANING = {"div": "reciprocal"}  # operators whose opaque function has a name elsewhere
-
-Options = Mapping[str, object]
-
 
 def derived(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """The result of an operator of the registry. Raises Stuck where its notation is not enough."""
+    """The result of an operator of the registry. Raises Stuck if its notation is not enough."""
     entry = operator(apply.op)
-    if apply.op in NO_FUNCTION:
-        raise Stuck(f"{apply.op} {NO_FUNCTION[apply.op]}")
+    if entry.algebra.unprovable:
+        raise Stuck(f"{apply.op} {entry.algebra.unprovable}")
     if entry.view or entry.creates or not entry.notation:
         raise Stuck(f"{apply.op} has no notation that says what it computes")
     resolve = scope.unifier.resolve
@@ -74,7 +62,7 @@ class _Derivation:
         line = parse(text)
         if line.sizes:
             raise Stuck(f"{apply.op} states sizes in its notation")
-        self.name = scope.key(apply)
+        self.name, self.algebra = scope.key(apply), operator(apply.op).algebra
         terms = [t for t in line.terms if all(o in values for o in _operands(t))]
         self.spare: dict[str, int] = {}
         for term in terms:
@@ -86,7 +74,7 @@ class _Derivation:
         self.inputs: dict[str, list[tuple[str, ...]]] = {}
 
     def _measure(self, access: Access) -> None:
-        """How many dims `b..` stands for, from every operand that has it."""
+        """Determine how many dims `b..` stands for, from every operand that has it."""
         for a in (access, *(g for _, g in access.gathers)):
             rest = [i for i in a.indices if i.endswith("..")]
             spare = len(self.values[a.operand].dims) - (len(a.indices) - len(rest))
@@ -135,12 +123,12 @@ class _Derivation:
         )
         application.infer()
         for name, type_ in self._inside(application).items():
-            if name in application.letters and self.apply.op not in SAME_SIZE:
-                continue  # an operand has it
+            if name in application.letters and not self.algebra.keeps_sizes:
+                continue  # an operand determines it
             application.dim(type_, (), (name,))
             if application.letters[name].digits:
                 raise Mismatch(f"{self.apply.op}: needs a dim whole that is cut")
-        if self.apply.op in TABLES:
+        if self.algebra.table:
             for a in reads:
                 for place, ids in a.gathers:
                     rows = application.letters[a.indices[place]].type
@@ -161,7 +149,7 @@ class _Derivation:
                     names[k] = ()
 
     def _inside(self, application: Application) -> dict[str, Type]:
-        """Types of the indices into what a function returns."""
+        """Types of the indices into a function's result."""
         found: dict[str, Type] = {}
         for term in self.terms:
             for f in term.factors:
@@ -170,7 +158,7 @@ class _Derivation:
                 first = f.arguments[0]
                 whole = [t for t, i in zip(self.values[first.operand].dims, first.indices, strict=True) if i == WHOLE]
                 for k, name in enumerate(f.indices):
-                    if self.apply.op in SAME_SIZE:
+                    if self.algebra.keeps_sizes:
                         found[name] = whole[k]
                     else:
                         summed = [application.letters[n].type for n in application.summed]
@@ -191,7 +179,7 @@ class _Derivation:
         return Fraction(-1 if self.apply.op == "sub" and term else 1)
 
     def _scale(self) -> Poly:
-        """What a mean divides by."""
+        """The reciprocal of a mean's divisor, otherwise 1."""
         if self.apply.op != "mean":
             return constant(1)
         if self.apply.get("count") is not None:
@@ -209,7 +197,7 @@ class _Derivation:
                 index = known.get(name) or tasks.index[name]
                 case, where = places(index)
                 inner = tasks.read(self.order.index(ids.operand), known)
-                number = number_of(index, self.scope.unifier) if self.apply.op in TABLES else None
+                number = number_of(index, self.scope.unifier) if self.algebra.table else None
                 if number is not None:
                     value = value * is_zero(inner + number.times(-1))
                     continue
@@ -222,7 +210,7 @@ class _Derivation:
             return self._linear(f, tasks, known, cases, inside)
         if self.apply.op == "shift":
             return tasks.read(0, known) + self.scope.number(self.apply["value"])
-        name = MEANING.get(self.apply.op, self.name)
+        name = self.algebra.function or self.name
         bodies: list[Body] = []
         for a in f.arguments:
             for whole, variables in self._rows(a):
@@ -231,31 +219,30 @@ class _Derivation:
         return factor(Fn(f"{name}{cases}", tuple(bodies), inside))
 
     def _exact(self) -> bool:
-        """Whether what the notation calls linear is: a conversion to whole numbers is not."""
+        """True if `L` is linear for these attributes: a conversion to integers is not."""
         return self.apply.op != "to" or self.apply.get("dtype") in FLOATS
 
     def _rows(self, a: Access) -> list[tuple[list[Index], tuple[tuple[str, str], ...]]]:
-        """All indices of the whole dims of an argument."""
+        """All indices along the whole dims of an argument."""
         dims = self.values[a.operand].dims
         whole = [list(every(self.scope.unifier.resolve(t))) for t, i in zip(dims, a.indices, strict=True) if i == WHOLE]
         return [([i for i, _ in choice], tuple(v for _, vs in choice for v in vs)) for choice in product(*whole)]
 
     def _row_name(self, a: Access) -> str:
-        """Functions of rows are functions of their lengths too."""
+        """Functions of rows also depend on their lengths."""
         dims = self.values[a.operand].dims
         whole = [written(self.scope.unifier.resolve(t)) for t, i in zip(dims, a.indices, strict=True) if i == WHOLE]
         return f"<{', '.join(whole)}>" if whole else ""
 
     def _linear(self, f: Call, tasks: Tasks, known: Mapping[str, Index], cases: str, inside: tuple[Place, ...]) -> Poly:
-        op = self.apply.op
-        total = Poly()
+        multiple, total = self.algebra.multiple, Poly()
         for number, a in enumerate(f.arguments):
             for index, variables in self._rows(a):
                 value = tasks.read(self.order.index(a.operand), known, index)
-                if op in IDENTITY:
-                    return value.times(IDENTITY[op])
-                if op == "scale":
-                    return value * self.scope.number(self.apply["value"])
+                if isinstance(multiple, int):
+                    return value.times(multiple)
+                if multiple is not None:
+                    return value * self.scope.number(self.apply[multiple])
                 here = [places(i) for i in index]
                 name = f"{self.name}{self._row_name(a)}{number}{cases}" + "".join(f"[{case}]" for case, _ in here)
                 kernel = factor(Fn(name, (), (*inside, *(p for _, ps in here for p in ps))))
@@ -268,7 +255,7 @@ def _kept(name: tuple[str, ...], derivation: _Derivation) -> bool:
 
 
 def inverse_size(type_: Type) -> Poly:
-    """One over the size of a resolved type. Raises Stuck where it is a sum."""
+    """One over the size of a resolved type; opaque for a sum."""
     number, atoms = 1, []
     for radix in type_:
         if isinstance(radix, int):

@@ -1,4 +1,4 @@
-"""Indices of dims: a digit for every radix of the dim's type, and how they regroup."""
+"""Indices of dims: one digit per radix of the dim's type, and their regrouping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Index: TypeAlias = "tuple[tuple[Radix, Digit], ...]"
 
 
 def every(type_: Type) -> Iterator[tuple[Index, tuple[tuple[str, str], ...]]]:
-    """The indices of a resolved type: one for each choice of cases and numbers, with variables that count atoms."""
+    """All indices of a resolved type: one per choice of cases and numbers, with variables that count atoms."""
     options: list[list[tuple[Radix, Digit, tuple[tuple[str, str], ...]]]] = []
     for radix in type_:
         if isinstance(radix, str):
@@ -24,7 +24,7 @@ def every(type_: Type) -> Iterator[tuple[Index, tuple[tuple[str, str], ...]]]:
             options.append([(radix, Place.of(name), ((name, radix),))])
         elif isinstance(radix, int):
             if radix > 64:
-                raise Stuck(f"{radix} entries are too many to be told one by one")
+                raise Stuck(f"{radix} entries are too many to enumerate")
             options.append([(radix, Place(offset=i), ()) for i in range(radix)])
         else:
             options.append(
@@ -35,7 +35,7 @@ def every(type_: Type) -> Iterator[tuple[Index, tuple[tuple[str, str], ...]]]:
 
 
 def take(index: Index, type_: Type) -> tuple[Index, Index]:
-    """An index as the digits of a type that comes first, and the rest. Raises Stuck where they do not regroup so."""
+    """Split an index into the digits of a leading type and the rest. Raises Stuck if they do not regroup so."""
     first: list[tuple[Radix, Digit]] = []
     left = list(index)
     for radix in type_:
@@ -45,33 +45,33 @@ def take(index: Index, type_: Type) -> tuple[Index, Index]:
             first.append((radix, _number(left, radix)))
         else:
             if left[0][0] != radix:
-                raise Stuck(f"an index along {left[0][0]} where {radix} is asked")
+                raise Stuck(f"an index along {left[0][0]} where {radix} is expected")
             first.append(left.pop(0))
     return tuple(first), tuple(left)
 
 
 def _number(left: list[tuple[Radix, Digit]], radix: int) -> Place:
-    """Take a number's digit from the front, from as many numbers as it needs."""
+    """Take a number's digit from the front, from as many digits as it spans."""
     value, have = 0, 1
     while have < radix:
         size, digit = left.pop(0) if left else (0, Place())
         if not isinstance(size, int) or not isinstance(digit, Place) or digit.terms or not size:
-            raise Stuck(f"an index along {size} where one of {radix} is asked")
+            raise Stuck(f"an index along {size} where one of {radix} is expected")
         need = radix // have
         if size > need:
             if size % need or radix % have:
-                raise Stuck(f"an index along {size} where one of {radix} is asked")
+                raise Stuck(f"an index along {size} where one of {radix} is expected")
             rest = size // need
             left.insert(0, (rest, Place(offset=digit.offset % rest)))
             size, digit = need, Place(offset=digit.offset // rest)
         value, have = value * size + digit.offset, have * size
     if have != radix:
-        raise Stuck(f"an index along {have} where one of {radix} is asked")
+        raise Stuck(f"an index along {have} where one of {radix} is expected")
     return Place(offset=value)
 
 
 def case_of(index: Index, types: Sequence[Type]) -> tuple[int, Index]:
-    """Of an index along types one after another: in which it is, and where inside. The types are resolved."""
+    """(case, index inside it) of an index along a concatenation of resolved types."""
     whole = canonical((Cases(tuple(types)),))
     elements = [parts(canonical(t)) for t in types]
     all_parts = [e for es in elements for e in es]
@@ -91,7 +91,7 @@ def case_of(index: Index, types: Sequence[Type]) -> tuple[int, Index]:
 
 
 def in_part(type_: Type, count: int, at: int, inner: Index) -> Index:
-    """The index of a type, given in which of its parts it is."""
+    """The index along a type, given its part and the index inside."""
     if type_ and isinstance(type_[0], Cases):
         if len(type_) > 1:
             mine, rest = take(inner, type_[0].elements[at])
@@ -101,7 +101,7 @@ def in_part(type_: Type, count: int, at: int, inner: Index) -> Index:
 
 
 def into_case(types: Sequence[Type], number: int, index: Index) -> Index:
-    """The index along types one after another of an index along one of them: what `case_of` undoes."""
+    """The inverse of `case_of`: the index along a concatenation of an index along one case."""
     elements = [parts(canonical(t)) for t in types]
     before = sum(len(es) for es in elements[:number])
     own = canonical(types[number])
@@ -145,7 +145,7 @@ def places(index: Index) -> tuple[str, tuple[Place, ...]]:
 
 
 def number_of(index: Index, unifier: Unifier) -> Poly | None:
-    """An index as a number, counted along the whole dim; None where that takes a product of symbols."""
+    """An index as a number along the whole dim; None if that needs a product of symbols."""
     total = Poly()
     for radix, digit in index:
         size = unifier.size((radix,))
@@ -166,7 +166,7 @@ def number_of(index: Index, unifier: Unifier) -> Poly | None:
 
 
 def lone(index: Index, unifier: Unifier, what: str) -> tuple[Place, str]:
-    """The place along a dim that is one atom. Raises Stuck for another dim."""
+    """The place along a dim that is one atom. Raises Stuck otherwise."""
     if len(index) != 1 or not isinstance(index[0][0], str) or not isinstance(index[0][1], Place):
         raise Stuck(f"{what} of a dim that is cut or joined")
     return index[0][1], index[0][0]

@@ -1,4 +1,4 @@
-"""A rule typed as a whole: types of all dims, what its attributes turn out to be, and both sides' values."""
+"""Types a whole rule: all dims, inferred attributes, and both sides' values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....model.errors import PartitaError
+from ....model.operators.operator import algebra_of
 from ..rule import Apply, Rule, Tensor, Value
 from ..sizes import Size
 from ..text import condition_parts
@@ -40,10 +41,9 @@ class Differ(Mismatch):
 
 
 def infer(rule: Rule, fixed: frozenset[str] = frozenset(), agree: bool = True) -> Typed:
-    """Type a rule; `fixed` symbols stand for all numbers from 2 on; without `agree` outputs are not made alike.
+    """Type a rule. `fixed` symbols stand for all numbers from 2 on; without `agree`, outputs are not unified.
 
-    Raises Differ where only the outputs cannot be, Mismatch where a side does not type-check whatever the sizes, Stuck
-    where that cannot be told.
+    Raises Differ if only the outputs cannot agree, Mismatch if a side type-checks at no sizes, Stuck if unknown.
     """
     unifier = Unifier(fixed=set(fixed), declared=set(fixed))
     scope = Scope(unifier)
@@ -64,7 +64,7 @@ def infer(rule: Rule, fixed: frozenset[str] = frozenset(), agree: bool = True) -
                 made = meaning(scope, apply, [values[i] for i in apply.inputs])
             except Stuck:
                 raise
-            except PartitaError as error:  # an attribute that is missing or of another type, too
+            except PartitaError as error:  # also a missing or ill-typed attribute
                 raise Mismatch(f"{name}, {', '.join(apply.outputs)}: {error}") from None
             if len(made) != len(apply.outputs):
                 raise Mismatch(f"{name}: {apply.op} makes {len(made)} results, not {len(apply.outputs)}")
@@ -112,12 +112,8 @@ def _input(tensor: Tensor, known: Mapping[str, int], unifier: Unifier) -> Symbol
     return Symbolic(tuple(dims), digits, replicas, at)
 
 
-# Operators whose first operand and result may have another number of dims, or whose operands may differ in it.
-_OTHER_RANKS = {"view", "sum", "mean", "amax", "logsumexp", "norm", "embedding", "index", "einsum", "linear", "expand"}
-
-
 def ranks(rule: Rule) -> dict[str, int]:
-    """Numbers of dims of values whose sizes are not declared, from what operators ask."""
+    """The ranks of values without declared sizes, inferred from operators."""
     group: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -127,7 +123,7 @@ def ranks(rule: Rule) -> dict[str, int]:
 
     known: dict[str, int] = {}
 
-    def tell(name: str, rank: Value | None) -> None:
+    def set_rank(name: str, rank: Value | None) -> None:
         if isinstance(rank, int):
             known.setdefault(name, rank)
 
@@ -138,19 +134,19 @@ def ranks(rule: Rule) -> dict[str, int]:
         own = {name: f"{letter}/{name}" for apply in side for name in apply.outputs}
         for apply in side:
             names = [own.get(n, n) for n in (*apply.inputs, *apply.outputs)]
-            if apply.op not in _OTHER_RANKS:
+            if not algebra_of(apply.op).changes_rank:
                 same = names[:2] + names[-1:] if apply.op == "conv" else names
                 for name in same[1:]:
                     group[root(name)] = root(same[0])
-            tell(names[0], apply.get("rank"))
+            set_rank(names[0], apply.get("rank"))
             kernel, order = apply.get("kernel"), apply.get("dims")
             if apply.op == "conv":
-                tell(names[0], len(kernel) + 2 if isinstance(kernel, tuple) else 4)
+                set_rank(names[0], len(kernel) + 2 if isinstance(kernel, tuple) else 4)
             if apply.op == "permute" and isinstance(order, tuple):
-                tell(names[0], len(order))
+                set_rank(names[0], len(order))
             if apply.op == "linear":
                 for name, rank in zip(names[1:-1], (2, 1), strict=False):
-                    tell(name, rank)
+                    set_rank(name, rank)
     by_root = {root(name): rank for name, rank in known.items()}
     return {tensor.name: by_root.get(root(tensor.name), DEFAULT_RANK) for tensor in rule.inputs}
 
@@ -188,7 +184,7 @@ def concrete(typed: Typed, values: Mapping[str, int]) -> tuple[Rule, dict[str, t
 
 
 def free_atoms(typed: Typed) -> tuple[str, ...]:
-    """The symbols whose values determine all sizes of the inputs and attributes."""
+    """The symbols whose values determine all sizes of inputs and attributes."""
     unifier = typed.unifier
     types = [t for v in typed.inputs.values() for t in (*v.dims, v.replicas)]
     types += [(name,) for name in sorted(unifier.declared)]

@@ -1,4 +1,4 @@
-"""What the parallel operators mean (Unity §3.3), and concatenating and splitting, along data dims and the replica dim.
+"""Meanings of the parallel operators (Unity §3.3), concatenation, splitting and views.
 
 Partition and pipeline push a digit of a dim, combine and batch pop it; values stay. Replicate copies along the replica
 dim, reduce sums over it. Tile and fold do that to a data dim, as FlexFlow's published rules ask.
@@ -36,7 +36,7 @@ def push(time: bool) -> Callable[[Scope, Apply, Sequence[Symbolic]], list[Symbol
         (value,) = values
         dim, degree = _dim(apply, value), _degree(scope, apply)
         digits = merged((*value.digits[dim], (degree, time)), scope.unifier)
-        with suppress(Stuck):  # the values stay whatever the blocks are; who needs them one by one will say so
+        with suppress(Stuck):  # the values are the same; whatever needs the blocks one by one will raise
             scope.unifier.within(value.dims[dim], all_cuts(digits), f"{apply.op}: ")
         return [Symbolic(value.dims, _with(value, dim, digits), value.replicas, value.at)]
 
@@ -60,7 +60,7 @@ def pop(time: bool) -> Callable[[Scope, Apply, Sequence[Symbolic]], list[Symboli
 
 
 def _without(have: Type, degree: Type, unifier: Unifier, op: str) -> Type:
-    """A product of degrees without a factor; degrees commute, as blocks of blocks are blocks."""
+    """A product of degrees without a factor; degrees commute."""
     left = list(have)
     for radix in degree:
         for place in reversed(range(len(left))):
@@ -104,7 +104,7 @@ def reduce(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbo
 
 
 def tile(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """Copies one after another, on as many more devices."""
+    """Concatenated copies, on `degree` times as many devices."""
     (value,) = values
     dim, degree = _dim(apply, value), _degree(scope, apply)
 
@@ -118,7 +118,7 @@ def tile(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
 
 
 def fold(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """The blocks of a dim added up; of one that is cut, as many fewer devices are left."""
+    """The sum of a dim's blocks; a cut dim is left on fewer devices."""
     (value,) = values
     dim, degree = _dim(apply, value), _degree(scope, apply)
     digits = merged(value.digits[dim], scope.unifier)
@@ -139,7 +139,7 @@ def fold(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
 
 
 def cat(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """Local: of a dim that is cut, every shard has its part of all operands."""
+    """Local: along a cut dim every shard has its part of all operands."""
     unifier, first = scope.unifier, values[0]
     if not values or any(len(v.dims) != len(first.dims) for v in values):
         raise Mismatch("cat: tensors of different numbers of dims")
@@ -172,7 +172,7 @@ def cat(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic
 
 
 def split(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """What cat undoes: parts of the sizes that are stated, or of a concatenation, or equal ones."""
+    """The inverse of cat: parts of the stated sizes, of a concatenation's cases, or equal ones."""
     unifier, (value,) = scope.unifier, values
     dim = None if apply["dim"] == REPLICA else dim_of(apply["dim"], len(value.dims), "split")
     cuts = () if dim is None else all_cuts(value.digits[dim])
@@ -223,10 +223,10 @@ def view(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
     unifier, (value,) = scope.unifier, values
     shape = apply["shape"]
     if not isinstance(shape, tuple):
-        raise Mismatch(f"view: {shape!r} is no shape")
-    asked = [scope.type_of(s) for s in shape]
-    unifier.unify(product_of(value.dims), product_of(asked), "view: ")
-    digits = _passed(unifier, value, asked)
+        raise Mismatch(f"view: {shape!r} is not a shape")
+    wanted = [scope.type_of(s) for s in shape]
+    unifier.unify(product_of(value.dims), product_of(wanted), "view: ")
+    digits = _passed(unifier, value, wanted)
 
     def at(replica: Index, indices: tuple[Index, ...]) -> Poly:
         flat = tuple(d for index in indices for d in index)
@@ -236,27 +236,27 @@ def view(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
             out.append(mine)
         return value.at(replica, tuple(out))
 
-    return [Symbolic(tuple(asked), digits, value.replicas, at)]
+    return [Symbolic(tuple(wanted), digits, value.replicas, at)]
 
 
-def _passed(unifier: Unifier, value: Symbolic, asked: Sequence[Type]) -> tuple[Digits, ...]:
-    """The digits of a view's dims. Raises Mismatch where a cut dim is not outermost in its group."""
-    digits: list[Digits] = [()] * len(asked)
+def _passed(unifier: Unifier, value: Symbolic, wanted: Sequence[Type]) -> tuple[Digits, ...]:
+    """The digits of a view's dims. Raises Mismatch if a cut dim is not outermost in its group."""
+    digits: list[Digits] = [()] * len(wanted)
     before = _before(unifier, value.dims)
-    after = _before(unifier, asked)
+    after = _before(unifier, wanted)
     for dim, mine in enumerate(value.digits):
         if not merged(mine, unifier):
             continue
-        places = [k for k in range(len(asked)) if after[k] == before[dim] and unifier.resolve(asked[k])]
+        places = [k for k in range(len(wanted)) if after[k] == before[dim] and unifier.resolve(wanted[k])]
         if not places:
-            raise Mismatch(f"view: the cut dim {dim} of {value.show(unifier)} is not outermost in what it joins")
+            raise Mismatch(f"view: the cut dim {dim} of {value.show(unifier)} is not outermost in its group")
         digits[places[0]] = mine
-        unifier.within(asked[places[0]], all_cuts(mine), "view: ")
+        unifier.within(wanted[places[0]], all_cuts(mine), "view: ")
     return tuple(digits)
 
 
 def _before(unifier: Unifier, dims: Sequence[Type]) -> list[str]:
-    """For every dim what comes before it, as text."""
+    """For every dim the product of those before it, as text."""
     return [str(unifier.size(product_of(dims[:k]))) for k in range(len(dims))]
 
 

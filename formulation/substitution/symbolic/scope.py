@@ -1,34 +1,26 @@
-"""What is shared while a rule is typed: the unifier, sizes that operators make, and what attributes turn out to be."""
+"""Shared state while a rule is typed: the unifier, sizes made by operators, and inferred attributes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
 from ....model.errors import PartitaError
+from ....model.operators.operator import algebra_of
 from ..rule import Apply, Value
 from ..sizes import Size
 from .terms import Fn, Poly, constant, factor, size_poly
 from .types import Mismatch, Stuck, Type, Unifier
 from .values import Symbolic
 
-SYMMETRIC = ("amax", "logsumexp", "norm")  # of several dims, in any order
-
-_REDUCED: Mapping[str, Any] = {"keepdim": False}
-_NORMED: Mapping[str, Any] = {"normalized": 1, "eps": 1e-5}
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # of attributes that a rule may leave out
-    **dict.fromkeys(("sum", "mean", "amax", "logsumexp", "norm"), _REDUCED),
-    **dict.fromkeys(("layer_norm", "rms_norm"), _NORMED),
-}
-
 
 class Scope:
     """One typing of a rule.
 
-    `found`: attributes that typing tells, as types, by side and first result. `lookups`: the ids of embeddings, with
-    the side and what counts the rows of their tables.
+    `found`: inferred attributes, as types, by side and first result. `lookups`: (side, ids, rows of the table) of every
+    embedding.
     """
 
     def __init__(self, unifier: Unifier) -> None:
@@ -38,16 +30,16 @@ class Scope:
         self._made: dict[str, Type] = {}
 
     def type_of(self, value: Value, ordered: bool = False) -> Type:
-        """The type of a size in an attribute. Raises Mismatch where it is none."""
+        """The type of a size in an attribute. Raises Mismatch if it is not a size."""
         if isinstance(value, bool) or not isinstance(value, int | str):
-            raise Mismatch(f"{value!r} is no size")
+            raise Mismatch(f"{value!r} is not a size")
         try:
             return self.unifier.of_size(Size.of(value), ordered=ordered)
         except PartitaError as error:
             raise Mismatch(str(error)) from None
 
     def number(self, value: Value) -> Poly:
-        """A scalar of an attribute: a number, an expression over declared sizes, or a symbol."""
+        """A scalar attribute: a number, an expression over declared sizes, or a symbol."""
         if isinstance(value, str):
             with suppress(PartitaError):
                 size = Size.of(value)
@@ -55,11 +47,11 @@ class Scope:
                     return size_poly(size.substitute({name: self.unifier.size((name,)) for name in size.symbols}))
             return factor(Fn(f"scalar {value}", ()))
         if isinstance(value, tuple):
-            raise Mismatch(f"{value!r} is no number")
+            raise Mismatch(f"{value!r} is not a number")
         return constant(Fraction(value))
 
     def made(self, key: str, size: Size | None = None) -> Type:
-        """The type of a dim that an operator makes, of a size that may be known; the same for the same key."""
+        """The type of a dim that an operator makes, one per key; its size may be known."""
         if key not in self._made:
             atom = self.unifier.fresh("made")
             if size is not None:
@@ -79,23 +71,19 @@ class Scope:
 
     @staticmethod
     def key(apply: Apply) -> str:
-        """A name for what an application computes: its operator and all attributes."""
-        one = not isinstance(dims := apply.get("dims"), tuple) or len(dims) == 1 or apply.op in SYMMETRIC
-        where = (
-            "rank",
-            "keepdim",
-            "dim",
-            *(("dims",) if one else ()),
-        )  # which rows they are does not change what is done
-        every = {**DEFAULTS.get(apply.op, {}), **dict(apply.attributes)}
+        """A name for what an application computes: its operator and the attributes that do not just select rows."""
+        algebra = algebra_of(apply.op)
+        one = not isinstance(dims := apply.get("dims"), tuple) or len(dims) == 1 or algebra.any_order
+        where = ("rank", "keepdim", "dim", *(("dims",) if one else ()))  # they select rows
+        every = {**algebra.defaults, **dict(apply.attributes)}
         given = ", ".join(f"{name}={value}" for name, value in sorted(every.items()) if name not in where)
         return f"{apply.op}({given})" if given else apply.op
 
     @staticmethod
     def plain(apply: Apply, values: Sequence[Symbolic]) -> tuple[tuple[str, Any], ...]:
-        """The attributes as a node has them: dims counted from the front."""
+        """The attributes as nodes have them: dims counted from 0."""
         rank = len(values[0].dims) if values else 0
-        out: dict[str, Any] = dict(DEFAULTS.get(apply.op, {}))
+        out: dict[str, Any] = dict(algebra_of(apply.op).defaults)
         for name, value in apply.attributes:
             if name == "dim":
                 value = dim_of(value, rank, apply.op)
@@ -107,14 +95,14 @@ class Scope:
 
 
 def dim_of(value: Value | None, rank: int, what: str) -> int:
-    """A dim counted from the front. Raises Mismatch where there is none such."""
+    """A dim counted from 0. Raises Mismatch if it does not exist."""
     if isinstance(value, bool) or not isinstance(value, int) or not -rank <= value < rank:
         raise Mismatch(f"{what}: a tensor of {rank} dims has no dim {value}")
     return value % rank
 
 
 def whole_number(value: Value | None, what: str) -> int:
-    """A literal. Raises Stuck where it is a symbol."""
+    """An integer literal. Raises Stuck for a symbol."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise Stuck(f"{what} is not a number but {value!r}")
     return value

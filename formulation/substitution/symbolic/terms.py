@@ -23,15 +23,15 @@ from typing import TypeAlias
 from ..sizes import Size
 from .types import Stuck
 
-POSITION, IS_ZERO = "position of", "= 0"  # functions that are no unknowns; no operator has such a name
-MOST_ORDERS = 5040  # orders of alike variables that are tried; beyond, a term keeps the order in which it was made
+POSITION, IS_ZERO = "position of", "= 0"  # interpreted functions; no operator has such a name
+MOST_ORDERS = 5040  # the most variable orders that are tried for a normal form
 
 _numbers = count()
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """An index along an atom: a whole combination of variables, `offset + sum(factor * variable)`."""
+    """An index along an atom: `offset + sum(factor * variable)`, with integers."""
 
     terms: tuple[tuple[str, int], ...] = ()
     offset: int = 0
@@ -52,7 +52,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """`tensor[places]`, the places of the replica index and of all dims; the name tells the cases of dims."""
+    """`tensor[places]`: the places of the replica index and all dims; the name encodes the cases of dims."""
 
     tensor: str
     places: tuple[Place, ...]
@@ -104,7 +104,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Poly:
-    """Terms with coefficients, none of them 0, in a fixed order."""
+    """Terms with nonzero coefficients, in a fixed order."""
 
     terms: tuple[tuple[Term, Fraction], ...] = ()
 
@@ -118,7 +118,7 @@ class Poly:
         return Poly(tuple((t, c * factor) for t, c in self.terms)) if factor else Poly()
 
     def total(self, variables: Iterable[tuple[str, str]]) -> Poly:
-        """The sum over variables; over those that a term lacks, its multiple."""
+        """The sum over variables; terms without one are multiplied by its range."""
         added = tuple(variables)
         return _collected((_normal(term.variables + added, term.factors), c) for term, c in self.terms)
 
@@ -138,22 +138,22 @@ def size_of(atoms: Iterable[str], number: int = 1, power: int = 1) -> Poly:
 
 
 def size_poly(size: Size) -> Poly:
-    """A size over atoms as a number."""
+    """A size over atoms as a polynomial."""
     return _collected(t for monomial, by in size.terms for t in size_of(monomial).times(by).terms)
 
 
 def position(place: Place) -> Poly:
-    """A place as a number."""
+    """A place as a polynomial."""
     return constant(place.offset) + (factor(Fn(POSITION, (), (Place(place.terms),))) if place.terms else Poly())
 
 
 def is_zero(value: Poly) -> Poly:
-    """1 where a number is 0, otherwise 0."""
+    """1 if a value is 0, otherwise 0."""
     return factor(Fn(IS_ZERO, (Body((), value),)))
 
 
 def variable() -> str:
-    """A name that no other variable has."""
+    """A fresh variable name."""
     return f"v{next(_numbers)}"
 
 
@@ -176,13 +176,13 @@ def _factor_key(value: Factor) -> str:
 
 
 def _product(a: Term, b: Term) -> Term:
-    b = _apart(b)
-    a = _apart(a)
+    b = _freshened(b)
+    a = _freshened(a)
     return _normal(a.variables + b.variables, a.factors + b.factors)
 
 
-def _apart(term: Term) -> Term:
-    """The term with new names for its variables, so that it can stand in a product."""
+def _freshened(term: Term) -> Term:
+    """The term with fresh bound variables, so that it can stand in a product."""
     if not term.variables:
         return term
     names = {v: variable() for v, _ in term.variables}
@@ -190,7 +190,7 @@ def _apart(term: Term) -> Term:
 
 
 def rename(value: Factor, names: Mapping[str, str]) -> Factor:
-    """A factor with other names for its free variables."""
+    """Rename the free variables of a factor."""
     if isinstance(value, Read):
         return Read(value.tensor, tuple(p.renamed(names) for p in value.places))
     if isinstance(value, Guard):
@@ -202,13 +202,13 @@ def rename(value: Factor, names: Mapping[str, str]) -> Factor:
 
 
 def rename_poly(poly: Poly, names: Mapping[str, str]) -> Poly:
-    """A polynomial with other names for its free variables; bound ones have names of their own (`_normal`)."""
+    """Rename the free variables of a polynomial; bound ones have distinct names (`_normal`)."""
     if not any(v in names for term, _ in poly.terms for f in term.factors for v in free(f)):
         return poly
     return _collected(
         (_normal(_a.variables, tuple(rename(f, names) for f in _a.factors)), c)
         for term, c in poly.terms
-        for _a in (_apart(term),)
+        for _a in (_freshened(term),)
     )
 
 
@@ -236,7 +236,7 @@ def free_of(poly: Poly) -> frozenset[str]:
 
 
 def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...]) -> Term:
-    """The term in canonical form: powers of sizes together, lone variables counted, the least of all orders."""
+    """The term in normal form: powers of sizes collected, unused variables counted, the least of all orders."""
     used = {name for f in factors for name in free(f)}
     powers: dict[str, int] = {}
     rest: list[Factor] = []
@@ -248,7 +248,7 @@ def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...])
     for name, atom in variables:
         if name not in used:
             powers[atom] = powers.get(atom, 0) + 1
-    guards = {f for f in rest if isinstance(f, Guard)}  # a guard twice is the guard
+    guards = {f for f in rest if isinstance(f, Guard)}  # guards are idempotent
     rest = [f for f in rest if not isinstance(f, Guard)] + list(guards)
     counts = tuple(Count(atom, power) for atom, power in sorted(powers.items()) if power)
     kept = tuple((v, a) for v, a in variables if v in used)
@@ -267,7 +267,7 @@ def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...])
 
 
 def _depth(factors: Iterable[Factor]) -> int:
-    """One more than the depth of sums inside the factors; names of bound variables tell it, so that none is caught."""
+    """One more than the depth of sums inside the factors; it is part of bound names, so that none is captured."""
     inside = [0]
     for f in factors:
         if isinstance(f, Fn):
@@ -281,7 +281,7 @@ def _body_depth(body: Body) -> int:
 
 
 def _orders(variables: tuple[tuple[str, str], ...], factors: list[Factor]) -> Iterable[tuple[tuple[str, str], ...]]:
-    """All orders of the variables that their atoms and uses do not tell apart."""
+    """All orders of the variables that their atoms and uses do not distinguish."""
     alike: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     others = {v: "*" for v, _ in variables}
     for name, atom in variables:

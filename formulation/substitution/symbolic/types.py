@@ -19,20 +19,20 @@ from typing import TypeAlias
 from ....model.errors import PartitaError
 from ..sizes import Size
 
-SMALL = 16  # blocks up to this number are told one by one
+SMALL = 16  # up to this many blocks are enumerated
 
 
 class Mismatch(PartitaError):  # noqa: N818  the word of type checking
-    """Two types that differ at all sizes, or a state that does not fit."""
+    """Two types differ at all sizes, or a state does not fit."""
 
 
 class Stuck(PartitaError):  # noqa: N818
-    """What the notation of types cannot say; nothing is known."""
+    """Types cannot express this; nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Types one after another."""
+    """A concatenation of types."""
 
     elements: tuple[Type, ...]
 
@@ -52,7 +52,7 @@ def written(type_: Type) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def canonical(type_: Type) -> Type:
-    """Neighbouring numbers multiplied, equal cases as a product; the same for all types that regroup alike."""
+    """Canonical form: neighbouring numbers multiplied, equal cases as a product."""
     out: list[Radix] = []
     for radix in type_:
         for part in _cases(radix) if isinstance(radix, Cases) else (radix,):
@@ -73,7 +73,7 @@ def _cases(radix: Cases) -> Type:
 
 
 def parts(type_: Type) -> tuple[Type, ...]:
-    """A canonical type as types one after another: its cases, or its leading number of blocks."""
+    """A canonical type as a concatenation: its cases, or its leading number of blocks."""
     if type_ and isinstance(type_[0], Cases):
         return tuple(canonical((*e, *type_[1:])) for e in type_[0].elements)
     if type_ and isinstance(type_[0], int) and type_[0] <= SMALL:
@@ -116,7 +116,7 @@ class Unifier:
     count: int = 0
 
     def fresh(self, name: str = "n", loose: bool = False) -> str:
-        """A new atom; its name has a mark that no declared one has."""
+        """A new atom, marked so that no declared one has its name."""
         self.count += 1
         atom = f"{name.split('.')[0]}.{self.count}"
         if loose:
@@ -124,7 +124,7 @@ class Unifier:
         return atom
 
     def of_size(self, size: Size, declared: bool = True, ordered: bool = False) -> Type:
-        """The type of a size: a number, a symbol; of a product or a sum, whose order is not told, an atom of that size.
+        """The type of a size: a number or a symbol; for a product or sum of unknown order, an atom of that size.
 
         `ordered`: a product of degrees, whose order does not matter, is the product.
         """
@@ -142,7 +142,7 @@ class Unifier:
         return (atom,)
 
     def resolve(self, type_: Type) -> Type:
-        """The type with all that is known of its atoms."""
+        """The type with all bound atoms replaced."""
         if not self.bound or not any(atom in self.bound for atom in atoms_of(type_)):
             return canonical(type_)
         out: list[Radix] = []
@@ -156,7 +156,7 @@ class Unifier:
         return canonical(tuple(out))
 
     def unify(self, a: Type, b: Type, what: str = "") -> None:
-        """Make two types alike. Raises Mismatch or Stuck, which leaves the atoms that were bound before it."""
+        """Unify two types. Raises Mismatch or Stuck; atoms bound before that stay bound."""
         left, right = _stripped(list(self.resolve(a)), list(self.resolve(b)))
         if not left and not right:
             return
@@ -170,7 +170,7 @@ class Unifier:
             self._match(tuple(left), tuple(right), what)
 
     def _binds(self, atom: str, other: list[Radix]) -> bool:
-        """Whether this atom, rather than the other, is to be bound."""
+        """True if this atom, rather than the other, is to be bound."""
         if atom in self.fixed:
             return False
         single = other[0] if len(other) == 1 else None
@@ -201,14 +201,14 @@ class Unifier:
         self._settle()
 
     def _settle(self) -> None:
-        """Note declared atoms that have become others: nothing new is left in their types."""
+        """Record declared atoms that equal others: their types have no new atoms."""
         for atom in self.declared & self.bound.keys():
             left = {a for a in atoms_of(self.resolve((atom,))) if a not in self.declared and a not in self.sizes}
             if not left and all(atom != other for _, other in self.equalities):
                 self.equalities.append((self.phase, atom))
 
     def _solve(self, atom: str) -> None:
-        """The size of the one part of a dim that is not known yet, from that of the dim."""
+        """Solve for the one unknown part of a dim of known size."""
         type_ = self.resolve((atom,))
         new = [r for r in type_ if isinstance(r, str) and r not in self.declared and r not in self.sizes]
         if len(new) != 1 or any(isinstance(r, Cases) for r in type_):
@@ -223,7 +223,7 @@ class Unifier:
             self.sizes[new[0]] = part
 
     def _vanish(self, rest: list[Radix], what: str) -> None:
-        """All of `rest` is 1."""
+        """Require all of `rest` to be 1."""
         for radix in rest:
             if not isinstance(radix, str) or radix in self.declared or radix in self.fixed:
                 raise Mismatch(f"{what}{written(tuple(rest))} is not 1")
@@ -267,7 +267,7 @@ class Unifier:
             raise Stuck(f"{what}{written(left)} against {written(right)}")
 
     def within(self, type_: Type, digits: Type, what: str = "") -> Type:
-        """What is left of a dim that starts with these digits. Raises Mismatch where they do not divide it."""
+        """The rest of a dim after these leading digits. Raises Mismatch if they do not divide it."""
         digits = self.resolve(digits)
         if not digits:
             return self.resolve(type_)
@@ -276,12 +276,12 @@ class Unifier:
         return self.resolve((rest,))
 
     def quotient(self, atom: str) -> tuple[Size, int]:
-        """What an expression says of an atom's size, whatever it is bound to: a size over a number, rounded up."""
+        """The declared size of an atom, whatever it is bound to: (size, divisor), rounded up."""
         size, by = self.quotients.get(atom) or (self.sizes[atom], 1)
         return size.substitute({name: self.size((name,)) for name in size.symbols}), by
 
     def size(self, type_: Type) -> Size:
-        """The size of a type as a polynomial over atoms that stand for themselves."""
+        """The size of a type as a polynomial over free atoms."""
         total = Size.of(1)
         for radix in self.resolve(type_):
             total = total * self._size(radix)
@@ -307,7 +307,7 @@ def _number(type_: Type) -> int:
 
 
 def _stripped(left: list[Radix], right: list[Radix]) -> tuple[list[Radix], list[Radix]]:
-    """Both without what they start and end with alike; numbers give up their common divisor."""
+    """Both without their common prefix and suffix; leading numbers are divided by their common divisor."""
     for end in (0, -1):
         while left and right:
             a, b = left[end], right[end]

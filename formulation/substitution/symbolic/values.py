@@ -20,10 +20,10 @@ from .indices import Index, every, take
 from .terms import Poly
 from .types import Mismatch, Stuck, Type, Unifier, atoms_of, product_of, written
 
-Cut: TypeAlias = "tuple[Type, bool]"  # how often, and whether in time
+Cut: TypeAlias = "tuple[Type, bool]"  # (degree, in time)
 Digits: TypeAlias = "tuple[Cut, ...]"
 At: TypeAlias = "Callable[[Index, tuple[Index, ...]], Poly]"
-Letters: TypeAlias = "tuple[tuple[str, ...], ...]"  # for every dim the letters of its factors; none where it is whole
+Letters: TypeAlias = "tuple[tuple[str, ...], ...]"  # per dim the letters of its factors; none if it is whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class Symbolic:
 
 
 def merged(digits: Digits, unifier: Unifier) -> Digits:
-    """Neighbouring digits of one kind as their product; none of 1."""
+    """Multiply neighbouring digits of one kind; drop those of 1."""
     out: list[Cut] = []
     for cut, time in digits:
         cut = unifier.resolve(cut)
@@ -71,7 +71,7 @@ def all_cuts(digits: Digits) -> Type:
 
 @dataclass(slots=True)
 class Letter:
-    """A letter of one application: the type of its index and how that is cut."""
+    """A letter of one application: the type of its index and its digits."""
 
     type: Type
     digits: Digits = ()
@@ -79,7 +79,7 @@ class Letter:
 
 @dataclass(slots=True)
 class Application:
-    """One operator application, while its letters are found."""
+    """One operator application and its letters."""
 
     unifier: Unifier
     what: str
@@ -91,7 +91,7 @@ class Application:
     surplus: str = ""
 
     def infer(self) -> None:
-        """Find types and digits of all letters, and what the replica dims hold. Raises Mismatch or Stuck."""
+        """Infer types and digits of all letters, and the surplus of replica dims. Raises Mismatch or Stuck."""
         for value, names in zip(self.values, self.inputs, strict=True):
             if len(names) != len(value.dims):
                 raise Mismatch(f"{self.what}takes {len(names)} dims, not {value.show(self.unifier)}")
@@ -113,7 +113,7 @@ class Application:
             cut = all_cuts(letter.digits)
             try:
                 self.unifier.within(letter.type, cut, self.what)
-            except Stuck:  # only a sum takes the blocks of its letter one by one; others may never ask for them
+            except Stuck:  # only sums need the blocks of their letter one by one
                 if name in self.summed:
                     raise
 
@@ -140,7 +140,7 @@ class Application:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Letters in the order of tasks: the output's, then those that are summed."""
+        """Letters in task order: the output's, then the summed ones."""
         names = dict.fromkeys((*(name for dim in self.output for name in dim), *self.summed))
         return tuple(name for name in names if name in self.letters)
 
@@ -150,7 +150,7 @@ class Application:
         return tuple(letter for letter in self.order if letter not in mine)
 
     def space(self, letter: str) -> Type:
-        """The digits of a letter that are told by replicas where it is lacking."""
+        """The space digits of a letter, which replicas hold where an operand lacks it."""
         return product_of(cut for cut, time in self.letters[letter].digits if not time)
 
     def result(self, body: Callable[[Tasks], Poly]) -> Symbolic:
@@ -165,7 +165,7 @@ class Application:
 
 
 class Tasks:
-    """An element of an application's result: where it is, and what the operands have there."""
+    """One element of an application's result: its place, and the operands' elements there."""
 
     def __init__(self, of: Application, replica: Index, indices: tuple[Index, ...]) -> None:
         self.of, self.index = of, dict[str, Index]()
@@ -181,7 +181,7 @@ class Tasks:
         self.replica = replica
 
     def cuts(self, name: str) -> Index:
-        """The index of a letter's digits in space."""
+        """The index of a letter's space digits."""
         if name not in self._cuts:
             found: Index = ()
             rest = self.index[name]
@@ -203,7 +203,7 @@ class Tasks:
             yield dict(zip(names, (i for i, _ in choice), strict=True)), tuple(v for _, vs in choice for v in vs)
 
     def read(self, operand: int, known: Mapping[str, Index], whole: Sequence[Index] = ()) -> Poly:
-        """An operand at the indices of this task and those of summed letters; `whole` are those of dims without."""
+        """An operand at this task's indices and those of summed letters (`known`); `whole`: those of whole dims."""
         names, rest = self.of.inputs[operand], list(whole)
         indices = []
         for dim in names:
@@ -216,6 +216,6 @@ class Tasks:
 
 
 def _after(type_: Type, digits: Type) -> Type:
-    """A resolved type without the digits that it starts with."""
+    """A resolved type without its leading digits."""
     unifier = Unifier(fixed=set(atoms_of(type_)))
     return unifier.within(type_, digits)

@@ -1,4 +1,4 @@
-"""Places that are moved: strided slices, padding, and the windows of convolutions, with offsets and guards."""
+"""Shifted places: strided slices, padding, and convolution windows, with offsets and guards."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from .terms import Guard, Place, Poly, constant, factor
 from .types import Cases, Mismatch, Stuck, Type, written
 from .values import Application, Letters, Symbolic, Tasks, merged
 
-# The result's dim, stride, dilation, padding before; how far the first place of the input that a tap sees may lie from
-# its start so that all are inside, None where any may.
+# The result's dim, stride, dilation, padding before, and slack: the largest offset of a window's first place for which
+# all its taps are inside; None if they always are.
 Window: TypeAlias = "tuple[Type, int, int, int, int | None]"
 
 
 def shifted(index: Index, type_: Type, step: int, offset: int) -> Index:
-    """The index `step * index + offset` along another dim. Raises Stuck unless both are single places."""
+    """The index `step * index + offset` along another dim. Raises Stuck for dims that are cut or joined."""
     _, found = places(index)
     if len(found) > 1 or any(not isinstance(d, Place) for _, d in index):
-        raise Stuck("a moved place in a dim that is cut or joined")
+        raise Stuck("a shifted place in a dim that is cut or joined")
     place = found[0] if found else Place()
     return at_place(Place().plus(place, step, offset), type_)
 
 
 def at_place(place: Place, type_: Type) -> Index:
-    """A place as an index of a dim that is one atom or one number. Raises Stuck for another."""
+    """A place as an index of a dim that is one atom or number. Raises Stuck otherwise."""
     if not type_ and place == Place():
         return ()
     if len(type_) != 1 or isinstance(type_[0], Cases) or (isinstance(type_[0], int) and place.terms):
-        raise Stuck(f"a moved place in a dim of {written(type_)}")
+        raise Stuck(f"a shifted place in a dim of {written(type_)}")
     return ((type_[0], place),)
 
 
@@ -78,7 +78,7 @@ def conv(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
 
 
 def _kernel(scope: Scope, apply: Apply, w: Symbolic, rank: int) -> None:
-    """The spatial dims of a weight are whole, and of the sizes that the rule states."""
+    """Require a weight's spatial dims to be whole and of the sizes that the rule states."""
     kernel = apply.get("kernel")
     for d in range(rank):
         if w.digits[2 + d]:
@@ -89,7 +89,7 @@ def _kernel(scope: Scope, apply: Apply, w: Symbolic, rank: int) -> None:
 
 
 def _groups(scope: Scope, apply: Apply, x: Symbolic, w: Symbolic) -> Type:
-    """The groups: those stated, or as many as the input has more channels than the weight takes."""
+    """The groups: as stated, or the ratio of the input's to the weight's channels."""
     unifier, given = scope.unifier, apply.get("groups") or 1
     if given != "auto":
         groups = scope.type_of(given, ordered=True)
@@ -105,7 +105,7 @@ def _groups(scope: Scope, apply: Apply, x: Symbolic, w: Symbolic) -> Type:
 
 
 def _numbers(value: Value | None, rank: int, default: int) -> list[int]:
-    """An attribute for every spatial dim."""
+    """An attribute, per spatial dim."""
     if isinstance(value, tuple):
         if len(value) != rank:
             raise Mismatch(f"conv: {value!r} for {rank} spatial dims")
@@ -114,7 +114,7 @@ def _numbers(value: Value | None, rank: int, default: int) -> list[int]:
 
 
 def _window(scope: Scope, apply: Apply, d: int, rank: int, dim: Type, taps: Type) -> Window | None:
-    """How places of the result see those of the input along a spatial dim; None where each sees its own alone."""
+    """The window along a spatial dim; None if every place reads only itself."""
     unifier = scope.unifier
     dim, taps = unifier.resolve(dim), unifier.resolve(taps)
     stride, dilation = (_numbers(apply.get(key), rank, 1)[d] for key in ("stride", "dilation"))
@@ -142,7 +142,7 @@ def _window(scope: Scope, apply: Apply, d: int, rank: int, dim: Type, taps: Type
 
 
 def _seen(index: Index, tap: Index, window: Window, dim: Type) -> tuple[Index, Poly]:
-    """The place of the input that a tap of a window sees, and 1 where that is inside, otherwise 0."""
+    """The input place that a tap reads, and a factor that is 1 inside the input, 0 outside."""
     _, stride, dilation, before, slack = window
     first = Place(offset=-before).plus(_single(tap), dilation)
     place = first.plus(_single(index), stride)
@@ -152,7 +152,7 @@ def _seen(index: Index, tap: Index, window: Window, dim: Type) -> tuple[Index, P
 
 
 def _single(index: Index) -> Place:
-    """The place along a dim that is not joined. Raises Stuck for another."""
+    """The place along a dim that is not joined. Raises Stuck otherwise."""
     name, found = places(index)
     if name or len(found) > 1:
         raise Stuck("a window or padding of a dim that is joined")
@@ -160,7 +160,7 @@ def _single(index: Index) -> Place:
 
 
 def _guarded(place: Place, dim: Type) -> tuple[Index, Poly]:
-    """A place as an index of a dim, and 1 where it is inside, otherwise 0."""
+    """A place as an index of a dim, and a factor that is 1 inside, 0 outside."""
     if not dim or isinstance(dim[0], int):
         size = dim[0] if dim and isinstance(dim[0], int) else 1
         if len(dim) > 1 or place.terms:
@@ -171,7 +171,7 @@ def _guarded(place: Place, dim: Type) -> tuple[Index, Poly]:
 
 
 def pad(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """y[.., i, ..] = x[.., i - before, ..] where that is inside, otherwise the value that is filled in."""
+    """y[.., i, ..] = x[.., i - before, ..] inside, otherwise the fill value."""
     unifier, (value,) = scope.unifier, values
     dims, padded = list(value.dims), dict[int, int]()
     for d, (before, after) in enumerate(_pairs(apply, len(dims))):

@@ -1,4 +1,4 @@
-"""Every operator in graphs of its own, one family a module as in `model/operators/`."""
+"""Graphs that test every operator, one module per family as in `model/operators/`."""
 
 from . import (
     attention,

@@ -6,7 +6,7 @@ from .build import BATCH, Build, Cases, leaf, weight
 
 
 def attention(causal: bool, mask: tuple[int, ...] = (), heads: int = 2, groups: int = 2) -> Build:
-    """Some heads of 5 positions, of keys and values as many as `groups`; a mask is learned, and added to the scores."""
+    """`heads` query heads and `groups` key heads of 5 positions; the mask is learned and added to the scores."""
 
     def build(b: Builder) -> int:
         shape = (BATCH, heads, 5, 4)

@@ -6,7 +6,7 @@ from .build import BATCH, Build, Cases, leaf, weight
 
 
 def batch_norm(op: str, operands: tuple[str, ...], *rest: int) -> Build:
-    """Of 4 channels; `op` is the operator under test, `moments` too is read by a batch norm."""
+    """A batch norm of 4 channels; `op` is the operator under test: `moments` is read by a batch norm too."""
 
     def build(b: Builder) -> int:
         shape = (BATCH, 4, *rest)

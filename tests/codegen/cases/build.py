@@ -1,4 +1,4 @@
-"""What cases are made of: a function adds the node under test, and what it reads, to a graph."""
+"""Building blocks of cases: a function adds the node under test and its inputs to a graph."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias

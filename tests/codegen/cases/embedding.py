@@ -39,7 +39,7 @@ def of_all(b: Builder) -> int:
 
 
 def integers(op: str) -> Build:
-    """What is looked up has no gradient, and is a number."""
+    """A look-up of integers, without gradient."""
 
     def build(b: Builder) -> int:
         ids = b.add("input", name="ids", shape=(BATCH, 4), dtype="int64", batch_dim=0, high=4)
@@ -49,7 +49,7 @@ def integers(op: str) -> Build:
 
 
 def joined(op: str, bag: int, *rows: int) -> Build:
-    """Tables of some rows one below the other, and ids of each sample in all of them."""
+    """Stacked tables, and ids of each sample in all of them."""
 
     def build(b: Builder) -> int:
         tables = tuple((f"tables.{i}.weight", count) for i, count in enumerate(rows))

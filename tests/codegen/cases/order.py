@@ -1,4 +1,4 @@
-"""Where the largest entries are, and where entries belong in sorted rows."""
+"""Positions of the largest entries, and insertion positions in sorted rows."""
 
 from partita.model.graph.builder import Builder
 

@@ -1,4 +1,4 @@
-"""What moves elements without computing."""
+"""Operators that move elements without computing."""
 
 from partita.model.graph.builder import Builder
 
