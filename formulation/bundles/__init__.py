@@ -1,1 +1,1 @@
-"""Branches of a graph that run side by side."""
+"""Branches of a graph that run in parallel."""

@@ -1,4 +1,4 @@
-"""What bundles offer in a cost network: branches placed on an axis, and the options that stand for them."""
+"""Branches placed on an axis, and the options of a cost network that stand for them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PlacedBundle:
 
 @dataclass(frozen=True, slots=True)
 class BundledOption:
-    """What a further option stands for: an ordinary one, in a bundle and those inside of it (outermost first)."""
+    """A further option of a variable: an ordinary one, in nested bundles (outermost first)."""
 
     levels: tuple[PlacedBundle, ...]
     option: int
@@ -52,13 +52,13 @@ class BundledOption:
 
 @dataclass
 class BundleCandidate:
-    """Bundles over axes, the outermost first: the option that each variable inside stands for, and where it is.
+    """Nested bundles over axes, outermost first: the ordinary option of each variable inside, and its place.
 
     `path` names for every variable the bundles that it is inside of, by their `cat`, with its branch.
     """
 
     axes: dict[int, tuple[Bundle, int]]
-    samples: bool = True  # whether samples are split on the other axes; else all is whole there
+    samples: bool = True  # samples are split on the other axes; else all is whole there
     options: dict[int, int] = field(default_factory=dict)  # of operators, hubs and weights inside
     stored: dict[int, int] = field(default_factory=dict)  # weights: the option whose unary cost is paid
     path: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
@@ -73,8 +73,9 @@ class BundleCandidate:
         return BundledOption(tuple(self.levels.values()), option)
 
     def slow(self, v: int) -> bool:
-        """Whether a variable inside counts: all that it is in is the slowest there."""
+        """True if the time of a variable inside counts: each branch that it is in is at the slowest coordinate."""
         return all(branch in self.levels[join].slowest[1] for join, branch in self.path[v])
 
     def full(self, v: int) -> bool:
+        """The same for its memory, at the fullest coordinate."""
         return all(branch in self.levels[join].fullest[1] for join, branch in self.path[v])

@@ -1,4 +1,4 @@
-"""Bundles: branches of a graph that meet in one `cat`, and can run side by side on disjoint coordinates of an axis.
+"""Bundles: branches of a graph that meet in one `cat`, and can run in parallel on disjoint coordinates of an axis.
 
     fork ── branch 0 (@0) ──┐
          ├─ branch 1 (@1) ──┼── cat          one exchange each way: x at B, the joined tensor at S(batch) or R
@@ -28,7 +28,7 @@ from ..strategies.strategy import rows
 from ..strategies.tensor_classes import Classes, classes
 
 MOST_BRANCHES = 8
-"""Of a bundle: all assignments of branches to coordinates are compared."""
+"""Of a bundle, since all assignments of branches to coordinates are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _find_bundles(pcg: PCG) -> tuple[Bundle, ...]:
 
 
 def _is_inside(pcg: PCG, bundle: Bundle, number: Mapping[int, int]) -> bool:
-    """Whether a stage computes all of a bundle of the whole graph; `number` takes the whole's nodes to the stage's."""
+    """True if a stage computes all of a bundle of the whole graph; `number` maps nodes of the whole to the stage's."""
     inside = (bundle.join, *(i for branch in bundle.branches for i in (*branch.nodes, *branch.weights)))
     return all(i in number and pcg.nodes[number[i]].op != "receive" for i in inside)
 
@@ -84,7 +84,7 @@ def _in_part(pcg: PCG, bundle: Bundle, number: Mapping[int, int]) -> Bundle:
 
 
 def _bundle(pcg: PCG, join: int) -> Bundle | None:
-    """The bundle that ends in a `cat`, from the last tensor that its branches have in common: none could share it."""
+    """The bundle that ends in a `cat`, from the last tensor that its branches have in common; None if not closed."""
     ends = pcg.nodes[join].inputs
     if not 2 <= len(ends) <= MOST_BRANCHES or len(set(ends)) < len(ends):
         return None
@@ -95,35 +95,35 @@ def _bundle(pcg: PCG, join: int) -> Bundle | None:
     return Bundle(join, fork, branches) if _closed(pcg, join, fork, branches) else None
 
 
-def computed(pcg: PCG, bundle: Bundle, ways: Mapping[int, int]) -> Bundle | None:
-    """A bundle with tensors inside computed in other ways; None where a branch no longer stands for itself."""
-    inside = {node: way for node, way in ways.items() if node != bundle.fork}
+def computed(pcg: PCG, bundle: Bundle, choice: Mapping[int, int]) -> Bundle | None:
+    """A bundle with a choice of alternatives inside; None if its branches then overlap."""
+    inside = {node: member for node, member in choice.items() if node != bundle.fork}
     branches = tuple(_branch(pcg, end, bundle.fork, inside) for end in pcg.nodes[bundle.join].inputs)
     every = [i for branch in branches for i in (*branch.nodes, *branch.weights)]
     above = _ancestors(pcg, bundle.fork, -1) if bundle.fork >= 0 else frozenset()
     return replace(bundle, branches=branches) if len({*every} - above) == len(every) else None
 
 
-def _ancestors(pcg: PCG, end: int, fork: int, ways: Mapping[int, int] = MappingProxyType({})) -> frozenset[int]:
-    """A node and what it is computed from, in these ways, up to a fork (which is not among them)."""
+def _ancestors(pcg: PCG, end: int, fork: int, choice: Mapping[int, int] = MappingProxyType({})) -> frozenset[int]:
+    """A node and what it is computed from, with these alternatives, up to a fork (excluded)."""
     seen, stack = set[int](), [end]
     while stack:
         index = stack.pop()
-        index = ways.get(index, index)
+        index = choice.get(index, index)
         if index != fork and index not in seen:
             seen.add(index)
             stack.extend(pcg.nodes[index].inputs)
     return frozenset(seen)
 
 
-def _branch(pcg: PCG, end: int, fork: int, ways: Mapping[int, int] = MappingProxyType({})) -> Branch:
-    inside = sorted(_ancestors(pcg, end, fork, ways))
+def _branch(pcg: PCG, end: int, fork: int, choice: Mapping[int, int] = MappingProxyType({})) -> Branch:
+    inside = sorted(_ancestors(pcg, end, fork, choice))
     nodes = tuple(i for i in inside if pcg.nodes[i].op not in SOURCES)
     return Branch(nodes, tuple(i for i in inside if pcg.nodes[i].op in ("parameter", "buffer")))
 
 
 def _closed(pcg: PCG, join: int, fork: int, branches: Sequence[Branch]) -> bool:
-    """Whether each branch stands for itself: nothing but the `cat` reads what is inside, weights neither."""
+    """True if nothing but the `cat` reads what is inside of a branch, weights included."""
     if sum(any(pcg.nodes[i].op == "parameter" for i in branch.weights) for branch in branches) < 2:
         return False
     if any(not pcg.nodes[i].shape for branch in branches for i in branch.weights):
@@ -183,7 +183,7 @@ class Assignment:
 def assignments(
     times: Sequence[int], sizes: Sequence[int], widths: Sequence[int], coordinates: int
 ) -> tuple[Assignment, ...]:
-    """All ways to place branches of which no other is as good in time, bytes and width, least time first.
+    """The assignments of branches that no other dominates in time, bytes and width, least time first.
 
     Coordinates are alike: a branch goes at most one beyond those before it.
     """
@@ -218,7 +218,7 @@ def _largest(amounts: Sequence[int], places: Sequence[int], coordinates: int) ->
 def placeable(
     pcg: PCG, bundle: Bundle, classes: Classes, operators: Mapping[int, object], weights: Mapping[int, object]
 ) -> bool:
-    """Whether all that is inside is decided on by variables of its own."""
+    """True if everything inside is decided by variables of its own."""
     nodes = (i for i in bundle.nodes if classes.base[i] == i and not classes.constant[i])
     held = (i for branch in bundle.branches for i in branch.weights)
     read = (i for i in held if i in classes.uses and pcg.nodes[i].op == "parameter")

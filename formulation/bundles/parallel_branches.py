@@ -1,9 +1,9 @@
 """Bundles in a cost network: one more option of every variable inside, for each axis over which it can be placed.
 
-An option inside a bundle stands for one of the ordinary ones: computed whole on the axis (x at B, weights at B), its
-samples split on all others. It costs what that one does if its branch is at the slowest coordinate, and nothing
-otherwise, since that runs meanwhile; memory likewise, at the fullest coordinate. It goes together with the options of
-the same bundle and axis only. The `cat` pays the exchange. A bundle inside a branch may lie on a second axis.
+A bundled option stands for an ordinary one: computed whole on the axis (x at B, weights at B), its samples split on all
+others. It costs what that one does if its branch is at the slowest coordinate, else nothing, since it runs in parallel;
+memory likewise, at the fullest coordinate. It is compatible only with options of the same bundle and axis. The `cat`
+pays the exchange. A bundle inside a branch may lie on a second axis.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .bundles import Bundle, assignments, batch_row, computed, find_bundles, pla
 class ParallelBranches:
     """Adds the bundles of a graph to the variables and edges of its network.
 
-    Where nodes can be computed in several ways, a bundle is of the first of each, or of those that take least time.
+    Of tensors with several alternatives, a bundle takes the first of each, or those of least time.
     `optional` are the variables whose last option is "unused", `alternatives` those that choose an alternative.
     `keepers` maps hubs that choose whether they are kept for backward to the nodes that keep them.
     """
@@ -50,21 +50,21 @@ class ParallelBranches:
     keepers: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def add(self) -> Mapping[int, tuple[BundledOption, ...]]:
-        """Lengthen variables and edges; for every variable what its further options stand for."""
-        offers = list(self._offers())
-        if not offers:
+        """Lengthen variables and edges; return what the further options of each variable stand for."""
+        candidates = list(self._candidates())
+        if not candidates:
             return {}
         placed: dict[int, list[BundledOption]] = {}
-        extra: dict[int, list[tuple[int, int]]] = {}  # variable -> (offer, option)
-        for number, offer in enumerate(offers):
-            join = self.operators[offer.outer.join][0]
-            for v, option in (*offer.options.items(), *((join, option) for option in offer.ends)):
+        extra: dict[int, list[tuple[int, int]]] = {}  # variable -> (candidate, option)
+        for number, candidate in enumerate(candidates):
+            join = self.operators[candidate.outer.join][0]
+            for v, option in (*candidate.options.items(), *((join, option) for option in candidate.ends)):
                 extra.setdefault(v, []).append((number, option))
-                placed.setdefault(v, []).append(offer.placed(option))
+                placed.setdefault(v, []).append(candidate.placed(option))
         old = list(self.variables)
         for v, those in extra.items():
-            self.variables[v] = self._longer(old[v], v, those, offers)
-        self.edges[:] = [self._edge(edge, extra, offers) for edge in self.edges]
+            self.variables[v] = self._longer(old[v], v, those, candidates)
+        self.edges[:] = [self._edge(edge, extra, candidates) for edge in self.edges]
         return {v: tuple(those) for v, those in placed.items()}
 
     @cached_property
@@ -76,9 +76,9 @@ class ParallelBranches:
                 found.setdefault(use.node, []).append((base, use))
         return found
 
-    # What a bundle offers
+    # Candidates
 
-    def _offers(self) -> Iterator[BundleCandidate]:
+    def _candidates(self) -> Iterator[BundleCandidate]:
         """Every bundle over every axis, alone, and with those inside of it over another axis."""
         found = [b for b in find_bundles(self.pcg) if self._placeable(b)]
         axes = [axis for axis, size in enumerate(self.costs.placement.sizes) if size > 1]
@@ -88,82 +88,82 @@ class ParallelBranches:
             for second, samples in product((None, *(a for a in axes if a != axis and inner)), (True, False)):
                 below = [] if second is None else [(b, second) for b in inner]
                 if samples or len(axes) > 1:
-                    yield from self._in_ways([(bundle, axis), *below], samples)
+                    yield from self._with_alternatives([(bundle, axis), *below], samples)
 
     def _placeable(self, bundle: Bundle) -> bool:
         return placeable(self.pcg, bundle, self.classes, self.operators, self.weights)
 
-    def _in_ways(self, over: Sequence[tuple[Bundle, int]], samples: bool) -> Iterator[BundleCandidate]:
-        """Bundles over axes, in the first way to compute each tensor, and in those that take least time together."""
-        first = self._offer(over, samples, {})
+    def _with_alternatives(self, over: Sequence[tuple[Bundle, int]], samples: bool) -> Iterator[BundleCandidate]:
+        """Bundles over axes, with the first alternative of each tensor, and with those of least time together."""
+        first = self._candidate(over, samples, {})
         if first is not None:
             yield from self._balanced(first)
         choices = selections(self.pcg, [bundle for bundle, _ in over])
-        tried = [(ways, self._offer(over, samples, ways)) for ways in choices]
-        timed = [(ways, self._times(offer)) for ways, offer in tried if offer is not None]
-        ways = quickest(self.pcg, timed)
-        quick = self._offer(over, samples, ways) if ways else None
+        tried = [(choice, self._candidate(over, samples, choice)) for choice in choices]
+        timed = [(choice, self._times(candidate)) for choice, candidate in tried if candidate is not None]
+        choice = quickest(self.pcg, timed)
+        quick = self._candidate(over, samples, choice) if choice else None
         if quick is not None:
             yield from self._balanced(quick)
 
-    def _offer(
-        self, over: Sequence[tuple[Bundle, int]], samples: bool, ways: Mapping[int, int]
+    def _candidate(
+        self, over: Sequence[tuple[Bundle, int]], samples: bool, choice: Mapping[int, int]
     ) -> BundleCandidate | None:
-        """The offer of bundles computed in these ways; None where something inside has no option for it."""
-        found = [(computed(self.pcg, bundle, ways) if ways else bundle, axis) for bundle, axis in over]
+        """The candidate with these alternatives; None if something inside has no option for it."""
+        found = [(computed(self.pcg, bundle, choice) if choice else bundle, axis) for bundle, axis in over]
         axes = {bundle.join: (bundle, axis) for bundle, axis in found if bundle is not None}
         if len(axes) < len(over) or not all(self._placeable(bundle) for bundle, _ in axes.values()):
             return None
-        offer = BundleCandidate(axes, samples)
-        within = all(join in offer.outer.nodes for join in list(axes)[1:])
-        return offer if within and self._fill(offer) else None
+        candidate = BundleCandidate(axes, samples)
+        within = all(join in candidate.outer.nodes for join in list(axes)[1:])
+        return candidate if within and self._fill(candidate) else None
 
-    def _times(self, offer: BundleCandidate) -> Mapping[int, int]:
+    def _times(self, candidate: BundleCandidate) -> Mapping[int, int]:
         """ns of every node and weight inside; a hub counts with the node."""
-        time, _ = self._loads(offer)
+        time, _ = self._loads(candidate)
         found: dict[int, int] = {}
-        for i in (i for branch in offer.outer.branches for i in (*branch.nodes, *branch.weights)):
+        for i in (i for branch in candidate.outer.branches for i in (*branch.nodes, *branch.weights)):
             tensor = self.classes.variable(i)
             variables = (of[n][0] for of, n in ((self.operators, i), (self.weights, i), (self.hubs, tensor)) if n in of)
             found[i] = sum(time.get(v, 0) for v in variables)
         return found
 
-    def _fill(self, offer: BundleCandidate) -> bool:
-        """Find the options that those inside stand for, and what they cost; whether each has one."""
-        bundle, axis = offer.axes[offer.outer.join]
+    def _fill(self, candidate: BundleCandidate) -> bool:
+        """Find the ordinary options of all variables inside; False if one has none."""
+        bundle, axis = candidate.axes[candidate.outer.join]
         for number, branch in enumerate(bundle.branches):
             for i in branch.nodes:
                 if self.classes.base[i] != i or self.classes.constant[i]:
                     continue
                 path: tuple[tuple[int, int], ...] = ((bundle.join, number),)
                 whole = [axis]
-                for join, (inner, second) in list(offer.axes.items())[1:]:
+                for join, (inner, second) in list(candidate.axes.items())[1:]:
                     place = next((n for n, b in enumerate(inner.branches) if i in b.nodes), None)
                     if place is not None:
                         path, whole = (*path, (join, place)), [axis, second]
                 # Where an inner bundle ends, samples are split over its axis too, or not at all.
-                at = {second: 0 for join, (_, second) in offer.axes.items() if join == i and not offer.samples}
-                if not self._inside(offer, path, i, self._option(offer, i, whole, at)):
+                at = {second: 0 for join, (_, second) in candidate.axes.items() if join == i and not candidate.samples}
+                if not self._inside(candidate, path, i, self._option(candidate, i, whole, at)):
                     return False
-        for join, (inner, second) in list(offer.axes.items())[1:]:
-            given = self._given(join, offer.options[self.operators[join][0]])
-            if not innermost(given, second) or not self._read_whole(offer, inner, second):
+        for join, (inner, second) in list(candidate.axes.items())[1:]:
+            given = self._given(join, candidate.options[self.operators[join][0]])
+            if not innermost(given, second) or not self._read_whole(candidate, inner, second):
                 return False
         everywhere = 0  # the row that is R
         for row in (batch_row(self.pcg, bundle.join), everywhere):
-            option = None if row is None else self._option(offer, bundle.join, [axis], {axis: row})
+            option = None if row is None else self._option(candidate, bundle.join, [axis], {axis: row})
             if option is not None and innermost(self._given(bundle.join, option), axis):
-                offer.ends[option] = 0
-        return bool(offer.ends)
+                candidate.ends[option] = 0
+        return bool(candidate.ends)
 
     def _given(self, node: int, option: int) -> Layout:
-        """The layout that an option offers."""
+        """The layout that an option gives."""
         found = self.operators[node][1]
         return found.output_space.layout(int(found.output[option]))
 
-    def _option(self, offer: BundleCandidate, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
+    def _option(self, candidate: BundleCandidate, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
         """A node's option: whole on some axes, samples split on all others; `at` names the rows of axes."""
-        rows = [(batch_row if offer.samples else whole_row)(self.pcg, node)] * len(self.costs.placement.sizes)
+        rows = [(batch_row if candidate.samples else whole_row)(self.pcg, node)] * len(self.costs.placement.sizes)
         for axis in whole:
             rows[axis] = whole_row(self.pcg, node)
         for axis, row in at.items():
@@ -173,16 +173,21 @@ class ParallelBranches:
         where = np.flatnonzero((self.operators[node][1].choice == np.array(rows)).all(axis=1))
         return int(where[0]) if len(where) else None
 
-    def _inside(self, offer: BundleCandidate, path: tuple[tuple[int, int], ...], node: int, option: int | None) -> bool:
-        """Enter a node, its hub, and the weights that it reads; whether all have an option."""
+    def _inside(
+        self, candidate: BundleCandidate, path: tuple[tuple[int, int], ...], node: int, option: int | None
+    ) -> bool:
+        """Enter a node, its hub, and the weights that it reads; False if one has no option."""
         if option is None:
             return False
         variable, found = self.operators[node]
-        offer.options[variable], offer.path[variable] = option, path
+        candidate.options[variable], candidate.path[variable] = option, path
         tensor = self.classes.variable(node)
         if tensor in self.hubs:
             hub, table = self.hubs[tensor]
-            offer.options[hub], offer.path[hub] = self._shared(offer, tensor, table, int(found.output[option])), path
+            candidate.options[hub], candidate.path[hub] = (
+                self._shared(candidate, tensor, table, int(found.output[option])),
+                path,
+            )
         for base, use in self.uses.get(node, ()):
             if base not in self.weights:
                 continue
@@ -190,56 +195,62 @@ class ParallelBranches:
             asked = int(self.costs.required(use)[option])
             alone = list(storage.space.layout(asked))
             for join, _ in path:
-                alone[offer.axes[join][1]] = R
+                alone[candidate.axes[join][1]] = R
             edge = np.flatnonzero(storage.plain & (storage.codes == asked))
             paid = np.flatnonzero(storage.plain & (storage.codes == storage.space.code(tuple(alone))))
             if not len(edge) or not len(paid) or base in self.hubs:
                 return False
-            offer.options[weight], offer.stored[weight], offer.path[weight] = int(edge[0]), int(paid[0]), path
+            candidate.options[weight], candidate.stored[weight], candidate.path[weight] = (
+                int(edge[0]),
+                int(paid[0]),
+                path,
+            )
         return True
 
-    def _shared(self, offer: BundleCandidate, base: int, table: Conversions, code: int) -> int:
-        """The option of a hub that has a layout: of two the one that is kept, if what reads it keeps it."""
-        kept = not self.keepers.get(base, frozenset()).isdisjoint((*offer.outer.nodes, offer.outer.join))
+    def _shared(self, candidate: BundleCandidate, base: int, table: Conversions, code: int) -> int:
+        """The option of a hub with a layout: of two the one that is kept for backward, if a reader keeps it."""
+        kept = not self.keepers.get(base, frozenset()).isdisjoint((*candidate.outer.nodes, candidate.outer.join))
         return int(table.position[code]) + len(table.codes) * kept
 
-    def _read_whole(self, offer: BundleCandidate, inner: Bundle, axis: int) -> bool:
-        """What a bundle inside reads has to be whole on its axis; whether that can be."""
+    def _read_whole(self, candidate: BundleCandidate, inner: Bundle, axis: int) -> bool:
+        """Make what a nested bundle reads whole on its axis; False if it cannot be."""
         base = self.classes.base[inner.fork]
         if base not in self.hubs:
             return False
         hub, table = self.hubs[base]
-        code = int(table.codes[offer.options[hub] % len(table.codes)])
+        code = int(table.codes[candidate.options[hub] % len(table.codes)])
         layout = list(self.costs.space(base).layout(code))
         reader = next(u for u in self.classes.uses[base] if u.node in inner.nodes)
-        asked = int(self.costs.required(reader)[offer.options[self.operators[reader.node][0]]])
+        asked = int(self.costs.required(reader)[candidate.options[self.operators[reader.node][0]]])
         layout[axis] = self.costs.space(base).layout(asked)[axis]
-        offer.options[hub] = self._shared(offer, base, table, self.costs.space(base).code(tuple(layout)))
+        candidate.options[hub] = self._shared(candidate, base, table, self.costs.space(base).code(tuple(layout)))
         return True
 
     # What it costs
 
-    def _balanced(self, offer: BundleCandidate) -> Iterator[BundleCandidate]:
-        """The offer for every way to place its branches that no other beats; of inner bundles the one of least time."""
-        time, size = self._loads(offer)
-        for join in list(offer.axes)[1:]:
-            *_, found = self._levels(offer, join, time, size)[:1]
-            ns = self._exchange_ns(found, offer.options[self.operators[join][0]])
-            offer.levels[join] = replace(found, exchange_ns=ns)
-        join = offer.outer.join
-        for level in self._levels(offer, join, time, size):
-            ends = {option: self._exchange_ns(level, option) for option in offer.ends}
-            yield replace(offer, ends=ends, levels={join: level} | offer.levels)
+    def _balanced(self, candidate: BundleCandidate) -> Iterator[BundleCandidate]:
+        """The candidate for every undominated assignment of its branches; of nested bundles the one of least time."""
+        time, size = self._loads(candidate)
+        for join in list(candidate.axes)[1:]:
+            *_, found = self._levels(candidate, join, time, size)[:1]
+            ns = self._exchange_ns(found, candidate.options[self.operators[join][0]])
+            candidate.levels[join] = replace(found, exchange_ns=ns)
+        join = candidate.outer.join
+        for level in self._levels(candidate, join, time, size):
+            ends = {option: self._exchange_ns(level, option) for option in candidate.ends}
+            yield replace(candidate, ends=ends, levels={join: level} | candidate.levels)
 
     def _levels(
-        self, offer: BundleCandidate, join: int, time: Mapping[int, int], size: Mapping[int, int]
+        self, candidate: BundleCandidate, join: int, time: Mapping[int, int], size: Mapping[int, int]
     ) -> list[PlacedBundle]:
-        """The ways to place the branches of a bundle, with their times and bytes."""
-        bundle, axis = offer.axes[join]
+        """The undominated assignments of the branches of a bundle, with their times and bytes."""
+        bundle, axis = candidate.axes[join]
         count = range(len(bundle.branches))
-        mine = {n: [v for v in offer.options if offer.path[v][-1] == (join, n)] for n in count}
+        mine = {n: [v for v in candidate.options if candidate.path[v][-1] == (join, n)] for n in count}
         times, sizes = ([sum(of[v] for v in mine[n]) for n in count] for of in (time, size))
-        for level in offer.levels.values() if join == offer.outer.join else ():  # what is inside counts as a whole
+        for level in (
+            candidate.levels.values() if join == candidate.outer.join else ()
+        ):  # what is inside counts as a whole
             branch = next(n for n, b in enumerate(bundle.branches) if level.bundle.join in b.nodes)
             times[branch] += level.slowest[0] + level.exchange_ns
             sizes[branch] += level.fullest[0]
@@ -248,46 +259,46 @@ class ParallelBranches:
         found = assignments(times, sizes, widths, self.costs.placement.sizes[axis])
         return [PlacedBundle(bundle, axis, x.places, tuple(times), tuple(sizes)) for x in found]
 
-    def _loads(self, offer: BundleCandidate) -> tuple[dict[int, int], dict[int, int]]:
+    def _loads(self, candidate: BundleCandidate) -> tuple[dict[int, int], dict[int, int]]:
         """ns and bytes of every variable inside, with what it reads."""
         time, size = {}, {}
-        for v, option in offer.options.items():
-            paid = offer.stored.get(v, option)
+        for v, option in candidate.options.items():
+            paid = candidate.stored.get(v, option)
             time[v], size[v] = int(self.variables[v].cost[paid]), int(self.variables[v].use[paid, 0])
         for edge in self.edges:
-            if edge.v not in offer.options:
+            if edge.v not in candidate.options:
                 continue
-            option = offer.options[edge.v]
-            first = offer.options.get(edge.u)
+            option = candidate.options[edge.v]
+            first = candidate.options.get(edge.u)
             if first is None and edge.u in self.optional and edge.cost[-1, option] < INFINITE:
-                continue  # another way to compute what is inside, which is unused
+                continue  # another alternative inside, which is unused
             if first is None:  # enters the bundle in just the layout that is asked
                 same = np.flatnonzero(edge.cost[:, option] == 0)
                 first = int(same[0]) if len(same) else None
-            if first is not None and self._joins(offer, edge):
-                time[edge.v] += self._to_join(offer, edge, first, option)
+            if first is not None and self._joins(candidate, edge):
+                time[edge.v] += self._to_join(candidate, edge, first, option)
             elif first is not None:
                 time[edge.v] += int(edge.cost[first, option])
                 size[edge.v] += 0 if edge.use is None else int(edge.use[first, option, 0])
         return time, size
 
-    def _joins(self, offer: BundleCandidate, edge: Edge) -> bool:
-        """Whether an edge leads from a branch to the `cat` of its bundle."""
-        join = offer.path[edge.u][-1][0] if edge.u in offer.path else -1
-        return join in offer.axes and self.operators[join][0] == edge.v
+    def _joins(self, candidate: BundleCandidate, edge: Edge) -> bool:
+        """True if an edge leads from a branch to the `cat` of its bundle."""
+        join = candidate.path[edge.u][-1][0] if edge.u in candidate.path else -1
+        return join in candidate.axes and self.operators[join][0] == edge.v
 
-    def _to_join(self, offer: BundleCandidate, edge: Edge, one: int, other: int) -> int:
+    def _to_join(self, candidate: BundleCandidate, edge: Edge, one: int, other: int) -> int:
         """ns of a step to convert what a branch gives to how its `cat` reads it: whole on the bundle's axis."""
-        join = offer.path[edge.u][-1][0]
-        axis = offer.axes[join][1]
-        way = next(i for kind in (self.operators, self.hubs) for i, (v, _) in kind.items() if v == edge.u)
-        base = self.classes.variable(way)
+        join = candidate.path[edge.u][-1][0]
+        axis = candidate.axes[join][1]
+        node = next(i for kind in (self.operators, self.hubs) for i, (v, _) in kind.items() if v == edge.u)
+        base = self.classes.variable(node)
         table, tensor = self.costs.table(base), self.costs.space(base)
         hub = self.hubs.get(base)
         given = (
             int(table.codes[one % len(table.codes)])
             if hub and hub[0] == edge.u
-            else int(self.operators[way][1].output[one])
+            else int(self.operators[node][1].output[one])
         )
         use = next(use for source, use in self.uses[join] if source == base)
         asked = list(tensor.layout(int(self.costs.required(use)[other])))
@@ -298,7 +309,7 @@ class ParallelBranches:
         )
 
     def _exchange_ns(self, level: PlacedBundle, option: int) -> int:
-        """ns of a step to bring the branches together, and their gradients apart."""
+        """ns of a step to join the branches, and to split their gradients."""
         node, coordinates = self.pcg.nodes[level.bundle.join], self.costs.placement.sizes[level.axis]
         found = self.operators[level.bundle.join][1]
         whole = list(self._given(level.bundle.join, option))
@@ -313,26 +324,26 @@ class ParallelBranches:
             if node.gradient or not back
         )
 
-    # The longer tables
+    # Lengthened tables
 
     def _longer(
-        self, old: Variable, v: int, those: Sequence[tuple[int, int]], offers: Sequence[BundleCandidate]
+        self, old: Variable, v: int, those: Sequence[tuple[int, int]], candidates: Sequence[BundleCandidate]
     ) -> Variable:
         cost, use = [], []
         for number, option in those:
-            offer = offers[number]
-            if v not in offer.path:
-                cost.append(int(old.cost[option]) + offer.ends[option])
+            candidate = candidates[number]
+            if v not in candidate.path:
+                cost.append(int(old.cost[option]) + candidate.ends[option])
                 use.append(old.use[option])
                 continue
-            paid = offer.stored.get(v, option)
-            exchange = sum(x.exchange_ns for join, x in offer.levels.items() if self.operators[join][0] == v)
-            cost.append((int(old.cost[paid]) + exchange) * offer.slow(v))
-            use.append(old.use[paid] * offer.full(v))
+            paid = candidate.stored.get(v, option)
+            exchange = sum(x.exchange_ns for join, x in candidate.levels.items() if self.operators[join][0] == v)
+            cost.append((int(old.cost[paid]) + exchange) * candidate.slow(v))
+            use.append(old.use[paid] * candidate.full(v))
         return Variable(old.name, np.concatenate([old.cost, np.array(cost, np.int64)]), np.concatenate([old.use, use]))
 
     def _edge(
-        self, edge: Edge, extra: Mapping[int, Sequence[tuple[int, int]]], offers: Sequence[BundleCandidate]
+        self, edge: Edge, extra: Mapping[int, Sequence[tuple[int, int]]], candidates: Sequence[BundleCandidate]
     ) -> Edge:
         left, right = extra.get(edge.u, ()), extra.get(edge.v, ())
         if not left and not right:
@@ -344,48 +355,48 @@ class ParallelBranches:
         if use is not None:
             use[:n, :m] = edge.use
         for x, (at, option) in enumerate(left):
-            if edge.u not in offers[at].path:  # the outermost `cat`, read as ever
+            if edge.u not in candidates[at].path:  # the outermost `cat`, read as ever
                 cost[n + x, :m] = edge.cost[option]
                 if use is not None and edge.use is not None:
                     use[n + x, :m] = edge.use[option]
             elif edge.v in self.optional:  # unused, it does not read what is inside
                 cost[n + x, m - 1] = 0
-            elif edge.v in self.alternatives and edge.v not in offers[at].options:  # what is taken elsewhere
+            elif edge.v in self.alternatives and edge.v not in candidates[at].options:  # what is taken elsewhere
                 cost[n + x, :m] = edge.cost[option]
         for y, (at, option) in enumerate(right):
-            offer = offers[at]
-            if edge.v not in offer.path and edge.u in self.optional and edge.u not in offer.options:
-                cost[n - 1, m + y] = edge.cost[n - 1, option]  # another way to compute a branch, unused
-            if edge.v in offer.path and edge.u not in offer.options:
-                self._enter(edge, option, offer, cost[:n, m + y], None if use is None else use[:n, m + y])
+            candidate = candidates[at]
+            if edge.v not in candidate.path and edge.u in self.optional and edge.u not in candidate.options:
+                cost[n - 1, m + y] = edge.cost[n - 1, option]  # another alternative of a branch, unused
+            if edge.v in candidate.path and edge.u not in candidate.options:
+                self._enter(edge, option, candidate, cost[:n, m + y], None if use is None else use[:n, m + y])
         for (x, (a, one)), (y, (b, other)) in product(enumerate(left), enumerate(right)):
-            if a != b or edge.u not in offers[a].path:
+            if a != b or edge.u not in candidates[a].path:
                 continue
-            offer, inside = offers[a], edge.v in offers[a].path
-            if self._joins(offer, edge):
-                ns = self._to_join(offer, edge, one, other)
-                cost[n + x, m + y] = ns if not inside or offer.slow(edge.v) else 0
+            candidate, inside = candidates[a], edge.v in candidates[a].path
+            if self._joins(candidate, edge):
+                ns = self._to_join(candidate, edge, one, other)
+                cost[n + x, m + y] = ns if not inside or candidate.slow(edge.v) else 0
                 continue
-            cost[n + x, m + y] = edge.cost[one, other] if offer.slow(edge.v) else 0
-            if use is not None and edge.use is not None and offer.full(edge.v):
+            cost[n + x, m + y] = edge.cost[one, other] if candidate.slow(edge.v) else 0
+            if use is not None and edge.use is not None and candidate.full(edge.v):
                 use[n + x, m + y] = edge.use[one, other]
         return Edge(edge.u, edge.v, cost, use)
 
-    def _enter(self, edge: Edge, option: int, offer: BundleCandidate, cost: Table, use: Table | None) -> None:
-        """What is read from outside has to be in the layout that is asked: no conversion takes place inside."""
+    def _enter(self, edge: Edge, option: int, candidate: BundleCandidate, cost: Table, use: Table | None) -> None:
+        """Tensors from outside must have the required layout: nothing is converted inside a bundle."""
         same = edge.cost[:, option] == 0
         cost[same] = 0
-        if use is not None and edge.use is not None and offer.full(edge.v):
+        if use is not None and edge.use is not None and candidate.full(edge.v):
             use[same] = edge.use[same, option]
 
 
 def innermost(layout: Layout, axis: int) -> bool:
-    """Whether no axis further inside splits what an axis does: parts are then exchanged over that axis alone."""
+    """True if no later axis splits the same atom: then parts are exchanged over this axis alone."""
     return not is_split(layout[axis]) or layout[axis] not in layout[axis + 1 :]
 
 
 def widest_piece(pcg: PCG, bundle: Bundle, places: Sequence[int], coordinates: int) -> int:
-    """The most that the branches of one coordinate have along the joined dim."""
+    """The largest size along the joined dim that the branches of one coordinate have together."""
     node, widths = pcg.nodes[bundle.join], [0] * coordinates
     for end, place in zip(node.inputs, places, strict=True):
         widths[place] += pcg.nodes[end].shape[node["dim"]]
@@ -393,7 +404,7 @@ def widest_piece(pcg: PCG, bundle: Bundle, places: Sequence[int], coordinates: i
 
 
 def exchanges(largest_bytes: int, coordinates: int, gathered: bool) -> tuple[tuple[Action, int, bool], ...]:
-    """The collectives of a bundle's end, by the largest piece of a coordinate: action, bytes, whether backward."""
+    """The collectives that end a bundle: (action, bytes, True for backward); `largest_bytes` is of one coordinate."""
     if gathered:
         return (Action.GATHER, coordinates * largest_bytes, False), (Action.SLICE, largest_bytes, True)
     return (Action.EXCHANGE, largest_bytes, False), (Action.EXCHANGE, largest_bytes, True)
