@@ -50,8 +50,8 @@ class Encoding:
         """The alternative that computes a tensor; None if nothing needs the tensor."""
         if node not in self.alternatives:
             return None if self.unused(assignment, self.operators[node][0]) else node
-        ways, number = self.pcg.members[node], self.option(assignment, self.alternatives[node])[0]
-        return ways[number] if number < len(ways) else None
+        members, number = self.pcg.members[node], self.option(assignment, self.alternatives[node])[0]
+        return members[number] if number < len(members) else None
 
     def unused(self, assignment: Sequence[int], variable: int) -> bool:
         """True if the assignment leaves what a variable decides on out of the program."""
@@ -76,9 +76,9 @@ class Encoding:
         """The assignment without hubs kept for segments that are not recomputed: less memory at equal cost."""
         result, modes = list(assignment), set(self.recompute.values())
         wanted = {e.v for e in self.network.edges if e.u in modes and self.recompute_modes[assignment[e.u]] != "none"}
-        asked = {e.v for e in self.network.edges if e.u in modes}
+        decided = {e.v for e in self.network.edges if e.u in modes}
         for hub, table in self.hubs.values():
-            if hub in asked - wanted and result[hub] >= len(table.codes):
+            if hub in decided - wanted and result[hub] >= len(table.codes):
                 result[hub] -= len(table.codes)
         return tuple(result)
 

@@ -15,7 +15,7 @@ def check_network(network: Network) -> None:
 
 
 def problems(network: Network) -> Iterator[str]:
-    """Every inconsistency, in words; a later one may rest on an earlier one being absent."""
+    """A message for every inconsistency; later ones assume that earlier ones are absent."""
     variables, count = network.variables, len(network.capacities)
     for r, capacity in enumerate(network.capacities):
         if capacity < 0:
@@ -96,7 +96,7 @@ def _switch_problems(network: Network) -> Iterator[str]:
 
 
 def _alike(a: Table | None, b: Table | None) -> bool:
-    """Whether tables are equal; None is nothing."""
+    """True if tables are equal; None is all zeros."""
     if a is None or b is None:
         return not any(t is not None and t.any() for t in (a, b))
     return np.array_equal(a, b)

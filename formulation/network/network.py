@@ -7,7 +7,7 @@
 Where capacities are many (a memory at tens of thousands of times), a variable names only the `rows` it counts on.
 Equal parts in a row are named by a `Chain`, so that a solver may solve one of them and count the rest.
 The mode z of a `Switch` decides on the tables of many variables and edges: c_v(z, x_v), c_uv(z, x_u, x_v), and what
-they use. What they take beside that for a while, e(z, ...), counts once, for the switch that takes most at a time:
+they use. Transient use e(z, ...) comes on top, but only that of the switch with the most, since one acts at a time:
 
     Σ_v m_v0 + Σ_(u,v) m_uv0 + max_s Σ_(v ∈ s) e_v(z_s, x_v) + Σ_((u,v) ∈ s) e_uv(z_s, x_u, x_v) ≤ M_0
 """
@@ -79,8 +79,8 @@ class Switch:
     """A choice of M modes, option m of `variable` being mode m, that decides on the tables of others.
 
     Those of a variable v, cost [M, n], use [M, n, R], extra [M, n], and of the edge of a number, cost [M, n_u, n_v] and
-    so on, take the place of its own, which are those of mode 0. `extra` is used of capacity 0 for a while: the switch
-    that takes most counts. No variable or edge belongs to two switches; those of a copy of a chain to one inside it.
+    so on, take the place of its own, which are those of mode 0. `extra` is transient use of capacity 0: that of the
+    switch with the most counts. No variable or edge belongs to two switches, those of a copy of a chain to one in it.
     """
 
     variable: int
@@ -89,7 +89,7 @@ class Switch:
 
     @property
     def has_extra(self) -> bool:
-        """Whether anything is used for a while."""
+        """True if it has transient use."""
         return any(t[2] is not None and t[2].any() for t in (*self.variables.values(), *self.edges.values()))
 
 
@@ -233,7 +233,7 @@ def _evaluate_terms(
 
 
 def extras(network: Network, assignment: Sequence[int]) -> dict[int, int]:
-    """What every switch of an assignment, by its variable, uses for a while."""
+    """Transient use of every switch of an assignment, by its variable."""
     found = dict.fromkeys((s.variable for s in network.switches), 0)
     for term in network.terms(*_decided(network)):
         if term.extra is not None:

@@ -1,4 +1,4 @@
-"""A network without switches: what a switch decides on takes its mode into its own options.
+"""A network without switches: variables that a switch decides take its mode into their own options.
 
 Option m · n + i of a variable of n options under a switch is option i in mode m; modes that differ exclude each other.
 """
@@ -24,7 +24,7 @@ class WithoutSwitches:
 
 
 def without_switches(network: Network) -> WithoutSwitches:
-    """The equal network without switches; raises ValueError where one uses something only for a while."""
+    """The equal network without switches; raises ValueError if one has transient use."""
     if network.capacities and any(s.has_extra for s in network.switches):
         raise ValueError("what switches use for a while has no place in a network without them")
     if not network.switches:

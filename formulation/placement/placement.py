@@ -234,7 +234,7 @@ def reordered(candidates: Iterable[Placement], sizes: Iterable[int]) -> tuple[Pl
 
 
 def refines(fine: Placement, coarse: Placement) -> bool:
-    """Whether merging axes of `fine` (multiplying their rows elementwise) gives `coarse`, up to the order of the axes.
+    """True if merging axes of `fine` (multiplying their rows elementwise) gives `coarse`, up to the order of the axes.
 
     Then every layout on `coarse` is one on `fine`: a tensor split over a merged axis is split over both its parts.
     """
@@ -244,7 +244,7 @@ def refines(fine: Placement, coarse: Placement) -> bool:
 
 
 def _merges(rows: tuple[Row, ...], targets: tuple[Row, ...]) -> bool:
-    """Whether the rows can be shared out among the targets so that each target is the product of its rows."""
+    """True if the rows can be divided among the targets so that each target is the product of its rows."""
     if not rows:
         return all(math.prod(target) == 1 for target in targets)
     row, rest = rows[0], rows[1:]

@@ -45,7 +45,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a reach comes to on so many ranks.
+    """The exchange that a reach needs on a number of ranks.
 
     `moves`: a rank needs other rows than its own; `crops`: it makes others too than its own. `rows`: the most that a
     rank reads, `sent`: the most that one sends or receives.

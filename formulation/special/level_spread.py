@@ -1,4 +1,4 @@
-"""Simple ways to spread joined tables: level within a percent and of few pieces, and those that others take."""
+"""Heuristic spreads of joined tables: level within a percent and of few pieces, and the usual baselines."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _evened(rows: Sequence[int], filled: list[list[int]], most: float) -> list[l
 def _trade(
     rows: _Numbers, counts: _Numbers, held: _Numbers, c: int, others: list[int], several: int, most: float
 ) -> tuple[float, int, int, list[tuple[int, int]]] | None:
-    """The best trade of so many units of c against as many of another, after which the fuller has less; None: no such.
+    """The best trade of `several` units of c against as many of another, if it relieves the fuller; else None.
 
     What the fuller has then, the less the better; how many pieces more; with whom; which tables' units are given and
     taken. `rows` [t], `counts` [coordinate, t], `held` [coordinate].

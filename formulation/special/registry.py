@@ -1,8 +1,8 @@
-"""Special strategies: ways to split an operator that index notation alone does not give, each with its own exchange.
+"""Special strategies: splits of an operator that index notation alone does not give, each with its own exchange.
 
 An entry says in one place when the strategy applies (`rows`), what it sends and keeps (`messages`, `kept`), how its
 line is written (`emit`, with the functions of `program`), and on what it is tried (`examples`, by
-`codegen.verification.special`). On other axes the operator is split as ever, so a strategy composes with all others.
+`codegen.verification.special`). On other axes the operator is split as usual, so a strategy composes with all others.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Special:
     operator's line from its site, the texts of its inputs, and `Splits`: one, unless it may split `several` dims at
     once. `program` is Python source of the functions that the line calls, or a file with it (below "# --- copied from
     here ---"); `primitives` what these use of the program's: `all_reduce`, `gather`, `scatter_sum`, `exchange`. On the
-    other axes an operator of a strategy that is `alone` is whole. `worth` says whether its rows are offered for so many
-    samples of a micro-batch on so many devices, where no strategy is fixed. `examples` add a node to a graph, on which
+    other axes an operator of a strategy that is `alone` is whole. `worth(samples, devices)` says whether its rows
+    are offered, unless a strategy is fixed. `examples` add a node to a graph, on which
     the strategy is tried.
     """
 
@@ -173,7 +173,7 @@ def special_rows(situation: Situation) -> Iterator[Row]:
 
 
 def special_rows_fit(rows: Sequence[Row], inputs: Sequence[Layout], output: Layout, sizes: Sequence[int]) -> bool:
-    """Whether an option with special rows can be run.
+    """True if an option with special rows can be run.
 
     All of them are of one strategy, which has the atoms that it splits to itself: no other axis splits them, so that
     its parts are those of one axis.

@@ -1,4 +1,4 @@
-"""What no plan goes below: a node's time at an even share of its work, whatever the mesh, its placement and layouts."""
+"""Lower bounds on the time of nodes: an even share of the work, whatever the mesh, its placement and layouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tensor_classes import classes, trains
 
 
 class Floor(NamedTuple):
-    """The least times of a node, of one micro-batch (ns); where branches may run side by side only those of both."""
+    """Lower bounds for one micro-batch (ns); only `both` is positive for nodes that may run in parallel branches."""
 
     both: int = 0
     forward: int = 0
@@ -29,35 +29,34 @@ class Floor(NamedTuple):
 
 
 def floors_ns(pcg: PCG, machine: Machine, count: int, precision: Precision) -> npt.NDArray[np.int64]:
-    """[4, n]: of every node a `Floor`, on `count` of the devices (see `domain`).
+    """[4, n]: of every node a `Floor`, on `count` of the devices.
 
-    A device has at least its even share of the arithmetic and of every tensor, and launches every kernel; but of
-    branches that may run side by side it may launch none. Of several ways to compute a node the quickest counts, and
-    what some choice of ways does not need takes no time. Nor does what every stage of a pipeline computes itself where
-    it reads it (`free`): those before it need not.
+    A device has at least its even share of the arithmetic and of every tensor, and launches every kernel, except of
+    parallel branches, of which it may have none. Of several alternatives the fastest counts; tensors that some choice
+    does not need count 0, as do those that every stage may compute for itself (`free`).
     """
     known, everywhere = classes(pcg), stage_local(pcg)
-    beside = {i for bundle in find_bundles(pcg) for i in bundle.nodes}
+    parallel = {i for bundle in find_bundles(pcg) for i in bundle.nodes}
     result = np.zeros((len(Floor._fields), len(pcg.nodes)), dtype=np.int64)
     found: dict[Hashable, Floor] = {}
     for index, *others in Alternatives(pcg, known).needed():
         if known.base[index] == index and not known.constant[index] and index not in everywhere:
             each = []
-            for way in (index, *others):
+            for member in (index, *others):
                 form = (
-                    way in beside,
-                    trains(pcg, way),
-                    form_of(pcg.nodes[way], [pcg.nodes[i] for i in pcg.nodes[way].inputs]),
+                    member in parallel,
+                    trains(pcg, member),
+                    form_of(pcg.nodes[member], [pcg.nodes[i] for i in pcg.nodes[member].inputs]),
                 )
                 if form not in found:
-                    found[form] = _floor_ns(pcg, way, machine, count, precision, way in beside)
+                    found[form] = _floor_ns(pcg, member, machine, count, precision, member in parallel)
                 each.append(found[form])
             result[:, index] = np.min(each, axis=0)
     return result
 
 
-def _floor_ns(pcg: PCG, index: int, machine: Machine, count: int, precision: Precision, beside: bool) -> Floor:
-    """The least time of one node; `beside` others it may launch nothing."""
+def _floor_ns(pcg: PCG, index: int, machine: Machine, count: int, precision: Precision, parallel: bool) -> Floor:
+    """The bounds of one node; a `parallel` one may launch nothing."""
     node, device = pcg.nodes[index], machine.device
     if node.op in SOURCES or not operator(node.op).passes:
         return Floor()
@@ -69,10 +68,10 @@ def _floor_ns(pcg: PCG, index: int, machine: Machine, count: int, precision: Pre
         read[looked_up[0]] = looked_up[1]
     traffic = sum(n * precision.itemsize(x.dtype) for n, x in zip((node.numel, *read), (node, *sources), strict=True))
     work, moved = entry.work(node, sources) / count / flops, traffic * entry.passes / count / bandwidth
-    launch = 0.0 if beside else device.launch_ns
+    launch = 0.0 if parallel else device.launch_ns
     forward, backward = max(work, moved) * 1e9 + launch, 0.0
     if node.gradient:
         backward = max(work * backward_factor(node, sources, entry.matmul), 2 * moved) * 1e9 + launch
     inward = backward / 2 if entry.matmul and trains(pcg, index) else backward
-    exact = (forward + backward, *((0.0, 0.0, 0.0) if beside else (forward, backward, inward)))
+    exact = (forward + backward, *((0.0, 0.0, 0.0) if parallel else (forward, backward, inward)))
     return Floor(*(int(time * (1 - 1e-9)) for time in exact))

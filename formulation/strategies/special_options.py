@@ -50,7 +50,7 @@ class SpecialRows:
         return None not in spreads and special_rows_fit(taken, inputs, output, sizes)
 
     def _spreads(self, row: Row) -> bool:
-        """Whether a row asks for joined tables that are spread."""
+        """True if a row requires joined tables that are spread."""
         return bool(row.special) and row.inputs[0] == P and bool(table_rows(self.situation.sources[0]))
 
     def _spread(self, row: Row, ranks: int) -> TableSpread | None:

@@ -1,4 +1,4 @@
-"""Strategies, derived from index notation: a row says, for one mesh axis, what an operator asks and what it offers.
+"""Strategies, derived from index notation: a row says, for one mesh axis, what an operator requires and gives.
 
 For one axis (design, section 3):
 
@@ -225,8 +225,8 @@ def _split(
         return
     for letters in _addends(others, position, whole):
         for k in range(len(sizes.copy().pop())):
-            asked = tuple(S(of_inputs[p][k]) if p in of_inputs else letters[p] for p in range(len(inputs)))
-            yield Row(asked, P if of_output is None else S(of_output[k]), (name, k))
+            required = tuple(S(of_inputs[p][k]) if p in of_inputs else letters[p] for p in range(len(inputs)))
+            yield Row(required, P if of_output is None else S(of_output[k]), (name, k))
 
 
 def _numbers(known: Atoms, dim: int, index: str, name: str, notation: Notation) -> range:
@@ -252,8 +252,8 @@ def _indices(term: Term) -> set[str]:
 
 
 def _addends(terms: tuple[Term, ...], position: dict[str, int], whole: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """All ways to make every term an addend: of each product one linear factor is at P, the others are whole."""
-    ways: list[list[dict[int, int]]] = []
+    """Input letters that make every term an addend: of each product one linear factor is at P, the others are whole."""
+    choices: list[list[dict[int, int]]] = []
     for term in terms:
         options: list[dict[int, int]] = []
         for chosen in term.factors:
@@ -269,8 +269,8 @@ def _addends(terms: tuple[Term, ...], position: dict[str, int], whole: tuple[int
                         fine &= letters.setdefault(p, letter) == letter
             if fine:
                 options.append(letters)
-        ways.append(options)
-    for combination in product(*ways):
+        choices.append(options)
+    for combination in product(*choices):
         merged: dict[int, int] = {}
-        if all(merged.setdefault(p, letter) == letter for way in combination for p, letter in way.items()):
+        if all(merged.setdefault(p, letter) == letter for part in combination for p, letter in part.items()):
             yield tuple(merged.get(p, letter) for p, letter in enumerate(whole))

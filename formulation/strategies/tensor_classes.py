@@ -32,8 +32,8 @@ class Classes:
 
     `reads` are all reads of a base, `uses` those that are decided on: the reads of passes without gradient are counted
     at what they repeat, unless they read something else. `handed`: what such a pass hands to another one, in a layout
-    that is not decided on (see `handover`). `passes[n]` are the nodes that repeat n, `alternative_of[n]`
-    what n is another way to compute.
+    that is not decided on (see `handover`). `passes[n]` are the nodes that repeat n; node n is an alternative of
+    `alternative_of[n]`.
     """
 
     base: tuple[int, ...]
@@ -51,12 +51,12 @@ class Classes:
         return self.twin.get(node, node)
 
     def variable(self, node: int) -> int:
-        """The node whose variable decides on `node`: itself, what it repeats, or what it is another way to compute."""
+        """The node whose variable decides on `node`: itself, what it repeats, or what it is an alternative of."""
         return self.alternative_of.get(node, self.twin.get(node, node))
 
 
 def trains(pcg: PCG, node: int) -> bool:
-    """Whether gradients of weights follow from that of what `node` computes: it reads one, or what only they give."""
+    """True if weight gradients follow from the output gradient: the node reads a weight, or what only weights give."""
     trained = _trained(origin(pcg))
     return node not in trained and any(i in trained for i in pcg.nodes[node].inputs)
 
@@ -127,7 +127,7 @@ def _uses(
     """The reads to decide on, with how often they are repeated; and the tensors that passes hand to each other."""
 
     def repeats(tensor: int, use: Use) -> bool:
-        """Whether the pass with gradient reads what this pass has in its place."""
+        """True if the pass with gradient reads what this pass has in its place."""
         model = twin.get(use.node)
         return model is not None and base[pcg.nodes[model].inputs[use.operand]] == twin.get(tensor, tensor)
 

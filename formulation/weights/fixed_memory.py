@@ -1,4 +1,4 @@
-"""What every rank holds besides what is decided: whole buffers, and room for what is gathered for a moment."""
+"""Memory of every rank that no decision changes: whole buffers, and transient buffers for gathered weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .storage import transient_buffers
 
 
 def fixed_bytes(pcg: PCG, precision: Precision, devices: int, micro_batches: int) -> int:
-    """Whole buffers, and room for the largest weight and its gradient, for a moment."""
+    """Whole buffers, and transient buffers for the largest weight and its gradient."""
     constant = classes(pcg).constant
     changed = {i for i, (reader, _) in updated(pcg).items() if not constant[reader]}
     buffers = [pcg.nodes[i] for i in pcg.of("buffer") if i not in changed]

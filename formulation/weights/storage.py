@@ -1,6 +1,6 @@
 """How a parameter is stored: its layout, where its gradient and optimizer states are, whether it is gathered twice.
 
-Fully sharded data parallelism is a layout: stored split, asked whole (S -> B is an all-gather forward and a
+Fully sharded data parallelism is a layout: stored split, required whole (S -> B is an all-gather forward and a
 reduce-scatter backward, per micro-batch). ZeRO-1 shards the states over the axes on which the layout is B: gradients
 are reduce-scattered and parameters all-gathered, once a step. ZeRO-2 reduce-scatters gradients in every micro-batch,
 and accumulates shards (Rajbhandari et al., 2020). Offloaded states live in the host's memory, and visit the device for
@@ -91,14 +91,14 @@ class Storage:
 
 
 SHARDS = ((False, False), (True, False), (True, True))
-"""Whether states are sharded, and whether gradients are too: data parallelism, ZeRO-1, ZeRO-2."""
+"""(states sharded, gradients too): data parallelism, ZeRO-1, ZeRO-2."""
 
 
 def transient_buffers(ranks: int, micro_batches: int) -> int:
-    """Tensors as large as the largest weight for which there must be room, for a moment.
+    """Transient buffers, in units of the largest weight.
 
-    Of several ranks, the weight as it is gathered and its gradient; of one, its gradient in a micro-batch, which is
-    added to that of those before.
+    On several ranks the gathered weight and its gradient; on one the gradient of a micro-batch, before it is added to
+    that of the previous ones.
     """
     return 2 if ranks > 1 else int(micro_batches > 1)
 
@@ -116,7 +116,7 @@ def storage(
     scatter: bool = False,
     offload: bool = False,
 ) -> Storage:
-    """All ways to store a parameter; `kept`: some consumer keeps it for backward, so it may be gathered again there.
+    """All options of storing a parameter; `kept`: a reader keeps it for backward, so it may be gathered again there.
 
     Joined tables may be spread over one axis, and are whole on the others. `scatter`: gradients may be scattered in
     every micro-batch, `offload`: states may be on the host; these options are the last.
@@ -128,8 +128,8 @@ def storage(
     legal = legal[~at.any(axis=1) | spread]
     copies = legal[tensor.has(legal, B).any(axis=1)]
     parts: list[tuple[Codes, tuple[bool, ...]]] = []
-    ways = product((False, True)[: 1 + kept], (False, True)[: 1 + offload], SHARDS[: 2 + scatter])
-    for again, offloaded, shards in sorted(ways, key=lambda way: way[1] or way[2][1]):
+    every = product((False, True)[: 1 + kept], (False, True)[: 1 + offload], SHARDS[: 2 + scatter])
+    for again, offloaded, shards in sorted(every, key=lambda flags: flags[1] or flags[2][1]):
         parts.append((copies if shards[0] else legal, (*shards, offloaded, again)))
     codes = np.concatenate([part for part, _ in parts])
     sharded, scattered, offloaded, regather = np.concatenate([np.tile(flags, (len(c), 1)) for c, flags in parts]).T
@@ -234,7 +234,7 @@ def _summed(choice: Storage) -> Iterator[tuple[tuple[int, ...], Flags]]:
 
 
 def _bucketed(moved: Sequence[tuple[CollectivePrice, int]], numel: Array) -> Array:
-    """Time of so many elements' share of full buckets; `moved`: collectives, and the bytes of an element in each."""
+    """Time of the elements' share of full buckets; `moved`: collectives, and the bytes of an element in each."""
     latency = sum(line.latency_ns * item for line, item in moved)
     rate = sum(line.ns_per_byte * item for line, item in moved)
     times: Array = np.ceil(latency * numel / BUCKET_BYTES + rate * numel - ROUNDING_NS).astype(np.int64)

@@ -35,7 +35,7 @@ Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Gradient:
-    """Whether the gradient of a parameter is dense, the `stages` that add it up; of a sparse one rows and look-ups."""
+    """Of a parameter: dense or not, the `stages` that add it up; if sparse, the atoms of rows, and look-ups."""
 
     dense: bool
     stages: int = 1
@@ -99,7 +99,7 @@ class Weights(EncodingPass):
         return gradient.dense and pcg.nodes[base].numel * LEAST >= largest_weight(pcg)
 
     def _storage(self, base: int, gradient: _Gradient, kept: bool) -> Storage:
-        """The ways to store a parameter; copies of weights or other stages leave some out, as does the stage's wish."""
+        """The options of storing a parameter, without those that its copies or the stage rule out."""
         builder, node = self.builder, self.builder.pcg.nodes[base]
         tables, tensor = table_rows(node), builder.costs.space(base)
         sizes = builder.placement.sizes if tables else ()
