@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from ..formulation.pipeline import orders
-from ..formulation.pipeline.evaluate import Schedule, evaluate
+from ..formulation.pipeline.evaluate import TimedOrders, evaluate
 from ..formulation.pipeline.orders import Orders
 from ..formulation.pipeline.problem import (
     Problem,
@@ -231,7 +231,7 @@ def _solved(case: Case, seconds: float) -> Row:
     proved = answer.status is Status.OPTIMAL
     if case.refute and proved and answer.objective_ns is not None:
         proved = refuted(case.problem, answer.objective_ns - 1, seconds)
-    schedule: Schedule | None = answer.schedule
+    schedule: TimedOrders | None = answer.schedule
     return {
         "found_ns": answer.objective_ns,
         "bound_ns": answer.bound_ns,

@@ -1,15 +1,15 @@
-"""What a pipeline costs: the outer problem, of which every stage is a cost network of its own.
+"""The cost of a pipeline, every stage of which is a cost network of its own.
 
 A configuration lays the pipeline's axis on the levels of the machine (its *row*), an inner mesh on what is left to a
-stage, and cuts the batch into K micro-batches. Stage s is busy W_s ns in a step: K times what it does with a
-micro-batch, and what it does once a step. All stages wait for the slowest, and once for all others:
+stage, and cuts the batch into K micro-batches. Stage s is busy W_s ns in a step: K times its work on a micro-batch, and
+its work once a step. All stages wait for the slowest, and once for all others:
 
     step = max_s W_s + ⌈(Σ_s W_s - max_s W_s) / (K v)⌉
 
-For equal stages that is exactly how long 1F1B, GPipe and interleaved 1F1B take (v chunks a device shorten what is
-waited for; their W is summed by device). For unequal ones it is what holds whatever the shares of forward and backward
-are: with K t_s = W_s, a micro-batch passes all stages in Σ t_s, and the slowest adds (K - 1) max t_s. An order may
-take longer where one stage is slowest forward and another backward: 1F1B by some hundredths, GPipe by up to a half.
+For equal stages that is exactly the step of 1F1B, GPipe and interleaved 1F1B (v chunks a device shorten the waiting;
+their W is summed by device). For unequal ones it holds for any shares of forward and backward: with K t_s = W_s, a
+micro-batch passes all stages in Σ t_s, and the slowest adds (K - 1) max t_s. An order may take longer if one stage is
+slowest forward and another backward: 1F1B by some hundredths, GPipe by up to a half.
 
 A device has v stages where they are interleaved: each is planned for an equal share of its memory. Steps of
 PipeDream-2BW (Narayanan et al., 2021) do not wait for each other: each takes max_s W_s, at one more version of the
@@ -19,7 +19,7 @@ For other schedules (zero-bubble, registered ones) the waiting depends on the or
 has. The search then minimises a lower bound of the step (`solvers/search/zero_bubble_bound.py`). Where backwards are
 split, a stage also keeps what its deferred weight gradients need (`deferred_weight_gradients`).
 
-What bounds rest on:
+Bounds rest on three facts:
 
 - the step grows with every W_s: bounds of stages give a bound of the step;
 - a stage that keeps fewer micro-batches needs less memory, and nothing else changes: W_s never grows from a stage to
@@ -41,10 +41,10 @@ from .schedule import ONE_F_ONE_B, Schedule
 
 @dataclass(frozen=True, slots=True, order=True)
 class Configuration:
-    """One choice of what is outside of the stages; `row` all ones is no pipeline.
+    """Everything about a pipeline but the plans of its stages; `row` all ones is no pipeline.
 
-    `row` is the factor of the pipeline's axis on every level of the machine, `matrix` the inner mesh of a stage on
-    what is left of them.
+    `row` is the factor of the pipeline's axis on every level of the machine, `matrix` the inner mesh of a stage on the
+    rest of each level.
     """
 
     row: Row
@@ -69,7 +69,7 @@ class Configuration:
         return Placement(tuple(map(prod, self.matrix)), self.matrix)
 
     def along(self, row: Row) -> Configuration:
-        """The same with the pipeline elsewhere."""
+        """The same with the pipeline on other levels."""
         return replace(self, row=row)
 
     @property
@@ -93,7 +93,7 @@ class Configuration:
         return ("none",) if self.schedule.splits_backward else recompute
 
     def in_flight(self, stage: int) -> int:
-        """Micro-batches of which `stage` keeps activations at once."""
+        """Micro-batches whose activations `stage` keeps at once."""
         return self.schedule.in_flight(self.devices, self.chunks, self.micro_batches, stage)
 
     def forwards_ahead(self, stage: int) -> int:
@@ -101,7 +101,7 @@ class Configuration:
         return self.schedule.forwards_ahead(self.devices, self.chunks, self.micro_batches, stage)
 
     def step_ns(self, busy_ns: Sequence[int]) -> int:
-        """The step, of what every stage (in the model's order) is busy."""
+        """The step, from the busy time of every stage in the model's order."""
         return step_ns(self.devices, self.rounds, busy_ns)
 
 
@@ -113,7 +113,7 @@ def rows(hierarchy: Sequence[int], stages: int | None = None) -> Iterator[Row]:
 
 
 def step_ns(devices: int, rounds: int | None, busy_ns: Sequence[int]) -> int:
-    """The predicted step of stages that are busy so long, given in the model's order: stage s lies on device s mod p.
+    """The step of stages with these busy times, in the model's order: stage s lies on device s mod p.
 
     >>> step_ns(2, 4, [100, 60])  # a quarter of the faster one's time is waited for
     115
@@ -125,5 +125,5 @@ def step_ns(devices: int, rounds: int | None, busy_ns: Sequence[int]) -> int:
 
 
 def waited(longest: int, total: int, rounds: int | None) -> int:
-    """The step whose busiest device works so long, and all devices `total`."""
+    """The step whose busiest device works `longest` ns, and all devices `total`."""
     return longest if rounds is None else longest + -(-(total - longest) // rounds)

@@ -1,6 +1,6 @@
-"""What orders cost, in plain Python: every schedule, written or found, is priced and checked here.
+"""Makespan, period and memory of orders, in plain Python: the check of every order, written or found.
 
-Every task begins as soon as its device is free and what it waits for is there: given the orders, nothing ends earlier.
+Every task begins once its device is free and its predecessors have ended: given the orders, nothing ends earlier.
 The bytes in use on a device depend on its order alone, since it runs one task at a time.
 """
 
@@ -17,12 +17,12 @@ from .problem import Edge, Problem
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """When the tasks of a problem begin (ns, by their index), and what follows from it.
+class TimedOrders:
+    """Orders with the start of every task (ns, by task index).
 
-    `makespan_ns`: from the first start to the last end. `period_ns`: time from step to step where every device begins
-    its next step as soon as it ended this one, without waiting for the others. `bubble`: the share of the makespan that
-    devices wait; `period_bubble`: that of the period. `peak_bytes`: of every device.
+    `makespan_ns`: from the first start to the last end. `period_ns`: time between steps if every device begins its next
+    step as soon as it ended this one, without waiting for the others. `bubble`, `period_bubble`: the idle share of the
+    makespan and of the period. `peak_bytes`: of every device.
     """
 
     orders: Orders
@@ -34,11 +34,10 @@ class Schedule:
     peak_bytes: tuple[int, ...]
 
 
-def evaluate(problem: Problem, orders: Sequence[Sequence[Slot]]) -> Schedule:
-    """The earliest schedule of these orders.
+def evaluate(problem: Problem, orders: Sequence[Sequence[Slot]]) -> TimedOrders:
+    """Run every task as early as these orders allow.
 
-    PartitaError: a task is missing, there twice, or on another device; slots wait for each other in a circle; a device
-    lacks memory.
+    PartitaError: a task is missing, duplicated or on another device; the orders deadlock; a device lacks memory.
     """
     slots = tuple(tuple(Slot(*slot) for slot in own) for own in orders)
     sequences = _indices(problem, slots)
@@ -53,25 +52,25 @@ def evaluate(problem: Problem, orders: Sequence[Sequence[Slot]]) -> Schedule:
     ]
     period = _cycle_mean(reach)
     busy = sum(problem.loads_ns)
-    return Schedule(
-        slots,
-        tuple(starts),
-        makespan,
-        period,
-        1 - busy / (problem.devices * makespan),
-        1 - busy / (problem.devices * period),
-        peaks,
+    return TimedOrders(
+        orders=slots,
+        starts_ns=tuple(starts),
+        makespan_ns=makespan,
+        period_ns=period,
+        bubble=1 - busy / (problem.devices * makespan),
+        period_bubble=1 - busy / (problem.devices * period),
+        peak_bytes=peaks,
     )
 
 
 def starts_ns(problem: Problem, orders: Sequence[Sequence[Slot]]) -> tuple[int, ...]:
-    """When the tasks begin, as in `evaluate`, and nothing else: where there are many tasks, in less time."""
+    """Only the starts of `evaluate`, in less time for many tasks."""
     earliest = _earliest(problem, _indices(problem, tuple(map(tuple, orders))))
     return tuple(start for start in earliest(range(len(problem.tasks))) if start is not None)
 
 
 def _earliest(problem: Problem, sequences: Sequence[Sequence[int]]) -> Callable[[Sequence[int]], list[int | None]]:
-    """What tells the earliest start of every task after those that begin at 0; None: it waits for none of them."""
+    """A function: sources that begin at 0 -> the earliest start of every task; None if it depends on no source."""
     edges = [*problem.edges, *(Edge(a, b) for own in sequences for a, b in pairwise(own))]
     order = _sorted(problem, edges)
     into: list[list[Edge]] = [[] for _ in problem.tasks]
@@ -109,7 +108,7 @@ def _indices(problem: Problem, orders: Orders) -> list[list[int]]:
 
 
 def _sorted(problem: Problem, edges: Sequence[Edge]) -> list[int]:
-    """The tasks, each after those that it waits for."""
+    """The tasks in topological order. PartitaError: a cycle, told as a shortest one."""
     waits = [0] * len(problem.tasks)
     out: list[list[int]] = [[] for _ in problem.tasks]
     for edge in edges:
@@ -140,7 +139,7 @@ def _sorted(problem: Problem, edges: Sequence[Edge]) -> list[int]:
 
 
 def _circle(waits: dict[int, list[int]]) -> list[int]:
-    """A shortest circle, each waiting for the next; its first task again at the end."""
+    """A shortest cycle, each task waiting for the next; the first one is repeated at the end."""
     best: list[int] = []
     for first in sorted(waits):
         came: dict[int, int] = {}
@@ -175,7 +174,7 @@ def _peaks(problem: Problem, sequences: Sequence[Sequence[int]]) -> Iterator[int
 
 
 def _cycle_mean(reach: Sequence[Sequence[int | None]]) -> int:
-    """The time from step to step, rounded up: the largest mean of a circle of devices (Karp).
+    """The time from step to step, rounded up: the maximum cycle mean over devices (Karp).
 
     `reach[a][b]`: from the first start on a to the last end on b in one step. Device b begins its next step max over a
     of reach[a][b] after a began this one, so starts grow by the largest mean a step.

@@ -1,7 +1,7 @@
-"""What is scheduled: tasks of a pipeline, what must wait for what, and the memory of devices. All in integers.
+"""Scheduling problems: the tasks of a pipeline, their precedence and the memory of devices. All in integers.
 
 A training step is a set of tasks, each a part of the model on a micro-batch, on one device or on several at once.
-`build` writes the tasks of a chain of stages; the functions after it say where the stages of the usual pipelines lie.
+`build` makes the tasks of a chain of stages; the functions after it place the stages as the usual pipelines do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .orders import KINDS, Slot
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One slot of the schedule: it keeps all its devices busy, takes bytes at its start and releases some at its end.
+    """A slot with its duration: it occupies all its devices, takes bytes at its start and releases some at its end.
 
     The bytes are those of each of its devices.
     """
@@ -59,8 +59,8 @@ class Holding(NamedTuple):
 class Problem:
     """Tasks, edges between them, and devices with their room for activations in bytes (None: enough).
 
-    PartitaError: an edge or device that is not there, a duration below 1 ns, a slot twice, edges in a circle, memory
-    that is released but not taken before, or never released.
+    PartitaError: an unknown task or device, a duration below 1 ns, a duplicate slot, cyclic edges, memory that is
+    released before it is taken, or never.
     """
 
     tasks: tuple[Task, ...]
@@ -76,10 +76,10 @@ class Problem:
                 raise PartitaError(f"{task.slot} is on devices {task.devices}, of {self.devices}")
         twice = [slot for slot, count in Counter(task.slot for task in self.tasks).items() if count > 1]
         if twice:
-            raise PartitaError(f"{twice[0]} is there twice")
+            raise PartitaError(f"{twice[0]} is duplicated")
         if not all(0 <= i < len(self.tasks) for edge in self.edges for i in edge[:2]):
             raise PartitaError(f"an edge leads beyond the {len(self.tasks)} tasks")
-        assert self.topological is not None  # refuses circles
+        assert self.topological is not None  # rejects cycles
         object.__setattr__(self, "holdings", tuple(self._matched()))
 
     @property
@@ -97,12 +97,12 @@ class Problem:
 
     @cached_property
     def loads_ns(self) -> tuple[int, ...]:
-        """How long the tasks of every device take together."""
+        """The total duration of every device's tasks."""
         return tuple(sum(self.tasks[i].duration_ns for i in own) for own in self.on_device)
 
     @cached_property
     def topological(self) -> tuple[int, ...]:
-        """The tasks, each after those that it waits for."""
+        """The tasks in topological order."""
         waits: dict[int, set[int]] = {i: set() for i in range(len(self.tasks))}
         for edge in self.edges:
             waits[edge.after].add(edge.before)
@@ -113,9 +113,9 @@ class Problem:
             raise PartitaError(f"no schedule exists: {circle}") from None
 
     def _matched(self) -> Iterator[Holding]:
-        """Who releases what was taken, first come first served among the tasks of a stage and micro-batch.
+        """Pair takes with releases, first in, first out, among the tasks of a stage and micro-batch.
 
-        Which release belongs to which take does not matter: the bytes in use are those taken less those released.
+        The pairing does not matter: the bytes in use are those taken less those released.
         """
         taken: dict[tuple[int, int, int], list[list[int]]] = {}
         for i in self.topological:
@@ -139,12 +139,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one micro-batch costs on a stage.
+    """The cost of one micro-batch on a stage.
 
     `weight_ns` above 0 splits the backward: "B" for the inputs, "W" for the weights. `recompute_ns` above 0 keeps only
-    the input of the stage, `input_bytes`, and runs the forward again: as a task "R" of its own, or, where `fused`, as
-    the first part of the backward, which waits for the gradient. `activation_bytes` are held from the forward (or from
-    its repetition) to the end of the backward; of them `weight_bytes` (None: all) until the weights' gradients.
+    the input of the stage, `input_bytes`, and recomputes the forward: as a task "R" of its own or, if `fused`, as the
+    first part of the backward, once its gradient is there. `activation_bytes` are held from the forward (or from its
+    recomputation) to the end of the backward; of them `weight_bytes` (None: all) until the weights' gradients.
     """
 
     forward_ns: int
@@ -157,7 +157,7 @@ class Stage:
     fused: bool = False
 
     def tasks(self, stage: int, micro: int, devices: tuple[int, ...], trained: bool) -> Iterator[Task]:
-        """Its tasks on one micro-batch, each after what it needs; without backward where it is not `trained`."""
+        """Its tasks on one micro-batch, in topological order; no backward unless `trained`."""
         again, split, held = self.recompute_ns > 0, self.weight_ns > 0, self.activation_bytes
         late = 0 if not split else held if self.weight_bytes is None else self.weight_bytes
         kept = self.input_bytes if again else held
@@ -177,7 +177,7 @@ class Stage:
 Where = Callable[[int, int], tuple[int, ...]]
 """The devices of a stage and a micro-batch."""
 Room = int | None | Sequence[int | None]
-"""Bytes for activations: of every device the same, or of each its own; None where there is enough."""
+"""Bytes for activations: one number for all devices, or one for each; None: unlimited."""
 
 
 def build(
@@ -191,8 +191,8 @@ def build(
 ) -> Problem:
     """The tasks of K micro-batches through a chain of stages; stages before `trained` run forwards only.
 
-    A forward waits for the one before it, a backward for that of the stage after it, between other devices with the
-    transfer's lag.
+    A forward waits for that of the stage before, a backward for that of the stage after; between different devices with
+    the transfer's lag.
     """
     if not chain or micros < 1 or lag_ns < 0:
         raise PartitaError(f"{len(chain)} stages, {micros} micro-batches and a lag of {lag_ns} ns are no pipeline")
@@ -249,7 +249,7 @@ def repeated(stages: Sequence[Stage], micros: int, passes: int = 3, room: Room =
     """
     devices, trained = len(stages), (passes - 1) * len(stages)
     chain = [*(replace(stage, activation_bytes=0) for stage in stages)] * (passes - 1) + [*stages]
-    return build(chain, micros, lambda s, m: (s % devices,), devices, room, lag_ns, trained)
+    return build(chain, micros, lambda s, m: (s % devices,), devices, room, lag_ns=lag_ns, trained=trained)
 
 
 def interlaced_pipeline(
@@ -269,9 +269,9 @@ def interlaced_pipeline(
 
 
 def in_units(problem: Problem, *others_ns: int) -> tuple[Problem, int]:
-    """The problem in the largest unit of time that divides all its times and the others given, and the unit in ns.
+    """The problem in the largest unit of time that divides all its times and `others_ns`, and that unit in ns.
 
-    Where every task begins as early as it can, all times are sums of durations and lags: least makespans stay so.
+    In an earliest schedule all times are sums of durations and lags, so shortest makespans stay shortest.
     """
     unit = gcd(*(task.duration_ns for task in problem.tasks), *(edge.lag_ns for edge in problem.edges), *others_ns)
     if unit == 1:

@@ -1,4 +1,4 @@
-"""What it costs a stage of a pipeline to hand a tensor to the next one, and to have a gradient that others have too."""
+"""The cost of sending a tensor to the next stage of a pipeline, and of summing the gradient of a shared weight."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ def transfer_price(machine: Machine, row: tuple[int, ...]) -> CollectivePrice:
 
 
 def messages(gradient: bool) -> int:
-    """How often a stage holds a tensor that it is handed or hands on, besides what backward needs.
+    """Buffers of a tensor that a stage receives or sends, besides what backward keeps.
 
-    Messages on their way, the last but two of which is waited for, and the gradient's. A stage between two others has
-    them on both sides, half of the former on each.
+    Two messages may be in flight, and the gradient's. An inner stage has them on both sides, half of the former each.
     """
     return 2 + gradient
 
 
 def exchanged_bytes(size_bytes: NDArray[np.int64], stages: int) -> NDArray[np.int64]:
-    """Bytes that a device sends of a gradient so that each of the stages that have the weight has its sum: a ring."""
+    """Bytes that a device sends to sum a gradient over the `stages` that share the weight: a ring."""
     sent: NDArray[np.int64] = -(-2 * (stages - 1) * size_bytes // stages)
     return sent

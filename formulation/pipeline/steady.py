@@ -1,7 +1,7 @@
-"""Schedules for any number of micro-batches from one that repeats.
+"""Periodic schedules, for any number of micro-batches.
 
-A `Steady` is a schedule of some repetitions of a problem, with a time before which every task ran again and again after
-one period. `orders` puts as many more periods there as are asked for, so a makespan grows by one period a repetition.
+A `Steady` is a schedule of some repetitions of a problem, with a time before which every task recurred once a period.
+`orders` inserts further periods there, so the makespan grows by one period a repetition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .problem import Edge, Problem
 
 
 def repetitions(problem: Problem, count: int) -> Problem:
-    """The problem so many times: task i of repetition n is task n·|tasks| + i, its micro-batch moved on."""
+    """`count` copies of the problem: task i of copy n is task n·|tasks| + i, with its micro-batches numbered on."""
     if count < 1:
         raise PartitaError(f"{count} repetitions: there is at least one")
     size, micros = len(problem.tasks), 1 + max(task.micro for task in problem.tasks)
@@ -29,8 +29,8 @@ def repetitions(problem: Problem, count: int) -> Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
-    """What no schedule of n > `beyond` repetitions goes below: `slope_ns`·n + `constant_ns`; words say why."""
+class RepetitionBound:
+    """Lower bound on the makespan of n > `beyond` repetitions: `slope_ns`·n + `constant_ns`; `words`: its reason."""
 
     slope_ns: Fraction
     constant_ns: int
@@ -43,7 +43,7 @@ class Floor:
 
 @dataclass(frozen=True)
 class Steady:
-    """A schedule of a problem's repetitions, for any number from `least` on.
+    """A schedule of any number of repetitions of a problem, from `least` on.
 
     `starts_ns`: of `least` repetitions. In the `windows` periods before `turn_ns` every task of the problem began once
     a period, one repetition after the other, exactly `period_ns` apart.
@@ -61,7 +61,7 @@ class Steady:
     least: int
     starts_ns: tuple[int, ...]
     turn_ns: int
-    floor: Floor
+    floor: RepetitionBound
 
     @property
     def ends_ns(self) -> int:
@@ -70,21 +70,21 @@ class Steady:
         return max(start + self.problem.tasks[i % size].duration_ns for i, start in enumerate(self.starts_ns))
 
     def makespan_ns(self, repetitions: int) -> int:
-        """ns of so many repetitions: a period each beyond the least."""
+        """Makespan of so many repetitions: a period each beyond the least."""
         self._check(repetitions)
         return self.ends_ns + (repetitions - self.least) * self.period_ns
 
     def above_ns(self, repetitions: int) -> int:
-        """How much longer that is than what no schedule goes below; 0: none is shorter."""
+        """The makespan above its lower bound; 0: no schedule is shorter."""
         return self.makespan_ns(repetitions) - self.floor.makespan_ns(repetitions)
 
     @property
     def always_shortest(self) -> bool:
-        """Whether no schedule is shorter for any number of repetitions from `least` on."""
+        """True if it is proved shortest for every number of repetitions from `least` on."""
         return self.floor.slope_ns == self.period_ns and self.above_ns(self.least) == 0
 
     def starts(self, repetitions: int) -> tuple[int, ...]:
-        """The starts of so many repetitions (ns), by the index of the task in `repetitions(problem, …)`."""
+        """The starts (ns) of so many repetitions, by task index in `repetitions(problem, …)`."""
         self._check(repetitions)
         size, more = len(self.problem.tasks), repetitions - self.least
         begin = [0] * (size * repetitions)
@@ -99,12 +99,12 @@ class Steady:
         return tuple(begin)
 
     def orders(self, repetitions_: int) -> Orders:
-        """What every device runs for so many repetitions."""
+        """The orders of so many repetitions."""
         whole, begin = repetitions(self.problem, repetitions_), self.starts(repetitions_)
         return tuple(tuple(whole.tasks[i].slot for i in sorted(own, key=begin.__getitem__)) for own in whole.on_device)
 
     def in_ns(self, problem: Problem, unit_ns: int) -> Steady:
-        """The same for a problem of which this one's is in units of time."""
+        """Convert from units of time to ns; `problem` is the one in ns."""
         floor = replace(
             self.floor, slope_ns=self.floor.slope_ns * unit_ns, constant_ns=self.floor.constant_ns * unit_ns
         )
@@ -117,14 +117,14 @@ class Steady:
 
 
 def windows(problem: Problem, period_ns: int) -> int:
-    """How many equal periods make one that can be put in: one, and as many as the longest task and transfer take."""
+    """Equal periods needed before another can be inserted: one, and as many as the longest task and transfer span."""
     longest = max((problem.tasks[e.before].duration_ns + e.lag_ns for e in problem.edges), default=0)
     longest = max([longest, *(task.duration_ns for task in problem.tasks)])
     return 1 + ceil(Fraction(longest, period_ns))
 
 
 def turns(problem: Problem, period_ns: int, starts_ns: Sequence[int]) -> Iterator[int]:
-    """The times at which a period can be put into a schedule of repetitions of the problem."""
+    """The times at which a period can be inserted into a schedule of repetitions of the problem."""
     size, count = len(problem.tasks), windows(problem, period_ns)
     of_task = [starts_ns[i::size] for i in range(size)]
     if any(list(own) != sorted(own) for own in of_task):

@@ -1,4 +1,4 @@
-"""What no schedule of a pipeline goes below, without search.
+"""Lower bounds on the makespan and period of a pipeline, without search.
 
 `tightened` adds edges that lose nothing; `makespan_bound` and `period_bound` look at one device at a time (Jackson's
 preemptive schedule), with what must come before its first and after its last task.
@@ -44,7 +44,7 @@ def tightened(problem: Problem) -> Problem:
 
 
 def _interchangeable(problem: Problem) -> list[list[int]]:
-    """Micro-batches in groups of which each may stand for every other; none where one waits for another."""
+    """Groups of interchangeable micro-batches; none if one waits for another."""
     tasks = problem.tasks
     if any(tasks[e.before].micro != tasks[e.after].micro for e in problem.edges):
         return []
@@ -61,7 +61,7 @@ def _interchangeable(problem: Problem) -> list[list[int]]:
 
 
 def _types(problem: Problem, device: int) -> set[tuple[str, int, str, int, int]]:
-    """What a device holds, micro-batches apart."""
+    """The kinds of memory that a device holds, whatever the micro-batch."""
     tasks = problem.tasks
     return {
         (tasks[h.taker].kind, tasks[h.taker].stage, tasks[h.releaser].kind, tasks[h.releaser].stage, h.bytes)
@@ -71,9 +71,9 @@ def _types(problem: Problem, device: int) -> set[tuple[str, int, str, int, int]]
 
 
 def heads(problem: Problem, sources: Sequence[int] | None = None) -> Row:
-    """The earliest start of every task after `sources` began at 0, all devices free; None: it waits for none of them.
+    """Earliest start of every task if `sources` begin at 0 and devices are free; None: it depends on no source.
 
-    Without sources: after the beginning.
+    Without sources: from the beginning.
     """
     start: list[int | None] = [0 if sources is None else None] * len(problem.tasks)
     for i in sources or ():
@@ -130,15 +130,15 @@ def jackson(tasks: Sequence[tuple[int, int, int]]) -> int:
 
 
 def makespan_bound(problem: Problem) -> int:
-    """ns from the first start to the last end that no schedule goes below."""
+    """Lower bound on the makespan in ns."""
     problem = tightened(problem)
     return max(_windows(problem, heads(problem), tails(problem), range(problem.devices)))
 
 
 def period_bound(problem: Problem) -> int:
-    """The same for a device's own time from its first start to its last end, of the device where it is longest.
+    """Lower bound on the period: the longest time of any device from its first start to its last end.
 
-    What starts after a task of device d and ends before one lies within d's own time.
+    Whatever starts after a task of device d and ends before another lies within that time of d.
     """
     problem = tightened(problem)
     return max(

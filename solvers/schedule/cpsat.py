@@ -10,7 +10,7 @@
              head and tail are paths from the first and to the last of all tasks, with P of the device's own
          (5) C, P >= the bound of one device
 
-What is found is confirmed by `evaluate`, which also moves every task as early as its order allows.
+`evaluate` confirms what is found, and moves every task as early as its order allows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from math import ceil, isfinite
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from ...formulation.pipeline.evaluate import Schedule, evaluate
+from ...formulation.pipeline.evaluate import TimedOrders, evaluate
 from ...formulation.pipeline.orders import Orders
 from ...formulation.pipeline.problem import Problem, in_units, with_room
 from ...model.errors import PartitaError
@@ -32,25 +32,25 @@ from .bounds import Row, heads, makespan_bound, period_bound, tails, tightened
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, CpSolver, IntVar
 
-OBJECTIVES: dict[str, tuple[Callable[[Problem], int], Callable[[Schedule], int]]] = {
+OBJECTIVES: dict[str, tuple[Callable[[Problem], int], Callable[[TimedOrders], int]]] = {
     "makespan": (makespan_bound, attrgetter("makespan_ns")),
     "period": (period_bound, attrgetter("period_ns")),
 }
-"""What is shortest: the bound that needs no search, and what a schedule makes of it."""
+"""Objective -> its lower bound without search, and its value for a schedule."""
 
 WORKERS = 2
-"""CP-SAT's searches side by side: one finds schedules, one proves. Which of several shortest ones is found may vary."""
+"""Parallel searches of CP-SAT: one finds, one proves. Which of several shortest schedules is found may vary."""
 SEED = 1
 MEETING = 0.4
-"""The share of the time for a schedule that meets the bound: narrow starts make that quicker than less and less."""
+"""The share of the time spent on meeting the bound at once, which narrow domains make quicker than descending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The shortest schedule found, and the ns that no schedule goes below (None where there is none)."""
+    """The shortest schedule found, and the lower bound in ns (None: there is no schedule)."""
 
     status: Status
-    schedule: Schedule | None
+    schedule: TimedOrders | None
     objective_ns: int | None
     bound_ns: int | None
     seconds: float
@@ -58,7 +58,7 @@ class Answer:
 
     @property
     def orders(self) -> Orders:
-        """What every device runs, as a user's plan takes it. PartitaError: no schedule was found."""
+        """The orders found. PartitaError: there are none."""
         if self.schedule is None:
             raise PartitaError(f"there are no orders: {self.status.value}, {self.words}")
         return self.schedule.orders
@@ -74,13 +74,13 @@ def solve(
     """The shortest schedule; at least as good as the best of those `known` that fit the memory.
 
     `objective`: "makespan", or "period" for devices that go on with the next step without waiting for each other.
-    PartitaError: another objective; a known order that lacks a task or never ends.
+    PartitaError: an unknown objective; a known order that lacks a task or deadlocks.
     """
     start = time.perf_counter()
     if objective not in OBJECTIVES:
         raise PartitaError(f"no objective {objective!r}; there are {', '.join(OBJECTIVES)}")
     bounded, value = OBJECTIVES[objective]
-    best: Schedule | None = min((s for orders in known if (s := fitting(problem, orders))), key=value, default=None)
+    best: TimedOrders | None = min((s for orders in known if (s := fitting(problem, orders))), key=value, default=None)
 
     def answer(bound: int | None, words: str, status: Status | None = None) -> Answer:
         objective_ns = None if best is None else value(best)
@@ -102,7 +102,7 @@ def solve(
         if high is not None and low > high:
             break
         aim = high if share == 1.0 else low
-        program = Program(small, objective, low, aim)
+        program = OrderModel(small, objective, low, aim)
         if share == 1.0:
             program.pin()
         status, starts, proved = program.solve(share * (seconds - (time.perf_counter() - start)), workers)
@@ -119,14 +119,14 @@ def solve(
 
 
 def refuted(problem: Problem, makespan_ns: int, seconds: float = 60.0, workers: int = WORKERS) -> bool:
-    """Whether CP-SAT proves that no schedule ends by then, from (1) to (4) alone: no edges and bounds of ours."""
+    """True if CP-SAT proves from (1) to (4) alone, without our edges and bounds, that no schedule ends by then."""
     small, unit = in_units(problem)
-    program = Program(small, "makespan", 0, makespan_ns // unit, plain=True)
+    program = OrderModel(small, "makespan", 0, makespan_ns // unit, plain=True)
     return program.solve(seconds, workers)[0] is Status.INFEASIBLE
 
 
-def fitting(problem: Problem, orders: Orders) -> Schedule | None:
-    """The schedule of orders; None where a device lacks memory."""
+def fitting(problem: Problem, orders: Orders) -> TimedOrders | None:
+    """The earliest schedule of these orders; None if a device lacks memory."""
     found = evaluate(with_room(problem, None), orders)
     fits = all(m is None or p <= m for p, m in zip(found.peak_bytes, problem.capacities, strict=True))
     return found if fits else None
@@ -138,7 +138,7 @@ def orders_of(problem: Problem, starts: Sequence[int]) -> Orders:
 
 
 def cp_sat(model: CpModel, seconds: float, workers: int = WORKERS) -> tuple[Status, CpSolver]:
-    """Why it stopped, and the solver with its values."""
+    """Solve a model: the status, and the solver with its values."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
@@ -156,8 +156,8 @@ def cp_sat(model: CpModel, seconds: float, workers: int = WORKERS) -> tuple[Stat
     return status[found], solver
 
 
-class Program:
-    """The model: `low` is proved already, at most `high` is wanted. `plain`: nothing of ours, (1) to (4) alone."""
+class OrderModel:
+    """The model, for objectives from `low` to `high`. `plain`: (1) to (4) alone, without our edges and bounds."""
 
     def __init__(
         self, problem: Problem, objective: str, low: int, high: int | None = None, plain: bool = False
@@ -209,18 +209,18 @@ class Program:
         self.model.add_cumulative(spans, [h.bytes for h in held], capacity)
 
     def pin(self) -> None:
-        """Where one task comes before all others, let it begin at 0: any schedule may be moved there."""
+        """If one task precedes all others, start it at 0: any schedule can be shifted there."""
         begins = set(range(len(self.duration))) - {edge.after for edge in self.edges}
         if len(begins) == 1:
             self.model.add(self.start[begins.pop()] == 0)
 
     def hint(self, starts: Sequence[int]) -> None:
-        """Where to look first."""
+        """Suggest starts to the search."""
         for variable, start in zip(self.start, starts, strict=True):
             self.model.add_hint(variable, start)
 
     def solve(self, seconds: float, workers: int = WORKERS) -> tuple[Status, tuple[int, ...] | None, int]:
-        """Why it stopped, the starts found, and the bound proved (where there is a schedule)."""
+        """The status, the starts found, and the bound proved (if there is a schedule)."""
         status, solver = cp_sat(self.model, seconds, workers)
         if status is Status.INFEASIBLE:
             return status, None, 0

@@ -1,4 +1,4 @@
-"""The shortest period of a pipeline by CP-SAT, and schedules for any number of micro-batches from it.
+"""The shortest period of a pipeline by CP-SAT, and schedules for any number of micro-batches built on it.
 
 First a modulo schedule of a problem whose tasks are run again and again: task i begins at q[i] T + φ[d] + r[i] on
 device d, for the n-th time n T later.
@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 from ...formulation.pipeline.evaluate import evaluate
 from ...formulation.pipeline.orders import Orders
 from ...formulation.pipeline.problem import Edge, Problem, in_units
-from ...formulation.pipeline.steady import Floor, Steady, repetitions, turns, windows
+from ...formulation.pipeline.steady import RepetitionBound, Steady, repetitions, turns, windows
 from ...model.errors import PartitaError
 from ..protocol import Status
-from .cpsat import MEETING, Program, cp_sat, fitting, orders_of
-from .floor import floors
+from .cpsat import MEETING, OrderModel, cp_sat, fitting, orders_of
+from .repetition_bounds import repetition_bounds
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, CpSolver
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SteadyAnswer:
-    """A steady schedule, what is proved of its period, and of its first and last repetitions.
+    """A periodic schedule, and what is proved of its period and of its first and last repetitions.
 
     `period`: OPTIMAL where no schedule that repeats after one problem has a shorter period (where the floor's slope is
     the period, no schedule at all), INFEASIBLE where one repetition lacks memory. `makespan`: OPTIMAL where none with
@@ -61,7 +61,7 @@ def steady(problem: Problem, known: Iterable[Callable[[int], Orders]] = (), seco
     but not on all.
     """
     start = time.perf_counter()
-    low = ceil(max(bound.slope_ns for bound in floors(problem)))
+    low = ceil(max(bound.slope_ns for bound in repetition_bounds(problem)))
     period_status, period, begin = Modulo(problem, low).solve(seconds / 2)
     found, ends = None, Status.UNKNOWN
     if begin is not None:
@@ -121,7 +121,7 @@ class Modulo:
         self.o[i, j], self.o[j, i] = before, ~before
 
     def _apart(self, edge: Edge) -> int:
-        """So many periods apart, any places in the period do: they differ by less than two periods."""
+        """Periods between two tasks from which on any places in the period will do: those differ by less than two."""
         return 2 - (-(self.problem.tasks[edge.before].duration_ns + edge.lag_ns) // self.low)
 
     def _edge(self, edge: Edge) -> None:
@@ -135,7 +135,7 @@ class Modulo:
                 self.model.add(k * self.T + self._place(j) - self._place(i) >= wait).only_enforce_if(chosen)
 
     def _place(self, i: int) -> Any:
-        """When task i begins, periods apart."""
+        """The start of task i within its period."""
         return self.phi[self.problem.tasks[i].devices[0]] + self.r[i]
 
     def _memory(self, d: int, capacity: int) -> None:
@@ -151,7 +151,7 @@ class Modulo:
             self.model.add(sum(h.bytes * count for h, count in zip(held, copies, strict=True)) <= capacity)
 
     def solve(self, seconds: float) -> tuple[Status, int, tuple[int, ...] | None]:
-        """Why the search for the least T stopped, T, and the starts of the first repetition."""
+        """The status of the search for the least T, T, and the starts of the first repetition."""
         start = time.perf_counter()
         self.model.minimize(self.T)
         status, solver = cp_sat(self.model, seconds)
@@ -181,12 +181,12 @@ def _ends(
     known: Iterable[Callable[[int], Orders]],
     seconds: float,
 ) -> tuple[Status, Steady]:
-    """The shortest schedule whose middle repeats, of as many repetitions as its first and last ones need."""
+    """The shortest schedule whose middle is periodic, of as many repetitions as its first and last ones need."""
     inside = (max(begin) - min(begin)) // period + 1  # repetitions under way at once
     first, equal = inside, inside + windows(problem, period) + 1
     count, size = 2 * inside + equal, len(problem.tasks)
     whole = repetitions(problem, count)
-    bound = max((b for b in floors(problem) if b.beyond < count), key=lambda b: b.makespan_ns(count))
+    bound = max((b for b in repetition_bounds(problem) if b.beyond < count), key=lambda b: b.makespan_ns(count))
     pattern = tuple(start - min(begin) + n * period for n in range(count) for start in begin)
     best = _repeating(problem, period, count, pattern, bound)
     assert best is not None, "the pattern repeats from beginning to end"
@@ -204,7 +204,7 @@ def _ends(
         if best.above_ns(count) == 0:
             return Status.OPTIMAL, best
         aim = bound.makespan_ns(count) if share < 1 else best.ends_ns - 1
-        program = Program(whole, "makespan", bound.makespan_ns(count), aim)
+        program = OrderModel(whole, "makespan", bound.makespan_ns(count), aim)
         for before, after in middle:
             program.model.add(program.start[after] == program.start[before] + period)
         if share == 1:
@@ -216,7 +216,9 @@ def _ends(
     return Status.OPTIMAL if status in (Status.OPTIMAL, Status.INFEASIBLE) else Status.FEASIBLE, best
 
 
-def _repeating(problem: Problem, period: int, count: int, starts: Sequence[int], bound: Floor) -> Steady | None:
-    """The steady schedule of these starts, where a period can be put in."""
+def _repeating(
+    problem: Problem, period: int, count: int, starts: Sequence[int], bound: RepetitionBound
+) -> Steady | None:
+    """The periodic schedule of these starts; None if no period can be inserted."""
     turn = next(turns(problem, period, starts), None)
     return None if turn is None else Steady(problem, period, count, tuple(starts), turn, bound)

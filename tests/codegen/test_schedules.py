@@ -15,6 +15,7 @@ from partita.codegen.plan.plan_file import load_plan
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
+from partita.formulation.pipeline import schedule
 from partita.formulation.pipeline.orders import Slot, slot_lines
 from partita.formulation.pipeline.schedule import (
     SOLVED,
@@ -57,8 +58,16 @@ def crossed(device: int, devices: int, micro_batches: int) -> list[tuple[str, in
     return every if device % 2 == 0 else [*every[::2][::-1], *every[1::2]]
 
 
-PAIRS = register_schedule(Schedule("in-pairs", "1F1B in pairs", in_pairs))
-IN_TURN = register_schedule(Schedule("in-turn", "chunks in turn", chunks_in_turn, virtual_stages=True))
+PAIRS = Schedule("in-pairs", "1F1B in pairs", in_pairs)
+IN_TURN = Schedule("in-turn", "chunks in turn", chunks_in_turn, virtual_stages=True)
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two schedules are known in these tests alone."""
+    monkeypatch.setattr(schedule, "_REGISTRY", dict(schedule._REGISTRY))
+    register_schedule(PAIRS)
+    register_schedule(IN_TURN)
 
 
 def planned(**asked: Any) -> PipelinePlan:
@@ -68,20 +77,20 @@ def planned(**asked: Any) -> PipelinePlan:
     return plan
 
 
-@pytest.mark.parametrize(("schedule", "chunks", "in_flight"), [(PAIRS, 1, 2), (IN_TURN, 2, 4)])
+@pytest.mark.parametrize(("made", "chunks", "in_flight"), [(PAIRS, 1, 2), (IN_TURN, 2, 4)])
 def test_a_registered_schedule_is_planned_emitted_and_verified(
-    schedule: Schedule, chunks: int, in_flight: int, tmp_path: Path
+    made: Schedule, chunks: int, in_flight: int, tmp_path: Path
 ) -> None:
-    plan = planned(schedule=schedule.name, chunks=chunks)
-    assert plan.schedule == schedule and {part.in_flight for part in plan.stages} == {in_flight}
+    plan = planned(schedule=made.name, chunks=chunks)
+    assert plan.schedule == made and {part.in_flight for part in plan.stages} == {in_flight}
     assert plan.report["bound_ns"] <= plan.report["objective_ns"] == plan_price(plan).objective_ns
-    assert schedule.label in str(plan)
+    assert made.label in str(plan)
     plan.save(tmp_path / "plan")
     again = load_plan(tmp_path / "plan")
-    assert isinstance(again, PipelinePlan) and again.schedule is schedule
+    assert isinstance(again, PipelinePlan) and again.schedule is made
     program = load_program(tmp_path / "plan" / "program.py")
     ran = [[slot for action, slot in program.timetable(device) if action == "run"] for device in range(2)]
-    assert ran == [list(schedule.order(device, 2, 4, *[chunks] * (chunks > 1))) for device in range(2)]
+    assert ran == [list(made.order(device, 2, 4, *[chunks] * (chunks > 1))) for device in range(2)]
     assert verify(plan, steps=1)["ok"]
 
 
@@ -132,7 +141,7 @@ def test_wrong_schedules_are_not_registered() -> None:
     ):
         with pytest.raises(PartitaError, match=why):
             register_schedule(made)
-        assert made.name == "1f1b" or made.name not in partita.formulation.pipeline.schedule.schedule_names()
+        assert made.name == "1f1b" or made.name not in schedule.schedule_names()
     assert register_schedule(PAIRS) is schedule_named("in-pairs") is PAIRS
 
 

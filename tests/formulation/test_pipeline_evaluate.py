@@ -19,7 +19,7 @@ from partita.formulation.pipeline.problem import (
     pipeline,
     with_room,
 )
-from partita.formulation.pipeline.steady import Floor, Steady, repetitions
+from partita.formulation.pipeline.steady import RepetitionBound, Steady, repetitions
 from partita.model.errors import PartitaError
 
 TWO = pipeline([Stage(2, 3, activation_bytes=7), Stage(4, 5, activation_bytes=1)], 2, lag_ns=10)
@@ -131,7 +131,7 @@ F, B = Task("F", 0, 0, (0,), 1, takes_bytes=2), Task("B", 0, 0, (0,), 1, release
     [
         ((F, B), (Edge(0, 1), Edge(1, 0)), "no schedule exists: .* waits for"),
         ((F, B), (Edge(0, 2),), "beyond the 2 tasks"),
-        ((F, F), (), r"F\(stage 0, micro-batch 0\) is there twice"),
+        ((F, F), (), r"F\(stage 0, micro-batch 0\) is duplicated"),
         ((Task("F", 0, 0, (1,), 1),), (), "on devices .*, of 1"),
         ((Task("F", 0, 0, (0,), 0),), (), "at least 1 ns"),
         ((Task("G", 0, 0, (0,), 1),), (), "one of F, R, B, W"),
@@ -162,7 +162,7 @@ def test_constructors_check_their_sizes() -> None:
 
 def test_a_steady_schedule_is_not_asked_for_less_than_it_has() -> None:
     one = pipeline([Stage(1, 1)], 1)
-    steady = Steady(one, 2, 3, (0, 1, 2, 3, 4, 5), 4, Floor(2, 0, 0, "work"))  # type: ignore[arg-type]
+    steady = Steady(one, 2, 3, (0, 1, 2, 3, 4, 5), 4, RepetitionBound(2, 0, 0, "work"))  # type: ignore[arg-type]
     assert steady.makespan_ns(5) == 10 and steady.starts(4) == (0, 1, 2, 3, 4, 5, 6, 7)
     with pytest.raises(PartitaError, match="begins to repeat with 3"):
         steady.orders(2)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from partita.formulation.pipeline.evaluate import Schedule, evaluate
+from partita.formulation.pipeline.evaluate import TimedOrders, evaluate
 from partita.formulation.pipeline.orders import (
     Orders,
     Slot,
@@ -120,7 +120,7 @@ def test_3f1b_keeps_as_much_as_1f1b(stages: int, micros: int) -> None:
 def test_recomputation_as_a_task_runs_before_the_gradient_comes() -> None:
     """The paper's Figure 15: fused recomputation makes every second step of the interlaced pipeline wait for it."""
 
-    def step(fused: bool, orders: Orders) -> Schedule:
+    def step(fused: bool, orders: Orders) -> TimedOrders:
         again = Stage(100, 200, recompute_ns=100, activation_bytes=8, input_bytes=1, fused=fused)
         return evaluate(interlaced_pipeline([Stage(1, 1, activation_bytes=0), *[again] * 4], (0,), 64), orders)
 

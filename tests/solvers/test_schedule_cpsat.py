@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.formulation.pipeline.evaluate import Schedule, evaluate
+from partita.formulation.pipeline.evaluate import TimedOrders, evaluate
 from partita.formulation.pipeline.orders import (
     chimera,
     gpipe,
@@ -33,7 +33,7 @@ from partita.formulation.pipeline.problem import (
 from partita.model.errors import PartitaError
 from partita.solvers.protocol import Status
 from partita.solvers.schedule.bounds import jackson, makespan_bound, period_bound, tightened
-from partita.solvers.schedule.cpsat import OBJECTIVES, Program, orders_of, refuted, solve
+from partita.solvers.schedule.cpsat import OBJECTIVES, OrderModel, orders_of, refuted, solve
 
 F, B, HALF = 1, 2, 1
 SIZES = [(S, K) for S in range(2, 9) for K in range(4, 17)]
@@ -105,7 +105,7 @@ def test_uneven_stages_are_no_longer_than_any_named_schedule(turn: int, room: in
 def test_what_is_better_than_named_schedules() -> None:
     """Uneven stages, several forwards, embeddings on all devices: with what is saved."""
 
-    def saved(problem: Problem, named: Schedule) -> float:
+    def saved(problem: Problem, named: TimedOrders) -> float:
         found = solve(problem, known=[named.orders], seconds=120)
         assert found.status is Status.OPTIMAL and found.objective_ns is not None
         return 1 - found.objective_ns / named.makespan_ns
@@ -162,7 +162,7 @@ def test_a_known_schedule_is_proved_without_search() -> None:
 # Beside brute force.
 
 
-def every_schedule(problem: Problem) -> Iterator[Schedule]:
+def every_schedule(problem: Problem) -> Iterator[TimedOrders]:
     """The schedules of all orders that end and fit."""
     slots = [[problem.tasks[i].slot for i in own] for own in problem.on_device]
     for orders in product(*(permutations(own) for own in slots)):
@@ -227,7 +227,7 @@ LARGER = st.one_of(
 @given(LARGER)
 def test_order_of_micro_batches_and_memory_as_edges_lose_nothing(problem: Problem) -> None:
     """CP-SAT from the constraints alone finds nothing shorter; its starts are those of a schedule, or later ones."""
-    program = Program(problem, "makespan", 0, plain=True)
+    program = OrderModel(problem, "makespan", 0, plain=True)
     status, starts, bound = program.solve(10)
     found = solve(problem)
     assert status is found.status

@@ -24,7 +24,7 @@ from partita.formulation.pipeline.steady import Steady, repetitions, turns
 from partita.model.errors import PartitaError
 from partita.solvers.protocol import Status
 from partita.solvers.schedule.cpsat import solve
-from partita.solvers.schedule.floor import floors
+from partita.solvers.schedule.repetition_bounds import repetition_bounds
 from partita.solvers.schedule.steady import Modulo, steady
 
 F, B = 10, 20
@@ -171,6 +171,6 @@ def test_the_period_is_the_least_and_the_floors_hold(a: Stage, b: Stage, lag: in
     for n in (1, 2, 3, 5):
         shortest = solve(repetitions(problem, n)).objective_ns
         assert shortest is not None
-        assert all(floor.makespan_ns(n) <= shortest for floor in floors(problem) if floor.beyond < n)
+        assert all(floor.makespan_ns(n) <= shortest for floor in repetition_bounds(problem) if floor.beyond < n)
     check_unrolled(problem, found, found.least + 6)
     assert steady(repetitions(problem, 2), seconds=120).steady.period_ns <= 2 * found.period_ns  # type: ignore[union-attr]

@@ -28,7 +28,7 @@ from .modules import DOC, LAYERS, TITLE, StageModules, entries
 
 
 def emit(plan: PipelinePlan) -> str:
-    """The program, the same text every time. Raises PartitaError where the plan cannot be written down."""
+    """The program, deterministic. PartitaError: the plan cannot be emitted."""
     used, axes = Used(any(part.graph.of("dropout") for part in plan.stages)), plan.axes
     groups = _tied_groups(plan)
     modules = _modules(plan, used, {name: axis for name, (axis, _) in groups.items()})
@@ -56,7 +56,7 @@ def emit(plan: PipelinePlan) -> str:
 
 
 def _modules(plan: PipelinePlan, used: Used, names: Mapping[str, str]) -> list[StageModules]:
-    """What writes the classes of the stages, which have those of blocks in common, and how they describe weights."""
+    """Writers of the stages' classes, which share those of blocks and the description of weights."""
     found = divided_stages([part.graph for part in plan.parts], plan.micro_batches)
     classes = BlockClasses("Module" if precision(plan.dtype).narrow else "nn.Module")
     modules: list[StageModules] = []
@@ -76,7 +76,7 @@ def _modules(plan: PipelinePlan, used: Used, names: Mapping[str, str]) -> list[S
 def _stages(plan: PipelinePlan, modules: Sequence[StageModules], texts: Sequence[str]) -> tuple[list[str], list[str]]:
     """The classes of the stages, each once, and the entries of the program's table of stages.
 
-    Stages that differ in the layers that they have alone are one class, which is told what they are.
+    Stages that differ in their layers alone share one class, with the layers as an argument.
     """
     alike: dict[str, list[int]] = {}
     for number, (text, module) in enumerate(zip(texts, modules, strict=True)):
@@ -84,19 +84,19 @@ def _stages(plan: PipelinePlan, modules: Sequence[StageModules], texts: Sequence
     classes, table = [], [""] * len(texts)
     for text, numbers in alike.items():
         title = _title(numbers)
-        told = entries(0) in text and len(numbers) > 1
-        if told:
+        parametric = entries(0) in text and len(numbers) > 1
+        if parametric:
             text = text.replace(entries(0), "layers").replace(LAYERS, ", layers")
         doc = f"{'; '.join(contents(plan.stages[number].graph) for number in numbers)}."
         text = _filled(text, modules[numbers[0]].ranges)
         classes.append(text.replace(TITLE, title).replace(DOC, doc))
         for number in numbers:
-            table[number] = f"partial({title}, layers={modules[number].ranges[0]})" if told else title
+            table[number] = f"partial({title}, layers={modules[number].ranges[0]})" if parametric else title
     return classes, table
 
 
 def _filled(text: str, ranges: Sequence[str]) -> str:
-    """A class that says by itself which layers it has."""
+    """A class with its layers filled in."""
     for number, found in enumerate(ranges):
         text = text.replace(entries(number), found)
     return text.replace(LAYERS, "")
@@ -131,12 +131,12 @@ def _order(plan: PipelinePlan) -> dict[str, object]:
 
 
 def _moved(group: Group) -> Group:
-    """A group of axes of a stage's mesh among those of the whole one."""
+    """A group of axes of a stage's mesh, as axes of the whole mesh."""
     return replace(group, axes=tuple(axis + 1 for axis in group.axes))
 
 
 def _tied_groups(plan: PipelinePlan) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """For weights that several coordinates have what the ranks that have them are called, and the coordinates."""
+    """Weight shared by several coordinates -> the name of the group of ranks that have it, and those coordinates."""
     found = {}
     for name, stages in tied(plan).items():
         places = tuple(sorted({number % plan.size for number in stages}))
@@ -146,7 +146,7 @@ def _tied_groups(plan: PipelinePlan) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _is_shared(plan: PipelinePlan) -> bool:
-    """Whether some device has a weight in several of its stages."""
+    """True if some device has a weight in several of its stages."""
     return any(len({number % plan.size for number in stages}) < len(stages) for stages in tied(plan).values())
 
 

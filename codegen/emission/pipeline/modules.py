@@ -1,4 +1,4 @@
-"""The class of one stage: what it is handed, what it computes, what it hands on."""
+"""The class of one stage: what it receives, computes and sends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..spmd.model_classes import ModelClasses
 from ..spmd.repeated_blocks import Divided
 
 TITLE, DOC, LAYERS = "<title>", "<doc>", "<layers>"
-"""What stands in a stage's class for its name, for what it is, and for a further argument of its constructor."""
+"""Placeholders in a stage's class: its name, its docstring, a further argument of its constructor."""
 
 
 class StageModules(ModelClasses):
     """Writes the class of one stage of a pipeline.
 
-    `found`: see `divided_stages`; `tied`: for weights that other stages have too the axis of the ranks that have them.
-    `ranges` are the entries of lists that its loops are over; `entries(k)` stands for the k-th in its text.
+    `found`: see `divided_stages`; `tied`: weight shared with other stages -> the axis of the ranks that have it.
+    `ranges` are the lists that its loops iterate over; `entries(k)` is the placeholder of the k-th in its text.
     """
 
     single_blocks = True
@@ -57,7 +57,7 @@ class StageModules(ModelClasses):
         return self._found
 
     def _named(self) -> dict[int, str]:
-        """What forward calls the tensors that the stage is handed: what they are for, or what made them."""
+        """Names of the received tensors in forward: after their role, or the node that made them."""
         graph = self.plan.graph
         taken = {argument_name(self.plan, i) for i in graph.of("input")} | reserved() | {*self.plan.axes}
         found: dict[int, str] = {}
@@ -85,7 +85,7 @@ class StageModules(ModelClasses):
         return body
 
     def _results(self, body: FunctionBody) -> list[int]:
-        """What is handed on, as the next stage takes it; of the last stage the loss."""
+        """The values sent, in the next stage's layout; of the last stage the loss."""
         nodes, choices = self.plan.graph.nodes, self.plan.choices
         sent = self.plan.graph.of("send")
         return [body.value(nodes[i].inputs[0], choices[i].inputs[0]) for i in sent] or super()._results(body)
@@ -121,16 +121,16 @@ class StageModules(ModelClasses):
         return super()._count(loss, name, own, weights)
 
     def _received(self) -> list[str]:
-        """The method that says shapes and dtypes of what the stage is handed."""
+        """The method that returns shapes and dtypes of the received tensors."""
         plan = self.plan
         texts = []
         for index in self.handed:
             local = local_part(plan, index, plan.choices[index].output)
             texts.append(f"({shape_text(local.shape())}, {dtype_text(plan.graph.nodes[index].dtype)})")
         lines = wrap(f"return [{', '.join(texts)}]", 8)
-        return self._function("received", [], "Shapes and dtypes of what the stage before hands on.", lines)
+        return self._function("received", [], "Shapes and dtypes of what the stage before sends.", lines)
 
 
 def entries(number: int) -> str:
-    """What stands in a stage's class for the entries of its loop of this number."""
+    """The placeholder in a stage's class for the list of its loop of this number."""
     return f"<entries {number}>"
