@@ -260,7 +260,7 @@ class _Build:
             work = list(self.taken(step.move.value, "forward", base, reader, slot, step.axis))
             work += self.taken(step.move.value, "recompute", base, reader, slot, step.axis)
             if again:
-                work += self.taken(step.move.value, "backward", base, reader, Slot.AGAIN, step.axis)
+                work += self.taken(step.move.value, "backward", base, reader, Slot.REGATHER, step.axis)
             if self.graph.nodes[base].gradient and back:
                 work += self.taken(step.move.gradient, "backward", base, reader, slot, step.axis)
             at = self.parallel(at, index, (axis,), source, target, work)
@@ -320,8 +320,8 @@ class _Build:
                 parts = kept.setdefault(self.owner[held.node], {})
                 parts[held.part] = parts.get(held.part, 0) + held.bytes
         for at in sorted({*work, *kept}):
-            told = (*self.nodes[at].work, *work.get(at, ()))
-            self.nodes[at] = replace(self.nodes[at], work=told, kept=tuple(kept.get(at, {}).items()))
+            merged = (*self.nodes[at].work, *work.get(at, ()))
+            self.nodes[at] = replace(self.nodes[at], work=merged, kept=tuple(kept.get(at, {}).items()))
 
 
 def _nested(value: object) -> tuple[Nested, ...]:

@@ -30,8 +30,8 @@ def text(graph: ParallelGraph) -> str:
     """Mesh, price, and a line for each operator: what it reads, the tensor that it makes, its devices and its time.
 
     `[8/2, 64] x4`: 8 items in 2 parts, 64 whole, 4 replicas. Devices are an array over the operator's parallel tasks;
-    those in braces do one task alike; large arrays are told once, on top. `%5|%9` in a block of equal layers: %5 in the
-    first, then %9 of the one before.
+    those in braces do one task alike; large arrays are listed once, on top. `%5|%9` in a block of equal layers: %5 in
+    the first, then %9 of the one before.
     """
     mesh = " x ".join(f"{name}={size}" for name, size in graph.axes)
     micro = f", {graph.micro_batches} micro-batches" if graph.micro_batches > 1 else ""
@@ -55,8 +55,8 @@ def _rows(graph: ParallelGraph, block: Block, devices: Mapping[MachineMapping, s
     for index in range(block.start, block.start + block.period):
         node = graph.nodes[index]
         words = [] if node.operator in PARALLEL else [node.name]
-        told = "  ".join((*words, *_times(node)))
-        yield indent + _expression(graph, index, block), str(node.tensor), devices[node.mapping], told
+        times = "  ".join((*words, *_times(node)))
+        yield indent + _expression(graph, index, block), str(node.tensor), devices[node.mapping], times
 
 
 def _layers(graph: ParallelGraph, block: Block) -> str:
@@ -89,9 +89,9 @@ def _kind(work: Work) -> str:
 def _expression(graph: ParallelGraph, index: int, block: Block) -> str:
     """`%7 = Replicate[tensor=4](%3)`."""
     node, second = graph.nodes[index], index + block.period
-    later = graph.nodes[second].inputs if block.times > 1 else node.inputs
+    following = graph.nodes[second].inputs if block.times > 1 else node.inputs
     inputs = []
-    for a, b in zip(node.inputs, later, strict=True):
+    for a, b in zip(node.inputs, following, strict=True):
         carried = a < block.start and b != a
         inputs.append(f"%{a}|%{b}" if carried else f"%{a}")
     return f"%{index} = {operator_text(graph, node)}({', '.join(inputs)})"
@@ -156,36 +156,36 @@ class Block:
 
 def folded(graph: ParallelGraph) -> Iterator[Block]:
     """The graph as blocks: equal layers together, every other node alone."""
-    looks = [_looks(node) for node in graph.nodes]
+    signatures = [_signature(node) for node in graph.nodes]
     places: dict[object, list[int]] = {}
-    for index, look in enumerate(looks):
-        places.setdefault(look, []).append(index)
+    for index, signature in enumerate(signatures):
+        places.setdefault(signature, []).append(index)
     start = 0
-    while start < len(looks):
+    while start < len(signatures):
         found = Block(start, 1, 1)
         layer = pattern(graph.nodes[start].name)[1]
         if layer is not None and (not start or pattern(graph.nodes[start - 1].name)[1] != layer):
-            later = [i for i in places[looks[start]] if i > start]
-            for place in later[:8]:
-                times = _times_equal(graph, looks, start, place - start)
+            candidates = [i for i in places[signatures[start]] if i > start]
+            for place in candidates[:8]:
+                times = _times_equal(graph, signatures, start, place - start)
                 if times > 1 and times * (place - start) > found.times * found.period:
                     found = Block(start, place - start, times)
         yield found
         start += found.period * found.times
 
 
-def _looks(node: Node) -> object:
+def _signature(node: Node) -> object:
     """What equal layers have in common at a node: all but inputs, the layer's number and the site of a dropout."""
     attributes = tuple(pair for pair in node.attributes if pair[0] != "site")
     name = pattern(node.name)[0]
     return node.operator, name, attributes, node.tensor, node.mapping, node.work, node.kept
 
 
-def _times_equal(graph: ParallelGraph, looks: Sequence[object], start: int, period: int) -> int:
+def _times_equal(graph: ParallelGraph, signatures: Sequence[object], start: int, period: int) -> int:
     """How many times the nodes from `start` repeat."""
     times = 1
-    while start + (times + 1) * period <= len(looks) and all(
-        looks[i] == looks[i - period] and _follows(graph, i, start, period)
+    while start + (times + 1) * period <= len(signatures) and all(
+        signatures[i] == signatures[i - period] and _follows(graph, i, start, period)
         for i in range(start + times * period, start + (times + 1) * period)
     ):
         times += 1

@@ -1,4 +1,4 @@
-"""What a plan must fulfil so that it can be run as it is."""
+"""Checks of a plan for one graph: it can be run as it is."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _check_settings(plan: StagePlan) -> None:
 
 
 def _check_layouts(plan: StagePlan, index: int, fitting: set[tuple[tuple[int, ...], Layout]]) -> None:
-    """Every layout of a node fits its tensor; `fitting` are those already seen to fit, by the sizes of atoms."""
+    """Every layout of a node fits its tensor; `fitting` caches those that do, by the sizes of atoms."""
     node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)
     if len(choice.inputs) != (0 if node.op in SOURCES else len(node.inputs)):
         raise PartitaError(f"node {node.name!r}: {len(choice.inputs)} input layouts for {len(node.inputs)} inputs")
@@ -70,7 +70,7 @@ def _check_layouts(plan: StagePlan, index: int, fitting: set[tuple[tuple[int, ..
 
 
 def _check_strategy(plan: StagePlan, index: int, joined: int | None) -> None:
-    """A node has a strategy on every axis but that over which it joins branches, and these go together."""
+    """A node has a strategy on every axis, except the one over which it joins branches; they are compatible."""
     node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)
     sizes = plan.placement.sizes
     legal = {(row.inputs, row.output): row for row in rows(plan.graph, index)}
@@ -85,13 +85,12 @@ def _check_strategy(plan: StagePlan, index: int, joined: int | None) -> None:
     taken = [legal.get(pair, Row((), R)) for pair in letters]
     if not special_rows_fit(taken, choice.inputs, choice.output, sizes):
         raise PartitaError(f"node {node.name!r} ({node.op}): its special strategies do not go together")
-    alone = node.op == "local_batch_norm"
-    if alone and least_values(known[node.inputs[0]], choice.inputs[0], sizes) < 2:
+    if node.op == "local_batch_norm" and least_values(known[node.inputs[0]], choice.inputs[0], sizes) < 2:
         raise PartitaError(f"node {node.name!r}: a rank has a single value of a channel to normalize")
 
 
 def _check_recompute(plan: StagePlan) -> None:
-    """Raise PartitaError unless what is computed again are segments, of which no part is at one coordinate only."""
+    """Recomputed are known segments, none with parallel branches in it."""
     known = {segment.name: segment.nodes for segment in segments(plan.graph)} if plan.recompute else {}
     for name, mode in plan.recompute.items():
         if name not in known:
@@ -103,7 +102,7 @@ def _check_recompute(plan: StagePlan) -> None:
 
 
 def _check_training(plan: StagePlan, index: int) -> None:
-    """Gradients are sharded with their states, and offloaded is what the optimizer keeps of a dense gradient."""
+    """Gradients are sharded only with their states; offloading needs optimizer state and a dense gradient."""
     node, choice, device = plan.graph.nodes[index], plan.choices[index], plan.machine.device
     if choice.sharded_states and node.get("stages", 1) > 1:
         raise PartitaError(f"node {node.name!r}: other stages may have it too, so its states are not sharded")
@@ -121,7 +120,7 @@ def _check_training(plan: StagePlan, index: int) -> None:
 
 
 def _check_bundles(plan: StagePlan) -> dict[int, Bundle]:
-    """Raise PartitaError unless all that is at a coordinate belongs to a bundle, which is whole on its axis there."""
+    """Every node at one coordinate of an axis belongs to a bundle, and is whole on that axis; return the bundles."""
     found, taken = bundles(plan), dict[int, list[tuple[int, int]]]()
     outermost = sorted(found, key=lambda join: -len(found[join].nodes))
     for join in outermost:
@@ -152,7 +151,7 @@ def _check_bundles(plan: StagePlan) -> dict[int, Bundle]:
 
 
 def _check_whole(plan: StagePlan, index: int, axis: int) -> None:
-    """A node or weight at one coordinate of an axis is whole there, with addend gradients; nothing is converted."""
+    """A node or weight at one coordinate of an axis is neither split nor converted there."""
     node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)[index]
     sources = [plan.graph.nodes[i].gradient and node.gradient for i in node.inputs]
     letters = [layout[axis] for layout in (choice.output, choice.given, *choice.inputs)]
@@ -175,7 +174,7 @@ def _check_sparse(plan: StagePlan) -> None:
 
 
 def _check_layout(plan: StagePlan, name: str, items: tuple[int, ...], layout: Layout) -> None:
-    """`items`: how many of each atom the tensor has."""
+    """A layout has a letter for every axis and leaves no rank empty; `items` are the sizes of the tensor's atoms."""
     sizes = plan.placement.sizes
     if len(layout) != len(sizes):
         raise PartitaError(f"node {name!r}: a layout of {len(layout)} letters on a mesh of {len(sizes)} axes")

@@ -1,4 +1,4 @@
-"""What a plan does with one node, and how a plan's file says it."""
+"""The choice for one node of a plan, and its JSON."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ...model.graph.pcg import PCG
 from ...model.json_values import whole
 
 FLAGS = ("regather", "sharded_states", "sharded_gradients", "offloaded")
-"""What a choice of a parameter may say; a file has those that hold."""
+"""Flags of parameters; a file lists those that are set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What a plan does with one node.
 
-    `inputs` are the layouts that the operator asks of its inputs, `output` the one that it offers. A tensor with
-    `shared` is converted once from `output` to `shared`, and from there to what each consumer asks. `regather`: the
-    converted weight is not kept for backward but converted again there. `sharded_states`: optimizer states of a
-    weight are split over the axes on which it is stored at B (ZeRO-1), with `sharded_gradients` its accumulated
-    gradient too (ZeRO-2). `offloaded`: the states are in the host's memory between updates. `beside`: the node or
-    weight is only at one coordinate of an axis, (axis, coordinate), beside the other branches of a bundle, and of one
-    inside of that. `joins`: of the `cat` that joins branches (axis, *coordinates of its inputs). `at`: of tables that
-    are spread over the axis at P, pieces: (name of the table, first column, the one after the last, coordinate).
+    `inputs` are the layouts in which the operator needs its inputs, `output` the one that it produces. A tensor with
+    `shared` is converted once from `output` to `shared`, and from there for each consumer. `regather`: the converted
+    weight is not kept for backward but converted again there. `sharded_states`: optimizer states of a weight are split
+    over the axes on which it is stored at B (ZeRO-1), with `sharded_gradients` its accumulated gradient too (ZeRO-2).
+    `offloaded`: the states are in the host's memory between updates. `beside`: the node or weight is only at one
+    coordinate of an axis, (axis, coordinate), in parallel with the other branches of a bundle; nested bundles add more.
+    `joins`: of the `cat` that joins branches (axis, *coordinates of its inputs). `at`: of tables that are spread over
+    the axis at P, pieces: (name of the table, first column, the one after the last, coordinate).
     """
 
     inputs: tuple[Layout, ...]
@@ -41,7 +41,7 @@ class Choice:
 
     @property
     def alone(self) -> tuple[int, ...]:
-        """The axes of which it is at one coordinate."""
+        """The axes on which the node is at one coordinate only."""
         return tuple(axis for axis, _ in self.beside)
 
     @property
@@ -68,7 +68,7 @@ def _letter(known: Atoms, text: Any) -> int:
 
 
 def choice_json(graph: PCG, index: int, choice: Choice) -> dict[str, Any]:
-    """What a file says of the choice of a node."""
+    """The choice of a node as JSON."""
     node, known = graph.nodes[index], atoms(graph)
 
     def text(i: int, layout: Layout) -> list[str]:
@@ -98,12 +98,12 @@ def read_choice(graph: PCG, index: int, data: Any) -> Choice:
     extra = sorted(data.keys() - {"inputs", "output", "shared", *FLAGS, "beside", "joins", "at"})
     if extra:
         raise ValueError(f"{extra[0]!r} is not a field of a choice")
-    asked = as_list(data["inputs"])
-    if len(asked) != len(node.inputs):
-        raise ValueError(f"{len(asked)} input layouts for {len(node.inputs)} inputs")
+    inputs = as_list(data["inputs"])
+    if len(inputs) != len(node.inputs):
+        raise ValueError(f"{len(inputs)} input layouts for {len(node.inputs)} inputs")
     choice = Choice(
         tuple(
-            tuple(_letter(known[i], x) for x in as_list(layout)) for i, layout in zip(node.inputs, asked, strict=True)
+            tuple(_letter(known[i], x) for x in as_list(layout)) for i, layout in zip(node.inputs, inputs, strict=True)
         ),
         tuple(_letter(known[index], x) for x in as_list(data["output"])),
     )

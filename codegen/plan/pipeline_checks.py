@@ -1,4 +1,4 @@
-"""What the stages of a pipeline must fulfil so that they can be run together."""
+"""Checks of a pipeline: its stages fit each other, the machine and the schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check(plan: PipelinePlan) -> None:
-    """Raise PartitaError unless the stages make up the graph, on this machine, and hand each other what they expect."""
+    """Raise PartitaError unless the stages make up the graph, fit the machine, and agree at their boundaries."""
     size, count = math.prod(plan.row), len(plan.stages)
     if size < 2 or plan.chunks < 1:
         raise PartitaError(f"a pipeline over {size} parts of the devices with {plan.chunks} stages each")
@@ -59,7 +59,7 @@ def check(plan: PipelinePlan) -> None:
 
 
 def check_stale(graph: PCG, dtype: str, elsewhere: bool) -> None:
-    """Raise PartitaError unless two versions of the weights are enough, and all that is updated has them.
+    """Raise PartitaError unless two weight versions suffice, and every updated tensor can have them.
 
     `elsewhere`: some gradients or states are not beside their weights.
     """
@@ -89,14 +89,14 @@ def _check_graph(plan: PipelinePlan, number: int) -> None:
     if found == wanted:
         return
     for op in ("receive", "send"):
-        if _handed(found, op) != _handed(wanted, op):
+        if _transferred(found, op) != _transferred(wanted, op):
             raise PartitaError(f"stage {number}: its graph is not what lies between its boundaries ({op})")
     names = [{name for i in graph.of("parameter") for name in graph.nodes[i].originals} for graph in (found, wanted)]
     if names[0] != names[1] or found.batch != wanted.batch:
         raise PartitaError(f"stage {number}: its graph is not what lies between its boundaries (weights, batch)")
 
 
-def _handed(graph: PCG, op: str) -> list[tuple[object, ...]]:
+def _transferred(graph: PCG, op: str) -> list[tuple[object, ...]]:
     nodes = (graph.nodes[i] for i in graph.of(op))
     return [(node.name, node.shape, node.dtype, node.gradient, node["atoms"]) for node in nodes]
 
@@ -107,18 +107,18 @@ def layout_words(plan: Plan, index: int) -> list[str]:
 
 
 def _check_boundary(number: int, before: Plan, after: Plan) -> None:
-    """What one stage hands on lies as the next one takes it."""
+    """A stage sends every tensor in the layout in which the next one receives it."""
     for sent, received in zip(before.graph.of("send"), after.graph.of("receive"), strict=True):
-        given, asked = layout_words(before, sent), layout_words(after, received)
-        if given != asked:
+        source, target = layout_words(before, sent), layout_words(after, received)
+        if source != target:
             name = before.graph.nodes[sent]["peer"]
             raise PartitaError(
-                f"stage {number} hands on {name!r} as {' '.join(given)}, the next one takes it as {' '.join(asked)}"
+                f"stage {number} hands on {name!r} as {' '.join(source)}, the next one takes it as {' '.join(target)}"
             )
 
 
 def tied(plan: PipelinePlan) -> dict[str, tuple[int, ...]]:
-    """The weights that several stages have, by name, and those stages."""
+    """The weights shared by several stages, by name, with those stages."""
     found: dict[str, tuple[int, ...]] = {}
     for number, part in enumerate(plan.stages):
         for index in part.graph.of("parameter"):
@@ -128,7 +128,7 @@ def tied(plan: PipelinePlan) -> dict[str, tuple[int, ...]]:
 
 
 def _check_tied(plan: PipelinePlan) -> None:
-    """A weight that several stages have is stored alike in all of them."""
+    """A weight shared by several stages is stored alike in all of them."""
     for name, stages in tied(plan).items():
         first, *others = (_stored(plan.stages[number], name) for number in stages)
         for number, other in zip(stages[1:], others, strict=True):

@@ -1,4 +1,4 @@
-"""A plan with a pipeline: contiguous parts of a model, each planned for its own devices, and their order of work."""
+"""A plan with a pipeline: contiguous stages of a model, each with its own devices, and a schedule."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class PipelinePlan(PlanMethods):
 
     @property
     def recompute(self) -> dict[str, str]:
-        """The segments of all stages that are computed again, with their modes."""
+        """The recomputed segments of all stages, with their modes."""
         return {name: mode for part in self.stages for name, mode in part.recompute.items()}
 
     @cached_property
@@ -94,12 +94,12 @@ class PipelinePlan(PlanMethods):
 
     @cached_property
     def parts(self) -> tuple[Plan, ...]:
-        """The stages, which call their axes alike."""
+        """The stages, with common names of their axes."""
         return tuple(replace(plan, names=self.axes[1:]) for plan in self.stages)
 
     @cached_property
     def orders(self) -> Orders:
-        """What the ranks of every coordinate run, one after the other."""
+        """For every coordinate of the pipeline its slots in order."""
         return self.schedule.orders(self.size, self.chunks, self.micro_batches)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A plan: a graph, where its mesh lies, and for every node the layouts that it asks and offers."""
+"""A plan without a pipeline, or of one stage: for every node of a graph its layouts on a mesh of a machine."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from .choice import Choice, as_list, choice_json, read_choice
 from .pipeline_plan import PipelinePlan
 from .plan import Plan
 from .spacetime_file import KIND as SPACE_TIME
-from .spacetime_file import Kept
+from .spacetime_file import SavedSpaceTimePlan
 
 FORMAT, PIPELINE = 1, "pipeline"
 """The version of files with and without a pipeline, and the `kind` of those with one."""
@@ -66,11 +66,11 @@ def load_plan(path: Path | str) -> Plan | PipelinePlan:
     return load(path, _from_json)
 
 
-def load_any(path: Path | str) -> Plan | PipelinePlan | Kept:
-    """As `load_plan`; of a space-time plan what its file keeps."""
+def load_any(path: Path | str) -> Plan | PipelinePlan | SavedSpaceTimePlan:
+    """As `load_plan`, space-time plans included."""
 
-    def read(data: Any) -> Plan | PipelinePlan | Kept:
-        return Kept(data) if _kind(data) == SPACE_TIME else _from_json(data)
+    def read(data: Any) -> Plan | PipelinePlan | SavedSpaceTimePlan:
+        return SavedSpaceTimePlan(data) if _kind(data) == SPACE_TIME else _from_json(data)
 
     return load(path, read)
 
@@ -194,7 +194,7 @@ def _report(data: Mapping[str, Any]) -> dict[str, Any]:
 # Several stages
 
 _SHARED = ("format", "model", "dtype", "optimizer", "micro_batches", "machine")
-"""What stages need not say: the pipeline does."""
+"""Fields that stages share, and the pipeline has."""
 
 
 def pipeline_to_json(plan: PipelinePlan) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def pipeline_to_json(plan: PipelinePlan) -> dict[str, Any]:
 
 
 def _own_json(plan: PipelinePlan, number: int) -> dict[str, Any]:
-    """What a stage says of its own; its graph only if that was rewritten."""
+    """The fields of one stage; its graph only if that was rewritten."""
     part = plan.stages[number]
     plain = part.graph == stage(plan.graph, *plan.bounds[number : number + 2]).graph
     left_out = (*_SHARED, "graph") if plain else _SHARED

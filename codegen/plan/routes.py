@@ -1,4 +1,4 @@
-"""The conversions of a plan: for two layouts of a tensor the moves that the plan's prices make cheapest."""
+"""The conversions of a plan: the cheapest moves between two layouts of a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Space-time plans that were kept in a folder, beside their programs."""
+"""Space-time plans saved in a folder, beside their programs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PARTS = {"summary": Mapping, "graph": Mapping, "model": Mapping, "words": str, 
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What plan.json says of a space-time plan. Raises PartitaError that says what is wrong with it."""
+class SavedSpaceTimePlan:
+    """The plan.json of a space-time plan. Raises PartitaError if it is malformed."""
 
     said: Mapping[str, Any]
     module: None = None  # is not kept
@@ -61,7 +61,7 @@ class Kept:
 
 
 def copy_trace(folder: Path, trace: Path) -> None:
-    """Write the timeline of a kept plan."""
+    """Copy the timeline of a saved plan to `trace`."""
     try:
         text = (folder / "trace.json").read_text()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A space-time plan, from what a user wrote to the program that runs: validated, materialized, predicted, emitted."""
+"""Space-time plans: what a user wrote, validated, materialized, predicted and emitted."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class SpaceTimePlan:
         return json.dumps(call("space_time_timeline", self.prediction), allow_nan=False) + "\n"
 
     def save(self, folder: Path | str, written: str = "") -> None:
-        """Keep the program, its plan as the user wrote it (`written`), and the timeline in a folder."""
+        """Save the program, the plan as the user wrote it (`written`), and the timeline in a folder."""
         files = {
             "program.py": self.source(),
             "plan.json": json.dumps(
@@ -140,7 +140,7 @@ class SpaceTimePlan:
         write_directory(folder, files | ({"plan.py": written} if written else {}))
 
     def verify(self, level: str = "threads", steps: int = 3, *, timeout: float = 600.0) -> dict[str, Any]:
-        """Train the program and the module, and compare, as `partita verify` does. The module must be at hand."""
+        """Train the program and the module, and compare, as `partita verify` does. Needs `module`."""
         result: dict[str, Any] = call("verify", self, level=level, steps=steps, timeout=timeout)
         return result
 
@@ -156,7 +156,7 @@ def space_time(
     model: Mapping[str, Any] | None = None,
     module: tuple[nn.Module, Any] | None = None,
 ) -> SpaceTimePlan:
-    """The plan that the operators of `graph` now make: validated, ordered, with its communication.
+    """Validate the plan that the operators of `graph` now make, order it, and add its communication.
 
     Raises PlanConflict, a PartitaError, with the smallest set of orders and dependencies that conflict.
     """

@@ -1,4 +1,4 @@
-"""The value of a plan for one graph on one mesh: for every node the layouts that it asks and offers."""
+"""The fields of a plan for one graph on one mesh, without its checks and the methods that need other modules."""
 
 from __future__ import annotations
 

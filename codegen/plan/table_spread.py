@@ -1,4 +1,4 @@
-"""Joined tables that are spread over an axis: from a plan's choice to what its coordinates have, and back; in words."""
+"""Joined tables spread over an axis: from a plan's choice to the pieces of every coordinate, and back; as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def at_of(node: Node, spread: TableSpread) -> At:
 
 
 def spread_of(node: Node, at: At, ranks: int) -> TableSpread:
-    """What each coordinate of an axis of `ranks` has. PartitaError: pieces that are no spread of the node's tables."""
+    """The pieces of each coordinate of an axis. Raises PartitaError if they do not make up the node's tables."""
     numbers = {name: number for number, name in enumerate(node.originals)}
     pieces: list[list[ColumnRange]] = [[] for _ in range(ranks)]
     for name, start, stop, coordinate in at:
@@ -47,7 +47,7 @@ def spread_axis(plan: StagePlan, index: int) -> int | None:
 
 
 def plan_spread(plan: StagePlan, index: int) -> TableSpread | None:
-    """How a plan spreads the tables that a parameter joins; None where it does not."""
+    """How a plan spreads the tables that a parameter joins, if it does."""
     axis = spread_axis(plan, index)
     if axis is None:
         return None
@@ -55,7 +55,7 @@ def plan_spread(plan: StagePlan, index: int) -> TableSpread | None:
 
 
 def check_spread(plan: StagePlan, index: int) -> None:
-    """Raise PartitaError unless tables that are spread are read as they are stored, and their pieces make them up."""
+    """Raise PartitaError unless spread tables are read as they are stored, and their pieces make them up."""
     node, choice, sizes = plan.graph.nodes[index], plan.choices[index], plan.placement.sizes
     axes = [axis for axis, x in enumerate(choice.output) if x == P and sizes[axis] > 1]
     if bool(axes) != bool(choice.at):
@@ -85,7 +85,7 @@ def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def places(plan: StagePlan, index: int) -> dict[str, str]:
-    """Where each table of a parameter lies, by name; nothing where it is not spread."""
+    """Where each spread table of a parameter lies, by name."""
     spread = plan_spread(plan, index)
     if spread is None:
         return {}
@@ -93,13 +93,13 @@ def places(plan: StagePlan, index: int) -> dict[str, str]:
 
 
 def spread_argument(plan: StagePlan, index: int, name: str) -> list[str]:
-    """What the program's `weight` must know of tables that are spread; `name` is how it writes that of the weight."""
+    """The argument of the program's `weight` for spread tables; `name` is the expression of the weight's name."""
     axis = spread_axis(plan, index)
     return [] if axis is None else [f"spread=(SPREAD[{name}], {plan.axes[axis]})"]
 
 
 def loads_text(plan: StagePlan, index: int, axis: str) -> str:
-    """What the coordinates of an axis have, from least to most: columns to look up, and bytes."""
+    """The least and most that a coordinate of an axis has: columns to look up, and bytes."""
     spread = plan_spread(plan, index)
     assert spread is not None
     item = stored_itemsize(precision(plan.dtype), sparse=index in sparse_tables(plan.graph))

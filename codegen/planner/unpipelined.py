@@ -43,7 +43,7 @@ def _confirm(made: Plan, rewritten: Rewritten | None) -> None:
     """
     confirmed, report = stage_price(made), made.report
     if made.recompute:
-        report["recompute_ns"] = confirmed.again_ns
+        report["recompute_ns"] = confirmed.recompute_ns
     if rewritten is None or not rewritten.ways:
         assert confirmed.objective_ns == report["objective_ns"], (confirmed.ns, report["objective_ns"])
         assert confirmed.memory_bytes == report["memory_bytes"], (confirmed.memory, report["memory_bytes"])

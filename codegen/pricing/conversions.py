@@ -137,7 +137,7 @@ class Conversions:
             if self.mode(at) != "none":
                 runs.append(("recompute", slot))
             elif regather:
-                runs.append(("backward", Slot.AGAIN))
+                runs.append(("backward", Slot.REGATHER))
             actions = [(value, after if value in _WRITTEN else before, *run) for run in runs]
             if gradient:
                 back = step.move.gradient

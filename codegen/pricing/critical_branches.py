@@ -1,4 +1,4 @@
-"""What counts of parallel branches: the time of the slowest coordinate, the memory of the fullest."""
+"""Parallel branches: only the slowest coordinate counts for time, and the fullest for memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .price_items import StagePrice
 
 
 def as_ordinary(graph: PCG, join: int, choice: Choice) -> Choice:
-    """The `cat` of a bundle as if it joined what has the layout that it gives: what it computes costs that."""
+    """The choice of a bundle's `cat` as if its inputs had its output's layout, by which its work is priced."""
     axis, found = choice.joins[0], rows(graph, join)
     number = batch_row(graph, join) if is_split(choice.output[axis]) else 0
     assert number is not None
@@ -28,7 +28,7 @@ def as_ordinary(graph: PCG, join: int, choice: Choice) -> Choice:
 
 
 def critical_path(plan: StagePlan, classes: Classes, price: StagePrice) -> StagePrice:
-    """What counts: of a bundle's times those of the slowest coordinate, of its memory those of the fullest."""
+    """The price with, of every bundle, the times of the slowest coordinate and the memory of the fullest."""
     found, changed = bundles(plan), updated(plan.graph)
     if not found:
         return price
@@ -50,7 +50,7 @@ def critical_path(plan: StagePlan, classes: Classes, price: StagePrice) -> Stage
 
 
 def _critical(amounts: Counter[tuple[tuple[int, int], ...]]) -> dict[int, int]:
-    """For every bundle the coordinate that has most, inner bundles first: these count as their largest does."""
+    """For every bundle the coordinate with the largest amount; inner bundles first, since only their largest counts."""
     found: dict[int, int] = {}
     left = dict(amounts)
     while any(left):

@@ -1,4 +1,4 @@
-"""What operators cost: their kernels, what special strategies and bundles send, what is kept for backward."""
+"""What operators cost: kernels, messages of special strategies and bundles, tensors saved for backward."""
 
 from __future__ import annotations
 
@@ -163,9 +163,9 @@ class Operators(Conversions):
         """Exchanges that join the branches of a bundle, and part their gradients."""
         (axis, *places), node = self.plan.choices[index].joins, self.graph.nodes[index]
         size, layout = self.plan.placement.sizes[axis], self.plan.choices[index].output
-        apart = tuple(R if a == axis else x for a, x in enumerate(layout))
+        unsplit = tuple(R if a == axis else x for a, x in enumerate(layout))
         widest = widest_piece(self.graph, self.bundles[index], places, size)
-        largest = self.numel(index, apart) // node.shape[node["dim"]] * widest * self.item(index)
+        largest = self.numel(index, unsplit) // node.shape[node["dim"]] * widest * self.item(index)
         for action, size_bytes, back in exchanges(largest, size, layout[axis] == R):
             if node.gradient or not back:
                 self.add_move(index, axis, action, size_bytes, "backward" if back else "forward", slot=Slot.AFTER)
@@ -218,7 +218,7 @@ class Operators(Conversions):
             self.save("activations", index, size)
 
     def special_parts(self, index: int) -> Iterator[tuple[int, Row, Part]]:
-        """The axes on which a special strategy splits an operator, with what a rank has there."""
+        """The axes on which a special strategy splits an operator, with a rank's part there."""
         node, choice, sizes = self.graph.nodes[index], self.plan.choices[index], self.plan.placement.sizes
         sources = tuple(self.graph.nodes[i] for i in node.inputs)
         situation = Situation(node, sources, tuple(self.known[i] for i in node.inputs), self.known[index])
@@ -230,8 +230,8 @@ class Operators(Conversions):
 
     def specials(self, index: int) -> None:
         """What special strategies send and keep."""
-        kept, again = 0, self.mode(index) != "none"
-        ahead: tuple[Phase, ...] = ("forward", "recompute") if again else ("forward",)
+        kept = 0
+        ahead: tuple[Phase, ...] = ("forward",) if self.mode(index) == "none" else ("forward", "recompute")
         back: tuple[Phase, ...] = ("backward",) if self.graph.nodes[index].gradient else ()
         for axis, row, part in self.special_parts(index):
             entry = special_strategy(row.special)
@@ -260,12 +260,12 @@ class Operators(Conversions):
         return self.numel(source, self.plan.choices[use.node].inputs[use.operand]) * item
 
     def keep(self, use: Use) -> None:
-        """What a reader keeps of a copy of its own."""
+        """Keep a reader's own copy of its input, if its backward needs it."""
         if self.saves(use):
             self.save("activations", use.node, self.kept_bytes(use))
 
     def tensor(self, index: int) -> None:
-        """Conversions of a tensor to its consumers, shared first, and what is kept of it."""
+        """Convert a tensor for its consumers, the shared conversion first, and keep it for backward."""
         choice, uses, stays = self.plan.choices[index], self.classes.reads.get(index, ()), self.stays(index)
         if choice.shared is not None:
             moved = self.convert("conversions", index, choice.output, choice.shared, index, slot=Slot.AFTER)

@@ -1,4 +1,4 @@
-"""When the stages of a pipeline run which micro-batch, slot by slot."""
+"""The timetable of a pipeline: when its stages run which micro-batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Run(NamedTuple):
 
 
 def runs(plan: PipelinePlan, stages: tuple[StagePrice, ...]) -> tuple[Run, ...]:
-    """All slots: each begins as soon as its devices are free and what it waits for is there.
+    """All slots, each as soon as its devices are free and its dependencies are done.
 
     Transfers are part of the slots at both ends. Equal stages whose backwards are whole end with the step
     that is predicted (`step_ns`); unequal ones may end later.
@@ -61,7 +61,7 @@ def slot_problem(plan: PipelinePlan, stages: tuple[StagePrice, ...], room: Room 
 
 
 def phase_ns(cost: StagePrice, phase: Phase) -> int:
-    """How long a stage works in one phase of a step; in backward also at what it computes again."""
+    """How long a stage works in one phase of a step; recomputation counts as backward."""
     phases = ("recompute", "backward") if phase == "backward" else (phase,)
     return sum(item.total_ns for item in cost.items if item.phase in phases)
 
@@ -73,7 +73,7 @@ def weights_ns(plan: Plan, cost: StagePrice) -> int:
 
 def _deferrable(plan: Plan, item: Item) -> int:
     """The part of an item that can be deferred: half of a product with a weight."""
-    if item.part == "gradients" or (item.part == "weights" and item.slot is not When.AGAIN):
+    if item.part == "gradients" or (item.part == "weights" and item.slot is not When.REGATHER):
         return item.total_ns
     node = plan.graph.nodes[item.node]
     sources = [plan.graph.nodes[i] for i in node.inputs]

@@ -16,13 +16,12 @@ MEMORY = ("states", "activations", "weights", "recomputed", "reserve")
 
 
 class Slot(IntEnum):
-    """When an item runs relative to its node's kernel; forward runs slots upwards, as it does once more in the phase
-    `recompute`, backward downwards."""
+    """When an item runs relative to its node's kernel: forward and recompute run slots upwards, backward downwards."""
 
     ACCUMULATE = 0
     BEFORE = 1
     KERNEL = 2
-    AGAIN = 3  # backward only: a weight is gathered again ahead of the kernel
+    REGATHER = 3  # backward only: a weight is gathered again ahead of the kernel
     AFTER = 4
 
 
@@ -52,7 +51,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Memory that a node accounts for; `node` -1: nobody's."""
+    """Memory that a node accounts for; `node` is -1 for memory of no node."""
 
     part: str
     node: int
@@ -83,8 +82,8 @@ class StagePrice:
         return result
 
     @property
-    def again_ns(self) -> int:
-        """ns of a step in which segments compute again."""
+    def recompute_ns(self) -> int:
+        """Recomputation in a step, in ns."""
         return sum(item.total_ns for item in self.items if item.phase == "recompute")
 
     @property

@@ -46,12 +46,12 @@ class Weights(Operators):
             if recomputed:
                 self.work("weights", "cast", "recompute", index, cast, first.node, slot=Slot.BEFORE)
             elif choice.regather:
-                self.work("weights", "cast", "backward", index, cast, first.node, slot=Slot.AGAIN)
+                self.work("weights", "cast", "backward", index, cast, first.node, slot=Slot.REGATHER)
         if saved and (recomputed or not choice.regather) and (moved or self.precision.mixed):
             self.save("weights", index, self.numel(index, target) * self.item(index), first.node)
         for use in uses if shared is not None else ():
-            asked = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
-            if self.convert("weights", index, target, asked, use.node) and self.saves(use):
+            target_of_use = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
+            if self.convert("weights", index, target, target_of_use, use.node) and self.saves(use):
                 self.save("weights", index, self.kept_bytes(use), use.node)
         self.without_gradient(index, [use for use in reads if use.node in self.classes.twin], cast)
 
@@ -72,8 +72,8 @@ class Weights(Operators):
             if self.precision.mixed:
                 self.work("weights", "cast", "forward", index, cast, use.node, slot=Slot.BEFORE)
         for use in reads if shared is not None else ():
-            asked = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
-            self.convert("weights", index, shared or source, asked, use.node, backward=False)
+            target_of_use = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
+            self.convert("weights", index, shared or source, target_of_use, use.node, backward=False)
 
     def train(self, index: int, stored: int) -> None:
         """Gradient and optimizer states of a weight of which a rank stores `stored` elements."""
@@ -105,7 +105,7 @@ class Weights(Operators):
             self.update(Action.GATHER.value, index, spread, Slot.AFTER, axes, size=size)
 
     def sum_up(self, index: int, stored: int, axes: tuple[int, ...]) -> int:
-        """Adding up the gradient over the axes with copies; the time that updated shards take to be whole again."""
+        """Sum the gradient over the axes with copies; return the time of gathering the updated shards."""
         choice, at = self.plan.choices[index], self.classes.uses[index][0].node
         gradient, parameter = ITEMSIZE[self.precision.gradients], ITEMSIZE[self.precision.parameters]
         size = stored * gradient
@@ -123,7 +123,7 @@ class Weights(Operators):
         return bucketed(stored, summed, whole) - ns  # rounded up once, over both
 
     def offload(self, index: int, size: int) -> None:
-        """What lives in the host's memory comes to the device for the update, and goes back."""
+        """Offloaded states come to the device for the update, and go back."""
         assert self.device.host_bandwidth is not None  # a plan is checked
         once, both = (math.ceil(times * size / self.device.host_bandwidth * 1e9) for times in (1, 2))
         self.update("states from host", index, once, Slot.BEFORE, size=size)
@@ -145,7 +145,7 @@ class Weights(Operators):
         return schedule(self.plan.machine, self.plan.placement, axes, kind).at(BUCKET_BYTES)
 
     def train_rows(self, index: int, stored: int, item: int) -> None:
-        """A table of which a rank stores `stored` elements, and a gradient of the rows that are looked up, with ids."""
+        """A table with sparse gradient, of which a rank stores `stored` elements: gradients are rows with their ids."""
         rows = set(self.known[index].of_dim(0))
         ids = sum(
             self.graph.nodes[node.inputs[1]].numel
@@ -166,7 +166,7 @@ class Weights(Operators):
 
 
 def bucketed(numel: int, *moved: tuple[CollectivePrice, int]) -> int:
-    """Time of so many elements' share of flat buckets; `moved`: collectives, and the bytes of an element in each."""
+    """Time that so many elements add to flat buckets; `moved`: collectives, and the bytes of an element in each."""
     latency = sum(line.latency_ns * item for line, item in moved)
     rate = sum(line.ns_per_byte * item for line, item in moved)
     return math.ceil(latency * numel / BUCKET_BYTES + rate * numel - ROUNDING_NS)

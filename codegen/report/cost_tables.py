@@ -92,7 +92,7 @@ _WHY = {
 
 def why(item: Item) -> str:
     """What a collective is for."""
-    if item.slot is Slot.AGAIN:
+    if item.slot is Slot.REGATHER:
         return "gathers weights again in backward"
     if item.phase == "recompute":
         return f"{_WHY.get((item.part, 'forward', item.kind), item.part)}, once more"

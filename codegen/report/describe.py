@@ -123,8 +123,8 @@ def _recompute(plan: Plan | PipelinePlan) -> str:
     """The recomputed segments, and without a pipeline their share of the step."""
     if plan.size > 1:
         return recompute_text(plan.recompute)
-    again, step = plan.report.get("recompute_ns"), plan.report.get("objective_ns")
-    return recompute_text(plan.recompute) + (f"; {100 * again / step:.1f}% of the step" if again and step else "")
+    time, step = plan.report.get("recompute_ns"), plan.report.get("objective_ns")
+    return recompute_text(plan.recompute) + (f"; {100 * time / step:.1f}% of the step" if time and step else "")
 
 
 def _programs_sentence(plan: Plan | PipelinePlan) -> str:
@@ -199,8 +199,8 @@ def layouts(plan: Plan) -> list[str]:
         if found.constant[index] or found.base[index] != index:
             return None
         node, choice = graph.nodes[index], plan.choices[index]
-        asked = ", ".join(plan.layout_text(i, x) for i, x in zip(node.inputs, choice.inputs, strict=True))
-        return (f"{f'({asked}) -> ' if asked else ''}{plan.layout_text(index, choice.output)}",)
+        inputs = ", ".join(plan.layout_text(i, x) for i, x in zip(node.inputs, choice.inputs, strict=True))
+        return (f"{f'({inputs}) -> ' if inputs else ''}{plan.layout_text(index, choice.output)}",)
 
     rows = equal_layers(plan, range(len(graph.nodes)), cells)
     for i in graph.of("parameter"):

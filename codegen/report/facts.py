@@ -92,7 +92,7 @@ def _summary(plan: Plan | PipelinePlan, price: PlanPrice) -> tuple[tuple[str, st
     )
     again = recompute_text(plan.recompute)
     if again and plan.size == 1:
-        again += f"; {percent(price.stages[0].again_ns, price.objective_ns)} of the step"
+        again += f"; {percent(price.stages[0].recompute_ns, price.objective_ns)} of the step"
     return (
         ("step", f"{step}; {samples}" if samples else step),
         ("memory", memory),
@@ -128,8 +128,8 @@ def _optimum(plan: Plan | PipelinePlan, price: PlanPrice) -> tuple[str, ...]:
         f"gap {100 * (price.objective_ns - bound) / max(price.objective_ns, 1):.3f} %."
     ]
     counts = {k: _number(plan, "space", k) for k in ("placements", "meshes", "options", "networks_solved")}
-    told = any(v is not None for v in counts.values())
-    micro, modes = (plan.report["space"].get(key) if told else None for key in ("micro_batches", "recompute"))
+    searched = any(v is not None for v in counts.values())
+    micro, modes = (plan.report["space"].get(key) if searched else None for key in ("micro_batches", "recompute"))
     if all(v is not None for v in counts.values()):
         lines.append(
             f"Space: {counts['placements']:,} placements of {counts['meshes']:,} meshes"

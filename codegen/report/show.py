@@ -9,7 +9,7 @@ from ...model.errors import PartitaError
 from ...model.files import write_atomically
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan_file import load_any
-from ..plan.spacetime_file import Kept, copy_trace
+from ..plan.spacetime_file import SavedSpaceTimePlan, copy_trace
 from .facts import facts
 from .text import text
 
@@ -21,7 +21,7 @@ def show(folder: Path | str, html: Path | None = None, trace: Path | None = None
     if a file cannot be written.
     """
     plan = load_any(folder)
-    if isinstance(plan, Kept):
+    if isinstance(plan, SavedSpaceTimePlan):
         if html is not None:
             raise PartitaError(f"{folder} holds a space-time plan: it has a --trace, no page")
         if trace is not None:
@@ -44,7 +44,7 @@ def show_graph(folder: Path | str, as_json: bool = False) -> str:
     from ..parallel_graph.text import show_text
 
     plan = load_any(folder)
-    if isinstance(plan, Kept):
+    if isinstance(plan, SavedSpaceTimePlan):
         raise PartitaError(f"{folder} holds a space-time plan: it has a program and a --trace, no PCG")
     if isinstance(plan, PipelinePlan):
         raise PartitaError(

@@ -61,7 +61,7 @@ def _strategy(plan: Plan, index: int) -> dict[str, Any]:
 
 
 def _pipeline(plan: PipelinePlan) -> dict[str, Any]:
-    """What is particular to a pipeline: its stages, their work and memory."""
+    """The stages of a pipeline, with their work and memory."""
     cost = plan_price(plan)
     return {
         "stages": len(plan.stages),

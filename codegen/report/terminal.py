@@ -1,4 +1,4 @@
-"""How commands talk: results on standard output, words and progress on standard error."""
+"""Output of commands: results on standard output, messages and progress on standard error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import typer
 
 
 def leave(yes: bool) -> None:
-    """Exit code 1 where the answer is no."""
+    """Exit with code 1 if the answer is no."""
     if not yes:
         raise typer.Exit(1)
 
 
 def print_result(result: Mapping[str, Any], as_json: bool) -> None:
-    """A line a value, or one JSON object."""
+    """Print one line per value, or one JSON object."""
     if as_json:
         print_json(result)
         return
@@ -29,13 +29,13 @@ def print_result(result: Mapping[str, Any], as_json: bool) -> None:
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """One JSON object, which has no infinities."""
+    """Print one JSON object; infinities raise ValueError."""
     print(json.dumps(result, allow_nan=False))
 
 
 @contextmanager
 def words_to_stderr() -> Iterator[None]:
-    """Send to standard error what Python, a solver's C++ or a child process prints meanwhile."""
+    """Redirect standard output, of C++ and child processes too, to standard error."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
@@ -49,7 +49,7 @@ def words_to_stderr() -> Iterator[None]:
 
 @contextmanager
 def progress_shown() -> Iterator[Callable[[object], None] | None]:
-    """Yield what shows words or a solver's Progress on a terminal; None where nobody watches."""
+    """Yield a function that shows a message or a solver's Progress; None if standard error is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return

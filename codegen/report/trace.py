@@ -100,7 +100,7 @@ def _items(plan: Plan, price: StagePrice, title: str) -> list[Event]:
 
 
 def _once(item: Item, micro_batches: int) -> Item:
-    """All of it in one micro-batch: a special strategy may send several times."""
+    """An item with all its repetitions in one micro-batch: a special strategy may send several times."""
     times = 1 if item.phase == "update" else item.count // micro_batches
     return replace(item, ns=item.ns * times, count=item.count // times)
 
@@ -113,7 +113,7 @@ def _ordered(items: Sequence[Item], phase: Phase) -> Iterator[Item]:
 
 
 def _backward(plan: Plan, items: Sequence[Item]) -> Iterator[Item]:
-    """The items of backward, in reverse; before that of a segment that runs again its forward."""
+    """The items of backward, in reverse; a recomputed segment's forward comes before its backward."""
     last = {i: s.nodes[-1] for s in (segments(plan.graph) if plan.recompute else ()) for i in s.nodes}
 
     def place(pair: tuple[int, Item]) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ def _backward(plan: Plan, items: Sequence[Item]) -> Iterator[Item]:
         if item.phase == "recompute":
             return -last[item.at], 0, item.at, item.slot, number
         # A weight that is gathered again takes the same moves as forward.
-        return -item.at, 1, -item.slot, number if item.slot is Slot.AGAIN else -number
+        return -item.at, 1, -item.slot, number if item.slot is Slot.REGATHER else -number
 
     found = [pair for pair in enumerate(items) if pair[1].phase in ("recompute", "backward")]
     return (item for _, item in sorted(found, key=place))

@@ -121,7 +121,7 @@ def label(name: str, numbers: Iterable[int | None]) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Sorted numbers in short.
+    """Sorted numbers as ranges.
 
     >>> ranges([3, 0, 1, 2, 7]), ranges([0, 2, 4, 6])
     ('0-3,7', '0,2..6')
@@ -153,7 +153,7 @@ def equal_layers(
 
 
 def recompute_text(recompute: Mapping[str, str]) -> str:
-    """The segments that are computed again, by mode: `full: layers.0-15; selective: layers.16-31`."""
+    """The recomputed segments, by mode: `full: layers.0-15; selective: layers.16-31`."""
     groups: dict[tuple[str, str], list[int | None]] = {}
     for name, mode in recompute.items():
         text, layer = pattern(name)
@@ -179,7 +179,7 @@ _ENTRY = re.compile(r"^(.*?)(?:^|\.)(\d+)(?:\.|$)")
 
 
 def contents(graph: PCG) -> str:
-    """What of the user's module a stage is: `wte, h.0 to 5`."""
+    """The parts of the user's module in a stage: `wte, h.0 to 5`."""
     found: list[str] = []
     for prefix, group in groupby(dict.fromkeys(_places(graph)), key=lambda place: place[0]):
         numbers = [number for _, number in group if number >= 0]

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _ON_HOST = (torch.ops.aten.from_file.default,)
-"""What makes tensors that are not in a device's memory: files that programs swap to where there is no other host."""
+"""Functions whose tensors are outside device memory: files that programs swap to on a machine without a GPU."""
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -30,12 +30,12 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now_bytes = self.peak_bytes = 0
 
     def reset(self) -> None:
-        """The most, from now on."""
+        """Measure the peak from now on."""
         self.peak_bytes = self.now_bytes
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """What is made meanwhile is in another memory, and does not count."""
+        """Tensors made in this context are in another memory, and do not count."""
         self._counts = False
         try:
             yield
@@ -43,7 +43,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._counts = True
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
-        """These were there before, and do not count; nor do views of them."""
+        """Ignore these tensors, which were there before, and views of them."""
         for tensor in tensors:
             self._see(tensor, False)
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class RMSNorm(torch.autograd.Function):
-    """Keeps its input and a number a row; on the CPU PyTorch keeps the normalized input besides."""
+    """Keeps its input and one number per row; PyTorch on the CPU also keeps the normalized input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, eps: float) -> Tensor:
-        """`w` is of the last dim of `x`."""
+        """`w` scales the last dim of `x`."""
         scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
         ctx.save_for_backward(x, w, scale)
         return x * scale * w
@@ -28,7 +28,7 @@ class RMSNorm(torch.autograd.Function):
 
 
 class _Functions:
-    """`torch.nn.functional` with these in place of its own."""
+    """`torch.nn.functional` with these functions replaced."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(F, name)
@@ -42,6 +42,6 @@ class _Functions:
 
 
 def fuse(program: Any) -> None:
-    """Let an emitted program, which a process has loaded, call these."""
+    """Make a loaded program call the fused functions."""
     if hasattr(program, "F"):
         program.F = _Functions()

@@ -1,4 +1,4 @@
-"""What a plan really takes: its program's memory and the time of a step, on ranks in this process.
+"""Measured memory and step time of a plan's program, on ranks in this process.
 
 On the CPU every rank is a thread, and memory is counted by storages (`allocations`), the same in every run; kernels
 keep what they keep on a GPU (`fused`), and what a program has on the host does not count. On a GPU the one rank that
@@ -96,7 +96,7 @@ def measure(
 
 
 def _elsewhere(to_host: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """What goes to the host is not in the memory of a device, which is the same memory here."""
+    """Do not count what is copied to the host, which is the same memory here."""
 
     def copied(x: Tensor) -> Tensor:
         with _THREAD.seen.elsewhere() if hasattr(_THREAD, "seen") else nullcontext():
@@ -110,7 +110,7 @@ def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Rank:
-    """A rank that is ready to train; `device` is where."""
+    """A rank that is ready to train on `device`."""
 
     def __init__(self, program: Any, state: Mapping[str, Tensor], data: Mapping[str, Tensor], device: str) -> None:
         self.program, self.mesh, self.number = program, program.Mesh(device), 0
@@ -136,7 +136,7 @@ class _Rank:
 
 
 class _Kept:
-    """What forwards leave behind, with what they are given."""
+    """Bytes that forwards leave behind, with their inputs."""
 
     def __init__(self, model: Any, seen: Allocations) -> None:
         self.seen, self.most_bytes, self.before = seen, 0, 0

@@ -1,4 +1,4 @@
-"""Where ranks that are threads meet: who runs, who waits for whom, and what to say when nobody can go on."""
+"""Rendezvous of ranks that are threads: who runs, who waits for whom, and the message of a deadlock."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class RankError(RuntimeError):
 
 
 class Deadlock(RuntimeError):  # noqa: N818 (its name in the field)
-    """All ranks that are left wait for each other, or the time is up; the message says where each of them stands."""
+    """All remaining ranks wait for each other, or time is up; the message says where each of them stands."""
 
 
 class Stopped(BaseException):
-    """Ends a rank because another one failed; never reaches the caller."""
+    """Stops a rank because another one failed; never reaches the caller."""
 
 
 @dataclass(slots=True)

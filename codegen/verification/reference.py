@@ -58,7 +58,7 @@ def materialize(module: nn.Module) -> nn.Module:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters and buffers, also those that are not persistent, under all their names."""
+    """Copies of all parameters and buffers, non-persistent ones included, under all their names."""
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return {name: tensor.detach().clone() for name, tensor in tensors}
 
@@ -91,7 +91,7 @@ class CountedDropout(TorchDispatchMode):
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """What a module makes without naming a dtype has this one meanwhile."""
+    """Set the default dtype in this context."""
     kept = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -149,7 +149,7 @@ class Optimizer:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """The module has the weights with which this step computes, forward and backward."""
+        """Give the module the weights with which this step computes, forward and backward."""
         newest = self._values() if self.older else []
         with torch.no_grad():
             for p, value in zip(self.parameters, self.older, strict=bool(self.older)):

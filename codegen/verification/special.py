@@ -1,4 +1,4 @@
-"""The check of a special strategy: on its examples, split by it over some ranks, beside the whole computation."""
+"""Verification of a special strategy: its examples split over some ranks, compared with the whole computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples each batch norm of a plan normalizes together, and the unsharded module made to do the same."""
+"""The samples that each batch norm of a plan normalizes together, and a mode in which a module does the same."""
 
 from __future__ import annotations
 

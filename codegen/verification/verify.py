@@ -1,4 +1,4 @@
-"""Run an emitted program on local ranks beside the unsharded module: the same losses, gradients and weights?"""
+"""Run an emitted program on local ranks, and compare losses, gradients and weights with the unsharded module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...model.graph.pcg import PCG
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..plan.plan_file import load_any
-from ..plan.spacetime_file import Kept
+from ..plan.spacetime_file import SavedSpaceTimePlan
 from ..plan.spacetime_plan import SpaceTimePlan
 from . import reference, worker
 from .launch import LaunchError, torchrun
@@ -37,7 +37,7 @@ AnyPlan: TypeAlias = Plan | PipelinePlan | SpaceTimePlan
 LEVELS = ("threads", "pool", "torchrun")
 TOLERANCE = 1e-9
 TOLERANCE_NARROW = 1e-5
-"""Where the module itself computes in less than float64."""
+"""The tolerance if the module itself computes in less than float64."""
 
 
 def verify(
@@ -102,7 +102,7 @@ def _trial(
 ) -> Trial:
     """What `verify` runs: the program beside a saved plan, or what a plan emits into `folder`."""
     plan = load_any(target) if isinstance(target, Path | str) else target
-    if isinstance(plan, Kept | SpaceTimePlan):
+    if isinstance(plan, SavedSpaceTimePlan | SpaceTimePlan):
         graph, command, again = plan.pcg, "check", f"check it again with --devices {ranks}"
     else:
         graph, command, again = plan.graph, "plan", "plan again for that many devices"
@@ -123,20 +123,20 @@ def _trial(
     return replace(made, emitted=not isinstance(target, Path | str))
 
 
-def stages_of(plan: AnyPlan | Kept) -> tuple[Plan, ...]:
+def stages_of(plan: AnyPlan | SavedSpaceTimePlan) -> tuple[Plan, ...]:
     """The stages of a plan; a space-time plan has none."""
-    return () if isinstance(plan, Kept | SpaceTimePlan) else plan.stages
+    return () if isinstance(plan, SavedSpaceTimePlan | SpaceTimePlan) else plan.stages
 
 
-def semantics(plan: AnyPlan | Kept) -> Semantics:
+def semantics(plan: AnyPlan | SavedSpaceTimePlan) -> Semantics:
     """How a plan trains otherwise than its module."""
-    if isinstance(plan, Kept | SpaceTimePlan):
+    if isinstance(plan, SavedSpaceTimePlan | SpaceTimePlan):
         return PLAIN
     return Semantics(tuple(found for part in plan.stages for found in pieces(part)), plan.schedule.double_buffered)
 
 
 def _program_beside(saved: Path, command: str) -> Path:
-    """The program of a saved plan: in its folder. What was never written, or was removed, is not emitted anew."""
+    """The program in the folder of a saved plan; a missing one is not emitted anew."""
     folder = saved if saved.is_dir() else saved.parent
     if not (folder / "program.py").is_file():
         raise PartitaError(f"there is no program.py in {folder}: `partita {command} -o DIR` writes one beside its plan")
@@ -206,7 +206,7 @@ def _in_threads(each: Trial, timeout: float) -> Outcome | Exception:
 
 
 def _in_processes(trials: Sequence[Trial], timeout: float) -> list[Outcome | Exception]:
-    """Outcomes of the first trials, which have as many ranks: up to the first failure, or of all of them."""
+    """Outcomes of trials with equally many ranks, up to the first failure."""
     with tempfile.TemporaryDirectory(prefix="partita-jobs-") as folder:
         jobs = [Path(folder) / str(number) for number in range(len(trials))]
         for job, each in zip(jobs, trials, strict=True):
@@ -300,8 +300,8 @@ def _error(a: Tensor, b: Tensor) -> float:
 # Memory
 
 
-def memory_bytes(plan: AnyPlan | Kept) -> int:
-    """An upper estimate of what both sides need here in float64: weights with states, and all activations kept."""
+def memory_bytes(plan: AnyPlan | SavedSpaceTimePlan) -> int:
+    """Upper estimate of what program and module need in float64: weights with states, and all activations."""
     return int(8 * sum(map(_elements, stages_of(plan))))
 
 
@@ -323,7 +323,7 @@ def _elements(plan: Plan) -> Fraction:
 
 
 def available_bytes() -> int:
-    """Free memory of this machine, as far as it tells."""
+    """Free memory of this machine; practically unlimited if unknown."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -333,8 +333,8 @@ def available_bytes() -> int:
     return 1 << 62
 
 
-def check_memory(plan: AnyPlan | Kept) -> None:
-    """Raise PartitaError where the plan is too large to be run here."""
+def check_memory(plan: AnyPlan | SavedSpaceTimePlan) -> None:
+    """Raise PartitaError if the plan is too large to run here."""
     needed, free = memory_bytes(plan), available_bytes()
     if needed > 0.8 * free:
         raise PartitaError(

@@ -84,7 +84,7 @@ def write_job(
 
 
 def read_result(folder: Path) -> Outcome | None:
-    """What rank 0 wrote; None if it did not come so far."""
+    """The result that rank 0 wrote, if it did."""
     if not (folder / RESULT).is_file():
         return None
     data = torch.load(folder / RESULT, weights_only=True)
