@@ -235,5 +235,5 @@ def test_plan_and_graph_files_are_checked() -> None:
     graph = graph_to_json(plan.graph)
     del next(n for n in graph["nodes"] if n["name"] == "items.weight")["gradient"]
     graph["nodes"] = [n | {"gradient": n.get("gradient", False)} for n in graph["nodes"]]
-    with pytest.raises(PartitaError, match=r"'items' \(embedding\) is sparse, but 'items.weight' is no trained"):
+    with pytest.raises(PartitaError, match=r"'items' \(embedding\) is sparse, but 'items.weight' is not a trained"):
         graph_from_json(graph)
