@@ -1,4 +1,4 @@
-"""Capture: from an nn.Module and example inputs to a PCG, by torch.export; nothing is computed, no weight is copied."""
+"""Capture: from an nn.Module and example inputs to a PCG, by torch.export, without computing or copying weights."""
 
 import copy
 import dataclasses
@@ -34,12 +34,12 @@ from .repeated_calls import Repeating, note_calls
 from .translation import Index, Translation, dtype_name
 
 MAX_CONSTANT = 64
-"""Elements of the largest tensor constant that the graph itself holds; larger ones must be buffers."""
+"""Most elements of a tensor constant in the graph; larger ones must be buffers."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Example inputs, flat: the tensors by name, and how the module is called with others in their place."""
+    """Example inputs, flattened: the tensors by name, and how to call the module with others in their place."""
 
     names: tuple[str, ...]
     tensors: tuple[torch.Tensor, ...]
@@ -48,11 +48,11 @@ class Inputs:
 
     @classmethod
     def of(cls, module: nn.Module, inputs: Any) -> "Inputs":
-        """Names are those of the arguments of `module.forward`. Raises PartitaError where the inputs do not fit it."""
+        """Inputs named after the arguments of `module.forward`. Raises PartitaError if they do not fit it."""
         if isinstance(inputs, torch.Tensor):
             inputs = (inputs,)
         if not isinstance(inputs, tuple | list | Mapping):
-            raise PartitaError(f"example inputs are a tuple or a dict of tensors, not {type(inputs).__name__}")
+            raise PartitaError(f"example inputs must be a tuple or a dict of tensors, not {type(inputs).__name__}")
         called = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
         leaves, structure = pytree.tree_flatten(called)
         args, kwargs = pytree.tree_unflatten(range(len(leaves)), structure)
@@ -60,15 +60,15 @@ class Inputs:
             bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         except TypeError as error:
             raise PartitaError(f"the example inputs do not fit {type(module).__name__}.forward: {error}") from error
-        wishes = {number: _name(path) for path, number in pytree.tree_flatten_with_path(dict(bound))[0]}
+        names = {number: _name(path) for path, number in pytree.tree_flatten_with_path(dict(bound))[0]}
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         if not tensors:
-            raise PartitaError("the example inputs hold no tensor")
-        names = [wishes[number] for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        return cls(tuple(names), tensors, tuple(leaves), structure)
+            raise PartitaError("the example inputs contain no tensor")
+        chosen = (names[number] for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+        return cls(tuple(chosen), tensors, tuple(leaves), structure)
 
     def call(self, module: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
-        """`module` with `tensors` in the places of the examples."""
+        """Call `module` with `tensors` in place of the examples."""
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
@@ -76,12 +76,12 @@ class Inputs:
 
     @property
     def batch(self) -> int:
-        """The samples in the examples: dim 0 of the first tensor that has one."""
+        """Samples in the examples: dim 0 of the first tensor that has dims."""
         return next((t.shape[0] for t in self.tensors if t.dim()), 1)
 
     @property
     def batch_dims(self) -> tuple[int | None, ...]:
-        """For every tensor 0 if that dim counts samples, else None."""
+        """For every tensor 0 if dim 0 counts samples, else None."""
         return tuple(0 if t.dim() and t.shape[0] == self.batch else None for t in self.tensors)
 
     def shapes(self, batch: int) -> tuple[tuple[int, ...], ...]:
@@ -98,7 +98,7 @@ def _name(path: Sequence[Any]) -> str:
 
 
 def outputs(result: Any) -> tuple[bool, list[torch.Tensor]]:
-    """What a module minimizes: (True, [its loss]), or (False, the floating tensors that it returns)."""
+    """(True, [the loss]) if the module returns one, else (False, the floating tensors that it returns)."""
     if isinstance(result, torch.Tensor) and result.numel() == 1 and result.is_floating_point():
         return True, [result]
     loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
@@ -122,13 +122,13 @@ def _tensors(result: Any) -> Iterator[torch.Tensor]:
 
 
 class _Flag:
-    """Something that forward may set: torch.export undoes what forward does to attributes of a module."""
+    """A value that forward can set; torch.export restores attributes of modules."""
 
     value = False
 
 
 class _Exported(nn.Module):
-    """The module with flat inputs and flat outputs; afterwards `scalar` says whether it returned a loss."""
+    """The module with flat inputs and outputs; after forward, `scalar` is True if it returned a loss."""
 
     def __init__(self, module: nn.Module, inputs: Inputs) -> None:
         super().__init__()
@@ -163,12 +163,12 @@ def _without_memory(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 _LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export._trace")
-"""Loggers that print the traceback of what a forward raises, which is then told in one line."""
+"""Loggers that print tracebacks of errors in forward, which PartitaError reports in one line."""
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence those loggers meanwhile."""
+    """Silence these loggers."""
     loggers = [logging.getLogger(name) for name in _LOUD]
     before = [logger.disabled for logger in loggers]
     try:
@@ -183,7 +183,7 @@ def _quiet() -> Iterator[None]:
 def _export(
     module: nn.Module, inputs: Inputs, batch: int, layers: Mapping[str, int]
 ) -> tuple[torch.export.ExportedProgram, bool]:
-    """The program at `batch` samples, and whether it returns a loss. Of equal `layers`, two are in the program."""
+    """The program at `batch` samples, and whether it returns a loss. Of equal `layers` it holds two."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     copied = _without_memory(module, mode)
     note_calls(copied, layers)
@@ -198,11 +198,11 @@ def _export(
             program = torch.export.export(wrapped, examples, strict=False)
             if any(_mutates(node) for node in program.graph.nodes):
                 if layers:
-                    raise PartitaError("what is changed in place is known only where all layers are traced")
+                    raise PartitaError("in-place changes are known only if all layers are traced")
                 program = program.run_decompositions({})
     except PartitaError:
         raise
-    except Exception as error:  # whatever the user's forward raises, or torch.export cannot follow
+    except Exception as error:  # from the user's forward, or what torch.export does not support
         reason = str(error).strip().split("\n")[0]
         raise PartitaError(f"cannot export {type(module).__name__}: {type(error).__name__}: {reason}") from error
     return program, wrapped.scalar.value
@@ -226,21 +226,20 @@ def capture(
 ) -> PCG:
     """The graph of `module` at micro-batches of `batch` samples (default: as many as the examples have, at least 2).
 
-    `inputs` are arguments of `module.forward`, a tuple or a dict; their values do not matter and may be on meta, as
-    may the module, which stays as it is. Dim 0 of every input that has as many entries as the first input counts
-    samples. A scalar output is the loss, as is `.loss` of what is returned; otherwise the floating tensors that are
-    returned are each projected on fixed noise, and the sum stands for the loss. `statistics`: over what batch norms in
-    training normalize; the counter of their batches is left out. Raises PartitaError that names the
-    operator, the module and the line for what has no translation; with `allow_unknown` such operators are computed
-    whole on every rank.
+    `inputs`: arguments of `module.forward`, a tuple or a dict; their values do not matter. They may be on meta, as may
+    the module, which is not changed. Dim 0 of every input of the same size as dim 0 of the first one counts samples.
+    The loss is the scalar output, or `.loss` of the output; otherwise each floating tensor of the output is projected
+    on fixed noise and the sum is the loss. `statistics`: what batch norms in training normalize over (their batch
+    counter is left out). Raises PartitaError that names the operator, the module and the line of what has no
+    translation; with `allow_unknown` such operators are computed whole on every rank.
     """
     if not isinstance(module, nn.Module):
-        raise PartitaError(f"a module is captured, a torch.nn.Module, not {type(module).__name__}")
+        raise PartitaError(f"capture needs a torch.nn.Module, not {type(module).__name__}")
     if statistics not in STATISTICS:
         raise PartitaError(f"statistics {statistics!r}: choose from {', '.join(STATISTICS)}")
     lazy = next((name for name, weight in module.state_dict(keep_vars=True).items() if is_lazy(weight)), None)
     if lazy is not None:
-        raise PartitaError(f"{lazy!r} has no shape yet: call the module once before it is captured")
+        raise PartitaError(f"{lazy!r} has no shape yet: call the module once before capture")
     check_hooks(module)
     found = Inputs.of(module, inputs)
     samples = max(2, found.batch) if batch is None else batch
@@ -252,7 +251,7 @@ def capture(
     except PartitaError:
         if not layers:
             raise
-        return _captured(module, found, samples, {}, allow_unknown, statistics)  # any other error comes again
+        return _captured(module, found, samples, {}, allow_unknown, statistics)  # other errors are raised again
 
 
 def _captured(
@@ -263,7 +262,7 @@ def _captured(
     allow_unknown: bool,
     statistics: str,
 ) -> PCG:
-    """The graph, with equal `layers` translated again instead of traced; PartitaError also where that cannot be."""
+    """The graph, with equal `layers` translated from one trace; raises PartitaError also where that is impossible."""
     program, scalar = _export(module, inputs, batch, layers)
     builder = Builder(batch)
     translation = (Repeating if layers else Translation)(TABLE, builder, allow_unknown, statistics)
@@ -313,7 +312,7 @@ def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn
 
 
 def _least(builder: Builder, module: nn.Module) -> dict[int, int]:
-    """The smallest numbers of integer buffers, where their values are known: negative indices count from the end."""
+    """Integer buffer -> its smallest value, where known: negative indices count from the end."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
     known = [(i, buffers[n.name]) for i, n in enumerate(builder.nodes) if n.op == "buffer" and n.dtype not in FLOATS]
     fake = torch._subclasses.FakeTensor
@@ -321,9 +320,9 @@ def _least(builder: Builder, module: nn.Module) -> dict[int, int]:
 
 
 def _constant(builder: Builder, name: str, tensor: torch.Tensor) -> Index:
-    """A tensor made in forward from Python numbers, or a tensor attribute that is no buffer."""
+    """A tensor created in forward from Python numbers, or a tensor attribute that is not a buffer."""
     if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
-        raise PartitaError(f"the constant {name!r} has no values: it was made on the meta device")
+        raise PartitaError(f"the constant {name!r} has no values: it was created on the meta device")
     if tensor.numel() > MAX_CONSTANT:
         raise PartitaError(
             f"the constant {name!r} has {tensor.numel()} elements; tensors of more than {MAX_CONSTANT} must be buffers "
@@ -331,14 +330,14 @@ def _constant(builder: Builder, name: str, tensor: torch.Tensor) -> Index:
         )
     dtype, values = dtype_name(tensor.dtype), tensor.flatten().tolist()
     if not all(math.isfinite(v) for v in values) and tensor.dim():
-        raise PartitaError(f"the constant {name!r} has entries that are not finite; make it a buffer of the module")
+        raise PartitaError(f"the constant {name!r} has entries that are not finite; make it a buffer (register_buffer)")
     if not tensor.dim():
         return Index(builder.add("full", shape=(), dtype=dtype, name=name, value=values[0]))
     return Index(builder.add("constant", shape=tensor.shape, dtype=dtype, name=name, values=tuple(values)))
 
 
 def _unchanged(program: torch.export.ExportedProgram, results: Sequence[Any], sources: Sequence[Index]) -> list[Any]:
-    """What forward returns, without the buffers that it changes; only the operators that know how may change them."""
+    """The results of forward, without buffers that operators update; raises PartitaError for other in-place changes."""
     signature = program.graph_signature
     given = {spec.target: source for spec, source in zip(signature.input_specs, sources, strict=True)}
     returned, changed = [], list(signature.user_inputs_to_mutate.values())
@@ -349,15 +348,12 @@ def _unchanged(program: torch.export.ExportedProgram, results: Sequence[Any], so
             changed.append(spec.target.removeprefix("module."))
     if changed:
         names = ", ".join(dict.fromkeys(changed))
-        raise PartitaError(
-            f"forward changes {names} in place; only functions of inputs and weights are planned, and of buffers the "
-            "running statistics of batch norms"
-        )
+        raise PartitaError(f"forward changes {names} in place; only the running statistics of batch norms may change")
     return returned
 
 
 def _loss(builder: Builder, results: Sequence[Any], scalar: bool) -> int:
-    """The node that is minimized; results that are no loss are projected and added up."""
+    """The loss; results that are not a loss are projected and added up."""
     if scalar:
         (loss,) = results
         return loss if not builder.nodes[loss].shape else builder.add("view", int(loss), shape=(), name="loss")
@@ -370,7 +366,7 @@ def _loss(builder: Builder, results: Sequence[Any], scalar: bool) -> int:
 
 
 def _aliases(module: nn.Module, builder: Builder) -> list[tuple[str, str]]:
-    """Further names of tied parameters and buffers, with the name of their node."""
+    """(alias, name of the node) of tied parameters and buffers."""
     first: dict[int, str] = {}
     pairs = []
     for name, tensor in (
@@ -383,7 +379,7 @@ def _aliases(module: nn.Module, builder: Builder) -> list[tuple[str, str]]:
 
 
 def _finish(builder: Builder, loss: int, aliases: Sequence[tuple[str, str]], limits: Mapping[int, int]) -> PCG:
-    """The graph without what the loss does not need (inputs stay), with ranges of integer inputs, and tables joined."""
+    """The nodes that the loss needs and all inputs, with ranges of integer inputs and joined tables."""
     nodes = builder.nodes
     if not nodes[loss].gradient:
         raise PartitaError("the loss depends on no trainable parameter")

@@ -1,6 +1,4 @@
-"""Which weights get gradients, and gradients that are the user's own: torch.export, which traces what forward computes,
-would lose them silently.
-"""
+"""Which weights get gradients; and errors for custom gradients, which torch.export would lose silently."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def trained(nodes: Sequence[Node], loss: int) -> list[Node]:
-    """The nodes with parameters frozen that no gradient of the loss reaches: autograd gives these none, not zeros."""
+    """The nodes, with parameters frozen that no gradient of the loss reaches: autograd leaves theirs None, not zero."""
     reached = {loss}
     for index in reversed(range(len(nodes))):
         if index in reached:
@@ -32,35 +30,35 @@ def trained(nodes: Sequence[Node], loss: int) -> list[Node]:
 
 
 def check_hooks(module: nn.Module) -> None:
-    """Raise PartitaError where a hook of a module or a parameter may change gradients."""
+    """Raise PartitaError if a hook of a module or a parameter may change gradients."""
     found = [(name, part, _MODULE_HOOKS) for name, part in module.named_modules()]
     found += [(name, weight, _TENSOR_HOOKS) for name, weight in module.named_parameters()]
     for name, owner, hooks in found:
         if any(getattr(owner, hook, None) for hook in hooks):
-            raise PartitaError(f"{name or 'the module'!r} has a hook on its gradient, which a program would not run")
+            raise PartitaError(f"{name or 'the module'!r} has a hook on its gradient, which the program would not run")
 
 
 @contextmanager
 def only_autograd() -> Iterator[None]:
-    """Raise PartitaError meanwhile for functions with a backward of their own, hooks and `torch.inference_mode`."""
+    """Within it, custom autograd functions, hooks and `torch.inference_mode` raise PartitaError."""
     apply: Callable[..., Any] = Function.apply.__func__  # type: ignore[attr-defined]
     enter = torch.inference_mode.__enter__
 
     def applied(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
         if kind.__name__ == "CheckpointFunction":
-            raise PartitaError("forward uses a reentrant checkpoint, which is not known; use use_reentrant=False")
+            raise PartitaError("forward uses a reentrant checkpoint, which is not supported; use use_reentrant=False")
         if kind.__module__.partition(".")[0] != "torch":
             raise PartitaError(
-                f"{kind.__name__} has a backward of its own, which is not planned; write it with torch's functions"
+                f"{kind.__name__} has a custom backward, which is not supported; write it with torch's functions"
             )
         return apply(kind, *args, **kwargs)
 
     def hooked(tensor: Tensor, hook: Any) -> NoReturn:
-        raise PartitaError("forward registers a hook on a gradient, which a program would not run")
+        raise PartitaError("forward registers a hook on a gradient, which the program would not run")
 
     def entered(region: Any) -> None:
         if region.mode:
-            raise PartitaError("forward computes under torch.inference_mode, which is not known; use torch.no_grad")
+            raise PartitaError("forward uses torch.inference_mode, which is not supported; use torch.no_grad")
         enter(region)
 
     with (

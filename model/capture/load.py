@@ -1,4 +1,4 @@
-"""Models by reference: a name of the zoo, or `path/to/file.py:factory` for a module of one's own."""
+"""Models by reference: a name of the zoo, or `path/to/file.py:factory`."""
 
 import importlib.util
 import inspect
@@ -16,10 +16,7 @@ from ..errors import PartitaError
 
 
 def module_of(model: Mapping[str, Any]) -> tuple[nn.Module, Any]:
-    """The module that a plan was made for, as the plan says it, with example inputs; with weights.
-
-    Raises PartitaError where it does not say.
-    """
+    """The module that a plan names, with weights, and example inputs. Raises PartitaError if it names none."""
     reference = model.get("reference")
     if not (reference and isinstance(reference, str)):
         raise PartitaError("the plan does not say how to build its module: give verify the module and its inputs")
@@ -31,10 +28,10 @@ def load_module(
 ) -> tuple[nn.Module, Any]:
     """The module that a reference names, and example inputs (a tuple or a dict).
 
-    A factory takes no arguments, or any of `small` and `sequence` by name, and returns (module, inputs). It runs with
-    `device` as the default device; on meta no weight takes memory, on cpu buffers have their values. A factory that
-    needs values while it builds (and so fails on meta) runs on the CPU. Raises PartitaError for what is not there,
-    does not run, or returns something else.
+    A factory takes no arguments, or `small` and `sequence` by name, and returns (module, inputs). It runs with `device`
+    as the default device: on meta weights take no memory, on cpu buffers have values. A factory that fails on meta,
+    since it needs values, runs on the CPU. Raises PartitaError if there is no factory, or it fails, or it returns
+    something else.
     """
     if ":" not in reference and not reference.endswith(".py"):
         from ..zoo import build
@@ -65,7 +62,7 @@ def _factory(file: Path, name: str) -> Callable[..., Any]:
 
 
 def import_file(file: Path) -> ModuleType:
-    """Run the file as a module, with its folder importable meanwhile. PartitaError where it is none, or fails."""
+    """Import a file as a module; it can import from its folder. Raises PartitaError if that fails."""
     if not file.is_file():
         raise PartitaError(f"no file {str(file)!r}")
     spec = importlib.util.spec_from_file_location(f"partita_user_{file.stem}", file)
@@ -85,13 +82,13 @@ def import_file(file: Path) -> ModuleType:
 
 
 def _options(factory: Callable[..., Any], reference: str, small: bool, sequence: int | None) -> dict[str, Any]:
-    """What the factory is called with: those of the options that it takes."""
+    """The options given, if the factory takes them; else PartitaError."""
     parameters = inspect.signature(factory).parameters.values()
-    takes = {p.name for p in parameters}
-    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = {p.name for p in parameters}
+    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
     given: dict[str, Any] = {"small": small or None, "sequence": sequence}
     for option, value in given.items():
-        if value is not None and option not in takes and not anything:
+        if value is not None and option not in names and not any_name:
             raise PartitaError(f"{reference} takes no {option!r}; leave --{option} out")
     return {option: value for option, value in given.items() if value is not None}
 
@@ -121,7 +118,7 @@ def _describe(value: Any) -> str:
 
 
 def failure(what: str, error: BaseException, file: Path) -> str:
-    """The exception by name, with the last line of the user's file that it went through."""
+    """One line: the exception, and the last line of the user's file in its traceback."""
     if isinstance(error, SyntaxError):
         return f"{what}: SyntaxError at line {error.lineno}: {error.msg}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == file.name]

@@ -21,7 +21,7 @@ from ..graph.pcg import PCG, live
 
 @dataclass(frozen=True, slots=True)
 class _LookUp:
-    """One look-up by the ids at `number` along `dim` of `ids`; `result` is what is joined: itself, or a view of it."""
+    """One look-up by the ids at `number` along `dim` of `ids`; `result`: its output as joined, perhaps a view of it."""
 
     node: int
     table: int
@@ -33,7 +33,7 @@ class _LookUp:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Neighbouring inputs of a `cat`, from the number `start` on, that one look-up gives."""
+    """Neighbouring inputs of a `cat`, from number `start` on, that one look-up can compute."""
 
     cat: int
     start: int
@@ -45,9 +45,9 @@ class _Run:
 
 
 def merge_lookups(pcg: PCG) -> PCG:
-    """The same graph with one look-up for those whose ids lie side by side in one tensor, as their results do.
+    """The same graph with one look-up in place of those whose ids lie side by side in one tensor, as their results do.
 
-    Their tables have one width, dtype and kind of gradient, and are read by nothing else.
+    Their tables have equal width, dtype and kind of gradient, and no other reader.
     """
     runs = [run for cat in pcg.of("cat") for run in _runs(pcg, cat)]
     if not runs:
@@ -76,11 +76,11 @@ def merge_lookups(pcg: PCG) -> PCG:
     return builder.build(kept[number[pcg.loss]])
 
 
-# What can be one
+# Which look-ups can be merged
 
 
 def _runs(pcg: PCG, cat: int) -> Iterator[_Run]:
-    """The longest runs of inputs of a `cat` that one look-up can give."""
+    """The longest runs of inputs of a `cat` that one look-up can compute."""
     found = [_look_up(pcg, cat, source) for source in pcg.nodes[cat].inputs]
     start = 0
     for place, (one, other) in enumerate(pairwise([*found, None]), 1):
@@ -93,7 +93,7 @@ def _runs(pcg: PCG, cat: int) -> Iterator[_Run]:
 
 
 def _look_up(pcg: PCG, cat: int, result: int) -> _LookUp | None:
-    """The look-up that an input of a `cat` is, if nothing else reads it, nor its table, and its ids are a slice."""
+    """The look-up behind an input of a `cat`, if it and its table have no other reader and its ids are a slice."""
 
     def through_view(index: int) -> int:
         return pcg.nodes[index].inputs[0] if pcg.nodes[index].op == "view" else index
@@ -119,7 +119,7 @@ def _look_up(pcg: PCG, cat: int, result: int) -> _LookUp | None:
 
 
 def _alike(pcg: PCG, one: _LookUp, other: _LookUp) -> bool:
-    """Whether the second look-up is the same as the first, of the next ids and in another table."""
+    """True if the second look-up does the same as the first, by the next ids in another table."""
 
     def kind(lookup: _LookUp) -> tuple[object, ...]:
         node, table = pcg.nodes[lookup.node], pcg.nodes[lookup.table]
@@ -130,24 +130,24 @@ def _alike(pcg: PCG, one: _LookUp, other: _LookUp) -> bool:
 
 
 def _shape(pcg: PCG, lookup: _LookUp) -> tuple[int, ...]:
-    """What one look-up gives, as dims of its ids (of bags without the last one), and the width."""
+    """The shape of a look-up's result: the dims of its ids (of bags without the last one), and the width."""
     ids, node = pcg.nodes[lookup.ids].shape, pcg.nodes[lookup.node]
     inner = len(ids) - (node.op == "embedding_bag")
     return (*ids[: lookup.dim], *ids[lookup.dim + 1 : inner], node.shape[-1])
 
 
 def _place(pcg: PCG, cat: int, lookup: _LookUp) -> int | None:
-    """Between which dims of `_shape` the look-ups are joined, if it is between two of them."""
+    """The position among the dims of `_shape` at which results are joined; None if it is inside a dim."""
     shape, dim = pcg.nodes[lookup.result].shape, pcg.nodes[cat]["dim"]
     outer = [prod(_shape(pcg, lookup)[:place]) for place in range(len(_shape(pcg, lookup)) + 1)]
     return outer.index(prod(shape[:dim])) if prod(shape[:dim]) in outer else None
 
 
-# The one
+# The merged look-up
 
 
 def _table(builder: Builder, pcg: PCG, run: _Run) -> int:
-    """All tables, one below the other."""
+    """Add the table that joins all tables."""
     nodes = [pcg.nodes[i] for i in run.tables]
     shape = (sum(node.shape[0] for node in nodes), nodes[0].shape[1])
     tables = tuple((node.name, node.shape[0]) for node in nodes)
@@ -157,7 +157,7 @@ def _table(builder: Builder, pcg: PCG, run: _Run) -> int:
 
 
 def _numbers(builder: Builder, pcg: PCG, run: _Run, ids: int, path: str) -> int:
-    """The ids of all look-ups, counted from the first row of the first table."""
+    """Add the ids of all look-ups, counted from the first row of the first table."""
     one, count = run.lookups[0], len(run.lookups)
     shape = list(builder.nodes[ids].shape)
     if shape[one.dim] != count:
@@ -172,7 +172,7 @@ def _numbers(builder: Builder, pcg: PCG, run: _Run, ids: int, path: str) -> int:
 
 
 def _looked_up(builder: Builder, pcg: PCG, run: _Run, table: int, ids: int) -> int:
-    """The look-up of all ids, in the shape in which the results of each were joined."""
+    """Add the look-up of all ids; its result has the shape of the joined results."""
     one = run.lookups[0]
     node, attributes = pcg.nodes[one.node], dict[str, Any](pcg.nodes[one.node].attributes)
     path = _common(pcg.nodes[lookup.node].path for lookup in run.lookups)
@@ -202,11 +202,11 @@ def _looked_up(builder: Builder, pcg: PCG, run: _Run, table: int, ids: int) -> i
 
 
 def _name(pcg: PCG, run: _Run) -> str:
-    """The list or module that the tables are below."""
+    """The list or module that holds the tables."""
     return _common(pcg.nodes[i].name.rpartition(".")[0] for i in run.tables) or "tables"
 
 
 def _common(names: Iterable[str]) -> str:
-    """How dotted names begin alike."""
+    """The common prefix of dotted names."""
     parts = zip(*(name.split(".") for name in names), strict=False)
     return ".".join(part[0] for part in takewhile(lambda part: len(set(part)) == 1, parts))

@@ -1,12 +1,12 @@
-"""Equal layers are traced once or twice, not a hundred times: calls that torch.export does not see are translated too.
+"""Traces equal layers twice instead of a hundred times, and translates their other calls from the first trace.
 
-`note_calls` lets equal layers note how they are called. The first two calls that look alike (the same kinds of tensors,
-the same numbers) are traced between the operators `layer_begin` and `layer_end`; each later one is the operator
-`layer_again`, whose outputs come out of nowhere. `Repeating` translates such a call by translating the nodes of the
-first one again, under the names and with the weights of its layer. The second trace must equal the first: that finds
-layers that leave something behind for those after them, such as a cache.
+`note_calls` makes equal layers record their calls. The first two calls of a kind (equal layers, tensors of equal
+shapes, equal numbers) are traced between the operators `layer_begin` and `layer_end`; each further call becomes one
+operator `layer_again`. `Repeating` translates it by translating the nodes of the first call once more, under the names
+and with the weights of its own layer. The second trace must equal the first, which detects layers that leave state
+behind, such as a cache.
 
-Where any of this does not hold, PartitaError is raised, and the module has to be traced whole.
+Where any of this does not hold, PartitaError is raised and the module has to be traced whole.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,11 +19,11 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import PartitaError
-from .equal_layers import PLAIN, looks
+from .equal_layers import PLAIN, description
 from .translation import Index, Translation, Value
 
 TRACED = 2
-"""Calls that look alike and are traced: the first is translated again and again, the other must equal it."""
+"""Calls of a kind that are traced: the first is translated for all, the second must equal it."""
 
 
 # -- operators of the exported graph ----------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def _begin(given: Sequence[Tensor], call: int, path: str) -> list[Tensor]:
 
 
 def _token(given: Sequence[Tensor], call: int, path: str) -> Tensor:
-    """What stands for all outputs of a call."""
+    """One tensor that stands for all outputs of a call."""
     return torch.empty(())
 
 
@@ -46,7 +46,7 @@ _LIBRARY: Any = torch.library.Library("partita", "DEF")  # type: ignore[no-untyp
 
 
 def _define(name: str, signature: str, fake: Callable[..., Any]) -> Any:
-    """An operator that has a shape, and nothing else: `requires_grad` is set by those who call it."""
+    """An operator with an output shape and no computation; callers set `requires_grad`."""
     _LIBRARY.define(name + signature)
     torch.library.register_fake(f"partita::{name}", fake, lib=_LIBRARY)
     _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
@@ -66,18 +66,18 @@ OUTPUT = _define(
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Arguments or results without their tensors: what these look like, and where they and plain values stand.
+    """Nested arguments or results without their tensors: the structure, plain values, and shapes of tensors.
 
-    A leaf is the number of a tensor, which may stand in several places, or (type, plain value).
+    A leaf is the number of a tensor, which may occur several times, or (type, plain value).
     """
 
-    looks: tuple[Any, ...]
+    tensors: tuple[Any, ...]
     leaves: tuple[Any, ...]
     structure: Any
 
     def filled(self, tensors: Sequence[Tensor]) -> Any:
-        """What has this form, with these tensors."""
-        for tensor, (*_, requires_grad) in zip(tensors, self.looks, strict=True):
+        """Rebuild the nested structure from its tensors."""
+        for tensor, (*_, requires_grad) in zip(tensors, self.tensors, strict=True):
             if tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
         values = [tensors[leaf] if isinstance(leaf, int) else leaf[1] for leaf in self.leaves]
@@ -85,19 +85,19 @@ class _Form:
 
 
 def _flat(value: Any) -> tuple[list[Tensor], _Form] | None:
-    """The tensors in a value and its form; None if there is more to it than tensors and plain values, or no tensor."""
+    """The tensors in a value, and its form; None if it has no tensor, or leaves that are neither tensors nor plain."""
     leaves, structure = pytree.tree_flatten(value)
     tensors = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values())
     if not tensors or not all(isinstance(leaf, Tensor) or type(leaf) in PLAIN for leaf in leaves):
         return None
     number = {id(tensor): place for place, tensor in enumerate(tensors)}
     places = tuple(number[id(leaf)] if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
-    return tensors, _Form(tuple(map(looks, tensors)), places, structure)
+    return tensors, _Form(tuple(map(description, tensors)), places, structure)
 
 
 @dataclass(slots=True)
 class _Call:
-    """Calls that look alike: how many were traced, the form of their results, and whether others may repeat them."""
+    """Calls of one kind: how many were traced, the form of their results, and whether further calls can repeat them."""
 
     number: int
     traced: int = 0
@@ -107,7 +107,7 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class _Noted:
-    """A layer whose calls are noted; `calls` has those of all layers."""
+    """A layer that records its calls; `calls` is shared by all layers."""
 
     calls: dict[object, _Call]
     kind: int
@@ -142,17 +142,17 @@ class _Noted:
 
 def _results(token: Tensor, form: _Form | None) -> Any:
     assert form is not None
-    return form.filled([OUTPUT(token, number, *look[:3]) for number, look in enumerate(form.looks)])
+    return form.filled([OUTPUT(token, number, *tensor[:3]) for number, tensor in enumerate(form.tensors)])
 
 
 def _attributes(layer: nn.Module) -> list[object]:
-    """All that a forward could have set."""
+    """All attributes that a forward could have set."""
     held = ((part._parameters, part._buffers, part._modules, vars(part)) for part in layer.modules())
-    return [thing for parts in held for names in parts for item in names.items() for thing in item]
+    return [value for parts in held for names in parts for item in names.items() for value in item]
 
 
 def note_calls(module: nn.Module, layers: Mapping[str, int]) -> None:
-    """Let `layers` of a module note their calls: (path, kind) as `equal_layers` finds them. Changes `module`."""
+    """Make `layers` of a module (path -> kind, see `equal_layers`) record their calls. Changes `module`."""
     calls: dict[object, _Call] = {}
     for path, kind in layers.items():
         layer = module.get_submodule(path)
@@ -166,7 +166,7 @@ def note_calls(module: nn.Module, layers: Mapping[str, int]) -> None:
 
 @cache
 def _noting(kind: Any) -> Any:
-    """A class like `kind`, under its name; a class, since torch.export calls forward with a `self` of its own."""
+    """A subclass of `kind` under its name; torch.export calls forward with its own `self`, so patching would not do."""
 
     def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self._noted(super(made, self).forward, *args, **kwargs)
@@ -181,9 +181,9 @@ def _noting(kind: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
-    """A call that was traced: the nodes between `begin` and `end`, and the weights that they read.
+    """A traced call: the nodes between `begin` and `end`, and the weights that they read.
 
-    `weights` says for nodes before `begin` what comes after the layer's path in the name of the weight.
+    `weights`: node before `begin` -> name of the weight without the layer's path.
     """
 
     begin: fx.Node
@@ -196,14 +196,14 @@ class _Piece:
         return str(self.begin.args[2])
 
     def form(self) -> list[object]:
-        """What the nodes are; equal for calls that do the same."""
+        """The nodes without names; equal for calls that do the same."""
         numbers: dict[fx.Node, Any] = {self.begin: -1, **self.weights}
         nodes = _form(self.nodes, numbers)
         return [nodes, fx.map_arg(self.end.args[0], lambda arg: numbers[arg])]
 
 
 def _form(nodes: Iterable[fx.Node], numbers: dict[fx.Node, Any]) -> list[object]:
-    """Operators and arguments, with `numbers` for nodes; those of `nodes` are added to it."""
+    """Operators and arguments, with `numbers` for nodes; numbers of `nodes` are added to it."""
     form: list[object] = []
     for node in nodes:
         target: object = node.target
@@ -217,7 +217,7 @@ def _form(nodes: Iterable[fx.Node], numbers: dict[fx.Node, Any]) -> list[object]
 
 
 class Repeating(Translation):
-    """A translation of a graph with the operators above. Raises PartitaError where a call is none of those."""
+    """A translation of a graph with the operators above. Raises PartitaError if a call cannot be repeated."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -246,7 +246,7 @@ class Repeating(Translation):
             self._path = path + self._path[len(model) :]
 
     def _learn(self, end: fx.Node) -> None:
-        """Keep the first of the calls that look alike, unless another one differs."""
+        """Keep the first call of a kind, unless another one differs."""
         piece = self._piece(end)
         number: Any = end.args[1]
         first = self._pieces.setdefault(number, piece)
@@ -254,7 +254,7 @@ class Repeating(Translation):
             self._pieces[number] = None
 
     def _piece(self, end: fx.Node) -> _Piece | None:
-        """The call that ends here, if it is a piece of its own: of what is outside, it reads its own weights alone."""
+        """The call that ends here, if it reads nothing from outside but its own weights."""
         nodes: list[fx.Node] = []
         begin = end.prev
         while begin.target is not BEGIN:
@@ -272,7 +272,7 @@ class Repeating(Translation):
         return _Piece(begin, tuple(reversed(nodes)), end, weights)
 
     def _own(self, value: Value, path: str) -> str:
-        """The name of a weight within the layer at `path`; empty for anything else."""
+        """The name of a weight within the layer at `path`; empty for other values."""
         if not isinstance(value, Index) or self.at(value).op not in ("parameter", "buffer"):
             return ""
         name = self.at(value).name
@@ -281,7 +281,7 @@ class Repeating(Translation):
     def _again(self, given: list[Value], piece: _Piece | None, path: str) -> list[Value]:
         """Translate the nodes of `piece` for the layer at `path`."""
         if piece is None:
-            raise PartitaError(f"{path} looks like layers that do not do the same")
+            raise PartitaError(f"{path} looks like a layer that computes something else")
         outer, self.values = self.values, {piece.begin: given}
         self.values |= {source: self._weight(path + rest) for source, rest in piece.weights.items()}
         self._moved = piece.path, path

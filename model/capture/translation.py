@@ -1,6 +1,6 @@
-"""From an exported ATen graph to the nodes of a PCG: the state of one translation, and steps that operators share.
+"""Translation of an exported ATen graph to the nodes of a PCG: its state, and steps that rules share.
 
-The table itself, ATen operator -> function, is in `aten`.
+The rules themselves, one per ATen operator, are in `aten`.
 """
 
 import operator as python
@@ -21,16 +21,16 @@ from ..operators.operator import capturing
 
 
 class Index(int):
-    """A node of the PCG, as opposed to a number."""
+    """A node of the PCG, distinguished from a Python number."""
 
 
 Value: TypeAlias = Any
-"""What an fx node stands for: the index of a PCG node, a list of them, or a Python number."""
+"""The translation of an fx node: the index of a PCG node, a list of indices, or a Python number."""
 
 Rule: TypeAlias = Callable[["Translation", dict[str, Any]], Value]
 """Translates one ATen call, given its arguments by name with defaults filled in."""
 
-# Modules that are one operator: the operator is named after the module, not after what it does.
+# Modules that are one operator: the node is named after the module, not after the operator.
 _NAMED = frozenset(
     [
         "Linear",
@@ -81,14 +81,14 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def source_line(node: fx.Node) -> str:
-    """Where the user's code made this node: `file.py:12: code`, the innermost line outside torch."""
+    """The user's line that created this node, the innermost one outside torch: `file.py:12: code`."""
     lines = re.findall(r'File "(.+?)", line (\d+), in .*\n\s*(.*)', node.stack_trace or "")
     own = [line for line in lines if "/torch/" not in line[0]] or lines
     return "{}:{}: {}".format(*own[-1]) if own else "an unknown line"
 
 
 class Translation:
-    """Translates fx nodes one after another into `builder`; `values` holds what they became."""
+    """Translates fx nodes one by one into `builder`; `values` holds their translations."""
 
     def __init__(
         self, table: dict[str, Rule], builder: Builder, allow_unknown: bool, statistics: str = "batch"
@@ -96,14 +96,14 @@ class Translation:
         self.table = table
         self.builder = builder
         self.allow_unknown = allow_unknown
-        self.statistics = statistics  # over what a batch norm normalizes
+        self.statistics = statistics  # what batch norms normalize over
         self.sites = 0  # dropout calls so far
-        self.gradient = True  # whether what is computed now may have one
+        self.gradient = True  # False inside torch.no_grad
         self.norms = 0  # batch norms in training so far
         self.values: dict[fx.Node, Value] = {}
         self._constants: dict[tuple[object, ...], Index] = {}
         self.limits: dict[int, int] = {}
-        self.least: dict[int, int] = {}  # the smallest numbers of integer buffers whose values are known
+        self.least: dict[int, int] = {}  # the smallest values of integer buffers, where known
         self._current: fx.Node | None = None
         self._reason = ""
         self._path = ""
@@ -112,7 +112,7 @@ class Translation:
     # -- running ------------------------------------------------------------------------------------------------
 
     def run(self, graph: fx.Graph, arguments: Sequence[Value]) -> list[Value]:
-        """Translate a whole graph whose placeholders stand for `arguments`; what its output node returns."""
+        """Translate a whole graph whose placeholders are `arguments`; returns the values of its output node."""
         given = iter(arguments)
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -163,29 +163,31 @@ class Translation:
         return self._opaque(node, str(target))
 
     def _registered(self, target: Any, arguments: dict[str, Any]) -> Value:
-        """The operator of the registry that says itself what it captures."""
+        """The registered operator whose entry names this ATen operator (`captures`)."""
         entry = capturing(target._schema.name)
         if entry is None:
             return None
         tensors = [x for x in arguments.values() if isinstance(x, Index)]
-        odd = [
+        unsupported = [
             item.name
             for item in target._schema.arguments
             if not isinstance(arguments[item.name], Index)
             and item.name not in entry.attributes
             and arguments[item.name] != item.default_value
         ]
-        if odd or len(tensors) > len(entry.operands):
-            return self.no(f"with {', '.join(odd) or f'{len(tensors)} tensors'}, which {entry.name!r} does not take")
+        if unsupported or len(tensors) > len(entry.operands):
+            return self.no(
+                f"with {', '.join(unsupported) or f'{len(tensors)} tensors'}, which {entry.name!r} does not take"
+            )
         return self.add(entry.name, *tensors, **{name: arguments[name] for name in entry.attributes})
 
     def no(self, reason: str) -> Value:
-        """What a rule returns that has no translation, and why."""
+        """Returned by a rule that has no translation for its arguments; `reason` goes into the error."""
         self._reason = reason
         return None
 
     def limit(self, ids: Index, size: int) -> None:
-        """Note that ids count up to `size`: rows of a table, classes."""
+        """Note that ids are below `size`: rows of a table, classes."""
         self.limits[ids] = min(size, self.limits.get(ids, size))
 
     def _place(self, node: fx.Node) -> None:
@@ -196,15 +198,15 @@ class Translation:
         self._leaf = name.startswith("torch.nn.modules") and name.rpartition(".")[2] in _NAMED
 
     def refusal(self, problem: str) -> PartitaError:
-        """The error that names the operator, the module and the line, and what can be done."""
+        """The error for what cannot be captured: names the module, the line and the way out."""
         assert self._current is not None
         return PartitaError(
-            f"cannot capture {problem} in module {self._path or '(the top)'!r}, at {source_line(self._current)}; write "
-            "it with operators that are known, or allow unknown ones (--allow-unknown), which every rank computes whole"
+            f"cannot capture {problem} in module {self._path or '(the top)'!r}, at {source_line(self._current)}; use "
+            "known operators, or allow unknown ones (--allow-unknown), which every rank computes whole"
         )
 
     def _opaque(self, node: fx.Node, target: str) -> Value:
-        """An operator that nothing is known of: whole inputs, whole outputs, the call kept as attributes."""
+        """An unknown operator: whole inputs, whole outputs, and the call in its attributes."""
         inputs: list[int] = []
 
         def encode(argument: Any) -> Attribute:
@@ -244,9 +246,9 @@ class Translation:
         return self.at(index).shape
 
     def add(self, op: str, *inputs: int, like: Any = None, shape: Any = None, **attributes: Any) -> Index:
-        """A node that returns what the current call returns, unless `like` or `shape` say otherwise."""
-        own = op not in ("view", "moments") and (self._leaf or self._path.rpartition(".")[2] == op)
-        name = self._path if own else f"{self._path}.{op}".lstrip(".")
+        """Add a node with the shape and dtype of the current call's result, or of `like`, or of `shape`."""
+        is_module = op not in ("view", "moments") and (self._leaf or self._path.rpartition(".")[2] == op)
+        name = self._path if is_module else f"{self._path}.{op}".lstrip(".")
         dtype: str | None = attributes.pop("dtype", None)
         if shape is None:
             like = self.like if like is None else like
@@ -296,7 +298,7 @@ class Translation:
         return self.add("slice", x, shape=shape, dim=dim, start=start, stop=stop, step=step)
 
     def pieces(self, x: Index, dim: int, sizes: Sequence[int]) -> list[Index]:
-        """`x` cut along `dim`; equal pieces become a dim of their own first: what is inside a piece stays free."""
+        """`x` cut along `dim`; equal pieces become a dim of their own first, so that each piece can be split."""
         shape = self.shape(x)
         dim %= len(shape)
         if len(sizes) == 1:
@@ -321,7 +323,7 @@ class Translation:
         return self.add("to", x, shape=self.shape(x), dtype=dtype)
 
     def full(self, value: float, shape: Sequence[int] = (), dtype: str | None = None) -> Index:
-        """A constant; one that exists is used again."""
+        """A constant, created once."""
         dtype = dtype or dtype_name(torch.tensor(value).dtype)
         key = ("full", value, type(value), tuple(shape), dtype)
         if key not in self._constants:
@@ -329,7 +331,7 @@ class Translation:
         return self._constants[key]
 
     def causal(self, rows: int, columns: int) -> Index:
-        """The mask of what a query may see: True up to its own position. One for the whole graph."""
+        """The causal mask: True up to the query's own position. Created once."""
         key = ("causal", rows, columns)
         if key not in self._constants:
             ones = self.full(True, (rows, columns))
@@ -340,7 +342,7 @@ class Translation:
         return self._constants[key]
 
     def number(self, value: Any) -> bool | int | float | None:
-        """The Python number that an argument is, if it is one: itself, or a scalar constant of the graph."""
+        """The value of a Python number or of a scalar constant in the graph; None for other arguments."""
         if isinstance(value, bool | int | float) and not isinstance(value, Index):
             return value
         if isinstance(value, Index) and self.at(value).op == "full" and not self.shape(value):
@@ -349,7 +351,7 @@ class Translation:
         return None
 
     def tensor(self, value: Any, dtype: str | None = None) -> Index:
-        """The node that an argument is; numbers become scalar constants."""
+        """The node of an argument; numbers become scalar constants."""
         return value if isinstance(value, Index) else self.full(value, (), dtype)
 
     def reduce(self, op: str, x: Index, dims: Sequence[int] | None, keepdim: bool, **attributes: Any) -> Index:
@@ -371,21 +373,21 @@ def _inline(t: Translation, node: fx.Node, graph: Any, arguments: Sequence[Any])
 
 
 def _grad_mode(t: Translation, node: fx.Node) -> list[Value]:
-    """`torch.no_grad` and `enable_grad` regions: what is computed in the former has no gradient."""
+    """`torch.no_grad` and `enable_grad` regions; nodes of the former have no gradient."""
     enabled, graph, *arguments = node.args
     before, t.gradient = t.gradient, bool(enabled)
     results = _inline(t, node, graph, arguments)
     t.gradient = before
     if enabled or before is False:
         return results
-    return [  # what was there before and is only handed through
+    return [  # tensors from before the region that it only passes through
         t.add("detach", r, shape=t.shape(r), gradient=False) if isinstance(r, Index) and t.at(r).gradient else r
         for r in results
     ]
 
 
 def _autocast(t: Translation, node: fx.Node) -> list[Value]:
-    """Regions that switch autocast off are as if they were not there: precision is the plan's choice."""
+    """Regions that switch autocast off are ignored: precision is the plan's choice."""
     _, _, enabled, _, graph, *arguments = node.args
     if enabled:
         raise t.refusal("an autocast region")

@@ -1,11 +1,12 @@
-"""Mixtral (Jiang et al., 2024): a Llama whose perceptrons are mixtures of experts, of which a router takes two a token.
+"""Mixtral (Jiang et al., 2024): a Llama whose perceptrons are mixtures of experts; a router chooses two per token.
 
 Mixtral has no capacities. Here an expert takes a fixed number of tokens of every sequence, so that shapes are fixed:
-GShard's groups (Lepikhin et al., ICLR 2021), a sequence each. What is dropped then depends on neither the batch nor its
-cuts. The factor 1.25 is Switch's (Fedus et al., JMLR 2022), as is the loss that balances experts, by sequence too; its
-coefficient is that of Mixtral's published configuration.
+GShard's groups (Lepikhin et al., ICLR 2021), one per sequence. Which tokens are dropped then depends on neither the
+batch nor its split. The capacity factor 1.25 and the balancing loss, per sequence too, are Switch's (Fedus et al.,
+JMLR 2022); its coefficient is that of Mixtral's published configuration.
 """
 
+from dataclasses import dataclass
 from math import ceil
 
 import torch
@@ -16,8 +17,24 @@ from .entry import TOKENS, Entry
 from .llama import Attention, rotary_tables
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How tokens go to experts: each to its best `chosen`, while their slots last.
+
+    `coefficient`: weight of the balance in the loss.
+    """
+
+    chosen: int = 2
+    capacity_factor: float = 1.25
+    coefficient: float = 0.02
+
+
+MIXTRAL = Routing()
+THETA = 1e6  # base of the rotary frequencies
+
+
 class Matrices(nn.Module):
-    """One matrix an expert."""
+    """One matrix per expert."""
 
     def __init__(self, experts: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -41,27 +58,27 @@ def queues(choice: Tensor, experts: int) -> Tensor:
 
 
 class Mixture(nn.Module):
-    """Gated perceptrons; each token goes to those `chosen` of them to which the router gives most."""
+    """Gated perceptrons; each token goes to the `chosen` ones that the router scores highest."""
 
-    def __init__(self, width: int, inner: int, experts: int, chosen: int, capacity_factor: float) -> None:
+    def __init__(self, width: int, inner: int, experts: int, routing: Routing) -> None:
         super().__init__()
-        self.experts, self.chosen, self.capacity_factor = experts, chosen, capacity_factor
+        self.experts, self.chosen, self.capacity_factor = experts, routing.chosen, routing.capacity_factor
         self.router = nn.Linear(width, experts, bias=False)
         self.gate = Matrices(experts, width, inner)
         self.up = Matrices(experts, width, inner)
         self.down = Matrices(experts, inner, width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What x becomes, [batch, token, width], and how unevenly experts are chosen: 1 if evenly, at most `experts`.
+        """The result [batch, token, width], and how unevenly experts are chosen: 1 if evenly, at most `experts`.
 
-        An expert has a slot for each of the first `capacity` tokens of its queue; what comes after is dropped and adds
-        nothing. A slot that stays empty holds the last token, whose result nobody reads.
+        An expert has a slot for each of the first `capacity` tokens of its queue; later tokens are dropped. An empty
+        slot holds the last token, whose result is not read.
         """
         batch, tokens, _ = x.shape
         capacity = ceil(self.capacity_factor * self.chosen * tokens / self.experts)
         logits = self.router(x)
         best, choice = logits.topk(self.chosen)
-        weights = best.softmax(-1)  # as all shares, of which the best are made to add up to 1
+        weights = best.softmax(-1)  # the shares of the best, normalized to add up to 1
         queue = queues(choice, self.experts)
 
         places = torch.arange(1, capacity + 1, device=x.device).expand(batch, self.experts, capacity).contiguous()
@@ -74,7 +91,7 @@ class Mixture(nn.Module):
         y = y.flatten(1, 2).take_along_dim(slot.flatten(1).unsqueeze(-1), 1).view(batch, tokens, self.chosen, -1)
         y = torch.einsum("btk,btkd->btd", torch.where(place < capacity, weights, 0.0), y)
 
-        shares = logits.softmax(-1).mean(1)  # times how often they are chosen: their mean over all that is chosen
+        shares = logits.softmax(-1).mean(1)  # weighted by how often an expert is chosen
         return y, self.experts * shares.gather(1, choice.flatten(1)).mean()
 
 
@@ -107,17 +124,13 @@ class Mixtral(nn.Module):
         key_heads: int = 8,
         inner: int = 14336,
         experts: int = 8,
-        chosen: int = 2,
-        capacity_factor: float = 1.25,
-        coefficient: float = 0.02,
-        theta: float = 1e6,
+        routing: Routing = MIXTRAL,
     ) -> None:
         super().__init__()
-        self.head_width, self.theta, self.coefficient = width // heads, theta, coefficient
+        self.head_width, self.coefficient = width // heads, routing.coefficient
         self.token_embedding = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(
-            Layer(width, heads, key_heads, Mixture(width, inner, experts, chosen, capacity_factor))
-            for _ in range(layers)
+            Layer(width, heads, key_heads, Mixture(width, inner, experts, routing)) for _ in range(layers)
         )
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.scores = nn.Linear(width, vocabulary, bias=False)
@@ -125,7 +138,7 @@ class Mixtral(nn.Module):
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Both [batch, sequence]; `labels` holds the token that follows. Mean cross entropy, plus the balance."""
         x = self.token_embedding(ids)
-        cosine, sine = rotary_tables(ids.shape[1], self.head_width, self.theta, x)
+        cosine, sine = rotary_tables(ids.shape[1], self.head_width, THETA, x)
         balance: Tensor | float = 0.0
         for layer in self.layers:
             x, balance = layer(x, balance, cosine, sine)

@@ -1,4 +1,4 @@
-"""The zoo: for each name the module at its full size, a small twin, and what it is trained with by default."""
+"""The zoo: models by name, at full size or as small twins, with default training options."""
 
 import inspect
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from . import alphafold, bert, candle, dlrm, gpt, inception, llama, mbart, mixtr
 from .entry import Entry, Input
 
 EXAMPLE = 2
-"""Samples in the example inputs; a graph is made for any number of them."""
+"""Samples in the example inputs; graphs can have any batch."""
 
 _ENTRIES: dict[str, Entry] = {
     **mlp.ENTRIES,
@@ -38,7 +38,7 @@ def zoo() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """The entry of a model. Raises PartitaError with the nearest names."""
+    """The entry of a model. Raises PartitaError that suggests the nearest names."""
     if name not in _ENTRIES:
         near = get_close_matches(name, _ENTRIES, n=3, cutoff=0.4) or list(_ENTRIES)
         raise PartitaError(f"no model {name!r} in the zoo; did you mean {', '.join(near)}? (or give file.py:factory)")
@@ -53,9 +53,9 @@ def build(
     device: str = "meta",
     sizes: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A model in training mode and example inputs for it, by argument name; `sizes` replaces some of its own.
+    """A model in training mode, and example inputs by argument name; `sizes` replaces some of the entry's.
 
-    Raises PartitaError on a bad sequence.
+    Raises PartitaError on an invalid sequence.
     """
     found = entry(name)
     if sequence is not None and found.sequence is None:

@@ -119,8 +119,11 @@ REFUSED: dict[str, tuple[Compute, str]] = {
     "one value": (lambda s, x: x[:, :, :1].var(-1), "a variance of 1 values"),
     "a number": (lambda s, x: x.sum().var(correction=0) + x, "a variance of 1 values"),
     "softmax of a number": (lambda s, x: x.sum().softmax(0) + x, "a tensor without dims"),
-    "as often": (lambda s, x: x[:, s.mask[:3].long().repeat_interleave(s.mask[:3].long(), output_size=2)], "as often"),
-    "own backward": (lambda s, x: Own.apply(x), "Own has a backward of its own"),
+    "as often": (
+        lambda s, x: x[:, s.mask[:3].long().repeat_interleave(s.mask[:3].long(), output_size=2)],
+        "by a tensor",
+    ),
+    "own backward": (lambda s, x: Own.apply(x), "Own has a custom backward"),
     "hook": (hooked, "registers a hook"),
     "inference": (without, "use torch.no_grad"),
     "reentrant": (again, "use_reentrant=False"),

@@ -25,7 +25,7 @@ from partita.model.graph.atoms import atoms
 from partita.model.graph.layout import Action, S, atom_of, is_split, move
 from partita.model.graph.pcg import PCG
 from partita.model.zoo import build, entry
-from partita.model.zoo.mixtral import Mixtral, Mixture, queues
+from partita.model.zoo.mixtral import MIXTRAL, Mixtral, Mixture, Routing, queues
 
 NAME = "mixtral-8x7b"
 SIZES = entry(NAME).sizes(small=True)
@@ -83,14 +83,14 @@ def test_the_twin_drops_tokens_as_said() -> None:
         assert len(found) == 2
         for mixture, x in found:
             y, balance, dropped = by_hand(mixture, x)
-            assert 0 < dropped < 12 * SIZES["sequence"] * SIZES["chosen"] / 2
+            assert 0 < dropped < 12 * SIZES["sequence"] * MIXTRAL.chosen / 2
             torch.testing.assert_close(mixture(x), (y, balance), rtol=1e-12, atol=1e-12)
 
 
 def test_parts_of_a_batch_are_routed_alone() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        mixture, x = Mixture(6, 4, 5, 2, 1.0).double(), torch.randn(4, 7, 6, dtype=torch.float64)
+        mixture, x = Mixture(6, 4, 5, Routing(2, 1.0)).double(), torch.randn(4, 7, 6, dtype=torch.float64)
     whole, balance = mixture(x)
     parts = [mixture(part) for part in x.split((1, 3))]
     torch.testing.assert_close(whole, torch.cat([y for y, _ in parts]), rtol=1e-12, atol=1e-12)

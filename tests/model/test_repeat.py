@@ -139,7 +139,7 @@ def test_layers_are_traced_twice_for_each_kind_of_call() -> None:
 def test_regions_in_passes_without_gradient_are_traced_whole() -> None:
     """torch.export cuts a region without gradient where another one begins, in the middle of a layer."""
     module = Passes(4, passes=3).eval()
-    with pytest.raises(PartitaError, match=r"layers\.3 looks like layers"):
+    with pytest.raises(PartitaError, match=r"layers\.3 looks like a layer"):
         graph(module, (X,), equal_layers(module))
     assert capture(module, (X,)) == graph(module, (X,), {})
 

@@ -1,6 +1,6 @@
-"""The table from ATen operators to those of a PCG. Arguments come by their ATen names, with defaults filled in.
+"""Rules from ATen operators to nodes of a PCG. Arguments have their ATen names, with defaults filled in.
 
-A rule that returns None has no translation for the given arguments; the operator is then refused like an unknown one.
+A rule that returns None has no translation for the given arguments; the operator is then treated as unknown.
 """
 
 from ..translation import Rule

@@ -1,4 +1,4 @@
-"""Batch norm: in training by the statistics of the batch, in evaluation by buffers that stand still."""
+"""Batch norm: in training with statistics of the batch, in evaluation with constant buffers."""
 
 from typing import Any, TypeAlias
 
@@ -13,24 +13,24 @@ A: TypeAlias = dict[str, Any]
 
 
 class _OneRank(nn.modules.batchnorm._BatchNorm):
-    """What a SyncBatchNorm is on one rank."""
+    """A SyncBatchNorm on one rank."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
-        """Any number of dims."""
+        """Accept any number of dims."""
 
 
 def stop_counting(module: nn.Module) -> None:
-    """Let batch norms not count their batches: additions in place that nothing depends on.
+    """Stop batch norms from counting batches, an in-place addition that nothing depends on.
 
-    Raises PartitaError where something does: a cumulative average.
+    Raises PartitaError for a cumulative average, which does depend on it.
     """
     for name, part in module.named_modules():
         if not isinstance(part, nn.modules.batchnorm._BatchNorm):
             continue
         if part.training and part.track_running_stats and part.momentum is None:
             raise PartitaError(
-                f"{name or 'the module'!r} averages its running statistics over all batches (momentum=None): the "
-                "count is not planned; give it a momentum"
+                f"{name or 'the module'!r} averages its running statistics over all batches (momentum=None), "
+                "which is not supported; give it a momentum"
             )
         if isinstance(part, nn.SyncBatchNorm):
             part.__class__ = _OneRank  # type: ignore[assignment]
@@ -44,7 +44,7 @@ def _batch_norm(t: T, a: A) -> Value:
     present = [(name, x) for name, x in operands if x is not None]
     names = tuple(name for name, _ in present)
     if any(t.at(x).op != "buffer" for name, x in present if name in ("mean", "var")):
-        raise t.refusal("a batch norm whose running statistics are no buffers of the module")
+        raise t.refusal("a batch norm whose running statistics are not buffers of the module")
     x, site, like = a["input"], t.norms, a.get("like", t.like)
     t.norms += 1
     rest: A = {"like": like, "momentum": a["momentum"], "eps": a["eps"], "site": site}
@@ -56,7 +56,7 @@ def _batch_norm(t: T, a: A) -> Value:
 
 
 def _frozen(t: T, a: A) -> Index:
-    """x times a factor plus a shift per channel, both made of the buffers."""
+    """x times a factor plus a shift per channel, both computed from the buffers."""
     x, mean, variance, weight, bias = (a[k] for k in ("input", "running_mean", "running_var", "weight", "bias"))
     shape = t.shape(mean)
     factor = t.add("rsqrt", t.add("shift", variance, shape=shape, value=a["eps"]), shape=shape)
@@ -69,7 +69,7 @@ def _frozen(t: T, a: A) -> Index:
 
 
 def _functional(t: T, a: A) -> Value:
-    """As a graph with other changes in place has it: the buffers that it would return are those that it was given."""
+    """The functional form, in graphs with other in-place changes: it returns the buffers that it was given."""
     y = _batch_norm(t, a | {"like": t.like[0]})
     return [y, None, None, a.get("running_mean"), a.get("running_var")]
 

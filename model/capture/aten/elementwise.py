@@ -38,7 +38,7 @@ def _sum_of(sign: int) -> Rule:
 
 
 def factor_changes(t: T, x: Value) -> bool:
-    """Whether adding zero changes the dtype."""
+    """True if adding zero changes the dtype."""
     return t.at(x).dtype != dtype_name(t.like.dtype)
 
 
@@ -97,7 +97,7 @@ def _compare(relation: str) -> Rule:
 
 
 def _not(t: T, a: A) -> Value:
-    """The inverse of truth values; of a number, whether it is zero."""
+    """Negation of truth values; for numbers, comparison with zero."""
     x = a["self"]
     return t.add("logical_not", x) if t.at(x).dtype == "bool" else t.add("compare", x, relation="eq", value=0)
 
@@ -124,7 +124,7 @@ def _dropout(t: T, a: A) -> Value:
 
 
 def dropout(t: T, x: Index, p: float) -> Index:
-    """Call sites are numbered in the order of the calls; what drops everything draws nothing."""
+    """Call sites are numbered in the order of the calls; p = 1 needs no random numbers."""
     if p == 1:
         return t.add("scale", x, shape=t.shape(x), value=0.0)
     t.sites += 1

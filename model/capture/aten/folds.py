@@ -1,11 +1,11 @@
-"""Operators that arrive written out, put together again: an RMS norm from its square, mean, root and products, ..."""
+"""Folds decomposed operators back together: an RMS norm from its square, mean, root and products, ..."""
 
 from ...graph.pcg import Node
 from ..translation import Index, Translation
 
 
 def rms_norm(t: Translation, x: Index, other: Index) -> Index | None:
-    """What the product `x * other` is, if `other` is 1 / sqrt(mean(x²) + eps) or the weight of an RMS norm `x`."""
+    """The RMS norm that `x * other` is, if `other` is 1 / sqrt(mean(x²) + eps), or the weight of an RMS norm `x`."""
     normalized = t.at(x)
     if normalized.op == "rms_norm" and len(normalized.inputs) == 1 and t.at(other).op == "parameter":
         if t.shape(other) != normalized.shape[-normalized["normalized"] :]:
@@ -27,7 +27,7 @@ def rms_norm(t: Translation, x: Index, other: Index) -> Index | None:
 
 
 def batch_mean(t: Translation, x: Index, number: float) -> Index | None:
-    """The quotient `x / number`, if that is a divergence summed and divided by the samples (PyTorch's `batchmean`)."""
+    """The KL divergence that `x / number` is, if it divides a sum by the samples (PyTorch's `batchmean`)."""
     node = t.at(x)
     if node.op != "kl_div" or node["reduction"] != "sum" or (number,) != t.shape(node.inputs[0])[:1]:
         return None

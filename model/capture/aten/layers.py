@@ -22,7 +22,7 @@ def _reduce(op: str) -> Rule:
 
 
 def _norm(t: T, a: A) -> Value:
-    """The p-norm over all dims or some; `norm` calls p what `linalg_vector_norm` calls ord."""
+    """The p-norm over some or all dims; `p` of `norm` is `ord` of `linalg_vector_norm`."""
     order, dims = t.number(a.get("ord", a.get("p"))), a.get("dim")
     x = t.to(a["self"], a.get("dtype"))
     if not t.shape(x):
@@ -86,7 +86,7 @@ def _matmul(t: T, a: A) -> Value:
 
 
 def _add_matmul(first: str, second: str) -> Rule:
-    """beta * self + alpha * first @ second; Hugging Face's Conv1D arrives as one."""
+    """beta * self + alpha * first @ second, as Hugging Face's Conv1D."""
 
     def rule(t: T, a: A) -> Value:
         if "out_dtype" in a:
@@ -98,7 +98,7 @@ def _add_matmul(first: str, second: str) -> Rule:
 
 
 def _einsum(t: T, a: A) -> Value:
-    """A product of many is a chain of products of two, from the left; dims in `...` get letters of their own."""
+    """An einsum of many operands as a chain of products of two; dims in `...` get letters of their own."""
     equation, operands = a["equation"].replace(" ", ""), a["tensors"]
     sources, arrow, output = equation.partition("->")
     terms, spare = sources.split(","), [c for c in ascii_letters if c not in equation]
@@ -116,7 +116,7 @@ def _einsum(t: T, a: A) -> Value:
 
 
 def _chain(t: T, terms: list[str], operands: list[Index], output: str) -> Index:
-    """Products of two from the left; what no later operand nor the output has is summed."""
+    """Products of two from the left; letters that no later operand and not the output has are summed."""
     pairs = [pair for term, x in zip(terms, operands, strict=True) for pair in zip(term, t.shape(x), strict=True)]
     sizes = {letter: max(size for other, size in pairs if other == letter) for letter, _ in pairs}
     (left, *others), (x, *rest) = terms, operands
@@ -125,8 +125,8 @@ def _chain(t: T, terms: list[str], operands: list[Index], output: str) -> Index:
             return t.permute(x, [left.index(letter) for letter in output])
         return t.add("einsum", x, equation=f"{left}->{output}")
     for place, (term, y) in enumerate(zip(others, rest, strict=True)):
-        later = {*output, *"".join(others[place + 1 :])}
-        kept = "".join(c for c in dict.fromkeys(left + term) if c in later) if others[place + 1 :] else output
+        needed = {*output, *"".join(others[place + 1 :])}
+        kept = "".join(c for c in dict.fromkeys(left + term) if c in needed) if others[place + 1 :] else output
         x = t.add("einsum", x, y, shape=[sizes[c] for c in kept], equation=f"{left},{term}->{kept}")
         left = kept
     return x

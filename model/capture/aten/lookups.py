@@ -1,4 +1,4 @@
-"""Look-ups by number: embeddings and bags of them, gather, indexing by integer tensors; and what finds such numbers."""
+"""Look-ups: embeddings, embedding bags, gather, indexing by integer tensors; topk and searchsorted."""
 
 from typing import Any, TypeAlias
 
@@ -27,7 +27,7 @@ def _sparse(a: A) -> dict[str, bool]:
 
 
 def _embedding_bag(t: T, a: A) -> Value:
-    """Bags of equal size, which arrive as flat ids and the places where bags start; a mean is a sum, scaled."""
+    """Bags of equal size, from flat ids and the offsets of bags; a mean is a scaled sum."""
     table, ids, mode = a["weight"], a["indices"], ("sum", "mean", "max")[a["mode"]]
     offsets, bags = t.at(a["offsets"]), t.shape(a["offsets"])[0]
     padding = a.get("padding_idx")
@@ -44,14 +44,14 @@ def _embedding_bag(t: T, a: A) -> Value:
 
 
 def _look_up(t: T, op: str, x: Index, ids: Index, **attributes: Any) -> Index:
-    """Truth values go through as numbers, since what is found among a rank's rows is added up."""
+    """Look truth values up as numbers, since the hits of several ranks are added up."""
     if t.at(x).dtype != "bool":
         return t.add(op, x, ids, **attributes)
     return t.to(t.add(op, t.to(x, "uint8"), ids, dtype="uint8", **attributes), "bool")
 
 
 def _gather(t: T, a: A) -> Value:
-    """Of the dims other than `dim`, only as much is read as there are ids."""
+    """Gather; dims other than `dim` are cut to the size of the ids."""
     x, ids = a["self"], a["index"]
     if not t.shape(x) or not t.shape(ids):
         return t.no("a tensor without dims")
@@ -62,7 +62,7 @@ def _gather(t: T, a: A) -> Value:
 
 
 def _narrow(t: T, ids: Index, dim: int) -> Index:
-    """Ids that were expanded along other dims than `dim` as they were: the operator says itself what is broadcast."""
+    """Ids before an expansion along dims other than `dim`, which the operator broadcasts itself."""
     node = t.at(ids)
     source = Index(node.inputs[0]) if node.op == "expand" else ids
     same = len(t.shape(source)) == len(node.shape) and t.shape(source)[dim] == node.shape[dim]
@@ -70,7 +70,7 @@ def _narrow(t: T, ids: Index, dim: int) -> Index:
 
 
 def _along(t: T, a: A) -> Value:
-    """Gather, with the dims other than `dim` broadcast; without a dim, of the flat tensors."""
+    """take_along_dim: dims other than `dim` are broadcast; without `dim`, both tensors are flattened."""
     x, ids, dim = a["self"], a["indices"], a["dim"]
     if dim is None:
         x, ids, dim = (*(t.view(i, (t.at(i).numel,)) for i in (x, ids)), 0)
@@ -83,7 +83,7 @@ def _take_along(t: T, x: Index, ids: Index, dim: int) -> Index:
 
 
 def _topk(t: T, a: A) -> Value:
-    """The values are looked up by the indices: that is the way of the gradient too."""
+    """Indices, and the values looked up by them, through which the gradient flows."""
     x = a["self"]
     if not t.shape(x):
         return t.no("a tensor without dims")
@@ -93,7 +93,7 @@ def _topk(t: T, a: A) -> Value:
 
 
 def _searchsorted(t: T, a: A) -> Value:
-    """Where values belong in sorted rows, before those that are equal."""
+    """Positions of values in sorted rows, before equal entries."""
     rows, values = a["sorted_sequence"], a["self"]
     if a["right"] or a["side"] == "right" or a["sorter"] is not None or a["out_int32"]:
         return t.no("only left, into rows that are sorted, as int64")
@@ -103,7 +103,7 @@ def _searchsorted(t: T, a: A) -> Value:
 
 
 def _index(t: T, a: A) -> Value:
-    """`x[:, i, j]`: several index tensors in a row are one, into their dims made one."""
+    """`x[:, i, j]`: consecutive index tensors become one, into their dims flattened."""
     x, indices = a["self"], a["indices"]
     given = [d for d, i in enumerate(indices) if i is not None]
     tensors = [indices[d] for d in given]
@@ -121,7 +121,7 @@ def _index(t: T, a: A) -> Value:
 
 
 def _counted(t: T, ids: Index, size: int) -> Index:
-    """Ids into a dim, all counted from its start: those that may be negative get the size added."""
+    """Ids counted from the start of a dim: the size is added to negative ones."""
     t.limit(ids, size)
     node = t.at(ids)
     if bounds(t, ids)[0] >= 0:
@@ -134,7 +134,7 @@ def _counted(t: T, ids: Index, size: int) -> Index:
 
 
 def _rows(t: T, x: Index, dim: int, ids: Index) -> Index:
-    """Rows of a matrix are a look-up in a table."""
+    """Rows of `x` along `dim`; for a matrix, an embedding."""
     if dim == 0 and len(t.shape(x)) == 2:
         return _look_up(t, "embedding", x, ids)
     return _look_up(t, "index", x, ids, dim=dim)

@@ -1,4 +1,4 @@
-"""Losses; reductions arrive as numbers."""
+"""Losses."""
 
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 def _pointwise(op: str, *options: str) -> Rule:
-    """Input and target as large as each other, then the weights that there are."""
+    """A loss of input and target, broadcast to one shape, with optional weights."""
 
     def rule(t: T, a: A) -> Value:
         x, target = a["self"], a["target"]
@@ -29,7 +29,7 @@ def _pointwise(op: str, *options: str) -> Rule:
 
 
 def _cross_entropy(t: T, a: A) -> Value:
-    """Of labels, some of which may be ignored, or of probabilities."""
+    """Cross entropy with labels, some of which may be ignored, or with probabilities."""
     x, target, weight = a["self"], a["target"], a["weight"]
     attributes: A = {"reduction": _REDUCTIONS[a["reduction"]]}
     if t.at(target).dtype not in FLOATS:
@@ -41,7 +41,7 @@ def _cross_entropy(t: T, a: A) -> Value:
 
 
 def _nll(t: T, a: A) -> Value:
-    """The log-softmax of a log-softmax is itself, so a negative log likelihood of one is a cross entropy."""
+    """Negative log likelihood; of a log-softmax it is a cross entropy."""
     source = t.at(a["self"])
     if source.op == "log_softmax" and source["dim"] == min(1, len(source.shape) - 1):
         return _cross_entropy(t, a | {"self": Index(source.inputs[0])})

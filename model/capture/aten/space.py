@@ -1,4 +1,4 @@
-"""Convolutions, pooling, group norms, resampling and what else images need."""
+"""Convolutions, pooling, group norms, resampling and shuffles."""
 
 from collections.abc import Iterable
 from math import prod
@@ -13,13 +13,13 @@ DIMS = (1, 2, 3)
 
 
 def _each(value: Any, rank: int) -> tuple[Any, ...]:
-    """One entry for every spatial dim: ATen takes one for all."""
+    """One entry for every spatial dim; ATen may have one for all."""
     entries = tuple(value) if isinstance(value, Iterable) else (value,)
     return entries * rank if len(entries) == 1 else entries
 
 
 def _batched(t: T, x: Index, rank: int) -> Index:
-    """With a dim of samples: what has none is one sample."""
+    """`x` with a dim of samples, added if it has none."""
     return t.view(x, (1, *t.shape(x))) if len(t.shape(x)) == rank + 1 else x
 
 
@@ -39,7 +39,7 @@ def _convolution(op: str, rank: int) -> Rule:
 
 
 def _pool(op: str, rank: int, *more: str) -> Rule:
-    """`more` names arguments besides those that all windows have."""
+    """`more`: names of further arguments."""
 
     def rule(t: T, a: A) -> Value:
         own: A = {name: _each(a[name], rank) for name in ("kernel_size", "padding", "dilation") if name in a}
@@ -51,12 +51,12 @@ def _pool(op: str, rank: int, *more: str) -> Rule:
 
 
 def _values(t: T) -> Any:
-    """What the call returns; of values and their indices the values."""
+    """The result of the call; of (values, indices) the values."""
     return t.like[0] if isinstance(t.like, list | tuple) else t.like
 
 
 def _adaptive(op: str, rank: int) -> Rule:
-    """To one place, a mean over all; to as many places as there are, nothing."""
+    """Adaptive pooling; to one place it is a mean, to the input's size the identity."""
 
     def rule(t: T, a: A) -> Value:
         x, shape = a["self"], tuple(int(size) for size in _values(t).shape)
@@ -105,11 +105,11 @@ def _instance_norm(t: T, a: A) -> Value:
     return _normalized(t, x, a["weight"], a["bias"], t.shape(x)[1], a["eps"])
 
 
-def _shuffled(t: T, x: Index, apart: tuple[int, ...], order: tuple[int, ...]) -> Value:
-    """The last three dims taken apart and put together in another order."""
+def _shuffled(t: T, x: Index, dims: tuple[int, ...], order: tuple[int, ...]) -> Value:
+    """The last three dims viewed as `dims`, permuted and joined again."""
     before = t.shape(x)[:-3]
     kept = tuple(range(len(before)))
-    cut = t.view(x, (*before, *apart))
+    cut = t.view(x, (*before, *dims))
     return t.view(t.permute(cut, (*kept, *(len(kept) + d for d in order))), t.like.shape)
 
 
@@ -126,8 +126,8 @@ def _pixel_unshuffle(t: T, a: A) -> Value:
 def _channel_shuffle(t: T, a: A) -> Value:
     x, groups = a["self"], a["groups"]
     n, channels, *space = t.shape(x)
-    apart = t.view(x, (n, groups, channels // groups, *space))
-    return t.view(t.transpose(apart, 1, 2), t.shape(x))
+    grouped = t.view(x, (n, groups, channels // groups, *space))
+    return t.view(t.transpose(grouped, 1, 2), t.shape(x))
 
 
 _MODES = {

@@ -1,4 +1,4 @@
-"""Views, cuts and joins, and constants."""
+"""Views, slices, concatenation and constants."""
 
 from math import prod
 from typing import Any, TypeAlias
@@ -89,15 +89,15 @@ def _stack(t: T, a: A) -> Value:
 def _repeat(t: T, a: A) -> Value:
     x, repeats = a["self"], a["repeats"]
     shape = (1,) * (len(repeats) - len(t.shape(x))) + t.shape(x)
-    apart = t.view(x, [size for s in shape for size in (1, s)])
-    spread = t.expand(apart, tuple(size for r, s in zip(repeats, shape, strict=True) for size in (r, s)))
-    return t.view(spread, t.like.shape)
+    unit = t.view(x, [size for s in shape for size in (1, s)])
+    repeated = t.expand(unit, tuple(size for r, s in zip(repeats, shape, strict=True) for size in (r, s)))
+    return t.view(repeated, t.like.shape)
 
 
 def _repeat_interleave(t: T, a: A) -> Value:
     x, repeats = a.get("self"), a["repeats"]
     if x is None or isinstance(repeats, Index):
-        return t.no("as often as a tensor says")
+        return t.no("with repeats given by a tensor")
     flat = a["dim"] is None
     x = t.view(x, (prod(t.shape(x)),)) if flat else x
     dim = 0 if flat else a["dim"] % len(t.shape(x))
@@ -105,15 +105,15 @@ def _repeat_interleave(t: T, a: A) -> Value:
 
 
 def interleave(t: T, x: Index, dim: int, repeats: int) -> Index:
-    """Every entry along `dim` `repeats` times in a row."""
+    """Repeat every entry along `dim` `repeats` times."""
     shape = t.shape(x)
-    apart = t.view(x, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
-    spread = t.expand(apart, (*shape[: dim + 1], repeats, *shape[dim + 1 :]))
-    return t.view(spread, (*shape[:dim], shape[dim] * repeats, *shape[dim + 1 :]))
+    unit = t.view(x, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
+    repeated = t.expand(unit, (*shape[: dim + 1], repeats, *shape[dim + 1 :]))
+    return t.view(repeated, (*shape[:dim], shape[dim] * repeats, *shape[dim + 1 :]))
 
 
 def _pad(t: T, a: A) -> Value:
-    """Constant padding of zero dims is none."""
+    """Padding; by zero entries it is the identity."""
     pad, mode, value = tuple(a["pad"]), a["mode"], a["value"] or 0.0
     return t.add("pad", a["self"], pad=pad, mode=mode, value=float(value)) if any(pad) else a["self"]
 
@@ -128,7 +128,7 @@ def _flip(*dims: int) -> Rule:
 
 
 def _roll(t: T, a: A) -> Value:
-    """Without dims, of the flat tensor."""
+    """Roll; without dims, the flattened tensor."""
     x, shifts, dims = a["self"], tuple(a["shifts"]), a["dims"]
     shape = t.shape(x)
     if dims:
@@ -150,13 +150,11 @@ def _full(name: str | float) -> Rule:
 
 
 def _arange(t: T, a: A) -> Value:
-    numbers = (a.get("start") or 0, a["end"], a.get("step") or 1)
-    start, stop, step = numbers
-    return t.add("arange", start=start, stop=stop, step=step)
+    return t.add("arange", start=a.get("start") or 0, stop=a["end"], step=a.get("step") or 1)
 
 
 def _eye(t: T, a: A) -> Value:
-    """Where the row's number is the column's."""
+    """The identity matrix: 1 where row and column are equal."""
     rows, columns = t.like.shape
     numbers = [t.add("arange", shape=(n,), dtype="int64", start=0, stop=n, step=1) for n in (rows, columns)]
     equal = t.add("relate", t.view(numbers[0], (rows, 1)), numbers[1], shape=t.like.shape, dtype="bool", relation="eq")
@@ -169,7 +167,7 @@ def _one_hot(t: T, a: A) -> Value:
 
 
 def hits(t: T, ids: Index, dim: int, size: int) -> Index:
-    """Where the position along `dim` is that in `ids`, which has size 1 there."""
+    """True where the position along `dim` equals the id; `ids` has size 1 there."""
     shape = t.shape(ids)
     numbers = t.add("arange", shape=(size,), dtype="int64", start=0, stop=size, step=1)
     numbers = t.view(numbers, (size, *(1 for _ in shape[dim + 1 :])))
