@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from ..codegen.plan.spacetime_plan import SpaceTimePlan, space_time
-from ..codegen.verification.measure import Measured, measure
 from ..formulation.spacetime.graph import Graph
 from ..formulation.spacetime.op import Op, Phase
 from ..formulation.spacetime.primitives import op_assign, op_order, op_trans, recompute, swap
@@ -34,6 +33,7 @@ from ..model.zoo.gpt import GPT
 from ..model.zoo.swin import Swin
 from . import peaks
 from .cases import chosen
+from .measure import Measured, measure
 
 MIB = 2**20
 SHARDS = 4

@@ -19,7 +19,6 @@ from ..codegen.plan.plan import Plan
 from ..codegen.planner.plan_graph import plan_graph
 from ..codegen.pricing.plan_price import plan_price
 from ..codegen.pricing.price_items import StagePrice
-from ..codegen.verification.measure import Measured, measure
 from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.errors import PartitaError
@@ -30,6 +29,7 @@ from ..model.machine.machine import Level, Machine
 from ..model.training import Training
 from ..model.zoo.registry import build
 from ..solvers.budget import Budget
+from .measure import Measured, measure
 
 MIB = 2**20
 CONSTANTS = {"BUCKET": 2**18, "PIECE": 2**14}

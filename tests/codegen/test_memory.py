@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partita.bench.fused_kernels import fuse
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification import reference
-from partita.codegen.verification.fused import fuse
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import load_program

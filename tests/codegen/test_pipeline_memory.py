@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from partita.bench.fused_kernels import fuse
 from partita.codegen.plan.pipeline_plan import PipelinePlan
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification import reference
-from partita.codegen.verification.fused import fuse
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import load_program

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from partita.bench.allocations import Allocations
+from partita.bench.measure import Measured, measure
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
-from partita.codegen.verification.allocations import Allocations
-from partita.codegen.verification.measure import Measured, measure
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.primitives import op_assign, op_trans, recompute
 from partita.formulation.spacetime.stages import layers

@@ -21,7 +21,6 @@ import pytest
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
 from partita.codegen.verification.graph_module import _truth
 from partita.codegen.verification.verify import TOLERANCE, Trial, run
-from partita.formulation.spacetime.audit import check
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.op import Op, Phase
 from partita.formulation.spacetime.order import edges
@@ -44,6 +43,8 @@ from partita.model.graph.layout import B, P, R
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.solvers.spacetime.validate import validate
+
+from ..formulation.audit import check
 
 pytestmark = pytest.mark.timeout(120)
 BATCH, LENGTH, WIDTH = 4, 2, 4

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import partita
+from partita.bench.measure import measure
 from partita.codegen.plan.pipeline_plan import PipelinePlan
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.plan_price import plan_price
-from partita.codegen.verification.measure import measure
 from partita.formulation.pipeline.configuration import Configuration
 from partita.formulation.pipeline.schedule import ONE_F_ONE_B, ZERO_BUBBLE
 from partita.formulation.search_space import SearchSpace

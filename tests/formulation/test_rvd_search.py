@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from partita.formulation.rvd.crossing import crossed, crossing, least
-from partita.formulation.rvd.execute import Arrays, execute, value_of
 from partita.formulation.rvd.grid import Grid, grids
 from partita.formulation.rvd.path import Path
 from partita.formulation.rvd.prices import Prices, prices_on
@@ -20,6 +19,8 @@ from partita.formulation.rvd.search import search, send_receive
 from partita.formulation.rvd.state import RVD, State
 from partita.model.errors import PartitaError
 from partita.model.machine.machine import Machine
+
+from .execute_path import Arrays, execute, value_of
 
 V100 = Machine.load("v100-32gb", nodes=4)
 SHAPES = {1: (48,), 2: (48, 24), 3: (12, 24, 12)}

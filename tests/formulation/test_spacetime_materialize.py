@@ -13,7 +13,6 @@ import pytest
 
 import partita
 from partita.formulation.spacetime.aligned import Pattern, match
-from partita.formulation.spacetime.audit import check
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.mask import VALUE, PTensor
 from partita.formulation.spacetime.materialize import in_step, materialize
@@ -42,6 +41,8 @@ from partita.model.graph.layout import is_split
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.solvers.spacetime.validate import validate
+
+from .audit import check
 
 BATCH, WIDTH = 8, 16
 WHOLE = (0, WIDTH)

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...model.capture.load import module_of
-from ...model.errors import PartitaError
-from ...model.machine.precision import precision
-from ..plan.pipeline_plan import PipelinePlan
-from ..plan.plan import Plan
-from ..plan.spacetime_plan import SpaceTimePlan
-from . import reference
+from ..codegen.plan.pipeline_plan import PipelinePlan
+from ..codegen.plan.plan import Plan
+from ..codegen.plan.spacetime_plan import SpaceTimePlan
+from ..codegen.verification import reference
+from ..codegen.verification.synthetic import synthetic
+from ..codegen.verification.threads import run_threads
+from ..codegen.verification.worker import load_program
+from ..model.capture.load import module_of
+from ..model.errors import PartitaError
+from ..model.machine.precision import precision
 from .allocations import Allocations
-from .fused import fuse
-from .synthetic import synthetic
-from .threads import run_threads
-from .worker import load_program
+from .fused_kernels import fuse
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import TypeAlias
 
-from ...model.graph.layout import S
-from .mask import ALL, Addends, Box, Mask, PTensor, VTensor, takes, within
-from .materialized import (
+from partita.formulation.spacetime.mask import ALL, Addends, Box, Mask, PTensor, VTensor, takes, within
+from partita.formulation.spacetime.materialized import (
     Accumulate,
     Add,
     Collective,
@@ -28,8 +27,9 @@ from .materialized import (
     Transfer,
     Zeros,
 )
-from .op import Op
-from .tasks import Via, reads_of
+from partita.formulation.spacetime.op import Op
+from partita.formulation.spacetime.tasks import Via, reads_of
+from partita.model.graph.layout import S
 
 Content: TypeAlias = "dict[Box, Counter[VTensor]]"
 """By cell the terms that are added up there."""

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .path import Path, Step
-from .state import Box, State
+from partita.formulation.rvd.path import Path, Step
+from partita.formulation.rvd.state import Box, State
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = dict[int, Array]
