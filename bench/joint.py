@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..codegen.plan.plan import Plan
-from ..codegen.planner.stand_ins import alone
+from ..codegen.planner.wide_rewriting import alone
 from ..codegen.pricing.price_items import PARTS
 from ..codegen.pricing.stage_price import stage_price
 from ..formulation.rewriting.rules import planner_rules

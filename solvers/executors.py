@@ -77,7 +77,7 @@ class Serial(Executor):
         return future
 
 
-class Later(Executor):
+class DelayedProcesses(Executor):
     """This thread for the first seconds, then as many processes as `workers`: what is done soon needs none.
 
     For one worker this thread only. Use it as a context: leaving it ends the processes at once.

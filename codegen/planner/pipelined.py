@@ -1,127 +1,29 @@
-"""Plans that may be pipelines: which there are for a problem, and the plan of what the search found."""
+"""The plan of a pipeline that the search found."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ...formulation.pipeline.configuration import Configuration, rows
-from ...formulation.pipeline.schedule import schedule_named
+from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.stage_transfers import transfer_price
-from ...formulation.placement.placement import Placement, Row, distinct, placements, reordered
-from ...formulation.search_space import SearchSpace
-from ...model.errors import PartitaError
 from ...model.graph.batch import with_batch
-from ...model.graph.pcg import PCG
-from ...model.graph.stages import boundaries, stage
-from ...model.machine.machine import Machine, stage_machine
-from ...solvers.budget import Budget
-from ...solvers.executors import Later, usable_cores
-from ...solvers.protocol import Limits, Solver, Status
-from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
-from ...solvers.search.result import ConfigurationSpace, SearchResult, Solved
-from ...solvers.search.search import search
-from ..plan.pipeline_checks import check_stale
+from ...model.graph.stages import stage
+from ...model.machine.machine import stage_machine
+from ...solvers.protocol import Status
+from ...solvers.search.planning_problem import PlanningProblem
+from ...solvers.search.result import SearchResult, Solved
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..pricing.plan_price import plan_price
 from ..pricing.stage_price import stage_price
 from .decode import flops, report
-from .rewritten import changes, decided
+from .rewritten_graph import changes, decided
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> ConfigurationSpace | None:
-    """The pipelines to look at besides plans that have none; None where there are only these.
-
-    PartitaError: more stages than the model can be cut into, or for no number of micro-batches; strategies that are
-    fixed for what the model has not.
-    """
-    graph, machine = problem.pcg, problem.machine
-    chunks = space.chunks
-    if not looked_at(graph, space):
-        if chunks > 1:
-            raise PartitaError("--chunks needs a pipeline: add --stages N")
-        return None
-    found = _rows(problem, space, _cuts(graph))
-    unknown = [name for name, _ in space.fix if name not in {node.name for node in graph.nodes}]
-    if unknown:
-        raise PartitaError(f"no node is named {unknown[0]!r}")
-    sizes = atom_sizes(graph, problem.batch, (1,))
-    inner = {row: reordered(_inner(machine, row, space.mesh), sizes) for row in found}
-    none = {} if space.stages is not None else {(1,) * len(machine.hierarchy): problem.placements}
-    return ConfigurationSpace(none | inner, schedule_named(space.schedule), chunks, step_ns)
-
-
-def looked_at(graph: PCG, space: SearchSpace) -> bool:
-    """Whether there may be pipelines: not with what is asked of plans without, nor where nothing can be cut."""
-    if space.stages is not None:
-        return space.stages != 1
-    asked = space.fixes_axes or space.fix or space.rules
-    return not asked and (_cuts(graph) > 1 or space.chunks > 1)
-
-
-def _cuts(graph: PCG) -> int:
-    return len(boundaries(graph)) - 1
-
-
-def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
-    """The pipeline's factors on the levels, where the schedule can be run and the model cut."""
-    chunks, schedule, counts = space.chunks, schedule_named(space.schedule), problem.micro_batches
-    needed = space.stages is not None or chunks > 1
-    found = [row for row in divisions(problem.machine, space.stages) if math.prod(row) * chunks <= cuts]
-    if not found and needed:
-        count = (space.stages or 2) * chunks
-        raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
-    found = [row for row in found if any(schedule.runs(math.prod(row), k) for k in counts)]
-    if not found and needed:
-        least = space.stages or 2
-        raise PartitaError(
-            f"{schedule} with {least} stages needs {schedule.needs} {least} micro-batches, "
-            f"a batch of {problem.batch} has {', '.join(map(str, counts))} in this model"
-        )
-    if schedule.double_buffered and found:
-        check_stale(problem.pcg, problem.training.dtype, bool(problem.space.offload))
-    if schedule.splits_backward and found and space.recompute not in ("auto", "none"):
-        raise PartitaError(
-            f"{schedule} splits backwards, and would compute segments twice again: "
-            f"recompute {space.recompute!r} is for other schedules"
-        )
-    return found
-
-
-def divisions(machine: Machine, stages: int | None) -> list[Row]:
-    """The ways to divide a machine for a pipeline of so many parts, or of any; PartitaError: there are none for it."""
-    found = list(rows(machine.hierarchy, stages))
-    if stages is not None and not found:
-        known = sorted({math.prod(row) for row in rows(machine.hierarchy)})
-        levels, others = "x".join(map(str, machine.hierarchy)), ", ".join(map(str, known))
-        raise PartitaError(f"{stages} stages: {levels} devices can be divided for {others or 1} stages only")
-    return found
-
-
-def inside(machine: Machine, stages: int, mesh: tuple[int, ...] | None) -> tuple[Placement, ...]:
-    """The meshes that a stage may have, wherever the pipeline lies."""
-    return tuple(dict.fromkeys(p for row in divisions(machine, stages) for p in _inner(machine, row, mesh)))
-
-
-def _inner(machine: Machine, row: Row, mesh: tuple[int, ...] | None) -> tuple[Placement, ...]:
-    return distinct(placements(stage_machine(machine, row).hierarchy, mesh=mesh))
-
-
-def search_all(
-    problem: PlanningProblem, among: ConfigurationSpace, backend: Solver, limits: Limits, budget: Budget
-) -> SearchResult:
-    """Search plans with and without pipelines, on processes of its own unless an executor is given."""
-    if budget.executor is not None:
-        return search(problem, backend, limits, among, budget.executor)
-    with Later(budget.workers or usable_cores()) as own:
-        return search(problem, backend, limits, among, own)
 
 
 def pipelined(

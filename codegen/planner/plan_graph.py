@@ -18,10 +18,11 @@ from ...solvers.protocol import Limits
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from .context import Context
-from .pipelined import looked_at, pipeline_space, pipelined
+from .pipeline_space import looked_at, pipeline_space
+from .pipelined import pipelined
 from .problem import problem_of, save_network
+from .run_search import run_search
 from .search_report import searched_space, without_plan
-from .searches import searched
 from .solved_order import with_solved_order
 from .unpipelined import unpipelined, without_bundles
 from .variants import Variant, best_of, variants
@@ -70,7 +71,7 @@ def plan_variant(
     limits = Limits(budget.seconds, cutoff, context.progress, budget.gap)
     began = time.monotonic()
     backend, among = budget.backend(), pipeline_space(problem, space)
-    result = searched(problem, among, backend, limits, budget, context.tell)
+    result = run_search(problem, among, backend, limits, budget, tell=context.tell)
     problem, found = result.problem, result.found
     ended = time.monotonic()
     seconds = {

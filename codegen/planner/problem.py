@@ -20,7 +20,7 @@ from ...model.machine.machine import Machine
 from ...model.training import Training
 from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
 from ..emission.spmd.micro_batches import divided
-from .pipelined import inside
+from .pipeline_space import inside
 
 MOST_WORK = 2.0**32
 """Most additions of formulating and of one elimination, some seconds of what a search repeats dozens of times.

@@ -16,11 +16,11 @@ from ..plan.plan import Plan
 from ..pricing.stage_price import stage_price
 from .context import Context
 from .decode import report
-from .rewritten import decided
-from .searches import Searched
+from .rewritten_graph import decided
+from .run_search import SearchOutcome
 
 
-def unpipelined(result: Searched, rewritten: Rewritten | None, context: Context, facts: dict[str, Any]) -> Plan:
+def unpipelined(result: SearchOutcome, rewritten: Rewritten | None, context: Context, facts: dict[str, Any]) -> Plan:
     """The plan that the search found without a pipeline, confirmed."""
     problem, ((best, assignment),) = result.problem, result.found.stages
     if rewritten:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import partita
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.plan_graph import plan_graph
-from partita.codegen.planner.rewritten import taken_graph
+from partita.codegen.planner.rewritten_graph import taken_graph
 from partita.formulation.rewriting.saturate import rewritings
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.substitution.rule_file import load_rules

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from partita.bench import joint
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.plan_graph import plan_graph
-from partita.codegen.planner.stand_ins import alone
+from partita.codegen.planner.wide_rewriting import alone
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.search_space import SearchSpace

@@ -12,7 +12,7 @@ import pytest
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.plan_graph import plan_graph
-from partita.codegen.planner.rewritten import taken_graph
+from partita.codegen.planner.rewritten_graph import taken_graph
 from partita.formulation.rewriting.pattern import leading
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import SaturationLimits, rewritings

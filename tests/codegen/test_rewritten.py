@@ -20,7 +20,7 @@ from partita import PartitaError
 from partita.codegen.plan.branches import bundles
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.plan_graph import plan_graph
-from partita.codegen.planner.rewritten import taken_graph
+from partita.codegen.planner.rewritten_graph import taken_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify

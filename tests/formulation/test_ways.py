@@ -11,7 +11,7 @@ from math import prod
 import pytest
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.rewritten import decided, taken_graph
+from partita.codegen.planner.rewritten_graph import decided, taken_graph
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding

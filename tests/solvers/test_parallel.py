@@ -19,7 +19,7 @@ from partita.formulation.network.network import Network
 from partita.solvers.backends.auto import Auto
 from partita.solvers.cache.cached_solver import Cached
 from partita.solvers.cache.store import Store
-from partita.solvers.executors import Later, Processes, Serial, default_executor, in_order, usable_cores
+from partita.solvers.executors import DelayedProcesses, Processes, Serial, default_executor, in_order, usable_cores
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def test_the_default_is_a_process_a_core_and_none_for_one() -> None:
 
 def test_what_goes_on_later_ends_when_it_is_left() -> None:
     began = time.monotonic()
-    with Later(2, seconds=0.0) as executor:
+    with DelayedProcesses(2, seconds=0.0) as executor:
         assert executor.submit(os.getpid).result() != os.getpid()
         executor.submit(time.sleep, 60.0)
         left = time.monotonic()
@@ -112,7 +112,7 @@ def test_what_goes_on_later_ends_when_it_is_left() -> None:
 # A program without a guard; it says which processes it started.
 PROGRAM = """
 import os, sys, time
-from partita.solvers.parallel import Processes
+from partita.solvers.executors import Processes
 with Processes(2) as executor:
     print(os.getpid(), *{executor.submit(os.getpid).result() for _ in range(1)}, flush=True)
     futures = [executor.submit(time.sleep, 60) for _ in range(2)]

@@ -12,8 +12,8 @@ import pytest
 from partita.codegen.plan.branches import bundles
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.plan_graph import plan_graph
-from partita.codegen.planner.rewritten import taken_graph
-from partita.codegen.planner.stand_ins import alone
+from partita.codegen.planner.rewritten_graph import taken_graph
+from partita.codegen.planner.wide_rewriting import alone
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import rewritings
 from partita.formulation.search_space import SearchSpace

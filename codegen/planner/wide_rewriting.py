@@ -21,14 +21,14 @@ from ...solvers.protocol import Limits, Solver, Status
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import SearchResult
 from ...solvers.search.search import search
-from .rewritten import changes, decided
+from .rewritten_graph import changes, decided
 
 Change: TypeAlias = dict[str, str]
 AMPLE = 2**50
 """Bytes of a device that hold any model."""
 
 
-def with_stand_ins(
+def with_wide_meshes(
     problem: PlanningProblem, found: SearchResult, backend: Solver, limits: Limits
 ) -> tuple[SearchResult, list[Change]]:
     """The better of what was found and of what the wide placements have for graphs rewritten beforehand.

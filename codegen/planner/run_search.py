@@ -1,0 +1,75 @@
+"""Run a search; if nothing fits the devices, once more with optimizer states in the host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+
+from ...solvers.budget import Budget
+from ...solvers.executors import DelayedProcesses, usable_cores
+from ...solvers.protocol import Limits, Solver, Status
+from ...solvers.search.planning_problem import PlanningProblem
+from ...solvers.search.result import ConfigurationSpace, SearchResult
+from ...solvers.search.search import search
+from .wide_rewriting import with_wide_meshes
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """The problem that was searched last, what was found, and the tensors that its plan rewrites."""
+
+    problem: PlanningProblem
+    found: SearchResult
+    rewrites: list[dict[str, str]]
+
+
+def run_search(
+    problem: PlanningProblem,
+    space: ConfigurationSpace | None,
+    backend: Solver,
+    limits: Limits,
+    budget: Budget,
+    *,
+    tell: Callable[[str], None],
+) -> SearchOutcome:
+    """Search a space (None: no pipelines); states may be on the host if that is asked for, or if nothing fits without.
+
+    A double-buffered schedule keeps no states on the host.
+    """
+    first = _search_once(problem, space, backend, limits, budget)
+    double_buffered = space is not None and space.schedule.double_buffered
+    if double_buffered and space is not None and all(prod(row) > 1 for row in space.placements):
+        return first
+    if problem.space.offload is not None or not _lacks_memory(first, limits):
+        return first
+    tell("nothing fits: searching with optimizer states in the host's memory")
+    left = replace(limits, seconds=limits.seconds - first.found.seconds)
+    offloaded = replace(problem, space=replace(problem.space, offload=True))
+    second = _search_once(offloaded, space, backend, left, budget)
+    found = replace(
+        second.found,
+        seconds=first.found.seconds + second.found.seconds,
+        solving=first.found.solving + second.found.solving,
+        solved=first.found.solved + second.found.solved,
+        kept=first.found.kept + second.found.kept,
+    )
+    return replace(second, found=found)
+
+
+def _search_once(
+    problem: PlanningProblem, space: ConfigurationSpace | None, backend: Solver, limits: Limits, budget: Budget
+) -> SearchOutcome:
+    if space is None:
+        return SearchOutcome(problem, *with_wide_meshes(problem, search(problem, backend, limits), backend, limits))
+    if budget.executor is not None:
+        return SearchOutcome(problem, search(problem, backend, limits, space, budget.executor), [])
+    with DelayedProcesses(budget.workers or usable_cores()) as executor:
+        return SearchOutcome(problem, search(problem, backend, limits, space, executor), [])
+
+
+def _lacks_memory(first: SearchOutcome, limits: Limits) -> bool:
+    """True if no plan fits the memory, or none that is good enough, and the device can reach the host's."""
+    cut = limits.cutoff is not None and first.found.missing_bytes is not None
+    host = first.problem.machine.device.host_bandwidth
+    return first.found.objective is None and host is not None and (cut or first.found.status is Status.INFEASIBLE)
