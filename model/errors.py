@@ -1,4 +1,4 @@
-"""The exceptions that speak to the user."""
+"""Exceptions for users."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class PartitaError(ValueError):
-    """Input that the user can mend; the command line prints it and exits with 2."""
+    """Wrong input; the command line prints the message and exits with 2."""
 
 
 class NoPlanError(PartitaError):
-    """The search ended without a plan, by time or by an interrupt; one may exist.
+    """The search ended without a plan, by its time limit or an interrupt; a plan may exist.
 
     `summary` is the object that `partita plan --json` prints: status "unknown", the bound, what was searched.
     """

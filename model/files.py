@@ -1,4 +1,4 @@
-"""Files are written wholly or not at all, and read with errors that name them."""
+"""Atomic writing of files, and reading with errors that name the file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .garbage_collection import without_collection
 def write_atomically(path: Path | str, data: str | bytes) -> None:
     """Write `data` (text as UTF-8) to a temporary sibling, then rename it to `path`.
 
-    A link is followed, and what is not a plain file (`/dev/stdout`) is written directly.
-    Raises PartitaError where the file cannot be written; what was there before is then untouched.
+    Links are followed; what is not a plain file (`/dev/stdout`) is written directly. Raises PartitaError if the file
+    cannot be written; an existing file is then unchanged.
     """
     target = Path(path)
     raw = data.encode() if isinstance(data, str) else data
@@ -40,9 +40,9 @@ def write_atomically(path: Path | str, data: str | bytes) -> None:
 
 
 def write_directory(path: Path | str, files: Mapping[str, str | bytes]) -> None:
-    """Write all `files` (plain names to contents) beside the folder `path`, then move them into it one by one.
+    """Write all `files` (plain names to contents) next to the folder `path`, then move them into it one by one.
 
-    Other files of an existing folder stay. Raises PartitaError where the folder cannot be written.
+    Other files of an existing folder stay. Raises PartitaError if the folder cannot be written.
     """
     target = Path(path)
     for name in files:
@@ -68,7 +68,7 @@ def write_directory(path: Path | str, files: Mapping[str, str | bytes]) -> None:
 
 
 def make_folder(path: Path | str) -> None:
-    """Make the folder `path` and those above it, unless they are there. Raises PartitaError where that fails."""
+    """Create the folder `path` and its parents if they do not exist. Raises PartitaError if that fails."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -76,7 +76,7 @@ def make_folder(path: Path | str) -> None:
 
 
 def check_writable(path: Path | str) -> None:
-    """Raise PartitaError now where `write_directory(path)` could only fail after a long search."""
+    """Raise PartitaError now if `write_directory(path)` would fail after a long search."""
     target = Path(path).resolve()
     if target.exists() and not target.is_dir():
         raise PartitaError(f"cannot write {path}: it is not a folder")
@@ -86,7 +86,7 @@ def check_writable(path: Path | str) -> None:
 
 
 def check_file_writable(path: Path | str) -> None:
-    """Raise PartitaError now where `write_atomically(path)` could only fail after a long search."""
+    """Raise PartitaError now if `write_atomically(path)` would fail after a long search."""
     target = Path(path).resolve()
     if target.is_dir():
         raise PartitaError(f"cannot write {path}: it is a folder")
@@ -96,7 +96,7 @@ def check_file_writable(path: Path | str) -> None:
 
 
 def read_json(path: Path | str) -> Any:
-    """The value in a JSON file, unpacked first if its name ends in `.gz`; PartitaError says what is wrong with it."""
+    """The value in a JSON file, decompressed if its name ends in `.gz`; PartitaError says what is wrong."""
     source = Path(path)
     try:
         raw = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()

@@ -1,4 +1,4 @@
-"""When Python looks for cyclic garbage: among many objects that stay, each look takes long and finds little."""
+"""Fewer runs of Python's cyclic garbage collector: with many live objects each run is slow and frees little."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Not look for garbage meanwhile: among the many small lists of a large file that takes as long as reading it."""
+    """Disable the collector: while a large file of small lists is read, it takes as long as the reading."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -23,9 +23,9 @@ def without_collection() -> Iterator[None]:
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Look for garbage seldom meanwhile: among the nodes and tables of a large model it takes a fifth of the time.
+    """Run the collector seldom: with the nodes and tables of a large model it takes a fifth of the time.
 
-    Thresholds are those of the process: the first of all threads sets them, the last one puts back what was there.
+    Thresholds are per process: the first thread to enter sets them, the last one to leave restores them.
     """
     _thresholds.enter()
     try:
@@ -46,7 +46,7 @@ class _Thresholds:
             self.inside += 1
             if self.inside == 1:
                 self.before = gc.get_threshold()
-                if self.before[0]:  # else nobody looks at all
+                if self.before[0]:  # otherwise the collector is off
                     gc.set_threshold(*map(max, self.before, self.seldom))
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""Entries by name: the package's own, and what installed packages offer as entry points."""
+"""Registries of named entries: the package's own, and those of installed packages (entry points)."""
 
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -8,7 +8,7 @@ from .errors import PartitaError
 
 
 class Named(Protocol):
-    """An entry."""
+    """An entry of a registry."""
 
     @property
     def name(self) -> str: ...
@@ -25,7 +25,7 @@ class Registry(dict[str, T]):
         self.kind, self.group, self.own, self.loaded = kind, group, own, False
 
     def add(self, entry: T) -> T:
-        """Add an entry; a second one of the same name is a mistake (ValueError)."""
+        """Add an entry; ValueError if its name is taken."""
         if entry.name in self:
             raise ValueError(f"{self.kind} {entry.name!r} is registered already")
         self[entry.name] = entry
@@ -40,13 +40,13 @@ class Registry(dict[str, T]):
                 point.load()
 
     def find(self, name: str) -> T:
-        """The entry of a name. Raises PartitaError that lists the known ones."""
+        """The entry of a name. Raises PartitaError that lists the known names."""
         self.load()
         if name not in self:
             raise PartitaError(f"unknown {self.kind} {name!r} (known: {', '.join(sorted(self))})")
         return self[name]
 
     def every(self) -> tuple[T, ...]:
-        """All entries, by name."""
+        """All entries, sorted by name."""
         self.load()
         return tuple(self[name] for name in sorted(self))
