@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from math import prod
 
 from ....model.graph.atoms import Atoms, atoms
 from ....model.graph.layout import Action, Layout, R, Step, atom_of, is_split, kind
@@ -152,6 +153,16 @@ class Local:
 def local_part(plan: Plan, index: int, layout: Layout) -> Local:
     """A rank's part of a node's tensor under a layout."""
     return Local(atoms(plan.graph)[index], layout, plan.placement.sizes, plan.axes)
+
+
+def local_shape_text(local: Local) -> str:
+    """A local shape for a reader: `[8/data, 16, 64/tensor]`."""
+    parts = []
+    for dim, numbers in enumerate(local.known.dims):
+        text = str(prod(numbers))
+        axes = [local.axes[i] for a in local.known.of_dim(dim) for i in local.splits(a)]
+        parts.append("/".join([text, *axes]))
+    return f"[{', '.join(parts)}]"
 
 
 def conversion(before: Local, steps: Sequence[Step], used: Used, *, gradient: bool, weight: bool = False) -> list[str]:

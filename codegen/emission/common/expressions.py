@@ -20,7 +20,6 @@ from ....model.operators.loss import LOSSES
 from ....model.operators.operator import operator
 from . import channel_groups as groups
 from . import lookups, losses, norms, regathered_weights
-from .conversions import Local
 from .operator_calls import OperatorCall, Rule, dtype_text, full_precision, numbers_text, whole_text
 from .regathered_weights import kept_whole
 from .text import Size, enclosed, one_free, shape_text
@@ -197,16 +196,6 @@ def _reduce(function: str, node: Node, shape: tuple[int, ...], x: str) -> str:
 
 def _to(call: OperatorCall, names: Sequence[str]) -> str:
     return f"{enclosed(names[0])}.to({dtype_text(call.node.dtype)})"
-
-
-def local_shape_text(local: Local) -> str:
-    """A local shape for a reader: `[8/data, 16, 64/tensor]`."""
-    parts = []
-    for dim, numbers in enumerate(local.known.dims):
-        text = str(prod(numbers))
-        axes = [local.axes[i] for a in local.known.of_dim(dim) for i in local.splits(a)]
-        parts.append("/".join([text, *axes]))
-    return f"[{', '.join(parts)}]"
 
 
 def _scale(call: OperatorCall, names: Sequence[str]) -> str:

@@ -11,8 +11,7 @@ from ....model.graph.layout import B, R
 from ....model.graph.pcg import SOURCES
 from ....model.machine.precision import precision
 from ...plan.plan import Plan
-from ..common.conversions import Used, local_part
-from ..common.expressions import local_shape_text
+from ..common.conversions import Used, local_part, local_shape_text
 from ..common.losses import counted, label_count
 from ..common.names import roles, short_names
 from ..common.statements import reads_mesh
