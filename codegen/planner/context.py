@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,3 +34,12 @@ class Context:
     def tell(self, words: str) -> None:
         if self.progress is not None:
             self.progress(words)
+
+
+def print_progress(news: str | Progress) -> None:
+    """Print words, or the best plan so far, to standard error."""
+    if isinstance(news, str):
+        print(news, file=sys.stderr)
+    elif news.incumbent is not None:
+        gap = (news.incumbent - news.bound) / max(news.incumbent, 1)
+        print(f"{news.seconds:6.1f} s  best {news.incumbent / 1e6:.3f} ms  gap {gap:.2%}", file=sys.stderr)

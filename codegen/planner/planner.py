@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
@@ -21,10 +20,9 @@ from ...model.machine.machine_choice import MachineChoice
 from ...model.training import Training, dtype_names
 from ...solvers.budget import Budget
 from ...solvers.cache.store import Store, store_in
-from ...solvers.protocol import Progress
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
-from .context import Context, Tell
+from .context import Context, Tell, print_progress
 from .plan_graph import plan_graph
 from .problem import check_early
 
@@ -124,7 +122,7 @@ def optimize(
     from ...model.capture.capture import capture
 
     start = time.monotonic()
-    tell = _print if progress is True else progress or None
+    tell = print_progress if progress is True else progress or None
     machine = machine if isinstance(machine, Machine) else Machine.load(machine)
     samples = None if batch is None else max(batch, 2)
     graph = capture(module, inputs, batch=samples, allow_unknown=allow_unknown, statistics=statistics)
@@ -153,11 +151,3 @@ def optimize(
     )
     model = {"reference": None, "batch": training.batch}
     return plan_graph(graph, machine, training, space, budget, Context(model, (module, inputs), tell, start=start))
-
-
-def _print(news: str | Progress) -> None:
-    if isinstance(news, str):
-        print(news, file=sys.stderr)
-    elif news.incumbent is not None:
-        gap = (news.incumbent - news.bound) / max(news.incumbent, 1)
-        print(f"{news.seconds:6.1f} s  best {news.incumbent / 1e6:.3f} ms  gap {gap:.2%}", file=sys.stderr)
