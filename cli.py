@@ -7,6 +7,8 @@ no; 2: bad input; 130: interrupted (the best answer so far is kept).
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +18,11 @@ import typer
 from . import __version__
 from .cli_options import INTERRUPTED, Json, chosen, parse_path, with_options
 from .cli_plan import plan
+from .codegen.planner.check_request import CheckRequest
 from .codegen.report.terminal import leave, print_json, print_result, progress_shown, words_to_stderr
 from .model.errors import PartitaError
 from .model.machine.machine_choice import MachineChoice
-from .model.optimizers import OPTIMIZERS
-from .model.options import parse_axes, parse_sizes
+from .model.options import option, parse_axes, parse_sizes
 from .solvers.budget import Budget
 
 app = typer.Typer(
@@ -45,6 +47,36 @@ class Action(StrEnum):
     LIST = "list"
     GENERATE = "generate"
     VERIFY = "verify"
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What only some benchmarks take."""
+
+    p2: Path | None = field(
+        default=None,
+        metadata=option(str, "For truth: measurements as in P²'s appendix.", metavar="FILE", parse=parse_path),
+    )
+    instances: Path | None = field(
+        default=None,
+        metadata=option(str, "For solvers: a folder of contest instances.", metavar="DIR", parse=parse_path),
+    )
+    solver: Sequence[str] | None = field(
+        default=None,
+        metadata=option(list[str], "For solvers: a solver to compare; repeatable.", metavar="NAME"),
+    )
+    time_limit: float | None = field(
+        default=None, metadata=option(float, "For solvers: seconds per case, instead of its own limit.")
+    )
+    rules: Sequence[str] | None = field(
+        default=None,
+        metadata=option(
+            list[str],
+            "For coverage: a file of rules; repeatable.",
+            metavar="FILE",
+            parse=lambda paths: [str(parse_path(path)) for path in paths],
+        ),
+    )
 
 
 Folder = Annotated[
@@ -109,26 +141,13 @@ def show(
 
 
 @app.command()
-@with_options(MachineChoice)
+@with_options(CheckRequest, MachineChoice)
 def check(
     program: Annotated[
         Path,
         typer.Argument(parser=parse_path, metavar="PROGRAM.py", help="A file with a function plan(graph, devices)."),
     ],
-    model: Annotated[str | None, typer.Option(help="The model; by default the file's MODEL.")] = None,
-    small: Annotated[
-        bool | None, typer.Option("--small/--full", help="The model's small twin, or the full model.")
-    ] = None,
-    devices: Annotated[
-        int | None, typer.Option(min=1, help="Number of devices; by default the file's DEVICES.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples in a step; by default the file's BATCH.")] = None,
-    sequence: Annotated[int | None, typer.Option(min=1, help="Tokens in a sample.")] = None,
     *,
-    dtype: Annotated[
-        str, typer.Option(help="float32 or float64; mixed-bfloat16 and mixed-float16 are predicted, not emitted.")
-    ] = "float32",
-    optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS) + ".")] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -139,13 +158,12 @@ def check(
     **options: Any,
 ) -> None:
     """Validate a plan written with op_trans, op_assign and op_order, and report what conflicts if it cannot run."""
-    from .codegen.planner.check_plan import CheckRequest
     from .codegen.planner.check_plan import check as run
     from .model.files import check_writable
 
     given = chosen(MachineChoice, options)
     where = MachineChoice(**given).load() if given else None
-    request = CheckRequest(program, model, small, sequence, batch, devices, where, dtype, optimizer)
+    request = CheckRequest(program, machine=where, **chosen(CheckRequest, options))
     if output is not None:
         check_writable(output)
     with words_to_stderr():
@@ -281,6 +299,7 @@ def reductions(
 
 
 @app.command()
+@with_options(BenchOptions)
 def bench(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="plan, zoo, joint, solvers, truth, ...: an unknown name lists all.")
@@ -289,23 +308,7 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Only cases whose name contains this; repeatable.")
     ] = None,
-    p2: Annotated[
-        Path | None,
-        typer.Option(parser=parse_path, metavar="FILE", help="For truth: measurements as in P²'s appendix."),
-    ] = None,
-    instances: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="DIR", help="For solvers: a folder of contest instances.")
-    ] = None,
-    solver: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="For solvers: a solver to compare; repeatable.")
-    ] = None,
-    time_limit: Annotated[
-        float | None, typer.Option(help="For solvers: seconds per case, instead of its own limit.")
-    ] = None,
-    rules_files: Annotated[
-        list[Path] | None,
-        typer.Option("--rules", parser=parse_path, metavar="FILE", help="For coverage: a file of rules; repeatable."),
-    ] = None,
+    *,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -313,20 +316,16 @@ def bench(
         ),
     ] = None,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Run a benchmark, and report what it ran on."""
     from .bench import bench as run
     from .bench import text
 
-    options = {
-        "p2": p2,
-        "instances": instances,
-        "time_limit": Budget(time_limit=time_limit).time_limit,
-        "solver": solver,
-    }
-    options["rules"] = [str(path) for path in rules_files or ()]
+    own = chosen(BenchOptions, options)
+    Budget(time_limit=own.get("time_limit"))  # a time limit out of range is refused
     with words_to_stderr(), progress_shown() as progress:
-        result = run(name, small, tuple(only or ()), progress, output, **options)
+        result = run(name, small, tuple(only or ()), progress, output, **own)
     if as_json:
         print_json(result)
     else:

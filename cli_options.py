@@ -59,8 +59,9 @@ def _options(value: type) -> list[tuple[Field[Any], Option]]:
 
 
 def _name(field: Field[Any], option: Option) -> str:
-    """The name of a command's parameter: that of its first flag."""
-    return option.flags[0].split("/")[0].removeprefix("--").replace("-", "_") if option.flags else field.name
+    """The name of a command's parameter: that of its first long flag."""
+    long = next((flag for flag in option.flags if flag.startswith("--")), f"--{field.name}")
+    return long.split("/")[0].removeprefix("--").replace("-", "_")
 
 
 def _parameter(field: Field[Any], option: Option) -> inspect.Parameter:

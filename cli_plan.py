@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +15,35 @@ from .formulation.rewriting.saturation_limits import SaturationLimits
 from .formulation.search_space import SearchSpace
 from .model.errors import NoPlanError
 from .model.machine.machine_choice import MachineChoice
+from .model.options import option
 from .model.training import Training
 from .solvers.budget import Budget
 
 
-@with_options(MachineChoice, Training, SearchSpace, SaturationLimits, Budget)
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What is written where, and where solved networks are kept."""
+
+    save_network: Path | None = field(
+        default=None,
+        metadata=option(
+            str, "Save the first placement's cost network: .json, .json.gz.", metavar="FILE", parse=parse_path
+        ),
+    )
+    cache: str | None = field(
+        default=None,
+        metadata=option(str, "Where solved networks are kept, or none. [env: PARTITA_CACHE]", metavar="DIR"),
+    )
+    no_cache: bool = field(default=False, metadata=option(bool, "The same as --cache none."))
+    output: Path | None = field(
+        default=None,
+        metadata=option(
+            str, "Write plan and program to this folder.", "-o", "--output", metavar="DIR", parse=parse_path
+        ),
+    )
+
+
+@with_options(MachineChoice, Training, SearchSpace, SaturationLimits, Budget, Files)
 def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model family, such as gpt2.")],
     small: Annotated[bool, typer.Option("--small", help="The model's small twin.")] = False,
@@ -34,21 +59,6 @@ def plan(
             help="Rewrite by these rules instead of the planner's; each is proved first.",
         ),
     ] = None,
-    save_network: Annotated[
-        Path | None,
-        typer.Option(
-            parser=parse_path, metavar="FILE", help="Save the first placement's cost network: .json, .json.gz."
-        ),
-    ] = None,
-    cache: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Where solved networks are kept, or none. [env: PARTITA_CACHE]"),
-    ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="The same as --cache none.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", parser=parse_path, metavar="DIR", help="Write plan and program to this folder."),
-    ] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
@@ -60,7 +70,9 @@ def plan(
     machine = MachineChoice(**chosen(MachineChoice, options))
     saturation = SaturationLimits(**chosen(SaturationLimits, options))
     space = SearchSpace(**chosen(SearchSpace, options), rules=rules_for(rules or rewrite), saturation=saturation)
-    budget = Budget(**chosen(Budget, options), store=store_in("none" if no_cache else cache))
+    files = Files(**chosen(Files, options))
+    budget = Budget(**chosen(Budget, options), store=store_in("none" if files.no_cache else files.cache))
+    output = files.output
     if output is not None:
         check_writable(output)
 
@@ -71,7 +83,14 @@ def plan(
         with words_to_stderr(), progress_shown() as progress:
             training = chosen(Training, options)
             found = find_plan(
-                model, machine, training, space, budget, small=small, save_network=save_network, progress=progress
+                model,
+                machine,
+                training,
+                space,
+                budget,
+                small=small,
+                save_network=files.save_network,
+                progress=progress,
             )
             summary = found.summary()
             if output is not None:

@@ -11,23 +11,8 @@ from typing import Any
 from ...formulation.spacetime.order import PlanConflict
 from ...model.capture.load import failure, import_file, load_module
 from ...model.errors import PartitaError
-from ...model.machine.machine import Machine
 from ..plan.spacetime_plan import SpaceTimePlan, Write, graph, space_time
-
-
-@dataclass(frozen=True, slots=True)
-class CheckRequest:
-    """What to check; None stands for the file's own constant: MODEL, SMALL, SEQUENCE, BATCH, DEVICES, OPTIMIZER."""
-
-    file: Path
-    model: str | None = None
-    small: bool | None = None
-    sequence: int | None = None
-    batch: int | None = None
-    devices: int | None = None
-    machine: Machine | None = None
-    dtype: str = "float32"
-    optimizer: str | None = None
+from .check_request import CheckRequest
 
 
 @dataclass(frozen=True, slots=True)

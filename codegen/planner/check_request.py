@@ -1,0 +1,37 @@
+"""What `partita check` checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...model.optimizers import OPTIMIZERS
+from ...model.options import option
+
+if TYPE_CHECKING:
+    from ...model.machine.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRequest:
+    """What to check; None stands for the file's own constant: MODEL, SMALL, SEQUENCE, BATCH, DEVICES, OPTIMIZER."""
+
+    file: Path
+    model: str | None = field(default=None, metadata=option(str, "The model; by default the file's MODEL."))
+    small: bool | None = field(
+        default=None, metadata=option(bool, "The model's small twin, or the full model.", "--small/--full")
+    )
+    sequence: int | None = field(default=None, metadata=option(int, "Tokens in a sample.", minimum=1))
+    batch: int | None = field(
+        default=None, metadata=option(int, "Samples in a step; by default the file's BATCH.", minimum=1)
+    )
+    devices: int | None = field(
+        default=None, metadata=option(int, "Number of devices; by default the file's DEVICES.", minimum=1)
+    )
+    machine: Machine | None = None
+    dtype: str = field(
+        default="float32",
+        metadata=option(str, "float32 or float64; mixed-bfloat16 and mixed-float16 are predicted, not emitted."),
+    )
+    optimizer: str | None = field(default=None, metadata=option(str, ", ".join(OPTIMIZERS) + "."))
