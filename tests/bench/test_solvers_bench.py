@@ -27,6 +27,7 @@ from partita.cli import app
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.formulation.network.contest import Contest
+from partita.formulation.network.network_file import network_json
 from partita.formulation.search_space import SearchSpace
 from partita.model.errors import PartitaError
 from partita.model.training import Training
@@ -314,7 +315,7 @@ def test_a_model_s_network_is_the_one_that_planning_keeps(tmp_path: Path) -> Non
     training = Training(batch, known.dtype, known.optimizer)
     space = SearchSpace(mesh=model.mesh, micro_batches=1, stages=1)
     plan_graph(graph, machine, training, space, context=Context({"reference": model.model}, save_network=kept))
-    assert model_network(model).to_json() == json.loads(kept.read_text())
+    assert network_json(model_network(model)) == json.loads(kept.read_text())
 
 
 def test_memory_binds_in_every_second_network() -> None:

@@ -343,5 +343,5 @@ def test_dtypes_that_do_not_fit_are_passed_over() -> None:
     assert [x["status"] for x in plan.report["space"]["ways"]] == ["infeasible", "optimal"]
     with pytest.raises(PartitaError, match="fits no placement"):
         partita.optimize(module, inputs, cramped(0.05), dtype=["float32", "pure-bfloat16"], **options)
-    with pytest.raises(PartitaError, match="unknown dtype"):
+    with pytest.raises(PartitaError, match="dtype 'float8': choose from"):
         partita.optimize(module, inputs, cramped(2.0), dtype=["float32", "float8"], **options)
