@@ -241,6 +241,5 @@ class Search:
             if self.objective == self.bound
             else Status.FEASIBLE
         )
-        return Solution(
-            status, self.assignment, self.objective, self.bound, self.seconds, self.source, words, self.prices
-        )
+        found = status, self.assignment, self.objective, self.bound, self.seconds
+        return Solution(*found, source=self.source, words=words, prices=self.prices)

@@ -169,7 +169,8 @@ class Stage:
         inside = again and self.fused
         duration = self.backward_ns + (self.recompute_ns if inside else 0)
         released = held - late + (self.input_bytes if again else 0)
-        yield Task("B", stage, micro, devices, duration, held if inside else 0, released)
+        taken = held if inside else 0
+        yield Task("B", stage, micro, devices, duration, takes_bytes=taken, releases_bytes=released)
         if split:
             yield Task("W", stage, micro, devices, self.weight_ns, releases_bytes=late)
 

@@ -235,7 +235,8 @@ def _emit(site: Any, names: Sequence[str], splits: Splits) -> str:
         assert reach is not None, node
         found, where = exchange(reach, site.sizes[axis]), f"{len(node.shape) - rank + d}, {site.axes[axis]}"
         if found.moves:
-            x = f"halo({x}, {where}, {reach.size}, {reach.made}, {reach.first}, {reach.last}{_options(reach)})"
+            sizes, rows = (reach.size, reach.made), (reach.first, reach.last)
+            x = f"halo({x}, {where}, {sizes}, {rows}{_options(reach)})"
         if found.crops:
             shift = f", {reach.shift}" if reach.shift else ""
             crops.append(f"{where}, {reach.made}, {reach.per}, {reach.first}{shift}")

@@ -208,7 +208,8 @@ class PartNetworks:
             cutoff = ceil(effort.cutoff / (1 - Fraction(effort.gap)))
         prices = tuple(p / self.merged for p in effort.prices)
         quick, rough = level in (Level.BOUNDED, Level.PRICED), level is Level.BOUNDED
-        limits = Limits(max(effort.seconds, 0.01), cutoff, None, effort.gap, quick, rough, prices)
+        seconds = max(effort.seconds, 0.01)
+        limits = Limits(seconds, cutoff, gap=effort.gap, quick=quick, rough=rough, prices=prices)
         self.count_options(network)
         solution = self.timed(lambda: self.solver.solve(network, limits))
         if solution.words == INTERRUPTED:

@@ -218,8 +218,16 @@ class _Search:
             for level in asked.levels
         )
         step_ns = self.space.step_ns if candidate.configuration.schedule.priced_by_slots else None
-        own, merged = candidate.configuration, candidate.merged
-        return _Task(self.pipeline, own, merged, state, asked.reach, efforts, self.solver, step_ns)
+        return _Task(
+            pipeline=self.pipeline,
+            configuration=candidate.configuration,
+            merged=candidate.merged,
+            state=state,
+            reach=asked.reach,
+            efforts=efforts,
+            solver=self.solver,
+            step_ns=step_ns,
+        )
 
     def _progress(self, candidate: Candidate, level: Level) -> Callable[[Progress], None] | None:
         """Reports progress within a network; without a limit of memory its incumbents are no plans yet."""

@@ -36,7 +36,8 @@ def solve_single_stage(parts: PartNetworks, state: State, reach: int, effort: Ef
         state.bound = INFINITE
         return None
     quick, rough = effort.level in (Level.BOUNDED, Level.PRICED), effort.level is Level.BOUNDED
-    limits = Limits(max(effort.seconds, 0.0), effort.cutoff, effort.progress, effort.gap, quick, rough, effort.prices)
+    known = max(effort.seconds, 0.0), effort.cutoff, effort.progress, effort.gap
+    limits = Limits(*known, quick=quick, rough=rough, prices=effort.prices)
     network = without_limit(encoding.network) if relaxed else encoding.network
     solution = parts.timed(lambda: parts.solver.solve(network, limits))
     state.solved += 1

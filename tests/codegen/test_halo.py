@@ -87,7 +87,8 @@ def test_what_is_written() -> None:
     plan = split(capture(module, inputs, batch=2), (2, 2), (0, 1))
     program, (rows, columns) = " ".join(emit(plan).split()), plan.axes
     assert (
-        f"halo(halo(images, 2, {rows}, 32, 32, -1, 1), 3, {columns}, 32, 32, -1, 1), self.top_first_weight" in program
+        f"halo(halo(images, 2, {rows}, (32, 32), (-1, 1)), 3, {columns}, (32, 32), (-1, 1)), self.top_first_weight"
+        in program
     )
     assert "pool = F.max_pool2d(second_norm, 2)" in program
     assert program.count("crop(") == program.count("def crop(") == 1

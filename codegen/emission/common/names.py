@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import P
 from ....model.graph.pcg import PCG
+from ....model.operators.keywords import literal
 from ....model.operators.loss import CLASSIFIED, LOSSES
 from ...plan.plan import Plan
 
@@ -110,6 +111,11 @@ def is_literal(plan: Plan, index: int) -> bool:
         and all(graph.nodes[i].dtype in (reader.dtype, "bool") for i in reader.inputs if i != index)
         for reader in readers
     )
+
+
+def literal_text(plan: Plan, index: int) -> str:
+    """The Python number that an `is_literal` node is."""
+    return literal("value", plan.graph.nodes[index]["value"])
 
 
 def _rotation(graph: PCG, index: int, found: dict[int, str]) -> None:

@@ -10,14 +10,13 @@ from ....formulation.strategies.strategy import rows_taken
 from ....model.graph.atoms import atoms
 from ....model.graph.layout import Action, Layout, P, atom_of, is_split
 from ....model.machine.precision import precision
-from ....model.operators.keywords import literal
 from ....model.operators.operator import operator
 from ...plan.plan import Plan
 from ...plan.routes import route
 from ..common.block_loops import BlockLoop, call_text
 from ..common.conversions import Used, conversion, local_part
 from ..common.expressions import chunked, expression
-from ..common.names import is_literal
+from ..common.names import is_literal, literal_text
 from ..common.operator_calls import OperatorCall
 from ..common.regathered_weights import VIEWS, remade
 from ..common.statements import FunctionWriter, Statement
@@ -130,11 +129,11 @@ class FunctionBody(FunctionWriter):
         key = (index, "given", recorded)
         if key in self._memo:
             return self._memo[key]
-        node, choice = self.plan.graph.nodes[index], self.plan.choices[index]
+        choice = self.plan.choices[index]
         if index in self.weights:
             self._memo[key] = self._weight(index, recorded)
         elif is_literal(self.plan, index):
-            number = literal("value", node["value"])
+            number = literal_text(self.plan, index)
             self._memo[key] = self.add(Statement(lambda _: number, (), "weight", number, index))
         elif pending := self._pending_loop(index):
             self.loop(*pending)

@@ -62,12 +62,13 @@ class Halo(torch.autograd.Function):
         return total, None, None, None, None, None
 
 
-def halo(x, dim, axis, size, made, first, last, step=1, per=1, value=0.0):
-    """The rows along `dim` that this rank's part of an output of `made` rows reads; `x` is its part of `size` rows.
+def halo(x, dim, axis, sizes, reach, step=1, per=1, value=0.0):
+    """The rows along `dim` that this rank's part of the output reads; `sizes`: rows of the whole input and output.
 
-    Row i of the output reads those from (step * i + first) // per to (step * i + last) // per. Beyond the whole they
-    are `value`, or left out if that is None.
+    With `reach` (first, last), row i of the output reads rows (step * i + first) // per to (step * i + last) // per.
+    Rows beyond the input are `value`, or left out if that is None.
     """
+    (size, made), (first, last) = sizes, reach
     want = [
         ((step * start + first) // per, (step * (stop - 1) + last) // per + 1)
         for start, stop in rows_by_rank(made, axis)

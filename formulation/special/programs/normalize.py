@@ -18,7 +18,8 @@ class Normalize(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, w, bias, dims, count, axes, eps, centred):
+    def forward(ctx, x, w, bias, dims, over, form):
+        (count, axes), (eps, centred) = over, form
         y = x.to(torch.promote_types(x.dtype, torch.float32))
         share, mean = math.prod(x.shape[d] for d in dims) / count, torch.zeros((), dtype=y.dtype, device=x.device)
         if centred:
@@ -46,7 +47,7 @@ class Normalize(torch.autograd.Function):
         slope, *offset = add_over(torch.stack(sums) / ctx.count, ctx.axes)
         of_x = grad - y.mul_(slope)
         of_x = (of_x.sub_(offset[0]) if offset else of_x).mul_(scale)
-        return of_x.to(x.dtype), of_w, of_bias, None, None, None, None, None
+        return of_x.to(x.dtype), of_w, of_bias, None, None, None
 
 
 def add_over(x, axes):
@@ -59,7 +60,7 @@ def add_over(x, axes):
 def normalize(x, normalized, count, axes, eps, w=None, bias=None, centred=True):
     """Layer norm (`centred`) or root mean square norm over the last `normalized` dims, of `count` values in all."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return Normalize.apply(x, w, bias, tuple(range(-normalized, 0)), count, axes, eps, centred)
+    return Normalize.apply(x, w, bias, tuple(range(-normalized, 0)), (count, axes), (eps, centred))
 
 
 def normalize_groups(x, channels, count, axes, eps, w=None, bias=None):
@@ -67,4 +68,4 @@ def normalize_groups(x, channels, count, axes, eps, w=None, bias=None):
     groups = (1, -1) if channels < 0 else (-1, channels)
     x = x.unflatten(1, groups)
     w, bias = (t if t is None else t.view(*groups, *[1] * (x.dim() - 3)) for t in (w, bias))
-    return Normalize.apply(x, w, bias, tuple(range(2, x.dim())), count, axes, eps, True).flatten(1, 2)
+    return Normalize.apply(x, w, bias, tuple(range(2, x.dim())), (count, axes), (eps, True)).flatten(1, 2)

@@ -74,7 +74,8 @@ class RingAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, axis, queries, keys, causal, scale):
+    def forward(ctx, q, k, v, axis, lengths, form):
+        (queries, keys), (causal, scale) = lengths, form
         repeat = q.shape[:-2].numel() // k.shape[:-2].numel()
         ctx.axis, ctx.keys, ctx.scale, ctx.place = axis, keys, scale, (axis.part(queries)[0], repeat, causal)
         rows, width, wide = ring_rows(q * scale, repeat), q.shape[-1], torch.promote_types(q.dtype, torch.float32)
@@ -118,10 +119,10 @@ class RingAttention(torch.autograd.Function):
                 moving = ring_send(change if moving is None else change + ring_receive(moving), ctx.axis)
         of_keys, of_values = (mine + ring_receive(moving))[:, : k.shape[-2]].to(k.dtype).split((width, v.shape[-1]), -1)
         of_queries = ring_heads((of_rows * ctx.scale).to(q.dtype), repeat, q.shape)
-        return of_queries, of_keys.reshape(k.shape), of_values.reshape(v.shape), None, None, None, None, None
+        return of_queries, of_keys.reshape(k.shape), of_values.reshape(v.shape), None, None, None
 
 
 def ring_attention(q, k, v, axis, queries, keys, causal=False, scale=None):
     """Attention of as many `queries` to as many `keys` over all ranks, each of which has a part of both."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return RingAttention.apply(q, k, v, axis, queries, keys, causal, scale)
+    return RingAttention.apply(q, k, v, axis, (queries, keys), (causal, scale))
