@@ -11,6 +11,7 @@ import pytest
 import typer.main
 
 from partita.cli import app
+from partita.formulation.pipeline import schedule
 from partita.model.graph.layout import B, P, R, S, move
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,6 +24,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page, one after another; text that follows in a `text` block is what the last one printed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(schedule, "_REGISTRY", dict(schedule._REGISTRY))  # an example registers one
     names: dict[str, object] = {"__name__": page.stem}
     text = page.read_text()
     for match in BLOCK.finditer(text):
