@@ -24,7 +24,7 @@ from typing import Any
 from ..model.errors import PartitaError
 
 PATIENCE = 0.1
-"""Share of the limit after which a solver is interrupted, at least LEAST seconds; after GRACE times that it is ended."""
+"""Share of the limit, at least LEAST seconds, after which a solver is interrupted; GRACE times that ends it."""
 LEAST = 2.0
 GRACE = 4
 START = 60.0
