@@ -1,1 +1,1 @@
-"""How a tensor lies on devices, and the cheapest way to make it lie otherwise: RVD search (SuperScaler, section 4)."""
+"""RVD layouts of tensors, and the search for the cheapest conversion between two (SuperScaler, section 4)."""

@@ -1,4 +1,4 @@
-"""Between device groups: what joins a state of the one to a state of the other (Figure 10, g and h)."""
+"""Transitions between device groups (SuperScaler, Figure 10, g and h)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .state import State
 
 
 class Crossing(NamedTuple):
-    """A transition between groups: its kind, the dim that is cut or joined, how many messages each receiver gets."""
+    """A transition between groups: kind, dim cut or joined, messages per receiver (`each`), bytes per message."""
 
     kind: str
     dim: int | None
@@ -25,9 +25,9 @@ class Crossing(NamedTuple):
 
 
 def crossing(a: Counts, b: Counts, tensor: Tensor) -> Crossing | None:
-    """What brings pieces of one RVD to those of another: one count, R or of a dim, grows or shrinks, or none does.
+    """The transition between two RVDs: at most one count (R or a dim) grows or shrinks; None if there is none.
 
-    Where neither number of devices divides the other nothing does that, and pieces are sent overlap by overlap.
+    If neither device count divides the other, pieces are sent overlap by overlap.
     """
     if a[V] != b[V]:
         return None
@@ -47,11 +47,11 @@ def crossing(a: Counts, b: Counts, tensor: Tensor) -> Crossing | None:
     return Crossing("broadcast" if dim is None else "RD-scatter", dim, 1, size)
 
 
-def partners(counts: Counts, devices: int, known: Iterable[Counts]) -> Iterable[Counts]:
-    """The RVDs of so many devices that a crossing may bring one to, or from, among those known."""
+def partners(counts: Counts, devices: int, candidates: Iterable[Counts]) -> Iterable[Counts]:
+    """RVDs on `devices` devices that a crossing may reach; `candidates` if neither device count divides the other."""
     here = prod(counts)
     if here % devices and devices % here:
-        return list(known)
+        return list(candidates)
     if here == devices:
         return (counts,)
     roles = (R, *range(D, len(counts)))
@@ -62,12 +62,12 @@ def partners(counts: Counts, devices: int, known: Iterable[Counts]) -> Iterable[
 
 
 def least(kind: Crossing, a: Counts, b: Counts, floor: Floor, tensor: Tensor) -> int:
-    """A bound on the price of a crossing (ns), whatever the assignment."""
+    """Lower bound on the price of a crossing (ns), for any assignment to devices."""
     prices, mine, theirs = tensor.prices, tensor.size_bytes(a), tensor.size_bytes(b)
     bound = floor.ns(kind.each, kind.size_bytes, prices.machine.device.launch_ns)
     if not bound:
         return 0
-    # What some sender cuts, all of its piece where nobody keeps anything, and what a receiver joins.
+    # Plus the copies: what a sender cuts (its whole piece if no receiver keeps any) and what a receiver joins.
     cut = mine if floor.receivers == prod(b) else kind.size_bytes
     cut *= kind.kind == "RD-scatter"
     return bound + prices.local(cut) + prices.local(theirs if kind.each > 1 else 0)
@@ -84,17 +84,17 @@ def crossed(source: State, target: State, kind: Crossing, tensor: Tensor) -> Ste
 
 
 def pairs(messages: Iterable[Message]) -> tuple[tuple[int, ...], ...]:
-    """Sender and receiver of each that goes to another device."""
+    """(sender, receiver) of every message between different devices."""
     return tuple((m.sender, m.receiver) for m in messages if m.sender != m.receiver)
 
 
 def largest(messages: Iterable[Message], itemsize: int) -> int:
-    """Bytes of the largest that goes to another device."""
+    """Bytes of the largest message between different devices."""
     return max((elements(m.box) * itemsize for m in messages if m.sender != m.receiver), default=0)
 
 
 def _grouped(messages: Iterable[Message], by: str) -> tuple[tuple[int, ...], ...]:
-    """By receiver: senders and then it; by sender: it and then its receivers."""
+    """Groups per receiver (senders, then receiver) or per sender (sender, then receivers)."""
     found: dict[int, list[int]] = defaultdict(list)
     for m in messages:
         if m.sender != m.receiver:

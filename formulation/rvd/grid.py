@@ -1,8 +1,8 @@
-"""The devices of a state as a grid, whose digits have roles.
+"""The devices of a state as a grid whose axes (digits) have roles.
 
-A count with several primes can be factored in several orders, which allow different groups: `grids` gives them all. For
-copies and addends, whose order is free, one will do: by the levels of the machine, outermost first. States grow
-steeply with digits, so there are at most `MOST_DIGITS`.
+A count can be factored into primes in several orders, which allow different groups; `grids` returns all of them.
+Replicas and addends are unordered, so one order suffices: by machine level, outermost first. The number of states grows
+steeply with the digits, so there are at most `MOST_DIGITS`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .roles import Counts, Roles, Sizes, V, counts
 from .state import RVD, Piece, State, pieces_of
 
 MOST_DIGITS = 4
-"""Of a grid: 16 devices, or 3 x 8. Digits of larger groups are merged, and no longer split a count at every prime."""
+"""Most digits of a grid: 16 devices, or 3 x 8. Larger groups merge digits, so not every divisor can move alone."""
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """`devices` has an axis of a prime size for every digit; `start` are the roles in the state it was made from."""
+    """`devices` has one axis of prime size per digit; `start`: the roles in the state it was made from."""
 
     devices: NDArray[np.int64]
     start: Roles
@@ -38,7 +38,7 @@ class Grid:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Of the digits."""
+        """The size of every digit."""
         return self.devices.shape
 
     def counts(self, roles: Roles) -> Counts:
@@ -46,12 +46,12 @@ class Grid:
         return counts(self.sizes, roles)
 
     def rvd(self, roles: Roles) -> RVD:
-        """The same as an RVD."""
+        """`counts` as an RVD."""
         r, v, *d = self.counts(roles)
         return RVD(r, v, tuple(d))
 
     def indices(self, roles: Roles) -> NDArray[np.int64]:
-        """[roles, devices]: which copy, addend and parts the devices hold, in the order of the grid."""
+        """[roles, devices]: index of the replica, addend and parts of each device, in grid order."""
         index = np.zeros((len(roles), self.devices.size), dtype=np.int64)
         for number, role in enumerate(roles):
             for q in role:
@@ -68,7 +68,7 @@ class Grid:
         return self.devices.ravel().argsort()
 
     def same(self, roles: Roles) -> tuple[bytes, bytes]:
-        """Equal for roles of any grids of the same devices where these hold the same: parts, and who has equal ones."""
+        """Key of the layout, comparable across grids of the same devices: parts, and which devices share an addend."""
         index = self.indices(roles)[V:, self._ascending]
         if not roles[V]:
             return index[1:].tobytes(), b""
@@ -77,33 +77,33 @@ class Grid:
         return index[1:].tobytes(), first[inverse].tobytes()
 
     def state(self, roles: Roles) -> State:
-        """Who holds what, with canonical names."""
+        """The canonical state of these roles."""
         index = self.indices(roles)
         pieces = tuple(Piece(copy, value, tuple(parts)) for copy, value, *parts in index.T.tolist())
         return State(self.rvd(roles), tuple(self.devices.ravel().tolist()), pieces).canonical()
 
     def groups(self, digits: tuple[int, ...]) -> NDArray[np.int64]:
-        """[groups, members]: devices that differ in these digits alone, members in their order."""
+        """[groups, members]: devices that differ in these digits only, members in digit order."""
         others = [q for q in range(self.devices.ndim) if q not in digits]
         members = prod(self.devices.shape[q] for q in digits)
         return self.devices.transpose(*others, *digits).reshape(-1, members)
 
 
 def grids(state: State, prices: Prices) -> tuple[Grid, ...]:
-    """A canonical state's grids: one for every way to order the primes of the dims' parts."""
+    """The grids of a canonical state: one per order of the prime factors of each dim."""
     rvd = state.rvd
     where = {piece: device for device, piece in zip(state.devices, state.pieces, strict=True)}
     first = Piece(0, 0, (0,) * len(rvd.d))
     copies = [where[first._replace(copy=i)] for i in range(rvd.r)]
     values = [where[first._replace(value=i)] for i in range(rvd.v)]
-    ways = [
+    orders = [
         [_by_level(copies, prices)],
         [_by_level(values, prices)],
         *(sorted(set(permutations(_primes(k)))) for k in rvd.d),
     ]
     order = [where[piece] for piece in pieces_of(rvd)]
     found = []
-    for factors in dict.fromkeys(_merged(factors) for factors in product(*ways)):
+    for factors in dict.fromkeys(_merged(factors) for factors in product(*orders)):
         sizes = [size for role in factors for size in role]
         ends = np.cumsum([0, *map(len, factors)]).tolist()
         start = tuple(tuple(range(ends[i], ends[i + 1])) for i in range(len(factors)))
@@ -112,7 +112,7 @@ def grids(state: State, prices: Prices) -> tuple[Grid, ...]:
 
 
 def _merged(factors: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """At most `MOST_DIGITS` of them: neighbours in the longest role become one, the least product first."""
+    """Merge neighbouring factors of the longest role, smallest product first, down to `MOST_DIGITS`."""
     roles = [list(role) for role in factors]
     while sum(map(len, roles)) > MOST_DIGITS and len(role := max(roles, key=len)) > 1:
         i = min(range(len(role) - 1), key=lambda i: role[i] * role[i + 1])
@@ -121,7 +121,7 @@ def _merged(factors: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]
 
 
 def _by_level(devices: Sequence[int], prices: Prices) -> tuple[int, ...]:
-    """Primes whose product is the number of devices (ascending), those over the outermost level first."""
+    """Prime factors of the number of devices (given in ascending order), outermost machine level first."""
     factors: list[int] = []
     rest = len(devices)
     for below in prices.below:
@@ -133,6 +133,6 @@ def _by_level(devices: Sequence[int], prices: Prices) -> tuple[int, ...]:
 
 
 def _primes(number: int) -> tuple[int, ...]:
-    """Its prime factors, ascending."""
+    """Prime factors, ascending."""
     factor = next((p for p in range(2, int(number**0.5) + 1) if number % p == 0), number)
     return () if number == 1 else (factor, *_primes(number // factor))

@@ -1,4 +1,4 @@
-"""What a search answers: steps that a program can run one after another."""
+"""Paths between RVD states: sequences of steps that a program can run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .state import Box, State
 
 
 class Message(NamedTuple):
-    """`receiver` adds what `sender` holds in `box` (global indices) to its new piece, which starts as zeros.
+    """`receiver` adds the sender's `box` (global indices) to its new piece, which starts as zeros.
 
-    Where both are the same device nothing is sent.
+    Nothing is sent if both are the same device.
     """
 
     sender: int
@@ -27,18 +27,18 @@ class Step:
     schunk          R to D  is cut    member j keeps part j of its piece
     vchunk          R to V            the first keeps its piece, the others have zeros
     pad             D to V  is joined member j holds part j, the rest is zeros
-    all-gather      D to R  is joined member j brings part j
+    all-gather      D to R  is joined member j contributes part j
     all-reduce      V to R            all get the sum
     reduce-scatter  V to D  is cut    member j gets part j of the sum
-    all-to-all      D to D  is cut    member j gets part j of it, and brings part j of the dim `joined`
+    all-to-all      D to D  is cut    member j gets part j of it, and contributes part j of the dim `joined`
     move            to as many        sender, receiver
     RD-scatter      to more is cut    sender, its receivers
     broadcast       to more           sender, its receivers
-    RD-gather       to fewer is joined, or None where one copy is sent    senders, and last their receiver
+    RD-gather       to fewer is joined, or None if one replica is sent    senders, then their receiver
     send-recv       to any            sender, receiver
 
-    The last five send device by device: `messages` says what; what a device keeps it sends to itself.
-    `size_bytes`: of a member's piece before the step (after it for all-gather, pad and chunks), of the largest message.
+    The last five use `messages` between devices; a device sends to itself what it keeps.
+    `size_bytes`: of a member's piece before the step (after it for all-gather, pad and chunks), or the largest message.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Steps from a state to another, and what they cost together."""
+    """Steps from one state to another and their total cost."""
 
     steps: tuple[Step, ...]
     cost_ns: int

@@ -1,23 +1,21 @@
-"""What the steps of a path cost on a machine, for exactly the devices that take part.
+"""Prices of RVD steps on a machine, for the exact devices involved.
 
-A collective: the messages that its algorithm sends (`model.patterns`, by the machine's profile), of all groups at once,
-over links that they share; the busiest decides:
+A collective: the messages of its algorithm (`model.machine.collective_patterns`, by the machine's profile) in all
+groups at once; the busiest link decides:
 
     launch + hops * latency + max over links (bytes over the link / its bandwidth)
 
-Members of a group stand in the order of their numbers, whatever part each has. That is `reduction.cost.step_price`, but
-for the groups that there are and not for those of a whole machine (and without the rounds that mix in gloo's broadcast,
-which no path has). A group that does not fill units evenly is flat, and a hop takes the mean of those from member to
-member.
+Members of a group are ordered by rank. This is `reduction.cost.step_price` for the given groups instead of those of a
+whole machine (without the mixed rounds of gloo's broadcast, which no path uses). A group that does not fill units
+evenly counts as flat, with the mean latency between neighbours per hop.
 
-Sends: all messages of a step flow at once, over the links of sender and receiver on every level on which they are in
-different units: those of one node share its card, in each direction. A device sends, and receives, its messages one
-after another, each after its level's latency:
+Sends: all messages of a step flow at once, over the links of sender and receiver on every level on which their units
+differ: those of one node share its network card, per direction. A device sends (and receives) its messages one after
+another, each with its level's latency:
 
-    launch + max over devices (Σ latency of what it sends, or receives) + max over links (bytes / bandwidth)
+    launch + max over devices (Σ latency of messages sent, or received) + max over links (bytes / bandwidth)
 
-What is cut before it is sent, and what is joined or added after it came, is copied once: `local`, by the planner's
-price of a slice: read and written once, and a launch.
+Pieces cut before sending, and joined or added after receiving, cost one copy (`local`): one read, one write, a launch.
 """
 
 from __future__ import annotations
@@ -41,10 +39,7 @@ Key: TypeAlias = tuple[tuple[int, ...], bytes]
 
 
 class Spread(NamedTuple):
-    """Groups [groups, members] and their key; sizes and latencies of the levels that each spreads over.
-
-    `across` of these are between nodes.
-    """
+    """Groups [groups, members], their key, and sizes and latencies of their levels, `across` of which cross nodes."""
 
     groups: Numbers
     key: Key
@@ -54,7 +49,7 @@ class Spread(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """A bound on messages between two groups: how many receive, how many can send, latencies, ns of a byte to each."""
+    """Lower bound on messages between two groups: receivers, possible senders, latencies, ns per byte per receiver."""
 
     receivers: int
     senders: int
@@ -63,7 +58,7 @@ class Floor(NamedTuple):
     ns_per_byte: float
 
     def ns(self, each: int, size_bytes: int, launch_ns: float) -> int:
-        """No less do `each` messages of so many bytes take, to each of those who receive; 0 if none has to."""
+        """Least time of `each` messages of `size_bytes` to every receiver; 0 without receivers."""
         if not self.receivers:
             return 0
         waits = max(each * self.longest_ns, -(-self.receivers * each // self.senders) * self.shortest_ns)
@@ -71,7 +66,7 @@ class Floor(NamedTuple):
 
 
 class Prices:
-    """Prices on one machine, remembered; `prices_on` shares one for each machine."""
+    """Cached prices on one machine; `prices_on` shares them."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -84,18 +79,18 @@ class Prices:
         self._local = CollectivePrice(launch, 2e9 / machine.device.memory_bandwidth)
 
     def local(self, size_bytes: int) -> int:
-        """Writing so many bytes that are read on the same device; nothing for none."""
+        """A copy on one device; 0 for no bytes."""
         return self._local.ns(size_bytes) if size_bytes else 0
 
     def collective(self, kind: str, groups: Numbers) -> CollectivePrice:
-        """[groups, members]: a collective in all groups at once, a line in the bytes that a member holds before it.
+        """A collective in all groups [groups, members] at once, as a line in the bytes of a member before it.
 
-        For an all-gather after it.
+        An all-gather counts the bytes after it.
         """
         return self.line(kind, self.spread(groups))
 
     def line(self, kind: str, spread: Spread) -> CollectivePrice:
-        """The same for groups of which is known how they spread."""
+        """`collective` for groups whose spread is known."""
         key = kind, spread.key
         if key not in self._lines:
             phases = PATTERNS[self.machine.collectives][kind](spread.sizes, spread.across)
@@ -105,7 +100,7 @@ class Prices:
         return self._lines[key]
 
     def spread(self, groups: Numbers) -> Spread:
-        """How groups [groups, members] spread over the levels."""
+        """The levels that groups [groups, members] spread over."""
         groups = self._moved(np.sort(groups, axis=1))
         key = groups.shape, groups.tobytes()
         if key not in self._spreads:
@@ -113,7 +108,7 @@ class Prices:
         return self._spreads[key]
 
     def sends(self, senders: Sequence[int], receivers: Sequence[int], sizes_bytes: Sequence[int]) -> int:
-        """Messages between different devices, all under way at once; nothing for none."""
+        """Simultaneous messages between different devices; 0 for none."""
         if not senders:
             return 0
         source, target = np.array(senders), np.array(receivers)
@@ -123,7 +118,7 @@ class Prices:
         return math.ceil(self.machine.device.launch_ns + waits + 1e9 * seconds - ROUNDING_NS)
 
     def floor(self, sources: Sequence[int], targets: Sequence[int]) -> Floor:
-        """What messages from any of some devices to each of others, except those that are both, take at least."""
+        """Lower bound on messages from `sources` to every device of `targets` that is not a source."""
         source, target = np.array(sources), np.array(targets)
         away = target[~np.isin(target, source)]
         if not len(away):
@@ -141,24 +136,24 @@ class Prices:
         return Floor(len(away), len(source), float(latency.max()), float(latency.min()), 1e9 * rate * (1 - 1e-9))
 
     def one_message(self) -> Floor:
-        """What a message takes at least, wherever it goes."""
+        """Lower bound on any one message."""
         wired = any(level.wiring for level in self.machine.levels)
         rate = 0.0 if wired else 1e9 / max(level.bandwidth for level in self.machine.levels)
         return Floor(1, 1, float(self._latency.min()), float(self._latency.min()), rate * (1 - 1e-9))
 
     def distance(self, device: int, other: int) -> int:
-        """0 for the same device, 1 for the same innermost unit, and so on outwards."""
+        """0 for the same device, 1 within the innermost unit, and so on outwards."""
         return sum(device // below != other // below for below in self.below)
 
     def _apart(self, source: Numbers, target: Numbers) -> Numbers:
-        """The outermost level on which two different devices are in different units."""
+        """The outermost level on which two different devices lie in different units."""
         level = np.full(np.broadcast_shapes(source.shape, target.shape), len(self.below) - 1)
         for number in reversed(range(len(self.below))):
             level[source // self.below[number] != target // self.below[number]] = number
         return level
 
     def _moved(self, groups: Numbers) -> Numbers:
-        """The same groups in the first unit of each level that holds them all: equal units have equal links."""
+        """Translate groups into the first unit of each level that contains them all, since units are equal."""
         first = groups.min()
         for below in self.below:
             if (groups // below != first // below).any():
@@ -168,7 +163,7 @@ class Prices:
         return groups
 
     def _busiest(self, shape: Shape, spread: Spread) -> float:
-        """Seconds that a byte a member takes in a shape, in all groups at once."""
+        """Seconds per byte per member of a shape, in all groups at once."""
         name, groups = (shape, spread.key), spread.groups
         if name not in self._seconds:
             share = np.broadcast_to(shape.share, (len(groups), len(shape.share))).ravel()
@@ -177,9 +172,9 @@ class Prices:
         return self._seconds[name]
 
     def _levels(self, apart: Numbers) -> tuple[Sizes, NDArray[np.float64], int]:
-        """Sizes of the levels over which every group spreads, their latencies, and how many are between nodes.
+        """Sizes and latencies of the levels over which every group spreads, and how many of them cross nodes.
 
-        `apart` [groups, members - 1]: the outermost level that each member and the next one do not share.
+        `apart` [groups, members - 1]: the outermost level on which each member and the next differ.
         """
         members, levels, node = apart.shape[1] + 1, len(self.below), self.machine.node_level
         units = [1, *(np.cumsum(np.bincount(apart[0], minlength=levels)) + 1).tolist()]
@@ -196,5 +191,5 @@ class Prices:
 
 @lru_cache(maxsize=16)
 def prices_on(machine: Machine) -> Prices:
-    """The prices of a machine; `prices_on.cache_clear()` forgets them."""
+    """The shared prices of a machine."""
     return Prices(machine)

@@ -1,4 +1,4 @@
-"""Inside a device group: the states that transitions reach, the cheapest first."""
+"""Dijkstra over the states that transitions within a device group reach."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .state import RVD, State
 
 
 class Tensor(NamedTuple):
-    """What is brought from state to state, and the prices of the machine."""
+    """The tensor that is converted, and the prices of the machine."""
 
     shape: tuple[int, ...]
     itemsize: int
     prices: Prices
 
     def size_bytes(self, counts: Counts) -> int:
-        """Of one piece."""
+        """Bytes of one piece."""
         return prod(self.shape) * self.itemsize // prod(counts[D:])
 
 
 class Reached(NamedTuple):
-    """What it costs from the source (or to the target), and the last move of the search; None at its start."""
+    """Cost from the source (or to the target), previous roles and last move; None at the start."""
 
     cost_ns: int
     previous: Roles
@@ -37,15 +37,15 @@ class Reached(NamedTuple):
 
 
 def allowed(source: RVD, target: RVD) -> frozenset[str]:
-    """Kinds of transitions that can be of use: into V only for a target with addends, out of it only if there were."""
+    """Useful transition kinds: into V only if the target has addends, out of V only if the source has."""
     enters, leaves = target.v > 1, source.v > 1
     return frozenset(kind for kind in KINDS if (kind[1] != "V" or enters) and (kind[0] != "V" or leaves))
 
 
 class Side:
-    """Dijkstra over the roles of a grid from its start; backward, over what leads to it.
+    """Dijkstra over the roles of a grid from its start, or backward to it.
 
-    `settle` gives one state after another, the cheapest first: `reached` and, by counts, `settled` hold those so far.
+    `settle` returns the states cheapest first; `reached` and (by counts) `settled` hold those so far.
     """
 
     def __init__(self, grid: Grid, tensor: Tensor, kinds: frozenset[str], backward: bool) -> None:
@@ -63,32 +63,32 @@ class Side:
 
     @property
     def next_ns(self) -> float:
-        """The cost of the next state, or more than any."""
+        """The cost of the next state; infinite if there is none."""
         while self._queue and self._queue[0][2] in self.reached:
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else inf
 
     def settle(self, limit_ns: int) -> Roles:
-        """The next state, whose neighbours from now on count where they cost less than the limit."""
-        cost, _, roles, way = heapq.heappop(self._queue)
-        self.reached[roles] = way
+        """Settle the next state and queue its neighbours that cost less than the limit."""
+        cost, _, roles, reached = heapq.heappop(self._queue)
+        self.reached[roles] = reached
         self.settled[self.grid.counts(roles)].append(roles)
         shape = (1, 1, *self.tensor.shape)
         for move in moves(self.grid.sizes, roles, self._links):
             if shape[move.link.target] % move.cut:
                 continue
-            there, total = move.roles, cost + self.price(move)
-            if total < limit_ns and total < self._best.get(there, limit_ns):
-                self._best[there] = total
-                heapq.heappush(self._queue, (total, next(self._order), there, Reached(total, roles, move)))
+            total = cost + self.price(move)
+            if total < limit_ns and total < self._best.get(move.roles, limit_ns):
+                self._best[move.roles] = total
+                heapq.heappush(self._queue, (total, next(self._order), move.roles, Reached(total, roles, move)))
         return roles
 
     def size_bytes(self, move: Move) -> int:
-        """What the price of a move is taken at: bytes of a piece."""
+        """Bytes of the piece by which a move is priced."""
         return self._whole // move.parts[(move.link.kind in BY_OUTPUT) != self.backward]
 
     def price(self, move: Move) -> int:
-        """ns of a transition in all its groups."""
+        """Price (ns) of a transition in all its groups."""
         key = move.link, move.group, move.parts
         if key not in self._ns:
             self._ns[key] = self._priced(move)
@@ -103,21 +103,20 @@ class Side:
         return prices.line(name, self._spreads[move.group]).ns(size)
 
     def state(self, roles: Roles) -> State:
-        """Who holds what."""
         if roles not in self._states:
             self._states[roles] = self.grid.state(roles)
         return self._states[roles]
 
     def steps(self, roles: Roles) -> list[Step]:
-        """From the start to these roles, or from these to the end."""
+        """The steps from the start to these roles, or from them to the end."""
         found = []
-        while (way := self.reached[roles]).move is not None:
-            found.append(self._step(way.previous, way.move))
-            roles = way.previous
+        while (last := self.reached[roles]).move is not None:
+            found.append(self._step(last.previous, last.move))
+            roles = last.previous
         return found if self.backward else found[::-1]
 
     def _step(self, roles: Roles, move: Move) -> Step:
-        """A move of the search from these roles, as a path takes it."""
+        """The path step of a search move from these roles."""
         a, b, kind = move.link
         ends = [(a, self.state(roles)), (b, self.state(move.roles))]
         (left, before), (entered, after) = ends[::-1] if self.backward else ends

@@ -1,11 +1,11 @@
-"""States as roles of digits, so that a transition moves some digits from one role to another.
+"""RVD states as roles of digits: a transition moves digits from one role to another.
 
-The devices of a state stand in a grid whose axes, its digits, have prime sizes: the copies, the addends and the parts
-of each dim, factor by factor. Every state that transitions inside the group reach is then a way to give the digits
-roles: sets for R and V, since names of copies and addends say nothing, and for each dim a sequence, outermost first:
-only the innermost digits of a dim can leave it, and what enters becomes innermost.
+The devices of a state form a grid whose axes (digits) have prime sizes: the factors of the replica, addend and dim
+counts. Every state that transitions within the group reach assigns roles to the digits: sets for R and V, since
+replicas and addends are interchangeable, and for each dim a sequence, outermost first. Only the innermost digits of a
+dim can leave it, and digits enter as innermost.
 
-This graph knows neither devices nor prices, so what leaves a state is worked out once for grids of the same sizes.
+This graph depends on neither devices nor prices, so the moves of a state are cached for grids of equal sizes.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from math import prod
 from typing import NamedTuple, TypeAlias
 
 Sizes: TypeAlias = tuple[int, ...]
-"""Of a grid's digits."""
+"""Sizes of a grid's digits."""
 Roles: TypeAlias = tuple[tuple[int, ...], ...]
 """Digits of R, of V, and of each dim."""
 R, V, D = 0, 1, 2
 Counts: TypeAlias = tuple[int, ...]
-"""Of copies, of addends, and of parts of each dim: an RVD as a plain tuple."""
+"""(r, v, *d): an RVD as a plain tuple."""
 
 KINDS = {
     "RD": "schunk", "RV": "vchunk", "DR": "all-gather", "VR": "all-reduce", "VD": "reduce-scatter", "DD": "all-to-all",
     "DV": "pad",
 }  # fmt: skip
-"""Transitions inside a group (Figure 10, a to f; a pad is the planner's), by the roles that digits leave and take."""
+"""Transitions within a group by the roles left and entered (Figure 10, a to f; `pad` is our addition)."""
 
 COLLECTIVES = {
     "all-gather": "all_gather", "all-reduce": "all_reduce", "reduce-scatter": "reduce_scatter",
     "all-to-all": "all_to_all",
 }  # fmt: skip
-"""Those that communicate, by their names in the machine's prices; the others copy on the device."""
+"""Communicating transitions, by their names in the machine's prices; the others copy locally."""
 
 BY_OUTPUT = frozenset({"all-gather", "schunk", "vchunk", "pad"})
-"""Priced by the bytes after them, the rest by those before."""
+"""Transitions priced by the bytes after them; the others by the bytes before."""
 
 
 class Link(NamedTuple):
-    """Two roles that digits can go between, and what it is called."""
+    """A pair of roles that digits can move between, and the kind of that transition."""
 
     source: int
     target: int
@@ -49,10 +49,10 @@ class Link(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Digits, in the order of a group's members, that go along a link, and the roles after it.
+    """Digits, in the order of a group's members, that move along a link, and the roles afterwards.
 
-    `group`: the same digits, ascending. `cut`: the parts of the dim they go to, 1 where that is none. `parts`: those of
-    all dims together, before and after.
+    `group`: the digits, ascending. `cut`: parts of the dim entered, 1 if it is no dim. `parts`: total parts of all
+    dims, before and after.
     """
 
     link: Link
@@ -64,7 +64,7 @@ class Move(NamedTuple):
 
 
 def links(roles: int, kinds: frozenset[str], backward: bool) -> tuple[Link, ...]:
-    """All of these kinds ("RD", ...) between so many roles; `backward`: from what they lead to, to what they leave."""
+    """All links of these kinds ("RD", ...) between `roles` roles; reversed if `backward`."""
     letters = "RV" + "D" * (roles - D)
     found = []
     for a, b in permutations(range(roles), 2):
@@ -75,19 +75,19 @@ def links(roles: int, kinds: frozenset[str], backward: bool) -> tuple[Link, ...]
 
 
 @lru_cache(maxsize=2**12)
-def moves(sizes: Sizes, roles: Roles, among: tuple[Link, ...]) -> tuple[Move, ...]:
+def moves(sizes: Sizes, roles: Roles, along: tuple[Link, ...]) -> tuple[Move, ...]:
     """Every transition along these links."""
     found = []
     before = prod(counts(sizes, roles)[D:])
-    for link in among:
+    for link in along:
         source, target, _ = link
         for taken in (_suffixes if source >= D else _subsets)(roles[source]):
             factor = prod(sizes[q] for q in taken)
             cut = factor * prod(sizes[q] for q in roles[target]) if target >= D else 1
             after = before * (factor if target >= D else 1) // (factor if source >= D else 1)
             for digits in permutations(taken) if source < D <= target else (taken,):
-                there = _moved(roles, source, target, digits)
-                found.append(Move(link, digits, there, tuple(sorted(taken)), cut, (before, after)))
+                moved = _moved(roles, source, target, digits)
+                found.append(Move(link, digits, moved, tuple(sorted(taken)), cut, (before, after)))
     return tuple(found)
 
 

@@ -1,13 +1,13 @@
-"""The cheapest path from one state to another: shortest paths over RVD states (SuperScaler, section 4).
+"""The cheapest path between two states: shortest paths over RVD states (SuperScaler, section 4).
 
-Two graphs, one of the source's device group and one of the target's, are joined by the transitions between groups.
-Dijkstra runs forward from the source and backward from the target, both over roles of digits (`roles`). Each state that
-one of them settles is paired with all that the other has settled, and pairs are priced in the order of a bound; all end
-where nothing that is left can be cheaper. On one device group the graphs differ where the target lies in another
-order: then what is the same in both joins them, or pieces are sent to where they belong.
+Transitions between groups connect the graph of the source's device group to that of the target's. Dijkstra runs forward
+from the source and backward from the target, over roles of digits (`roles`). Every settled state is paired with all
+settled states of the other side; pairs are priced in order of a lower bound, until no remaining pair can be cheaper. On
+one device group the graphs differ if the target orders devices differently; equal states then connect them, or pieces
+are sent.
 
-Prices are those of `prices`; sends from source to target at once are always one of the candidates, so no answer is
-worse. States with addends that neither end has are left out: copies in their place cost no more.
+Sending directly from source to target is always a candidate. Addends that neither end has are left out: replicas cost
+no more.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def search(
     intra: bool = True,
     inter: bool = True,
 ) -> Path:
-    """The cheapest path for a tensor of this shape, whose elements have `itemsize` bytes.
+    """The cheapest path for a tensor of `shape` with `itemsize` bytes per element.
 
-    `intra`: with transitions inside a group; `inter`: with those between different groups. Where the states need what
-    is left out, the answer is `send_receive`. Equal states (but for names) give an empty path. PartitaError: a state
-    that does not cut the shape into equal parts, or a device that the machine does not have.
+    `intra`: allow transitions within a group; `inter`: between groups; if the states need an excluded one, the result
+    is `send_receive`. States equal up to names give an empty path. PartitaError: a state that does not cut the shape
+    into equal parts, or a device that the machine does not have.
     """
     a, b = _checked(source, target, shape, machine)
     return _named(_shortest(a, b, shape, itemsize, machine, intra=intra, inter=inter), source, target)
@@ -58,7 +58,7 @@ def search(
 def _shortest(
     a: State, b: State, shape: tuple[int, ...], itemsize: int, machine: Machine, intra: bool, inter: bool
 ) -> Path:
-    """`search` between canonical states, remembered: boundaries of equal layers and micro-batches are alike."""
+    """`search` between canonical states, cached for equal layers and micro-batches."""
     one_group = a.devices == b.devices
     direct = _direct(a, b, shape, itemsize, machine)
     if a == b or not (intra if one_group else inter):
@@ -72,7 +72,7 @@ def _shortest(
 
 
 def forget() -> None:
-    """Forget paths and prices: for timing."""
+    """Clear the caches of paths and prices, for timing."""
     _shortest.cache_clear()
     prices_on.cache_clear()
 
@@ -95,7 +95,7 @@ def _direct(a: State, b: State, shape: tuple[int, ...], itemsize: int, machine: 
 
 
 def _named(path: Path, source: State, target: State) -> Path:
-    """The same path, which starts from, and ends with, the names of copies and addends that were given."""
+    """The path with the given names of replicas and addends at its ends."""
     if not path.steps:
         return path
     steps = [replace(path.steps[0], before=source), *path.steps[1:]]
@@ -113,7 +113,7 @@ def _checked(source: State, target: State, shape: tuple[int, ...], machine: Mach
 
 
 class _Join(NamedTuple):
-    """Two states that are joined, by a crossing or by being the same, and what the whole path costs."""
+    """Two states joined by a crossing or by equality, and the cost of the whole path."""
 
     start: Side
     source: Roles
@@ -124,14 +124,13 @@ class _Join(NamedTuple):
 
 
 class _Joining:
-    """Both Dijkstras, and the pairs of states that join them."""
+    """The two Dijkstra searches and the pairs of states that join them."""
 
     def __init__(self, starts: Sequence[Side], ends: Sequence[Side], tensor: Tensor, one_group: bool) -> None:
         self.starts, self.ends, self.tensor, self.one_group = starts, ends, tensor, one_group
         self.one_grid = len(starts) == len(ends) == 1 and np.array_equal(starts[0].grid.devices, ends[0].grid.devices)
         prices, numbers = tensor.prices, (starts[0].grid.numbers, ends[0].grid.numbers)
-        # Between states of one group that differ there is at least one message; of two groups, all that lack it get
-        # their share of the tensor.
+        # Different states of one group take at least one message; between groups every receiver gets its share.
         self.floor = prices.one_message() if one_group else prices.floor(*numbers)
         each = prod(tensor.shape) * tensor.itemsize // len(numbers[1])
         self.cheapest_ns = 0 if one_group else self.floor.ns(1, each, prices.machine.device.launch_ns)
@@ -143,10 +142,7 @@ class _Joining:
         self._same: tuple[dict[object, tuple[Side, Roles]], ...] = ({}, {})
 
     def best(self, limit_ns: int) -> _Join | None:
-        """The cheapest path below the limit.
-
-        What may be cheaper comes first: a pair of states by the bound on its path, or another state by its cost.
-        """
+        """The cheapest path below the limit: best first over pairs (by bound) and unsettled states (by cost)."""
         self.limit_ns = limit_ns
         while True:
             side = min((*self.starts, *self.ends), key=lambda side: side.next_ns)
@@ -161,7 +157,7 @@ class _Joining:
                 return self.found
 
     def _settle(self, side: Side) -> None:
-        """Settle another state, and pair it with all of the other side that it can be joined with."""
+        """Settle the next state and pair it with those of the other side."""
         roles = side.settle(self.limit_ns)
         if self.one_group:
             self._join_same(side, roles)
@@ -169,7 +165,7 @@ class _Joining:
             self._join(side, roles, other)
 
     def _join(self, side: Side, roles: Roles, other: Side) -> None:
-        """Pair a state with all settled on the other side that a crossing can bring it to, or from."""
+        """Pair a state with all settled states of the other side that a crossing connects."""
         cost, settled = side.reached[roles].cost_ns, other.settled
         counts = side.grid.counts(roles)
         for theirs in partners(counts, other.grid.devices.size, settled):
@@ -185,7 +181,7 @@ class _Joining:
                 heapq.heappush(self._pairs, (bound, next(self._order), pair, kind))
 
     def _crossing(self, a: Counts, b: Counts) -> tuple[Crossing, int] | None:
-        """What joins two RVDs, and a bound on its price."""
+        """The crossing between two RVDs and a lower bound on its price."""
         if (a, b) not in self._crossings:
             kind = crossing(a, b, self.tensor)
             self._crossings[a, b] = None if kind is None else (kind, least(kind, a, b, self.floor, self.tensor))
@@ -198,7 +194,7 @@ class _Joining:
             self.limit_ns, self.found = cost, _Join(start, source, end, target, step, cost)
 
     def _join_same(self, side: Side, roles: Roles) -> None:
-        """Join a state with one in which the devices hold the same."""
+        """Join a state with an equal one of the other side."""
         key = roles if self.one_grid else side.grid.same(roles)
         ours, theirs = self._same if side.backward else self._same[::-1]
         ours.setdefault(key, (side, roles))
@@ -209,7 +205,7 @@ class _Joining:
 
 
 def _path(found: _Join) -> Path:
-    """The steps through a pair."""
+    """The path through a join."""
     steps = found.start.steps(found.source)
     if found.step is not None and found.step.before != found.step.after:
         steps.append(found.step)

@@ -1,7 +1,7 @@
-"""Pieces sent from device to device: who fetches what from whom, and its price (SuperScaler, section 3.3).
+"""Device-to-device messages between states, and their price (SuperScaler, section 3.3).
 
-Every device that lacks a piece fetches the overlaps of its box from devices that hold them, and concatenates and adds
-them. Of several holders of a copy it takes itself, else the nearest, of these the one that has sent least so far.
+Every device fetches the overlaps of its box from devices that hold them, then concatenates and adds them. Of several
+holders of a replica it prefers itself, then the nearest, then the one that has sent least.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .state import RVD, Box, Piece, State
 
 
 def fetch(source: State, target: State, shape: tuple[int, ...], prices: Prices) -> tuple[Message, ...]:
-    """Messages that bring `source` to `target`; a device that has what it needs sends it to itself.
+    """Messages that convert `source` to `target`; a device sends to itself what it already holds.
 
-    Addend a becomes part of addend a modulo the target's number of them; where there are more, the rest are zeros.
+    Addend a goes to addend a mod target.v; surplus target addends are zeros.
     """
     holders: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
     for device, piece in zip(source.devices, source.pieces, strict=True):
@@ -42,7 +42,7 @@ def fetch(source: State, target: State, shape: tuple[int, ...], prices: Prices) 
 def _overlaps(
     shape: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...], parts: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...], Box], ...]:
-    """Parts of the source that overlap one of the target, where each dim has so many, and the boxes that they share."""
+    """Source parts that overlap one target part, with their intersections; `source`, `target`: parts per dim."""
     box = Piece(0, 0, parts).box(RVD(1, 1, target), shape)
     whole = RVD(1, 1, source)
     sizes = [size // k for size, k in zip(shape, source, strict=True)]
@@ -57,10 +57,9 @@ def _common(one: Box, other: Box) -> Box:
 def price_of(
     messages: tuple[Message, ...], source: State, target: State, shape: tuple[int, ...], item: int, prices: Prices
 ) -> int:
-    """ns of messages that bring `source` to `target`, all at once; `item`: bytes of an element.
+    """Price (ns) of simultaneous messages from `source` to `target`; `item`: bytes per element.
 
-    A device copies what it cuts from its piece to send it, and what it keeps of it, and what it joins from messages.
-    Nothing where every device keeps its piece as it is.
+    Includes local copies for cutting, keeping and joining pieces; 0 if every device keeps its piece unchanged.
     """
     whole, new = source.rvd.numel(shape) * item, target.rvd.numel(shape) * item
     cut: dict[int, int] = defaultdict(int)
@@ -80,5 +79,5 @@ def price_of(
 
 @lru_cache(maxsize=2**14)
 def elements(box: Box) -> int:
-    """How many it holds."""
+    """Elements in a box."""
     return prod(stop - start for start, stop in box)

@@ -1,8 +1,8 @@
-"""Which device holds which piece of a tensor: RVD states (SuperScaler, section 4).
+"""RVD states: which device holds which piece of a tensor (SuperScaler, section 4).
 
-R(r)V(v)D(k_1, ..) cuts a tensor into v addends and dim i into k_i equal parts; of each piece there are r copies. A
-state also says which device holds which piece. What copies and addends are called says nothing: copies are equal, and
-any names of the addends of a part have the same sum. `canonical` gives states that differ in names alone the same.
+R(r)V(v)D(k_1, ..) cuts a tensor into v addends and dim i into k_i equal parts, each piece replicated r times. A state
+also assigns the pieces to devices. Replicas and addends are interchangeable; `canonical` numbers them by device, so
+that equivalent states compare equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Box: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class RVD:
-    """`r` copies of `v` addends of the `d[i]` equal parts of each dim i; PartitaError where a count is below 1."""
+    """`r` replicas of `v` addends of the `d[i]` equal parts of each dim i. PartitaError: a count below 1."""
 
     r: int
     v: int
@@ -36,7 +36,7 @@ class RVD:
 
     @property
     def devices(self) -> int:
-        """How many devices it takes, a piece each."""
+        """Number of devices, one per piece."""
         return self.r * self.v * prod(self.d)
 
     def numel(self, shape: tuple[int, ...]) -> int:
@@ -44,29 +44,26 @@ class RVD:
         return prod(shape) // prod(self.d)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """True if the parts of every dim are equal."""
+        """True if every dim is divisible into its parts."""
         return len(shape) == len(self.d) and all(size % k == 0 for size, k in zip(shape, self.d, strict=True))
 
 
 class Piece(NamedTuple):
-    """Which copy of which addend of which part: an index each, `parts` one per dim."""
+    """Indices of a piece: replica, addend, and one part per dim."""
 
     copy: int
     value: int
     parts: tuple[int, ...]
 
     def box(self, rvd: RVD, shape: tuple[int, ...]) -> Box:
-        """Where it lies in a tensor of this shape."""
+        """Its box in a tensor of this shape."""
         sizes = [size // k for size, k in zip(shape, rvd.d, strict=True)]
         return tuple((p * size, (p + 1) * size) for p, size in zip(self.parts, sizes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`devices[i]` holds `pieces[i]`: every piece of the RVD once, on devices that all differ.
-
-    PartitaError where that is not so.
-    """
+    """`devices[i]` holds `pieces[i]`. PartitaError unless every piece of the RVD lies on one device of its own."""
 
     rvd: RVD
     devices: tuple[int, ...]
@@ -88,7 +85,7 @@ class State:
         return cls(rvd, tuple(devices), pieces_of(rvd))
 
     def canonical(self) -> State:
-        """Devices ascending; addends of a part, and copies of an addend, numbered in the order of their devices."""
+        """The same state with devices ascending, and addends and replicas numbered in device order."""
         named: dict[int, Piece] = {}
         values: dict[tuple[int, ...], dict[int, int]] = {}
         copies: dict[tuple[tuple[int, ...], int], int] = {}
@@ -107,6 +104,6 @@ def pieces_of(rvd: RVD) -> tuple[Piece, ...]:
 
 
 def check_shape(state: State, shape: tuple[int, ...]) -> None:
-    """PartitaError where the RVD does not cut a tensor of this shape into equal parts."""
+    """PartitaError unless the RVD cuts a tensor of this shape into equal parts."""
     if not state.rvd.fits(shape):
         raise PartitaError(f"{state.rvd} does not cut a tensor of shape {shape} into equal parts, one count per dim")

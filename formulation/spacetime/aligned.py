@@ -1,6 +1,6 @@
-"""Transfers as collectives, where that is what they are (SuperScaler, section 4): a match of patterns.
+"""Pattern matching of transfers to collectives (SuperScaler, section 4).
 
-Of a tensor, every source is a box on a device, and every target a box on a device that takes its part of all sources.
+Every source is a box on a device; every target is a box on a device that takes its part of all sources.
 
     sources on the devices    targets on the same devices      collective
     one box, addends          that box                         all_reduce
@@ -20,7 +20,7 @@ from .mask import Box
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A collective of an ordered group, as `program.Collective` has it."""
+    """A collective of an ordered group, as in `materialized.Collective`."""
 
     kind: str
     group: tuple[int, ...]
@@ -28,7 +28,7 @@ class Pattern:
 
 
 def match(sources: Mapping[int, Box], targets: Mapping[int, Box]) -> Pattern | None:
-    """The collective that brings `sources` to `targets`, by device; None where there is none."""
+    """The collective that turns `sources` into `targets` (by device); None if no pattern matches."""
     held, wanted = set(sources.values()), set(targets.values())
     if len(sources) == 1 and held == wanted:
         (root,) = sources
@@ -49,7 +49,7 @@ def match(sources: Mapping[int, Box], targets: Mapping[int, Box]) -> Pattern | N
 
 
 def along(boxes: Mapping[int, Box]) -> tuple[int, Box, tuple[int, ...]] | None:
-    """The atom along which equal boxes lie side by side, their union, and their devices in that order."""
+    """The atom along which equal boxes are adjacent, their union, and their devices in that order; else None."""
     first = next(iter(boxes.values()))
     atoms = {a for box in boxes.values() for a, (x, y) in enumerate(zip(box, first, strict=True)) if x != y}
     if len(atoms) != 1:

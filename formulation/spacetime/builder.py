@@ -1,4 +1,4 @@
-"""Builds a program: instructions at places of the total order, on registers that are there by then."""
+"""Builds a materialized program: places instructions in the total order, after the registers they read."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from .op import Op
 from .tasks import Tasks, Via
 
 Place: TypeAlias = tuple[int, int]
-"""Which task, and whether before it (0), with it (1) or after it (2); at one place events are in order of creation."""
+"""(task, 0 before / 1 with / 2 after it); events at one place keep the order of creation."""
 
 BEFORE, WITH, AFTER = range(3)
 START: Place = (-1, AFTER)
 
 Part: TypeAlias = tuple[Box, Register]
-"""What a register gives of the value in a box: all of it, or an addend."""
+"""A register that holds the value, or an addend of it, in a box."""
 
 
 class Builder:
-    """Events of devices. What reads a register comes after what makes it: at its place or at a later one.
+    """Collects events; an event lies no earlier than those that create the registers it reads.
 
-    Places are those of tasks in their order, so an event of several devices is one number of the total order.
+    Places follow the order of tasks, so an event of several devices has one number in the total order.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -52,7 +52,7 @@ class Builder:
         self._dims: dict[int, list[range]] = {}
 
     def register(self, device: int, tensor: PTensor, mask: Mask, via: Via, ready: Place) -> Register:
-        """A new register, made by the event at `ready`."""
+        """A new register, created by the event at `ready`."""
         made = Register(len(self.ready), device, tensor, mask, via)
         self.ready[made.number] = ready
         self.shapes[made] = self._shape(tensor.node, mask.box)
@@ -60,16 +60,16 @@ class Builder:
 
     def _shape(self, node: int, box: Box) -> tuple[int, ...]:
         if node not in self._dims:
-            known = self.graph.atoms[node]
-            self._dims[node] = [known.of_dim(dim) for dim in range(len(known.dims))]
+            atoms = self.graph.atoms[node]
+            self._dims[node] = [atoms.of_dim(dim) for dim in range(len(atoms.dims))]
         return tuple(prod(box[atom][1] - box[atom][0] for atom in atoms) for atoms in self._dims[node])
 
     def after(self, registers: Sequence[Register], floor: Place) -> Place:
-        """The first place at which all registers are there, not before `floor`."""
+        """The first place, from `floor` on, at which all registers are ready."""
         return max([floor, *(_soon(self.ready[r.number]) for r in registers)])
 
     def run(self, at: int, op: Op, reads: tuple[Register, ...], writes: tuple[Register | None, ...]) -> None:
-        """A task at its own place."""
+        """Run a task at its place."""
         assert op.device is not None
         assert all(self.ready[r.number] < (at, WITH) and r.device == op.device for r in reads), op
         self.events.append(((at, WITH), {op.device: Run(op, reads, writes)}))
@@ -91,19 +91,19 @@ class Builder:
         """The sum of registers with one box."""
         if len(sources) == 1:
             return sources[0]
-        mask, via = together(sources)
+        mask, via = combined(sources)
         return self._made(mask, via, sources, floor, lambda t: Add(t, tuple(sources)))
 
     def join(self, box: Box, sources: Sequence[Register], floor: Place) -> Register:
-        """Registers whose boxes are a grid over a box, in its order."""
+        """Concatenate registers whose boxes form a grid over `box`, in row-major order."""
         if len(sources) == 1:
             return sources[0]
-        mask, via = together(sources)
+        mask, via = combined(sources)
         return self._made(replace(mask, box=box), via, sources, floor, lambda t: Join(t, tuple(sources)))
 
     def accumulate(self, sources: Sequence[Register]) -> Register:
-        """The sum of registers with one box, in place, of each as soon as it is there."""
-        mask, via = together(sources)
+        """The in-place sum of registers with one box, each added as soon as it is ready."""
+        mask, via = combined(sources)
         device, tensor = sources[0].device, sources[0].tensor
         sources = sorted(sources, key=lambda r: self.ready[r.number])
         last = _soon(self.ready[sources[-1].number])
@@ -128,7 +128,7 @@ class Builder:
         return made
 
     def assemble(self, device: int, tensor: PTensor, box: Box, parts: Sequence[Part], floor: Place) -> Register:
-        """The value in a box: what parts give of it, joined and added; zeros where there is none."""
+        """The value in a box: parts joined and added up, zeros elsewhere."""
         by_box: dict[Box, list[Register]] = {}
         for inner, register in parts:
             by_box.setdefault(inner, []).append(self.slice(register, inner, floor))
@@ -142,7 +142,7 @@ class Builder:
         return self.add(whole, floor) if whole else self.zeros(device, tensor, box, floor)
 
     def _tiled(self, device: int, tensor: PTensor, box: Box, layer: Mapping[Box, Register], floor: Place) -> Register:
-        """Boxes that do not meet, as one register: joined over the grid of all their borders."""
+        """Disjoint boxes as one register, joined over the grid of their borders."""
         if box in layer:
             return layer[box]
         tiles = []
@@ -163,9 +163,9 @@ class Builder:
     def collective(
         self, pattern: Pattern, sources: Mapping[int, Register], boxes: Mapping[int, Box], floor: Place
     ) -> dict[int, Register]:
-        """A collective; `boxes` say which part each device has afterwards. Who sends a broadcast keeps its register."""
+        """A collective; `boxes`: the part of each device afterwards. The root of a broadcast keeps its register."""
         place = self.after(list(sources.values()), floor)
-        mask, via = together(list(sources.values()))
+        mask, via = combined(list(sources.values()))
         tensor = next(iter(sources.values())).tensor
         made, event = dict[int, Register](), dict[int, Instruction]()
         for device in pattern.group:
@@ -177,7 +177,7 @@ class Builder:
         return made
 
     def program(self, tasks: Tasks) -> Materialized:
-        """All events in the order of their places."""
+        """The program of all events, ordered by place."""
         devices: list[list[Instruction]] = [[] for _ in range(tasks.devices)]
         steps: list[list[int]] = [[] for _ in devices]
         for step, (_, event) in enumerate(sorted(self.events, key=lambda event: event[0])):
@@ -189,8 +189,8 @@ class Builder:
         return Materialized(tasks, tuple(map(tuple, devices)), tuple(map(tuple, steps)), self.shapes)
 
 
-def together(registers: Sequence[Register]) -> tuple[Mask, Via]:
-    """The mask of a sum or a join: the box of the first, the share from the first addend to the last."""
+def combined(registers: Sequence[Register]) -> tuple[Mask, Via]:
+    """Mask and via of a sum or join: the box of the first, the share from the first addend to the last."""
     vias = {register.via for register in registers}
     shares = [register.mask.addends for register in registers]
     share: Addends = (min(start for start, _ in shares), max(stop for _, stop in shares))
@@ -198,6 +198,6 @@ def together(registers: Sequence[Register]) -> tuple[Mask, Via]:
 
 
 def _soon(place: Place) -> Place:
-    """Right after what happens at a place: after its task, or still before it."""
+    """The first place right after an event at `place`."""
     task, side = place
     return (task, BEFORE) if side == BEFORE else (task, AFTER)

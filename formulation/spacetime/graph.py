@@ -1,7 +1,7 @@
 """The graph of a space-time plan: the operators of a captured graph, which op-trans replaces by their parts.
 
-It is what a user's plan is handed, and what `tasks` reads when the plan is done. Backward operators, recomputations
-and transfers to the host follow from forward operators, by the chain rule (SuperScaler, section 5).
+A user's plan transforms it; `tasks` reads the result. Backward, recomputation and swap operators are derived from the
+forward operators (SuperScaler, section 5).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .op import Op, Phase, differentiable
 from .transformation import BATCH, Dim
 
 Prover = Callable[[Rule], str]
-"""Empty where a rule is proved, otherwise what is wrong with it."""
+"""Empty if the rule is proved, otherwise the reason why not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """All of `first` happen before all of `second`; `where` is the line of the plan that says so."""
+    """All of `first` run before all of `second`; `where` is the line of the plan that orders them."""
 
     first: tuple[Op, ...]
     second: tuple[Op, ...]
@@ -38,9 +38,9 @@ class Order:
 class Graph:
     """A captured graph whose operators a plan transforms, assigns and orders.
 
-    `pcg` is at the batch of a whole step. `forward` and `optimizer` are the operators as they are now, in topological
-    order: parts stand where the operator was that they replace. `prover` proves transformations of the user's own.
-    Raises PartitaError for graphs that cannot be planned in this way.
+    `pcg` has the batch of a whole step. `forward` and `optimizer` are the current operators in topological order, parts
+    in place of what they replace. `prover` proves user-defined transformations. Raises PartitaError for buffers updated
+    by a step and for graphs with rewriting alternatives.
     """
 
     def __init__(self, pcg: PCG, prover: Prover | None = None) -> None:
@@ -52,7 +52,7 @@ class Graph:
         if pcg.alternatives:
             raise PartitaError("a graph with rewritings has no one list of operators: take the rewritten graph")
         self.pcg = pcg
-        self.module: tuple[Any, Any] | None = None  # what was captured, with its example inputs, where that is known
+        self.module: tuple[Any, Any] | None = None  # the captured module and its example inputs, if known
         self.atoms: tuple[Atoms, ...] = atoms(pcg)
         self.dimensions = dimensions(pcg)
         self.batch = frozenset(self.dimensions[i][a] for i in pcg.of("input") for a in self.atoms[i].batch)
@@ -67,7 +67,7 @@ class Graph:
         self._forward = {i: [Op(self, i, Phase.FORWARD)] for i, n in enumerate(pcg.nodes) if n.op not in SOURCES}
         self._updates = {i: [Op(self, i, Phase.UPDATE)] for i in pcg.of("parameter") if pcg.nodes[i].gradient}
 
-    # What a plan reads
+    # Read by plans
 
     @property
     def forward(self) -> tuple[Op, ...]:
@@ -76,7 +76,7 @@ class Graph:
 
     @property
     def optimizer(self) -> tuple[Op, ...]:
-        """The updates of parameters. One that no plan touches runs wherever its parameter is kept."""
+        """The updates of parameters; one that the plan leaves alone runs wherever its parameter is kept."""
         return tuple(op for ops in self._updates.values() for op in ops)
 
     @property
@@ -85,13 +85,13 @@ class Graph:
         return (*self.forward, *self.optimizer)
 
     def parts(self, node: int) -> tuple[Op, ...]:
-        """The operators that a node has become."""
+        """The current operators of a node."""
         return tuple(self._forward.get(node, self._updates.get(node, ())))
 
     def dimension(self, dim: Dim) -> frozenset[int]:
-        """The numbers of a dimension: "batch", or dim d of a named tensor, or the factor k of it, `(name, d, k)`.
+        """The dimension numbers of "batch", of dim d of a named tensor `(name, d)`, or of its factor `(name, d, k)`.
 
-        A name with `*` stands for all that it fits: `("layers.*.up.weight", 0)`.
+        A name may be a pattern: `("layers.*.up.weight", 0)`.
         """
         if dim == BATCH:
             return self.batch
@@ -116,7 +116,7 @@ class Graph:
 
     @cached_property
     def sums(self) -> frozenset[int]:
-        """The nodes that sum over samples: they follow from them, and have no dim that counts them (a loss)."""
+        """Nodes that depend on samples but have no batch dim: sums over samples, such as a loss."""
         found = set[int]()
         reached = {i for i in self.pcg.of("input") if self.atoms[i].batch}
         for index, node in enumerate(self.pcg.nodes):
@@ -126,15 +126,15 @@ class Graph:
                     found.add(index)
         return frozenset(found)
 
-    # What primitives do
+    # Used by the primitives
 
     def count(self) -> int:
-        """A new operator's number."""
+        """The number of a new operator."""
         self._count += 1
         return self._count
 
     def replace(self, op: Op, parts: list[Op]) -> None:
-        """Let `parts` stand where `op` was. Raises PartitaError for an operator that was replaced before."""
+        """Replace `op` by `parts`. Raises PartitaError if it was replaced before."""
         ops = self._forward.get(op.node, []) if op.phase is Phase.FORWARD else self._updates.get(op.node, [])
         if op.gone or op not in ops:
             raise PartitaError(f"{op.name} was transformed before: transform its parts")
@@ -143,32 +143,32 @@ class Graph:
         op.gone = True
 
     def prove(self, node: int, row: Row, label: str) -> None:
-        """Refuse a row of the user's that is not proved: PartitaError says why."""
+        """Raise PartitaError, with the reason, unless a user-defined row is proved."""
         key = (node, row)
         if key not in self._proved:
             rule = row_rule(self.pcg, node, row, label)
             if rule is None or self._prover is None:
-                said = "it is no cut of whole dims" if rule is None else "there is no prover at hand"
+                reason = "it is no cut of whole dims" if rule is None else "no prover is available"
             else:
-                said = self._prover(rule)
-            self._proved[key] = said
+                reason = self._prover(rule)
+            self._proved[key] = reason
         if self._proved[key]:
             found = self.pcg.nodes[node]
             raise PartitaError(f"{label} of {found.op} {found.name!r} is not accepted: {self._proved[key]}")
 
     def derived(self, op: Op, phase: Phase) -> Op | None:
-        """What follows from a forward operator, one object each; None where nothing of the kind does."""
+        """The derived operator of a phase, always the same object; None if there is none."""
         if op.phase is not Phase.FORWARD:
             return None
         sources = [self.pcg.nodes[i] for i in op.of.inputs]
-        there = {
+        exists = {
             Phase.BACKWARD: True,
             Phase.WEIGHT: op.split and any(n.op == "parameter" and n.gradient for n in sources),
             Phase.RECOMPUTE: op.group is not None,
             Phase.OFFLOAD: op.swapped is not None,
             Phase.RELOAD: op.swapped is not None,
         }
-        if not there[phase] or (phase is not Phase.RECOMPUTE and not differentiable(self.pcg, op.node)):
+        if not exists[phase] or (phase is not Phase.RECOMPUTE and not differentiable(self.pcg, op.node)):
             return None
         key = (op.number, phase)
         if key not in self._derived:

@@ -1,9 +1,9 @@
-"""From when to when every tensor of a program takes memory on its device.
+"""Lifetimes of the tensors of a program on its devices.
 
-A tensor lives from the instruction that makes it to the last one that reads it, and what an operator keeps for its
-backward (`Operator.saved`) until that has run. A recomputed operator keeps nothing; its repetition does. What is
-swapped leaves after its offload and comes back, as other bytes, with its reload: once, whoever keeps it. Gradients of
-parameters wait for the last update. Views, and what is changed in place, share the bytes of what they are made from.
+A tensor lives from the instruction that creates it to its last reader; saved tensors (`Operator.saved`) until the
+backward has run. A recomputed operator saves nothing; its recomputation does. A swapped tensor is freed by its offload
+and allocated anew by its reload, once for all operators that save it. Parameter gradients live until the last update.
+Views and in-place results share the memory of their source.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from .op import Op, Phase
 from .price import Prices
 
 MEMORY = ("inputs", "weights", "states", "gradients", "activations", "transients")
-"""What bytes are for: the batch and buffers, parameters and their states, gradients of parameters, what waits for
-backward, and all else: what is read on, gradients of activations, what is under way."""
+"""Kinds of memory: batch and buffers, parameters, optimizer states, parameter gradients, tensors saved for backward,
+and all other tensors, such as gradients of activations and communication buffers."""
 
 _HERE = ("input", "buffer")
 _AFTER_FORWARD = (Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT)
 _ROOM = {"all_reduce": 0, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 2}
-"""Copies of the larger of what goes in and what comes out, in pieces that lie side by side, while a collective runs."""
+"""Contiguous staging copies, in units of the larger of input and output, while a collective runs."""
 
 _SAME_GRADIENT = {"view", "permute", "expand", "contiguous", "detach", "add"}
-"""Operators whose backward hands on the gradient itself, where its size stays."""
+"""Operators whose backward passes the gradient on unchanged if its size stays."""
 
 
 @dataclass(slots=True)
 class Span:
-    """Bytes that live from the start of the first instruction that touches them to the end of the last."""
+    """An allocation that lives from the start of the first instruction that touches it to the end of the last."""
 
     size_bytes: int
     kind: str
-    touched: list[int] = field(default_factory=list)  # numbers in the device's list
+    touched: list[int] = field(default_factory=list)  # instruction indices
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """Memory of one device: `always` by kind, and spans. `moved` says how many bytes an offload or a reload moves."""
+    """Memory of one device: permanent bytes by kind, and spans. `moved`: bytes of every offload and reload."""
 
     always: Mapping[str, int]
     spans: tuple[Span, ...]
@@ -60,9 +60,9 @@ class _Device:
         self.spans: list[Span] = []
         self.of: dict[Register, Span] = {}
         self.held: dict[Op, list[Span]] = {}  # by forward operator
-        self.host: dict[int, Span | None] = {}  # by identity of what was offloaded, what it is after its reload
+        self.host: dict[int, Span | None] = {}  # by id of the offloaded span: its reloaded span
         self.moved: dict[int, int] = {}
-        self.updating: list[Span] = []  # gradients that wait for the last update, at `updated`: all are clipped at once
+        self.updating: list[Span] = []  # gradients, alive until the last update at `updated`: they are clipped together
         self.updated = 0
         self.always = dict.fromkeys(MEMORY, 0)
         here = [i for op in _HERE for i in self.pcg.of(op)]
@@ -140,7 +140,7 @@ class _Device:
                 self.of[write] = self.of[run.reads[0]]
 
     def _swap(self, index: int, op: Op) -> None:
-        """To the host what is not there yet, and back what is not here again."""
+        """Offload spans not yet on the host, or reload those not yet back."""
         assert op.forward is not None
         out, moved = op.phase is Phase.OFFLOAD, 0
         held = self.held.get(op.forward, [])

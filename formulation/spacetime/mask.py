@@ -1,7 +1,7 @@
 """pTensors, vTensors and masks (SuperScaler, section 3.1, Figures 5 to 7).
 
-A pTensor is a tensor of the captured graph: a value, its gradient, or a parameter after its update. A vTensor is what
-one operator reads or writes of it: its mask is a box over the tensor's atoms, and which of the addends it is.
+A pTensor is a tensor of the captured graph: a value, its gradient, or an updated parameter. A vTensor is the part of
+a pTensor that one operator reads or writes: its mask is a box over the tensor's atoms and a share of its addends.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import TypeAlias
 from ...model.graph.layout import P, atom_of, is_split
 
 Interval: TypeAlias = tuple[int, int]
-"""Start and stop of the entries of one atom."""
+"""Start and stop along one atom."""
 
 Box: TypeAlias = tuple[Interval, ...]
-"""One interval for every atom of a tensor, outermost first."""
+"""One interval per atom, outermost first."""
 
 Addends: TypeAlias = tuple[Fraction, Fraction]
-"""Which share of the addends: [0, 1) is the value itself, [1/4, 1/2) the second of four addends."""
+"""Share of the sum: [0, 1) is the value itself, [1/4, 1/2) the second of four addends."""
 
 ALL: Addends = (Fraction(0), Fraction(1))
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A part of a tensor: of every atom an interval, and of the value a share of its addends."""
+    """A part of a tensor: an interval per atom, and a share of the addends."""
 
     box: Box
     addends: Addends = ALL
 
     def cut(self, letter: int, parts: int, number: int) -> Mask:
-        """Part `number` of `parts` along one letter; at R and B all parts are the whole.
+        """Part `number` of `parts` along one letter; R and B leave the mask whole.
 
-        Raises ValueError with the size that does not divide.
+        Raises ValueError with the size if it is not divisible.
         """
         if letter == P:
             least, most = self.addends
@@ -67,7 +67,7 @@ class Mask:
         return self.addends != ALL
 
     def __str__(self) -> str:
-        """`[0:4, 8:16]`, and after it which addend: `[0:4] addend 1/2`."""
+        """`[0:4, 8:16]`; for an addend `[0:4] addend 1/2`."""
         text = "[" + ", ".join(f"{start}:{stop}" for start, stop in self.box) + "]"
         if not self.partial:
             return text
@@ -76,12 +76,12 @@ class Mask:
 
 
 def whole(sizes: tuple[int, ...]) -> Mask:
-    """The mask of a whole tensor whose atoms have these sizes."""
+    """The mask of a whole tensor with these atom sizes."""
     return Mask(tuple((0, size) for size in sizes))
 
 
 def meet(a: Box, b: Box) -> Box | None:
-    """What two boxes share; None where that is nothing (Figure 7)."""
+    """Intersection of two boxes; None if empty (Figure 7)."""
     shared = tuple((max(s, t), min(e, f)) for (s, e), (t, f) in zip(a, b, strict=True))
     return None if any(start >= stop for start, stop in shared) else shared
 
@@ -92,9 +92,9 @@ def within(a: Box, b: Box) -> bool:
 
 
 def cells(box: Box, others: Iterable[Box]) -> list[Box]:
-    """A box cut wherever the border of another runs through it, the last atom fastest.
+    """The cells of a box cut at the borders of all other boxes, last atom fastest.
 
-    Every other box has a cell whole, or nothing of it.
+    Every other box contains a cell or is disjoint from it.
     """
     near = [other for other in others if meet(box, other) is not None]
     cuts = []
@@ -107,8 +107,8 @@ def cells(box: Box, others: Iterable[Box]) -> list[Box]:
 def takes(reader: Addends, written: Addends) -> bool:
     """True if a reader of a share of the addends takes the addend `written`.
 
-    Readers that share out the addends between them take every addend once: each the addends that begin in its share.
-    So of a value that is whole the first reader takes all, and the others take zeros (the move R -> P of the layouts).
+    A reader takes the addends that begin in its share, so readers that partition the addends take each once. The first
+    reader takes all of a whole value and the others take zeros (the layout conversion R -> P).
     """
     return reader[0] <= written[0] < reader[1]
 
@@ -118,8 +118,8 @@ VALUE, GRADIENT, UPDATED, RECOMPUTED, SAVED = "value", "gradient", "updated", "r
 
 @dataclass(frozen=True, slots=True)
 class PTensor:
-    """A tensor of the captured graph: `kind` says whether it is the value of `node`, its gradient, the parameter
-    after its update, the value computed again for backward, or what backward needs of the node (`saved`)."""
+    """A tensor of the captured graph. `kind`: the value of `node`, its gradient, the updated parameter, the recomputed
+    value, or the tensors saved for its backward."""
 
     kind: str
     node: int
@@ -127,9 +127,9 @@ class PTensor:
 
 @dataclass(frozen=True, slots=True)
 class VTensor:
-    """What one operator reads or writes of a pTensor.
+    """The part of a pTensor that one operator reads or writes.
 
-    A gradient is the sum over all that read the value; `via` is then the reader, (node, operand), whose addend this is.
+    A gradient sums over all readers of the value; `via` names the reader (node, operand) that contributes this addend.
     """
 
     tensor: PTensor

@@ -1,14 +1,13 @@
-"""Dependencies made into communication: a program from the tasks of a plan (SuperScaler, sections 3.3 and 4, Figure 8).
+"""Dependency materialization: the tasks of a plan become a program (SuperScaler, sections 3.3 and 4, Figure 8).
 
-Every vTensor that a task reads is put together from what others write of it. What one device writes of one box for the
-same readers is added up there first. Then the overlaps go to the devices that lack them: cut out, sent and received, or
-as collectives, where patterns match (`aligned`) or a search finds a path (`regular`); and at last they are joined and
-added, just before the first task that reads them.
+Every vTensor that a task reads is assembled from what other tasks write. Each device first adds up its own addends of
+one box for the same readers. The overlaps then go to the devices that lack them, by slice, send and receive or by
+collectives, where a pattern matches (`aligned`) or the RVD search finds a path (`regular`). The pieces are joined and
+added just before the first task that reads them.
 
-A transfer stands in the total order right after the last task whose results it moves; so every device starts it as
-early as it can. Parameters that a device does not keep are fetched just before each use. No device waits for ever: all
-events, with the tasks, are in one total order, in which each comes after what it reads; each device has its events in
-this order; and of the events that are not done yet the first has all its devices waiting at it.
+A transfer comes right after the last task that produces its data. Parameters that a device does not keep are fetched
+just before each use. There is no deadlock: all events lie in one total order that respects the dependencies, every
+device runs its events in that order, so all devices of the first unfinished event are waiting at it.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _COMPUTES = frozenset({Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEI
 
 
 def materialize(completed: Completed, machine: Machine | None = None, *, communication: str = "rvd") -> Materialized:
-    """The program of a plan whose order is completed.
+    """The program of a completed plan.
 
-    `communication`: "p2p" has sends and receives only, "intra" collectives on one group of devices, "rvd" also between
-    groups. Without a machine, collectives are only matched, not searched for. Raises PartitaError for another word.
+    `communication`: "p2p" uses sends and receives only, "intra" also collectives within a device group, "rvd" also
+    between groups. Without a machine, collectives are matched but not searched. Raises PartitaError for other values.
     """
     if communication not in COMMUNICATION:
         raise PartitaError(f"communication {communication!r} is none of {', '.join(COMMUNICATION)}")
-    order = in_step(completed)
+    order = synchronized(completed)
     builder = Builder(completed.tasks.graph)
     written = Written(order, builder)
     transfers = Transfers(builder, written, machine, communication)
@@ -67,11 +66,11 @@ def materialize(completed: Completed, machine: Machine | None = None, *, communi
     return builder.program(completed.tasks)
 
 
-def in_step(completed: Completed) -> list[Op]:
-    """The tasks in an order in which devices go on alike; each device has its own as they were.
+def synchronized(completed: Completed) -> list[Op]:
+    """The tasks ordered so that devices advance at the same pace; each device keeps its own order.
 
-    Tasks are sorted by when they would end if each that computes took one unit of time. So what devices do together,
-    as fetching a parameter, comes at about the same time for all.
+    Tasks are sorted by end time with unit compute times, so that joint transfers (fetching a parameter) come at about
+    the same time on all devices.
     """
     place = {op: at for at, op in enumerate(completed.order)}
     before: dict[Op, list[Op]] = defaultdict(list)
@@ -86,7 +85,7 @@ def in_step(completed: Completed) -> list[Op]:
 
 
 class _Wanted:
-    """All demands of a plan: one for each vTensor that tasks of a device read; of a fetched parameter for each use."""
+    """All demands of a plan: one per device and vTensor read; a fetched parameter has one per use."""
 
     def __init__(self, completed: Completed, order: Sequence[Op], written: Written) -> None:
         self.completed, self.written = completed, written
@@ -118,19 +117,19 @@ class _Wanted:
         return demand
 
     def _fetched(self, demand: Demand) -> bool:
-        """True for a parameter that its device does not keep whole: it is released after each use."""
+        """True for a parameter not wholly kept on its device, which is released after each use."""
         tensor = demand.read.tensor
         if tensor.kind != VALUE or self.written.builder.graph.pcg.nodes[tensor.node].op != "parameter":
             return False
         return any(demand.device not in self.written.writers(term) for term in demand.terms)
 
     def together(self) -> Iterator[tuple[Place, list[Demand]]]:
-        """Demands for one tensor that are met at once, and the place before which they are not."""
+        """Groups of demands for one tensor that are met together, each with its earliest place."""
         for key, demands in self._groups.items():
             fetched = not isinstance(key, PTensor)
             yield (min(q.at for q in demands), BEFORE) if fetched else START, demands
 
     @property
     def demands(self) -> list[Demand]:
-        """All of them, each once."""
+        """All demands, each once."""
         return list(dict.fromkeys(self.of.values()))

@@ -1,8 +1,8 @@
-"""What every device of a plan does, one instruction after another: the plan with its communication materialized.
+"""A materialized plan: the instructions of every device, communication included.
 
-Registers hold parts of pTensors on one device. All instructions of all devices are numbered in one total order that
-fits every dependency; a collective, or a send with its receive, is the same `key` on all devices that take part. Since
-every device starts its transfers in the order of keys and waits only for what comes earlier, none waits for ever.
+Registers hold parts of pTensors on one device. All instructions are numbered in one total order that respects the
+dependencies; a collective, or a send with its receive, has the same `key` on all its devices. Every device starts its
+transfers in the order of keys and waits only for earlier ones, so there is no deadlock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .tasks import Tasks, Via
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A tensor on a device: which part of which pTensor it holds. `number` tells registers of a program apart."""
+    """A tensor on a device: a part of a pTensor. `number` is unique within a program."""
 
     number: int
     device: int
@@ -32,11 +32,9 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A task: `reads` has a register for every vTensor of `op.reads`, in their order.
-
-    After them come the parameters that backward fetches again because its device does not keep them (`tasks.reads_of`):
-    pTensor and mask of the register say which operand that is. `writes` has a register for every vTensor of
-    `op.writes`; None where nobody reads it.
+    """A task. `reads`: a register for every vTensor of `op.reads`, then the parameters that backward fetches again
+    (`tasks.reads_of`), identified by pTensor and mask. `writes`: a register for every vTensor of `op.writes`, None if
+    unread.
     """
 
     op: Op
@@ -46,14 +44,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """`target` is zero: addends that another reader takes."""
+    """`target` is zero: another reader takes the addends."""
 
     target: Register
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`target` is the part of `source` that its mask says."""
+    """`target` is the part of `source` given by its mask."""
 
     target: Register
     source: Register
@@ -61,7 +59,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """`target` is put together from parts whose boxes tile its box (a grid over its atoms)."""
+    """`target` is the concatenation of `sources`, whose boxes tile its box (a grid over its atoms)."""
 
     target: Register
     sources: tuple[Register, ...]
@@ -69,7 +67,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """`target` is the sum of registers with its box."""
+    """`target` is the sum of `sources`, which have its box."""
 
     target: Register
     sources: tuple[Register, ...]
@@ -77,9 +75,9 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Accumulate:
-    """`source` is added to `total` in place, which is `source` itself the first time (`first`).
+    """`source` is added to `total` in place; the first time (`first`) `total` is `source` itself.
 
-    Only gradients of parameters are; what an operator hands on to several inputs is never changed.
+    Used for gradients of parameters only: other gradients may be shared between several inputs.
     """
 
     total: Register
@@ -91,9 +89,9 @@ class Accumulate:
 class Collective:
     """One device's share of a collective of `group` (ordered ranks).
 
-    `kind` is all_reduce, all_gather (along `atoms[0]`), reduce_scatter (along `atoms[0]`), all_to_all (what is split
-    along `atoms[0]` becomes split along `atoms[1]`), or broadcast (from `group[0]`, whose target is its source; the
-    others have no source). Part k along the atom is member k's, in the register's own range.
+    `kind` is all_reduce, all_gather (along `atoms[0]`), reduce_scatter (along `atoms[0]`), all_to_all (from split along
+    `atoms[0]` to split along `atoms[1]`), or broadcast (from `group[0]`, whose target is its source; the others have no
+    source). Member k has part k along the atom, within the register's own range.
     """
 
     key: int
@@ -106,7 +104,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """`source` goes to the device `to`."""
+    """Send `source` to the device `to`."""
 
     key: int
     source: Register
@@ -115,7 +113,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """`target` comes from the device `of`."""
+    """Receive `target` from the device `of`."""
 
     key: int
     target: Register
@@ -123,13 +121,13 @@ class Receive:
 
 
 Transfer: TypeAlias = Collective | Send | Receive
-"""What other devices take part in."""
+"""Instructions that involve other devices."""
 
 Instruction: TypeAlias = Run | Zeros | Slice | Join | Add | Accumulate | Transfer
 
 
 def reads(instruction: Instruction) -> tuple[Register, ...]:
-    """The registers that an instruction reads; the total that it adds to is not among them."""
+    """The registers that an instruction reads, except the total of an accumulation."""
     match instruction:
         case Run():
             return instruction.reads
@@ -143,35 +141,35 @@ def reads(instruction: Instruction) -> tuple[Register, ...]:
 
 
 def writes(instruction: Instruction) -> tuple[Register, ...]:
-    """The registers that an instruction makes or adds to."""
+    """The registers that an instruction creates or adds to."""
     match instruction:
         case Run():
             return tuple(register for register in instruction.writes if register is not None)
         case Accumulate():
             return (instruction.total,)
         case Collective(source=source, target=target) if source == target:
-            return ()  # who sends a broadcast
+            return ()  # the root of a broadcast
         case Send():
             return ()
     return (instruction.target,)
 
 
 def waits_for(instruction: Instruction) -> tuple[Register, ...]:
-    """The registers that must be there before an instruction starts."""
+    """The registers that must be ready before an instruction starts."""
     added = isinstance(instruction, Accumulate) and not instruction.first
     return (*reads(instruction), *writes(instruction)) if added else reads(instruction)
 
 
 def ready_after(instruction: Instruction) -> tuple[Register, ...]:
-    """The registers that are there when an instruction has ended; of who sends a broadcast its own."""
+    """The registers that are ready once an instruction has ended, the source of a broadcast included."""
     return (instruction.target,) if isinstance(instruction, Collective) else writes(instruction)
 
 
 @dataclass(frozen=True, slots=True)
 class Materialized:
-    """The instructions of every device, in order; `steps` gives every instruction's place in the total order."""
+    """The instructions of every device, in order, and their places in the total order (`steps`)."""
 
     tasks: Tasks
     devices: tuple[tuple[Instruction, ...], ...]
     steps: tuple[tuple[int, ...], ...]
-    shapes: Mapping[Register, tuple[int, ...]]  # of tensors, by dims
+    shapes: Mapping[Register, tuple[int, ...]]  # per dim of the tensor

@@ -1,6 +1,6 @@
-"""Operators of a space-time plan: what a captured operator, its backward or its update is, after op-trans.
+"""Operators of a space-time plan: the forward, backward and update tasks that op-trans, op-assign and op-order act on.
 
-An `Op` is one task: it computes its part of a node for its part of the batch, on one device, at one time.
+An `Op` is one task: it computes a part of a node, on one device, at one time.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Phase(Enum):
     """What an operator does with its node."""
 
     FORWARD = "forward"
-    BACKWARD = "backward"  # gradients of all inputs, or of those that are no parameters where the backward is split
-    WEIGHT = "weight gradient"  # the other half of a split backward
-    RECOMPUTE = "recompute"  # the forward again, for what backward needs
-    OFFLOAD = "offload"  # what backward needs goes to the host
-    RELOAD = "reload"  # and comes back
-    UPDATE = "update"  # of a parameter, by the optimizer
-    STORE = "store"  # where a parameter is between steps
-    KEEP = "keep"  # the store takes the parameter's new value
+    BACKWARD = "backward"  # gradients of all inputs; if the backward is split, of all but the parameters
+    WEIGHT = "weight gradient"  # of a split backward: gradients of the parameters
+    RECOMPUTE = "recompute"  # repeats the forward before the backward
+    OFFLOAD = "offload"  # moves saved tensors to the host
+    RELOAD = "reload"  # and back
+    UPDATE = "update"  # optimizer step of a parameter
+    STORE = "store"  # holds a parameter between steps
+    KEEP = "keep"  # writes the updated parameter back to its store
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One op-trans: part `number` of `parts` along `row`, which the user called `label`."""
+    """One applied op-trans: part `number` of `parts` along `row`; `label` is the user's name for it."""
 
     row: Row
     parts: int
@@ -48,11 +48,11 @@ class Cut:
 
 
 class Op:
-    """One operator of a space-time plan. Equality is identity; plans refer to operators as Python objects.
+    """One operator of a space-time plan; compared by identity.
 
-    `node` is a node of the graph's PCG (of an update and a store the parameter), `cuts` the transformations that led
-    here, outermost first; `forward` the operator whose backward, recomputation or transfer to the host this is.
-    `number` counts the operators of a graph in the order of creation. `gone`: it was replaced by its parts.
+    `node`: its node in the graph's PCG (for an update or a store, the parameter). `cuts`: the applied transformations,
+    outermost first. `forward`: the forward operator of a backward, recomputation, offload or reload. `number`: order of
+    creation within the graph. `gone`: replaced by its parts.
     """
 
     # fmt: off
@@ -66,16 +66,16 @@ class Op:
         self._device: int | None = None
         self.number = graph.count()
         self.gone = False
-        self.split = False  # of a forward operator: its backward is two operators
-        self.swapped: int | None = None  # of a forward operator: the group with which what it keeps waits on the host
-        self.region: Mask | None = None  # of an update, store or keep that no cuts led to
-        self.group: int | None = None  # of a forward operator: the number of the group that is recomputed with it
+        self.split = False  # forward operators: the backward is two operators
+        self.swapped: int | None = None  # forward operators: the group whose saved tensors are offloaded together
+        self.region: Mask | None = None  # the mask of an update, store or keep created without cuts
+        self.group: int | None = None  # forward operators: the recomputation group
 
-    # What users ask
+    # Public attributes
 
     @property
     def device(self) -> int | None:
-        """The rank that it runs on; what follows from a forward operator runs where that does."""
+        """Its rank; derived operators run on the device of their forward operator."""
         return self._device if self.forward is None else self.forward.device
 
     @device.setter
@@ -93,60 +93,60 @@ class Op:
 
     @property
     def name(self) -> str:
-        """As messages name it: `layers.0.up forward (batch 2/4)`."""
+        """Name for messages: `layers.0.up forward (batch 2/4)`."""
         parts = f" ({', '.join(map(str, self.cuts))})" if self.cuts else ""
         return f"{self.of.name} {self.phase.value}{parts}"
 
     @property
     def is_forward(self) -> bool:
-        """True if it computes forward; else it updates a parameter, or follows from a forward operator."""
+        """True for a forward operator, False for an update or a derived operator."""
         return self.phase is Phase.FORWARD
 
     @property
     def layer(self) -> str:
-        """The module of a list that it is in (`encoder.3`), of an update its parameter; empty outside of lists."""
+        """The enclosing list element (`encoder.3`; for an update, that of the parameter); empty outside of lists."""
         return layer_of(self.of.path)
 
     def has(self, dim: Dim) -> bool:
-        """True if it can be split along a dimension of the graph."""
+        """True if it can be split along `dim`."""
         return bool(candidates(self.graph, self.node, dim))
 
     def coordinate(self, label: str) -> int:
-        """The number of this part along a transformation; 0 where the operator has none of that label."""
+        """The part number along the transformation `label`; 0 if it was not applied."""
         return next((cut.number for cut in self.cuts if cut.label == label), 0)
 
     @property
     def backward(self) -> Op | None:
-        """The backward of a forward operator; None where no gradient flows."""
+        """The backward of a forward operator; None if no gradient flows."""
         return self.graph.derived(self, Phase.BACKWARD)
 
     @property
     def weight(self) -> Op | None:
-        """The weight gradient of a forward operator whose backward is split; None otherwise."""
+        """The weight-gradient half of a split backward; None otherwise."""
         return self.graph.derived(self, Phase.WEIGHT)
 
     @property
     def recomputed(self) -> Op | None:
-        """The recomputation of a forward operator, None where there is none."""
+        """The recomputation of a forward operator; None if it is not recomputed."""
         return self.graph.derived(self, Phase.RECOMPUTE)
 
     @property
     def replaced(self) -> bool:
-        """True if it, or the forward operator that it follows from, has become parts: it is in no plan any more."""
+        """True if op-trans replaced it, or its forward operator, by parts."""
         return self.gone or (self.forward is not None and self.forward.gone)
 
     def __repr__(self) -> str:
         return f"<{self.name}{'' if self.device is None else f' on {self.device}'}>"
 
-    # What it reads and writes
+    # vTensors read and written
 
     def mask(self, operand: int | None, gradient: bool = False) -> Mask:
-        """The mask of an operand, None for the output; of a gradient its letters are the duals."""
+        """The mask of an operand (None: the output); a gradient is cut by the dual letters."""
         if self.region is not None:
             return self.region
-        pcg, known = self.graph.pcg, self.graph.atoms
+        pcg = self.graph.pcg
         index = self.node if operand is None else pcg.nodes[self.node].inputs[operand]
-        mask = whole(known[index].sizes)
+        mask = whole(self.graph.atoms[index].sizes)
         for cut in self.cuts:
             letter = cut.row.output if operand is None else cut.row.inputs[operand]
             mask = mask.cut(dual(letter) if gradient else letter, cut.parts, cut.number)
@@ -154,7 +154,7 @@ class Op:
 
     @property
     def reads(self) -> tuple[VTensor, ...]:
-        """vTensors that must be on its device before it runs; inputs of the graph are everywhere, saved ones here."""
+        """Input vTensors, except graph inputs (on every device) and saved tensors (already on its own)."""
         pcg, nodes = self.graph.pcg, self.graph.pcg.nodes
         if self.phase in (Phase.FORWARD, Phase.RECOMPUTE):
             return tuple(
@@ -174,7 +174,7 @@ class Op:
         return ()
 
     def _source(self, node: int) -> str:
-        """Recomputation takes what is recomputed with it, and all else as forward left it."""
+        """The kind of an operand: recomputed within the same group, else the forward value."""
         if self.phase is Phase.RECOMPUTE:
             assert self.forward is not None
             if self.graph.recomputes(node, self.forward.group):
@@ -183,7 +183,7 @@ class Op:
 
     @property
     def writes(self) -> tuple[VTensor, ...]:
-        """vTensors that it makes."""
+        """Output vTensors."""
         nodes = self.graph.pcg.nodes
         if self.phase in (Phase.FORWARD, Phase.STORE):
             return (VTensor(PTensor(VALUE, self.node), self.mask(None)),)
@@ -203,14 +203,14 @@ class Op:
 
 
 def layer_of(path: str) -> str:
-    """`encoder.3` of `encoder.3.attention`; nothing outside of lists."""
+    """`encoder.3` for `encoder.3.attention`; empty outside of lists."""
     names = path.split(".")
     number = next((at for at, name in enumerate(names) if name.isdigit()), None)
     return "" if number is None else ".".join(names[: number + 1])
 
 
 def differentiable(pcg: PCG, node: int) -> bool:
-    """True if a node has a backward: a gradient flows from it to an input."""
+    """True if a gradient flows from the node to one of its inputs."""
     return pcg.nodes[node].gradient and any(pcg.nodes[i].gradient for i in pcg.nodes[node].inputs)
 
 

@@ -1,8 +1,8 @@
-"""The order in which a plan's tasks run: orders and needs as precedences, and a deterministic completion (section 3.2).
+"""Task order: orders and dependencies as precedences, and a deterministic completion (SuperScaler, section 3.2).
 
-A need waits for any one of its producers, an order for all of its first operators: precedences with AND and OR. Going
-on with whatever may run decides them (Möhring, Skutella and Stork, Scheduling with AND/OR precedence constraints,
-SIAM J. Computing 33, 2004): what runs never hinders another, so who gets stuck is stuck in every order.
+A need waits for any one of its producers, an order for all of its first operators: AND/OR precedence constraints.
+Running whatever is ready decides feasibility (Möhring, Skutella and Stork, Scheduling with AND/OR precedence
+constraints, SIAM J. Computing 33, 2004): running a task never blocks another, so a stuck task is stuck in every order.
 """
 
 from __future__ import annotations
@@ -18,27 +18,21 @@ from .op import Op, Phase
 from .priority import priorities
 from .tasks import Need, Tasks
 
-_TOLD = 24  # how many conflicts a message tells
+_MOST_LISTED = 24  # conflicts listed in a message
 
 
 class PlanConflict(PartitaError):  # noqa: N818
-    """A plan that cannot run: `conflicts` are its faults, or the smallest set of orders and needs that conflict.
-
-    The message has the first of them.
-    """
+    """The plan cannot run. `conflicts`: its faults, or the smallest conflicting set of orders and needs."""
 
     def __init__(self, message: str, conflicts: Sequence[str]) -> None:
         self.conflicts = tuple(conflicts)
-        more = [f"and {len(conflicts) - _TOLD} more"] if len(conflicts) > _TOLD else []
-        super().__init__("\n  ".join((message, *conflicts[:_TOLD], *more)))
+        more = [f"and {len(conflicts) - _MOST_LISTED} more"] if len(conflicts) > _MOST_LISTED else []
+        super().__init__("\n  ".join((message, *conflicts[:_MOST_LISTED], *more)))
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A total order of all tasks that respects every need and order; `chosen` is the producer that each need waits for.
-
-    Every producer in `chosen` comes before its task in `order`. A device runs its tasks in this order.
-    """
+    """A total order of all tasks that respects every need and order; `chosen`: the producer that each need awaits."""
 
     tasks: Tasks
     order: tuple[Op, ...]
@@ -47,9 +41,9 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """`task` runs after any one of `producers`, the first of which it prefers. All are numbers of events.
+    """Event `task` runs after any one of `producers`, preferably the first.
 
-    `count` is what the wait adds to a number of needs and orders: an order's event waits, and is waited for.
+    `count`: the wait's contribution to the size of a conflict; 0 into the event of an order, so an order counts once.
     """
 
     task: int
@@ -60,8 +54,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Precedences:
-    """Events and what they wait for. The first events are the tasks, in their order; then comes one for every order:
-    it waits for each of the first operators, and each of the second waits for it."""
+    """Events and their waits: first one event per task, then one per order, between its first and second operators."""
 
     tasks: Tasks
     priority: tuple[int, ...]
@@ -69,7 +62,7 @@ class Precedences:
 
 
 def precedences(tasks: Tasks) -> Precedences:
-    """Orders and needs of a plan. A need prefers the producer on its own device, then that of the lowest rank."""
+    """The waits of a plan. A need prefers the producer on its own device, then the lowest rank."""
     rank = priorities(tasks)
     number = {op: at for at, op in enumerate(tasks.ops)}
     waits: list[Wait] = []
@@ -86,10 +79,10 @@ def precedences(tasks: Tasks) -> Precedences:
 
 
 def ordered(tasks: Tasks) -> Iterator[tuple[Order, tuple[Op, ...], tuple[Op, ...]]]:
-    """Every order with the tasks that it names, the first and the second.
+    """Every order with its first and second tasks.
 
-    The update of a parameter that a plan does not assign is several tasks, one for each of its stores. What is never
-    run because the loss does not depend on it has no part in an order.
+    An unassigned update stands for one task per store of its parameter. Operators that the loss does not depend on
+    never run and are left out.
     """
     running = set(tasks.ops)
     updates: dict[int, list[Op]] = defaultdict(list)
@@ -109,17 +102,17 @@ def ordered(tasks: Tasks) -> Iterator[tuple[Order, tuple[Op, ...], tuple[Op, ...
 
 
 def complete(given: Precedences) -> Completed | frozenset[int]:
-    """The order of all tasks, or the events that no order can reach.
+    """The order of all tasks, or the events that no order reaches.
 
-    What is ready by the producers that it prefers goes first; another producer is taken only where nothing else is
-    left. Recomputations and reloads are then put off until shortly before they are needed.
+    Tasks whose preferred producers have run go first; other producers are used only if nothing else is ready.
+    Recomputations and reloads are then delayed until just before their first consumer.
     """
     events = _run(given)
     if len(events) < len(given.priority):
         return frozenset(range(len(given.priority))) - set(events)
     at = {event: place for place, event in enumerate(events)}
     taken = [next(p for p in w.producers if at[p] < at[w.task]) for w in given.waits]
-    events = _put_off(given, events, taken)
+    events = _delayed(given, events, taken)
     ops = given.tasks.ops
     return Completed(
         given.tasks,
@@ -129,10 +122,10 @@ def complete(given: Precedences) -> Completed | frozenset[int]:
 
 
 def _run(given: Precedences) -> list[int]:
-    """Events in the order in which they happen; those that are stuck are not among them."""
+    """Events in execution order, without those that are stuck."""
     count = len(given.priority)
-    waiting: list[list[int]] = [[] for _ in range(count)]  # the waits that an event may end
-    able, preferred = [0] * count, [0] * count  # waits still to be ended: by any, by the preferred producer
+    waiting: list[list[int]] = [[] for _ in range(count)]  # by event: the waits it may end
+    able, preferred = [0] * count, [0] * count  # open waits: for any producer, for the preferred one
     for number, wait in enumerate(given.waits):
         able[wait.task] += 1
         preferred[wait.task] += 1
@@ -164,8 +157,8 @@ def _run(given: Precedences) -> list[int]:
 _LATE = (Phase.RECOMPUTE, Phase.RELOAD)
 
 
-def _put_off(given: Precedences, events: Sequence[int], taken: Sequence[int]) -> list[int]:
-    """The same events, where those that can wait come just before the first that needs them."""
+def _delayed(given: Precedences, events: Sequence[int], taken: Sequence[int]) -> list[int]:
+    """The same events, with orders, recomputations and reloads moved to just before their first consumer."""
     ops = given.tasks.ops
     after: dict[int, list[int]] = {event: [] for event in events}
     for wait, producer in zip(given.waits, taken, strict=True):
@@ -179,7 +172,7 @@ def _put_off(given: Precedences, events: Sequence[int], taken: Sequence[int]) ->
 
 
 def edges(completed: Completed) -> Iterator[tuple[Op, Op]]:
-    """What a completed order must respect: pairs of an earlier and a later task."""
+    """(earlier, later) pairs of tasks that a completed order respects."""
     yield from ((producer, need.task) for need, producer in completed.chosen.items())
     for _, first, second in ordered(completed.tasks):
         yield from ((a, b) for a in first for b in second)

@@ -1,9 +1,9 @@
-"""A predicted step of a program: when every instruction runs on every device, and what memory it takes.
+"""Simulation of a step of a program: the time of every instruction and the memory of every device.
 
-A device runs its list in order on its compute stream. Transfers run on a stream of their own, what moves to the host
-and back on a third; each stream does one thing at a time, in order. A transfer begins when all its members have come to
-it in their lists, done what is before it and finished their earlier transfers. Whatever reads what it brings waits for
-it, and nothing else does. Groups that move one tensor alike at the same time share links, and are priced together.
+A device runs its instructions in order on a compute stream; transfers run on a communication stream, offloads and
+reloads on a host stream. Each stream runs one instruction at a time. A transfer starts once all its members have
+reached it, its inputs are ready and their earlier transfers are done; only readers of its result wait for it. Groups
+that move one tensor in the same way at the same time share links and are priced together.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SEND = "send"
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """An instruction on a stream of its device. It was come to in the list at `reached_ns`; `size_bytes` it moves."""
+    """An instruction on a stream. `reached_ns`: when the device got to it; `size_bytes`: what it transfers."""
 
     instruction: Instruction
     stream: str
@@ -61,11 +61,11 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Memory of a device: bytes by kind (`MEMORY`) where all together are most, when that is, and bytes over time."""
+    """Memory of a device: bytes by kind (`MEMORY`) at the peak, its time, and total bytes over time."""
 
     peak: Mapping[str, int]
     peak_ns: int
-    over_time: tuple[tuple[int, int], ...]  # from a time in ns on so many bytes
+    over_time: tuple[tuple[int, int], ...]  # (from ns, bytes)
 
     @property
     def peak_bytes(self) -> int:
@@ -74,7 +74,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step: `devices` has every device's instructions in the order of its list, `memory` its memory."""
+    """A simulated step: per device its instructions in order (`devices`) and its memory."""
 
     program: Materialized
     machine: Machine
@@ -83,22 +83,21 @@ class Prediction:
 
     @cached_property
     def step_ns(self) -> int:
-        """From the first start to the last end."""
+        """Duration of the step."""
         return max((timed.end_ns for own in self.devices for timed in own), default=0)
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
-        """Of every device."""
         return tuple(usage.peak_bytes for usage in self.memory)
 
     @cached_property
     def busy_ns(self) -> tuple[int, ...]:
-        """How long every device computes."""
+        """Compute time of every device."""
         return tuple(sum(timed.ns for timed in own if timed.stream == COMPUTE) for own in self.devices)
 
     @property
     def bubble(self) -> float:
-        """The share of the step in which devices do not compute, of all devices together."""
+        """The fraction of device time without computation."""
         whole = self.step_ns * len(self.devices)
         return 1 - sum(self.busy_ns) / whole if whole else 0.0
 
@@ -106,8 +105,8 @@ class Prediction:
 def predict(program: Materialized, machine: Machine, dtype: str = "float32", optimizer: str = "adamw") -> Prediction:
     """Time and memory of a step.
 
-    Raises PartitaError: an unknown dtype, optimizer or operator, more devices than the machine has, a plan that swaps
-    on a machine without `host_bandwidth`.
+    Raises PartitaError for an unknown dtype, optimizer or operator, more devices than the machine has, or a swap on a
+    machine without `host_bandwidth`.
     """
     if len(program.devices) > machine.devices:
         raise PartitaError(f"the plan is for {len(program.devices)} devices, {machine.name} has {machine.devices}")
@@ -127,9 +126,9 @@ class _Timeline:
         self.free = [dict.fromkeys(STREAMS, 0) for _ in program.devices]
         self.ready: dict[Register, int] = {}
         self.reloaded: dict[Op, int] = {}  # by forward operator
-        self.updated: set[Register] = set()  # parameters after their update, where that was
+        self.updated: set[Register] = set()  # updated parameters on the device of their update
         self.timed: list[list[Timed | None]] = [[None] * len(own) for own in program.devices]
-        self.arrived: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # of a transfer: device, place, when
+        self.arrived: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # by key: (device, place, when)
         self.transfer_ns = dict(_transfers(program, prices))
 
     def run(self) -> tuple[tuple[Timed, ...], ...]:
@@ -163,7 +162,7 @@ class _Timeline:
     def _task_ns(self, run: Run) -> int:
         if run.op.phase is Phase.UPDATE:
             self.updated.update(filter(None, run.writes))
-        elif run.op.phase is Phase.KEEP and run.reads[0] not in self.updated:  # else it is in its place
+        elif run.op.phase is Phase.KEEP and run.reads[0] not in self.updated:  # else updated in place
             size = self.prices.register_bytes(run.reads[0])
             return self.prices.copy_ns([size], size)
         return self.prices.task_ns(run.op)
@@ -182,7 +181,7 @@ class _Timeline:
         raise AssertionError(instruction)
 
     def _transfer(self, device: int, place: int, instruction: Transfer) -> None:
-        """Note who has come; the last one starts it."""
+        """Record an arriving member; the last one starts the transfer."""
         members = self.arrived[instruction.key]
         members.append((device, place, self.free[device][COMPUTE]))
         if len(members) < (len(instruction.group) if isinstance(instruction, Collective) else 2):
@@ -196,7 +195,7 @@ class _Timeline:
             self._put((d, p), COMMUNICATION, (reached, start), ns, size)
 
     def _put(self, at: tuple[int, int], stream: str, when: tuple[int, int], ns: int, size: int) -> Timed:
-        """Run the instruction of a device and place on a stream: reached, and started at the earliest, `when`."""
+        """Run the instruction `at` (device, place) on a stream; `when`: (reached, earliest start)."""
         (device, place), (reached, start) = at, when
         start = max(start, self.free[device][stream])
         timed = Timed(self.program.devices[device][place], stream, reached, start, start + ns, size)
@@ -206,7 +205,7 @@ class _Timeline:
 
 
 class _Move(NamedTuple):
-    """A transfer: its ranks in order, the bytes that a member moves."""
+    """A transfer: its ordered ranks and the bytes per member."""
 
     kind: str
     tensor: PTensor
@@ -215,10 +214,10 @@ class _Move(NamedTuple):
 
 
 def _transfers(program: Materialized, prices: Prices) -> Iterator[tuple[int, tuple[int, int]]]:
-    """(key, (ns, bytes)) of every transfer; those one after another that move one tensor alike share the links."""
+    """(key, (ns, bytes)) of every transfer; equal consecutive transfers of one tensor share the links."""
     found = dict(sorted(_moves(program, prices)))
-    for _, alike in groupby(found.items(), key=lambda item: (item[1][:3], len(item[1].group))):
-        for keys, moves in _apart(list(alike)):
+    for _, similar in groupby(found.items(), key=lambda item: (item[1][:3], len(item[1].group))):
+        for keys, moves in _disjoint(list(similar)):
             kind, _, size, _ = moves[0]
             groups = [move.group for move in moves]
             if kind == SEND:
@@ -238,8 +237,8 @@ def _moves(program: Materialized, prices: Prices) -> Iterator[tuple[int, _Move]]
                 yield x.key, _Move(x.kind, whole.tensor, prices.register_bytes(whole), x.group)
 
 
-def _apart(moves: list[tuple[int, _Move]]) -> Iterator[tuple[list[int], list[_Move]]]:
-    """Runs of moves of which no device takes part in two."""
+def _disjoint(moves: list[tuple[int, _Move]]) -> Iterator[tuple[list[int], list[_Move]]]:
+    """Split moves into runs in which no device takes part twice."""
     keys: list[int] = []
     run: list[_Move] = []
     busy: set[int] = set()
@@ -258,7 +257,7 @@ def _apart(moves: list[tuple[int, _Move]]) -> Iterator[tuple[list[int], list[_Mo
 
 
 def _usage(timed: Sequence[Timed], living: Lifetimes) -> Usage:
-    """Bytes over time: what ends goes before what begins later in the list, but after what begins with it."""
+    """Memory over time. At equal times events follow instruction order; within one, allocations precede frees."""
     changes: list[tuple[int, int, bool, int, str]] = []
     for span in living.spans:
         first, last = span.touched[0], max(span.touched, key=lambda place: (timed[place].end_ns, place))

@@ -1,12 +1,12 @@
-"""What the tasks of a space-time plan cost on a machine: the planner's cost model (docs/cost-model.md) at their masks.
+"""Prices of space-time tasks on a machine: the planner's cost model (docs/cost-model.md) applied to their masks.
 
     forward, recompute   max(F / FLOP/s, bytes / memory bandwidth) + launch, as the planner prices an operator
     backward             the planner's backward; where it is split and has both halves, half of F and bytes each
     update               (3 + 2 states) n i / memory bandwidth
     offload, reload      bytes / host bandwidth + launch
 
-A part's F is the operator's by what its cuts leave of the indices that they split; its bytes are those of its masks.
-What is only another view of a tensor costs nothing, nor does it to have a parameter, or to keep it where it is updated.
+F of a part is the operator's times the fractions left by its cuts; its bytes are those of its masks. Views, stores and
+keeps on the updating device are free.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from .materialized import Register
 from .op import Op, Phase
 
 FUSED_DIMS = 4
-"""Dims of tensors of which PyTorch's attention never makes the scores; of others it makes them, and keeps them."""
+"""Tensor rank for which PyTorch's attention is fused; for other ranks it materializes and saves the scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a forward operator leaves for its backward: inputs (by operand), its output, and bytes of its own."""
+    """Saved tensors of a forward operator: inputs (by operand), its output, and other bytes."""
 
     operands: tuple[int, ...]
     output: bool
@@ -51,12 +51,12 @@ class Saved:
 
 
 class Prices:
-    """Prices of the tasks of one graph on a machine; tasks that are cut alike are priced once."""
+    """Prices of the tasks of one graph on a machine, cached for tasks with equal cuts."""
 
     def __init__(self, graph: Graph, machine: Machine, dtype: str = "float32", optimizer: str = "adamw") -> None:
         self.graph, self.machine, self.precision = graph, machine, precision(dtype)
         if self.precision.copied:
-            raise PartitaError(f"dtype {dtype!r}: space-time plans keep parameters and what is updated in one dtype")
+            raise PartitaError(f"dtype {dtype!r}: space-time plans have no separate master copy of parameters")
         self.states = optimizer_states(optimizer)
         self.links = prices_on(machine)
         self._roofline = Roofline(machine, self.precision.compute)
@@ -66,7 +66,7 @@ class Prices:
     # Sizes
 
     def item(self, tensor: PTensor) -> int:
-        """Bytes of an element: of parameters and their gradients the master dtype's."""
+        """Bytes of an element; parameters and their gradients have the master dtype."""
         node = self.graph.pcg.nodes[tensor.node]
         if node.op == "buffer":
             return self.precision.buffer_itemsize(node.dtype)
@@ -75,13 +75,12 @@ class Prices:
         return self.precision.itemsize(node.dtype)
 
     def register_bytes(self, register: Register) -> int:
-        """Bytes of a register."""
         return register.mask.numel * self.item(register.tensor)
 
     def saved(self, op: Op, stored: bool = True) -> Saved:
-        """What a forward operator, or its repetition, keeps; parameters stay where they are, or are fetched again.
+        """The saved tensors of a forward operator or its recomputation, without parameters.
 
-        `stored`: in mixed precision the device keeps the parameters, and so the operator its casts of them.
+        `stored`: the device keeps the parameters, so in mixed precision the operator saves its casts of them.
         """
         node, sources, entry = op.of, self._sources(op), operator(op.of.op)
         saved = entry.kept(node, sources)
@@ -115,7 +114,7 @@ class Prices:
         return Saved(tuple(kept), output, own)
 
     def _item(self, node: Node) -> int:
-        """Bytes of an element where an operator computes with it."""
+        """Bytes of an element in the compute dtype."""
         return self.precision.itemsize(node.dtype)
 
     def _sources(self, op: Op) -> tuple[Node, ...]:
@@ -124,7 +123,7 @@ class Prices:
     # Tasks
 
     def task_ns(self, op: Op) -> int:
-        """How long a task takes. PartitaError: an unknown operator, a look-up with a sparse gradient, no host link."""
+        """Time of a task. PartitaError: an unknown operator, a sparse gradient, a missing host link."""
         cuts = tuple((cut.row, cut.parts) for cut in op.cuts)
         split = op.forward is not None and op.forward.split
         key = op.node, op.phase, cuts, split, op.region and op.region.sizes
@@ -135,7 +134,7 @@ class Prices:
     def _task_ns(self, op: Op) -> int:
         match op.phase:
             case Phase.STORE | Phase.KEEP:
-                return 0  # a parameter is where it is; one that comes from where it was updated is copied (`predict`)
+                return 0  # `predict` adds the copy of a parameter updated elsewhere
             case Phase.UPDATE:
                 item = ITEMSIZE[self.precision.master]
                 return self.stream_ns(op.mask(None).numel * item * (3 + 2 * self.states))
@@ -148,7 +147,7 @@ class Prices:
                 return self.host_ns(self.saved_bytes(op.forward))
 
     def saved_bytes(self, op: Op) -> int:
-        """Bytes that a forward operator keeps, each tensor counted that it keeps."""
+        """Bytes of all saved tensors of a forward operator."""
         saved, sources = self.saved(op), self._sources(op)
         kept = sum(op.mask(p).numel * self._item(sources[p]) for p in saved.operands)
         return kept + saved.own_bytes + saved.output * op.mask(None).numel * self._item(op.of)
@@ -185,14 +184,14 @@ class Prices:
         return total
 
     def _half(self, op: Op) -> float:
-        """The share of its operator's backward that a task is: of a split one with both halves each half."""
+        """The fraction of its operator's backward in a task: 1/2 each if the backward is split and has both halves."""
         if op.forward is None or not op.forward.split:
             return 1.0
         trained = {source.op == "parameter" for source in self._sources(op) if source.gradient}
         return ((op.phase is Phase.WEIGHT) in trained) / len(trained)
 
     def _traffic(self, op: Op) -> float:
-        """Bytes of the inputs, read once, and of the output; of what is looked up in, those of what is looked up."""
+        """Bytes of inputs and output; of a look-up table only the rows that are read."""
         sources, entry = self._sources(op), operator(op.of.op)
         looked_up = entry.looked_up(op.of, sources)
         total: float = op.mask(None).numel * self._item(op.of)
@@ -206,22 +205,22 @@ class Prices:
         return total
 
     def _share(self, op: Op) -> float:
-        """The share of its operator's work that a part does."""
+        """The fraction of its operator's work in a part."""
         split = operator(op.of.op).split
         more = (split(op.of, self._sources(op), i, part)[0] if split else 1.0 for i, part in self._parts(op).items())
         return prod(self._parts(op).values()) * prod(more)
 
     def _parts(self, op: Op) -> dict[str, float]:
-        """By index, the part that the cuts leave of what it counts, where that is not all."""
+        """The fraction of every split index that the cuts leave."""
         parts: dict[str, float] = {}
         for cut in op.cuts if op.forward is None else op.forward.cuts:
             index = self._index(op.node, cut.row)
-            if index and not index.startswith("@") and cut.parts > 1:  # all ids are looked up among any rows
+            if index and not index.startswith("@") and cut.parts > 1:  # a table split by rows still looks up all ids
                 parts[index] = parts.get(index, 1.0) / cut.parts
         return parts
 
     def _index(self, node: int, row: Row) -> str:
-        """The index that a row splits; of a user's own row that of the known one with its letters."""
+        """The index that a row splits; for a user-defined row that of the derived row with its letters."""
         if row.index is None or row.index[0] != "own":
             return row.index[0] if row.index else ""
         letters = (*row.inputs, row.output)
@@ -236,25 +235,25 @@ class Prices:
     # Kernels and transfers
 
     def kernel_ns(self, flops: float, size_bytes: float) -> int:
-        """One kernel."""
+        """Roofline time of one kernel."""
         return int(self._roofline.ns(np.array(flops, dtype=np.float64), np.array(size_bytes, dtype=np.float64)))
 
     def stream_ns(self, size_bytes: float) -> int:
-        """Bytes that pass memory in a kernel shared with others."""
+        """Memory traffic within a shared kernel, without a launch."""
         return int(self._roofline.memory_ns(np.array(size_bytes, dtype=np.float64)))
 
     def copy_ns(self, read: Sequence[int], written: int) -> int:
-        """Tensors that are read, and one that is written, in bytes."""
+        """A copy kernel: bytes of the tensors read and of the one written."""
         return self.kernel_ns(0.0, float(sum(read) + written))
 
     def accumulate_ns(self, tensor: PTensor, numel: int) -> int:
-        """A gradient that is added to a sum in place: read in the dtype of its kernel, the sum read and written."""
+        """In-place accumulation: reads the gradient in its compute dtype, reads and writes the sum."""
         node, item = self.graph.pcg.nodes[tensor.node], self.item(tensor)
         made = self._item(node) if tensor.kind == GRADIENT else item
         return self.stream_ns(numel * (made + 2.0 * item))
 
     def host_ns(self, size_bytes: int) -> int:
-        """To the host's memory or back. PartitaError: the machine does not say how fast that is."""
+        """A transfer to or from the host. PartitaError: the machine has no host_bandwidth."""
         device = self.machine.device
         if device.host_bandwidth is None:
             raise PartitaError(
@@ -266,10 +265,10 @@ class Prices:
         return ceil(size_bytes / device.host_bandwidth * 1e9 + device.launch_ns - ROUNDING_NS)
 
     def collective_ns(self, kind: str, groups: Sequence[tuple[int, ...]], size_bytes: int) -> int:
-        """A collective of all groups at once; the bytes of a member before it, for an all-gather after it."""
+        """A collective in all groups at once; bytes per member before it (all-gather: after it)."""
         return self.links.collective(kind, np.array(groups)).ns(size_bytes)
 
     def sends_ns(self, pairs: Sequence[tuple[int, int]], size_bytes: int) -> int:
-        """Messages of so many bytes each, from and to, all at once."""
+        """Simultaneous messages of `size_bytes` each between (sender, receiver) pairs."""
         senders, receivers = zip(*pairs, strict=True)
         return self.links.sends(senders, receivers, [size_bytes] * len(pairs))

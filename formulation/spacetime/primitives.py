@@ -1,4 +1,4 @@
-"""The three primitives, and what is said with them: recomputation, split backward, swap, where weights are kept.
+"""The primitives op-trans, op-assign and op-order; recomputation, split backward, swap and weight placement.
 
 for op in graph.forward:
     for part, device in zip(op_trans(op, split("batch", len(devices))), devices):
@@ -22,10 +22,10 @@ Ops: TypeAlias = "Op | Iterable[Op | None] | None"
 
 
 def op_trans(op: Op, transformation: Transformation) -> list[Op]:
-    """Replace an operator by the parts that a transformation gives, in order; they have no device yet.
+    """Replace an operator by the parts of a transformation, in order and unassigned.
 
-    Only this operator's vTensors change; what others read and write stays (§3.1). Raises PartitaError where the
-    transformation does not fit: a dimension that it lacks or that the parts do not divide, a rule that is false.
+    The vTensors of other operators stay as they are (§3.1). Raises PartitaError for an unknown dimension, a size that
+    is not divisible, or a transformation that is disproved.
     """
     if not isinstance(op, Op):
         raise PartitaError(f"op_trans transforms one operator, not {_shown(op)}")
@@ -58,7 +58,7 @@ def _check_divides(op: Op, part: Op, transformation: Transformation) -> None:
 
 
 def op_assign(ops: Ops, device: int) -> None:
-    """Run operators on a device (a rank). Backward and recomputation follow their forward operator."""
+    """Assign operators to a device (a rank); derived operators follow their forward operator."""
     for op in listed(ops):
         if op.gone:
             raise PartitaError(f"{op.name} was transformed: assign its parts")
@@ -66,9 +66,9 @@ def op_assign(ops: Ops, device: int) -> None:
 
 
 def op_order(first: Ops, second: Ops) -> None:
-    """All of `first` happen before all of `second`.
+    """Run all of `first` before all of `second`.
 
-    Raises PartitaError for an update before a forward operator: that would be one of the next step.
+    Raises PartitaError for an update before a forward operator: that forward would belong to the next step.
     """
     a, b = listed(first), listed(second)
     if not a or not b:
@@ -89,10 +89,10 @@ def op_order(first: Ops, second: Ops) -> None:
 
 
 def recompute(ops: Ops) -> None:
-    """Compute forward operators again for their backward, instead of keeping what backward needs.
+    """Recompute forward operators before their backward instead of saving tensors (activation checkpointing).
 
-    The operators of one call are a group: it keeps what it reads from outside. A group over several layers, or the
-    whole model, is a chain. The recomputation is an operator of its own (`op.recomputed`), which can be ordered.
+    The operators of one call form a group that saves only its external inputs. `op.recomputed` is the recomputation; it
+    can be ordered.
     """
     for op in _group(ops, "recomputed"):
         if op.swapped is not None:
@@ -101,9 +101,9 @@ def recompute(ops: Ops) -> None:
 
 
 def swap(ops: Ops) -> None:
-    """Keep what backward needs of forward operators on the host, from forward until shortly before backward.
+    """Offload the tensors that forward operators save to the host until shortly before backward.
 
-    The operators of one call are a group: what they keep goes together, and comes back together.
+    The operators of one call form a group that is offloaded and reloaded together.
     """
     for op in _group(ops, "swapped"):
         if op.group is not None:
@@ -112,15 +112,15 @@ def swap(ops: Ops) -> None:
 
 
 def split_backward(ops: Ops) -> None:
-    """Make the gradients of parameters operators of their own (`op.weight`), apart from `op.backward` (zero bubble)."""
+    """Split parameter gradients (`op.weight`) from the rest of the backward (`op.backward`), as zero-bubble does."""
     for op in _forward(listed(ops), "split"):
         op.split = True
 
 
 def place(graph: Graph, name: str, transformation: Transformation | None, devices: Sequence[int]) -> None:
-    """Where a parameter is kept between steps: its parts, one on each device; by default with its operators.
+    """Keep the parts of a parameter between steps one on each device; by default it lies with its readers.
 
-    An operator that reads more than its device has gets the rest before it runs, and gives it back after (ZeRO-3).
+    Operators fetch the parts that their device lacks before they run, and release them afterwards (ZeRO-3).
     """
     index = next((i for i in graph.pcg.of("parameter") if graph.pcg.nodes[i].name == name), None)
     if index is None:
@@ -142,7 +142,7 @@ def place(graph: Graph, name: str, transformation: Transformation | None, device
 
 
 def listed(ops: Ops) -> tuple[Op, ...]:
-    """One operator, or several, as a tuple; what a forward operator lacks (a backward) may be None among them."""
+    """One or several operators as a tuple; drops None, which stands for a missing backward."""
     found = (ops,) if ops is None or isinstance(ops, Op) or not isinstance(ops, Iterable) else tuple(ops)
     for op in found:
         if op is not None and not isinstance(op, Op):
@@ -151,12 +151,12 @@ def listed(ops: Ops) -> tuple[Op, ...]:
 
 
 def _shown(found: object) -> str:
-    """What is not what it should be, short enough for a message."""
+    """A wrong argument, shortened for a message."""
     return type(found).__name__ if isinstance(found, (list, tuple)) else repr(found)
 
 
 def _group(ops: Ops, what: str) -> Sequence[Op]:
-    """Forward operators that become a new group, whose number is then the last of their graph."""
+    """Start a new group, numbered `graph.groups`, with these forward operators."""
     found = listed(ops)
     if found:
         found[0].graph.groups += 1
@@ -173,7 +173,7 @@ def _forward(ops: Sequence[Op], what: str) -> Sequence[Op]:
 
 
 def _caller() -> str:
-    """The line outside of this package that called a primitive."""
+    """File and line of the user's call."""
     frame: FrameType | None = sys._getframe(1)
     own = str(Path(__file__).parent)
     while frame is not None and frame.f_code.co_filename.startswith(own):

@@ -1,7 +1,7 @@
-"""Which task comes first where a plan says nothing: depth first, one micro-batch after the other.
+"""Default priorities of unordered tasks: depth first, one micro-batch after the other.
 
-Parts of an operator that share a device are parts in time. So on one device accumulated micro-batches run forward 0,
-backward 0, forward 1, backward 1, and of two operators of one micro-batch the earlier node; backwards in reverse.
+Parts of an operator on the same device are split in time: accumulated micro-batches run forward 0, backward 0,
+forward 1, backward 1. Within a micro-batch, forwards run in topological order and backwards in reverse.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .tasks import Tasks
 from .transformation import BATCH
 
 Label: TypeAlias = tuple[str, int]
-"""What the user calls a transformation, and how often the operator had one so called before."""
+"""A transformation's label and its occurrence number on the operator."""
 
 _CLASS = {
     Phase.STORE: 0,
@@ -33,7 +33,7 @@ _AFTER = {Phase.BACKWARD: 1, Phase.WEIGHT: 2}  # recomputation and reload of a n
 
 
 def priorities(tasks: Tasks) -> list[int]:
-    """A number for every task, the lower the sooner: what is ready and has the lowest goes first."""
+    """A rank per task; of the ready tasks the lowest runs first."""
     times, last = _times(tasks), len(tasks.graph.pcg.nodes)
 
     def key(at: int) -> tuple[int, tuple[int, ...], int, int, int]:
@@ -48,15 +48,15 @@ def priorities(tasks: Tasks) -> list[int]:
 
 
 def _times(tasks: Tasks) -> list[tuple[int, ...]]:
-    """For every task its numbers along the labels in time: those of batches first, then the outermost.
+    """Per task, its part numbers along temporal labels: batch splits first, then outermost first.
 
-    A label counts as time for the parts of a node that differ in it alone and share a device; they are numbered from 0.
+    A label is temporal for parts of a node on one device that differ in it alone; they are numbered from 0.
     """
     labels = [_labels(op) for op in tasks.ops]
-    together: dict[object, set[int]] = defaultdict(set)
+    siblings: dict[object, set[int]] = defaultdict(set)
     for op, numbers in zip(tasks.ops, labels, strict=True):
         for label, number in numbers.items():
-            together[_siblings(op, numbers, label)].add(number)
+            siblings[_siblings(op, numbers, label)].add(number)
     samples = tasks.graph.dimension(BATCH)
     batches: Counter[Label] = Counter()
     depth: dict[Label, int] = {}
@@ -68,7 +68,7 @@ def _times(tasks: Tasks) -> list[tuple[int, ...]]:
     found = []
     for op, numbers in zip(tasks.ops, labels, strict=True):
         numbered = {
-            label: sum(other < mine for other in together[_siblings(op, numbers, label)])
+            label: sum(other < mine for other in siblings[_siblings(op, numbers, label)])
             for label, mine in numbers.items()
         }
         found.append(tuple(numbered.get(label, 0) for label in ranked))
@@ -85,7 +85,7 @@ def _labels(op: Op) -> dict[Label, int]:
 
 
 def _siblings(op: Op, numbers: dict[Label, int], label: Label) -> object:
-    """Equal for the parts of one node and phase that share a device and differ in one label alone."""
+    """Key shared by parts of one node, phase and device that differ in `label` alone."""
     return op.node, op.phase, op.device, label, tuple(item for item in numbers.items() if item[0] != label)
 
 

@@ -1,7 +1,7 @@
-"""Transfers of tensors that lie regularly on their devices: paths that the RVD search finds (SuperScaler, section 4).
+"""Transfers between regular layouts, along paths found by the RVD search (SuperScaler, section 4).
 
-Regular is what cuts a region into equal parts, each on equally many devices with equally many addends, one piece a
-device; and every reader takes its part of all of it.
+A layout is regular if it cuts a region into equal parts, each with the same number of replicas and addends, one piece
+per device; every reader takes its part of the whole region.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ COLLECTIVES = {
     "all-gather": "all_gather", "all-reduce": "all_reduce", "reduce-scatter": "reduce_scatter",
     "all-to-all": "all_to_all",
 }  # fmt: skip
-"""Steps of a path that are collectives of a program."""
+"""Path steps that are collectives, by their kind in a program."""
 
 Registers: TypeAlias = "dict[int, Register]"
-"""What each device has."""
+"""One register per device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A box. Pieces are cut along the atoms `dims` at most; `shape` is its own along these."""
+    """A box whose pieces are cut along the atoms `dims` only; `shape` is its shape along these."""
 
     box: Box
     dims: tuple[int, ...]
@@ -43,23 +43,23 @@ class Region:
 
     @property
     def rest(self) -> int:
-        """Entries of the tensor for every one along the dims."""
+        """Tensor entries per entry of `shape`."""
         return volume(self.box) // prod(self.shape)
 
-    def inside(self, inner: Box) -> Box:
-        """The box over all atoms of a box over the dims."""
+    def full_box(self, inner: Box) -> Box:
+        """The box over all atoms from a box over the dims."""
         found = list(self.box)
         for atom, (start, stop) in zip(self.dims, inner, strict=True):
             found[atom] = (start + self.box[atom][0], stop + self.box[atom][0])
         return tuple(found)
 
     def boxes(self, state: State) -> dict[int, Box]:
-        """Where the piece of each device lies."""
+        """The box of each device's piece."""
         pieces = zip(state.devices, state.pieces, strict=True)
-        return {device: self.inside(piece.box(state.rvd, self.shape)) for device, piece in pieces}
+        return {device: self.full_box(piece.box(state.rvd, self.shape)) for device, piece in pieces}
 
     def state(self, boxes: Mapping[int, Box], addends: Mapping[int, int]) -> State | None:
-        """The state of boxes, and the numbers of addends, by device; None where they are not regular."""
+        """The RVD state of boxes and addend numbers, by device; None if irregular."""
         first = next(iter(boxes.values()))
         sizes = [first[atom][1] - first[atom][0] for atom in self.dims]
         cuts = tuple(size // part for size, part in zip(self.shape, sizes, strict=True))
@@ -80,7 +80,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Regular:
-    """A transfer from state to state: the supply, and the demand, of every device."""
+    """A transfer between RVD states, with the supply and the demand of every device."""
 
     region: Region
     source: State
@@ -90,7 +90,7 @@ class Regular:
 
 
 def regular(supplies: Sequence[Supply], demands: Sequence[Demand]) -> Regular | None:
-    """Supplies and those that take of them, each from elsewhere; None where they are not regular."""
+    """The supplies and their remote demands as a regular transfer; None if irregular."""
     taken = [(supply, q, supply.takers[q]) for supply in supplies for q in demands if q in supply.takers]
     if any(len(boxes) > 1 or (q in supply.local and q.device not in supply.holders) for supply, q, boxes in taken):
         return None
@@ -116,7 +116,7 @@ def regular(supplies: Sequence[Supply], demands: Sequence[Demand]) -> Regular | 
 
 
 def _dims(region: Box, boxes: Sequence[Box], devices: int) -> tuple[int, ...]:
-    """The atoms along which any box is cut, and of the others the outermost of those that can be cut best."""
+    """The atoms along which a box is cut, and the one other atom that divides best among the devices."""
     cut = {atom for box in boxes for atom, side in enumerate(box) if side != region[atom]}
     others = [atom for atom in range(len(region)) if atom not in cut]
     more = max(others, key=lambda atom: gcd(region[atom][1] - region[atom][0], devices), default=None)
@@ -124,7 +124,7 @@ def _dims(region: Box, boxes: Sequence[Box], devices: int) -> tuple[int, ...]:
 
 
 def ready(path: Path, held: Mapping[int, int]) -> dict[int, int]:
-    """When each device has what a path brings it, from when it has what the path starts with."""
+    """Per device, when the result of a path is ready, given when its input is (`held`)."""
     at = dict(held)
     for step in path.steps:
         if step.messages:
@@ -138,11 +138,11 @@ def ready(path: Path, held: Mapping[int, int]) -> dict[int, int]:
 
 
 def follow(path: Path, region: Region, held: Registers, builder: Builder, floor: Place) -> Registers:
-    """Write the steps of a path; what each device has at the end."""
+    """Add the steps of a path to the program; returns the final registers."""
     for step in path.steps:
         boxes = region.boxes(step.after)
         if step.messages:
-            held = _sent(step, region, held, builder, floor)
+            held = _exchange(step, region, held, builder, floor)
         elif step.kind in COLLECTIVES:
             atoms = tuple(region.dims[dim] for dim in (step.joined, step.dim) if dim is not None)
             made: dict[int, Register] = {}
@@ -151,16 +151,16 @@ def follow(path: Path, region: Region, held: Registers, builder: Builder, floor:
                 made |= builder.collective(Pattern(COLLECTIVES[step.kind], group, atoms), members, boxes, floor)
             held = made
         else:
-            assert step.kind == "schunk", step.kind  # nothing else makes values of values
+            assert step.kind == "schunk", step.kind  # the only other step without addends
             held = {device: builder.slice(register, boxes[device], floor) for device, register in held.items()}
     return held
 
 
-def _sent(step: Step, region: Region, held: Registers, builder: Builder, floor: Place) -> Registers:
-    """What comes to each device, put together."""
+def _exchange(step: Step, region: Region, held: Registers, builder: Builder, floor: Place) -> Registers:
+    """Per device, the joined received pieces."""
     parts: dict[int, list[Part]] = defaultdict(list)
     for message in step.messages:
-        box, register = region.inside(message.box), held[message.sender]
+        box, register = region.full_box(message.box), held[message.sender]
         if message.sender != message.receiver:
             register = builder.send(builder.slice(register, box, floor), message.receiver, floor)
         parts[message.receiver].append((box, register))

@@ -1,4 +1,4 @@
-"""What several plans need: layers, stages of a pipeline, their order on devices, an even way to shard a tensor.
+"""Helpers for plans: layers, pipeline stages, their order on devices, even sharding.
 
 for op in graph.forward:
     op_trans(op, split("batch", micros, "micro"))
@@ -27,34 +27,34 @@ from .primitives import op_order
 from .transformation import Transformation, replicate, split
 
 TasksOf: TypeAlias = Callable[[Slot], Iterable["Op | None"]]
-"""The operators of a slot; None's among them are left out."""
+"""The operators of a slot; None is skipped."""
 
 
 def layers(graph: Graph) -> list[list[Op]]:
-    """Forward operators in runs of one layer each: a layer is a module of a list (`encoder.3`), or what lies between.
+    """Forward operators grouped by layer: an element of a module list (`encoder.3`), or the operators between two.
 
-    A layer that runs several times (recycling) is several.
+    A layer that runs several times (recycling) counts as several.
     """
     return [[op for node in run for op in graph.parts(node)] for run in _runs(graph.pcg, _nodes(graph.pcg))]
 
 
 def stages(graph: Graph, count: int, ops: Iterable[Op] | None = None) -> list[list[Op]]:
-    """Forward operators, or some of them, in `count` consecutive groups, the largest with as little work as possible.
+    """Partition forward operators (or `ops`) into `count` consecutive groups with the least maximum work.
 
-    Work is arithmetic, forward and backward. Cuts lie where as little crosses them as anywhere in the layers beside
-    them, unless there are too few such places; among cuts that are as good the least crosses. What an earlier pass
-    repeats (recycling) is in the group of what it repeats. Raises PartitaError where there are fewer operators.
+    Work counts forward and backward FLOPs. Cuts lie where the least data crosses within the adjacent layers, unless
+    there are too few such places; ties go to the least data crossing. Repeated passes (recycling) join the group of the
+    operator they repeat. Raises PartitaError for fewer operators than groups.
     """
     if count < 1:
         raise PartitaError(f"a pipeline has at least one stage, not {count}")
     pcg, repeats = graph.pcg, twins(graph.pcg)
     found = graph.forward if ops is None else tuple(ops)
-    among = sorted({op.node for op in found})
-    nodes = [i for i in among if i not in repeats]
+    selected = sorted({op.node for op in found})
+    nodes = [i for i in selected if i not in repeats]
     if len(nodes) < count:
-        raise PartitaError(f"{len(nodes)} operators make no {count} stages")
+        raise PartitaError(f"cannot split {len(nodes)} operators into {count} stages")
     work = dict.fromkeys(nodes, 0.0)
-    for index in among:
+    for index in selected:
         work[repeats.get(index, index)] += _work(pcg, index)
     crossing = _crossing(pcg, nodes)
     places = _narrow(pcg, nodes, crossing)
@@ -69,21 +69,21 @@ def stages(graph: Graph, count: int, ops: Iterable[Op] | None = None) -> list[li
 
 
 def passes(graph: Graph) -> list[int]:
-    """For every node the number of its pass, from 0: what recycling runs again and again (`model.recycling`)."""
-    again: dict[int, list[int]] = {}
+    """Per node, its recycling pass, from 0 (`model.graph.recycling`)."""
+    repeated: dict[int, list[int]] = {}
     for index, model in twins(graph.pcg).items():
-        again.setdefault(model, []).append(index)
-    count = max(map(len, again.values()), default=0)
-    last = [max(repeats[p] for repeats in again.values() if len(repeats) == count) for p in range(count)]
+        repeated.setdefault(model, []).append(index)
+    count = max(map(len, repeated.values()), default=0)
+    last = [max(repeats[p] for repeats in repeated.values() if len(repeats) == count) for p in range(count)]
     return [sum(end < index for end in last) for index in range(len(graph.pcg.nodes))]
 
 
 def in_order(orders: Orders, tasks: TasksOf | Sequence[Iterable[Op]], label: str = "micro") -> None:
-    """Every device runs its slots one after another, all of one before all of the next that it has a part in.
+    """Run the slots of every device one after another.
 
-    `tasks` gives the operators of a slot, on however many devices; or it is the stages, whose micro-batches the
-    transformation `label` made. Between devices nothing is ordered: there the data decide. Raises PartitaError for an
-    order of other stages or micro-batches than there are.
+    `tasks` maps a slot to its operators, on any number of devices; or it lists the stages, whose micro-batches were
+    made by the transformation `label`. Between devices only data dependencies hold. Raises PartitaError if stages or
+    micro-batches of the order and the plan differ.
     """
     if callable(tasks):
         found = tasks
@@ -109,31 +109,31 @@ def in_order(orders: Orders, tasks: TasksOf | Sequence[Iterable[Op]], label: str
 
 
 def _check_named(orders: Orders, groups: Sequence[Sequence[Op]], label: str) -> None:
-    """Refuse an order that leaves out operators, or names some that are not there; a group may have none."""
+    """Raise PartitaError if the order misses operators or names missing ones; a group may be empty."""
     named = {(slot.stage, slot.micro) for order in orders for slot in order}
     most = max((stage for stage, _ in named), default=-1)
     if most >= len(groups):
         raise PartitaError(f"the order has stages 0 to {most}, the plan {len(groups)}")
-    there = {(stage, op.coordinate(label)) for stage, ops in enumerate(groups) for op in ops}
-    for stage, micro in sorted(named ^ there):
-        if (stage, micro) in there:
-            raise PartitaError(f"the order has no micro-batch {micro} of stage {stage}, which the plan has")
+    planned = {(stage, op.coordinate(label)) for stage, ops in enumerate(groups) for op in ops}
+    for stage, micro in sorted(named ^ planned):
+        if (stage, micro) in planned:
+            raise PartitaError(f"the order lacks micro-batch {micro} of stage {stage} of the plan")
         if groups[stage]:
             raise PartitaError(
-                f"the order has micro-batch {micro} of stage {stage}, the plan has not: say which op_trans made them, "
-                f"here those of the label {label!r}"
+                f"the order has micro-batch {micro} of stage {stage}, the plan does not: pass the label of the "
+                f"op_trans that made the micro-batches (now {label!r})"
             )
 
 
 def slots(groups: Sequence[Iterable[Op]], label: str = "micro") -> TasksOf:
-    """What a slot stands for: its stage of `groups`, its micro-batch by the transformation `label`."""
+    """Maps a slot to the operators of its stage (`groups`) and micro-batch (transformation `label`)."""
     parts: dict[tuple[int, int], list[Op]] = {}
     for stage, ops in enumerate(groups):
         for op in ops:
             parts.setdefault((stage, op.coordinate(label)), []).append(op)
 
     def tasks(slot: Slot) -> list[Op | None]:
-        """The backward in the reverse order, as messages are to name it."""
+        """Backward operators in reverse order, for messages."""
         ops = parts.get((slot.stage, slot.micro), [])
         return [_PHASES[slot.kind](op) for op in (ops if slot.kind in "FR" else reversed(ops))]
 
@@ -149,10 +149,7 @@ _PHASES: dict[str, Callable[[Op], Op | None]] = {
 
 
 def evenly(op: Op, parts: int) -> Transformation:
-    """The first factor of a dim of a parameter that can be cut in so many equal parts; replicas where none can.
-
-    `op` is the parameter's update.
-    """
+    """Split a parameter, given its update `op`, along its first divisible dim factor; replicate if there is none."""
     for dim, factors in enumerate(op.graph.atoms[op.node].dims):
         for factor, size in enumerate(factors):
             if size % parts == 0:
@@ -179,9 +176,9 @@ def _work(pcg: PCG, index: int) -> float:
 
 
 def _crossing(pcg: PCG, nodes: Sequence[int]) -> list[int]:
-    """Elements that go from before each place to after it: place k lies before the k-th node.
+    """Elements crossing each place; place k lies before the k-th node.
 
-    What comes from elsewhere goes from its first reader to its last.
+    A tensor from outside `nodes` crosses from its first to its last reader.
     """
     position = {index: at for at, index in enumerate(nodes)}
     difference = [0] * (len(nodes) + 1)
@@ -194,7 +191,7 @@ def _crossing(pcg: PCG, nodes: Sequence[int]) -> list[int]:
 
 
 def _narrow(pcg: PCG, nodes: Sequence[int], crossing: Sequence[int]) -> list[int]:
-    """The places where as little crosses as anywhere in the layers beside them, or as beside what lies between two."""
+    """The places where no more crosses than the minimum within the adjacent layers."""
     limit: list[int] = []
     for run in _runs(pcg, nodes):
         start, stop = len(limit), len(limit) + len(run)
@@ -205,11 +202,11 @@ def _narrow(pcg: PCG, nodes: Sequence[int], crossing: Sequence[int]) -> list[int
 
 
 def _cuts(work: Sequence[float], crossing: Sequence[int], places: Sequence[int], count: int) -> list[int]:
-    """The `count` - 1 places with the least largest group, then the evenest, then with the least that crosses."""
+    """The `count` - 1 cuts with the least maximum work, then the most even groups, then the least data crossing."""
     total = list(accumulate(work, initial=0.0))
 
     def search(join: Callable[[float, float], float], most: float = float("inf")) -> tuple[float, int, tuple[int, ...]]:
-        """The least value of `count` groups of at most that work, what crosses, and where they end."""
+        """(value, crossing, ends) of the best `count` groups of at most `most` work each."""
         found: dict[int, tuple[float, int, tuple[int, ...]]] = {0: (0.0, 0, ())}
         for last in (*[False] * (count - 1), True):
             found = {

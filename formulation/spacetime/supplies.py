@@ -1,8 +1,8 @@
-"""Who wants which part of a tensor, and who has it: demands and supplies (SuperScaler, section 3.3, step 1).
+"""Demands and supplies of the parts of a tensor (SuperScaler, section 3.3, step 1).
 
-A demand is a vTensor that tasks of one device read. What the producers of its parts write are terms: the value is their
-sum. Terms of one box that the same devices write and the same demands take are one supply, for they can be added up
-before anything is sent: so gradients of micro-batches are sent once.
+A demand is a vTensor that tasks of one device read; its value is the sum of terms, the vTensors that its producers
+write. Terms of one box with the same writing devices and the same demands form one supply: they are added up before
+they are sent, so the gradients of micro-batches are sent once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Item = TypeVar("Item")
 
 @dataclass(eq=False, slots=True)
 class Demand:
-    """What tasks of `device` read, the first of them at `at` in the order.
+    """A vTensor that tasks of `device` read, first at `at` in the order.
 
-    `terms` are boxes within its own that it takes of what is written. `parts` is what it has got; where it is `within`
-    another demand of the device, it gets its part of that.
+    `terms`: the boxes taken of each term. `parts`: the pieces received. `within`: a larger demand of the device that
+    contains it and is sliced instead.
     """
 
     device: int
@@ -44,10 +44,10 @@ class Demand:
 
 @dataclass(eq=False, slots=True)
 class Supply:
-    """Terms that are added up on every device that has them.
+    """Terms that are added up on every device that writes them.
 
-    `holders` may send to any demand; `local` are demands on devices that write the terms themselves in time. `takers`
-    has the boxes that a demand takes. Where others are `merged`, it has their boxes side by side and on each other.
+    `holders` have them in time for every remote demand; `local` demands lie on devices that write them in time.
+    `takers`: the boxes taken by each demand. `merged`: the supplies that this one combines, adjacent or overlapping.
     """
 
     box: Box
@@ -60,12 +60,12 @@ class Supply:
 
 
 class Written:
-    """What the tasks write, and when; registers of what is read."""
+    """The vTensors that tasks write, by whom and when, and the registers of those that are read."""
 
     def __init__(self, order: Sequence[Op], builder: Builder) -> None:
         self.builder = builder
         self.at = {op: place for place, op in enumerate(order)}
-        known: dict[VTensor, VTensor] = {}  # equal ones are one object: they are compared often
+        known: dict[VTensor, VTensor] = {}  # interned: they are compared often
         self.writes = {op: tuple(known.setdefault(w, w) for w in op.writes) for op in order}
         self.by_op = {(op, w.tensor, w.via): w for op in order for w in self.writes[op]}
         self._writers: dict[VTensor, dict[int, Op]] = defaultdict(dict)
@@ -75,15 +75,15 @@ class Written:
         self._registers: dict[tuple[Op, VTensor], Register] = {}
 
     def writers(self, term: VTensor) -> Mapping[int, Op]:
-        """Who writes a term: of every device the first."""
+        """The first writer of a term on each device."""
         return self._writers[term]
 
     def places(self, term: VTensor) -> dict[int, int]:
-        """When each device has written a term."""
+        """The place of each device's first writer of a term."""
         return {device: self.at[op] for device, op in self._writers[term].items()}
 
     def register(self, term: VTensor, on: int) -> Register:
-        """Where a device writes a term."""
+        """The register of a term on a device."""
         op = self._writers[term][on]
         if (op, term) not in self._registers:
             place = (self.at[op], WITH)
@@ -92,16 +92,16 @@ class Written:
         return self._registers[op, term]
 
     def outputs(self, op: Op) -> tuple[Register | None, ...]:
-        """The registers of what a task writes, None where nobody reads it."""
+        """The registers that a task writes; None if unread."""
         return tuple(self._registers.get((op, written)) for written in self.writes[op])
 
     def ready(self, supply: Supply, on: int) -> int:
-        """The place of the task with which a device has all of a supply."""
+        """The place at which a device has all terms of a supply."""
         inner = [self.ready(one, on) for one in supply.merged]
         return max(inner + [self.at[self._writers[term][on]] for term in supply.terms])
 
     def sum(self, supply: Supply, on: int) -> Register:
-        """All terms of a supply on a device, added up."""
+        """The sum of the terms of a supply on a device."""
         if on not in supply.sums and supply.merged:
             parts = [(inner.box, self.sum(inner, on)) for inner in supply.merged]
             supply.sums[on] = self.builder.assemble(on, parts[0][1].tensor, supply.box, parts, START)
@@ -116,7 +116,7 @@ class Written:
         if tensor.kind == GRADIENT and self.builder.graph.pcg.nodes[tensor.node].op == "parameter":
             return self.builder.accumulate(registers)
         first, *others = sorted(registers, key=lambda r: self.builder.ready[r.number])
-        for other in others:  # a new tensor each time: an operator may hand on one gradient to several inputs
+        for other in others:  # not in place: several inputs may share a gradient
             first = self.builder.add((first, other), (-1, WITH))
         return first
 
@@ -127,7 +127,7 @@ def device(op: Op) -> int:
 
 
 def demand_of(task: Op, read: VTensor, needs: Iterable[Need], written: Written, chosen: Mapping[Need, Op]) -> Demand:
-    """What a task reads, by the needs that tell of it."""
+    """The demand of a task for a vTensor, from its needs."""
     found = Demand(device(task), read, written.at[task])
     cells: dict[VTensor, list[Box]] = defaultdict(list)
     for need in needs:
@@ -139,7 +139,7 @@ def demand_of(task: Op, read: VTensor, needs: Iterable[Need], written: Written, 
 
 
 def _term(need: Need, demand: Demand, written: Written, chosen: Mapping[Need, Op]) -> VTensor:
-    """The vTensor of which a need is a part: of those with different boxes the own device's, or else the chosen one."""
+    """The vTensor that serves a need: the one on the demand's own device, else the chosen producer's."""
     terms = {id(term): term for term in (written.by_op[op, need.tensor, need.via] for op in need.producers)}
     if len(terms) == 1:
         return terms.popitem()[1]
@@ -156,42 +156,42 @@ def _shared(a: Box, b: Box) -> Box:
 
 
 def volume(box: Box) -> int:
-    """The number of entries in a box."""
+    """Entries in a box."""
     return prod(stop - start for start, stop in box)
 
 
 def hull(boxes: Sequence[Box]) -> Box:
-    """The smallest box around boxes."""
+    """Bounding box."""
     sides = zip(*boxes, strict=True)
     return tuple((min(start for start, _ in side), max(stop for _, stop in side)) for side in sides)
 
 
 def nested(demands: Iterable[Demand], written: Written) -> list[Demand]:
-    """Demands without those that lie within another of their device: what comes from elsewhere comes once.
+    """Demands not contained in another demand of their device, so that nothing is received twice.
 
-    The larger one is met as early as the smaller one has to be, if it can be by then.
+    A contained demand is sliced from the larger one if that can be complete in time.
     """
     outer: dict[object, list[Demand]] = defaultdict(list)
     for demand in sorted(demands, key=lambda q: -volume(q.box)):
         if all(_own(demand, term, written) for term in demand.terms):
             continue
-        known = outer[demand.device, demand.read.mask.addends]
-        for other in known:
-            if within(demand.box, other.box) and _there(other, written) < demand.at:
+        larger = outer[demand.device, demand.read.mask.addends]
+        for other in larger:
+            if within(demand.box, other.box) and _earliest(other, written) < demand.at:
                 demand.within, other.at = other, min(other.at, demand.at)
                 break
         else:
-            known.append(demand)
+            larger.append(demand)
     return [demand for demand in demands if demand.within is None]
 
 
 def _own(demand: Demand, term: VTensor, written: Written) -> bool:
-    """True if its own device writes a term in time."""
+    """True if the demand's own device writes the term in time."""
     return written.places(term).get(demand.device, demand.at) < demand.at
 
 
-def _there(demand: Demand, written: Written) -> int:
-    """The place of the last task that it waits for, at the least."""
+def _earliest(demand: Demand, written: Written) -> int:
+    """Lower bound on the place of the last task that a demand waits for."""
     places = {term: written.places(term) for term in demand.terms}
     return max(
         (at[demand.device] if _own(demand, term, written) else min(at.values()) for term, at in places.items()),
@@ -200,7 +200,7 @@ def _there(demand: Demand, written: Written) -> int:
 
 
 def supplies(demands: Sequence[Demand], written: Written) -> list[Supply]:
-    """What the demands for one tensor take, in the order in which it is written."""
+    """The supplies for the demands of one tensor, in the order in which they are written."""
     takers: dict[VTensor, dict[Demand, tuple[Box, ...]]] = defaultdict(dict)
     for demand in demands:
         for term, boxes in demand.terms.items():
@@ -221,7 +221,7 @@ def supplies(demands: Sequence[Demand], written: Written) -> list[Supply]:
 
 
 def merged(found: Iterable[Supply]) -> list[Supply]:
-    """Supplies where those of the same devices for the same demands are one, if together they are no larger."""
+    """Combine supplies of the same devices and demands if their bounding box is no larger than their sum."""
     groups: dict[object, list[Supply]] = defaultdict(list)
     for supply in found:
         regular = all(boxes == (meet(supply.box, q.box),) for q, boxes in supply.takers.items())
@@ -240,14 +240,14 @@ def merged(found: Iterable[Supply]) -> list[Supply]:
 
 
 def components(found: Sequence[Supply]) -> list[list[Supply]]:
-    """Supplies that devices have to send, together where one demand takes of both."""
+    """Supplies that must be sent, grouped by shared demands."""
     sent = [supply for supply in found if len(supply.local) < len(supply.takers)]
     remote = {demand for supply in sent for demand in supply.takers if demand not in supply.local}
     return connected({supply: [q for q in supply.takers if q in remote] for supply in sent})
 
 
 def connected(links: Mapping[Item, Iterable[object]]) -> list[list[Item]]:
-    """Items in groups that share no link."""
+    """Connected components of items that share links."""
     group_of: dict[object, list[Item]] = {}
     groups: dict[int, list[Item]] = {}
     for item, shared in links.items():

@@ -1,7 +1,7 @@
-"""The tasks of a plan and what each needs: dependencies by intersecting masks (SuperScaler, section 3.2, Figure 7).
+"""The tasks of a plan and their dependencies, by mask intersection (SuperScaler, section 3.2, Figure 7).
 
-A need names the operators of which any one suffices: replicated producers write the same vTensor. What no operator
-writes, what is written twice, and operators without device are problems, told in the user's names.
+A need lists alternative producers: replicas write the same vTensor. Parts that no operator writes, parts written twice
+and unassigned operators are reported as problems.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Via: TypeAlias = "tuple[int, int] | None"
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A task needs one part of a tensor, which any one of `producers` gives it.
+    """A task needs one part of a tensor from any one of `producers`.
 
-    `box` and `addends` are the part that they write of what the task reads, `read`; of a gradient `via` is the reader
-    whose addend it is. `saved` tensors stay on their device: what backward needs of forward, of which nothing is read.
+    `box` and `addends`: the part of `read`, the vTensor the task reads, that they write; `via`: for a gradient, the
+    reader that contributes the addend. Needs of `saved` tensors order tasks on one device and transfer nothing.
     """
 
     task: Op
@@ -47,7 +47,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """All tasks of a plan, with needs and orders. `problems` say why it cannot run; needs are then incomplete."""
+    """All tasks of a plan with needs and orders. `problems`: why it cannot run; needs are then incomplete."""
 
     graph: Graph
     ops: tuple[Op, ...]
@@ -57,12 +57,12 @@ class Tasks:
 
     @property
     def devices(self) -> int:
-        """The number of ranks: the highest that an operator is assigned to, and all below."""
+        """Number of ranks: one more than the highest assigned."""
         return 1 + max((op.device for op in self.ops if op.device is not None), default=0)
 
 
 def tasks(graph: Graph) -> Tasks:
-    """The tasks of a plan, in a deterministic order: stores, forward operators with what follows from them, updates."""
+    """The tasks of a plan in a deterministic order: stores, forward and derived operators, updates, keeps."""
     problems: list[str] = [f"{op.name} is not assigned to a device" for op in graph.forward if op.device is None]
     stores = [*graph.stores, *_default_stores(graph)]
     reached = gradients_reach(graph.pcg)
@@ -70,7 +70,7 @@ def tasks(graph: Graph) -> Tasks:
     for op in graph.forward:
         phases = (Phase.RECOMPUTE, Phase.OFFLOAD, Phase.RELOAD, Phase.BACKWARD, Phase.WEIGHT)
         found = [graph.derived(op, phase) for phase in (phases if op.node in reached else phases[:1])]
-        computing += [twin for twin in found if twin is not None]
+        computing += [derived for derived in found if derived is not None]
     updates, unassigned = _updates(graph, stores, reached)
     problems += unassigned
     problems += _updated_elsewhere(updates, stores)
@@ -105,7 +105,7 @@ def _with_region(op: Op, like: Op) -> Op:
 
 
 def _default_stores(graph: Graph) -> list[Op]:
-    """Parameters that a plan does not place are kept with the operators that read them (§5)."""
+    """Stores of unplaced parameters, on the devices of their readers (§5)."""
     placed = {store.node for store in graph.stores}
     wanted: dict[tuple[int, int], list[Mask]] = defaultdict(list)
     for op in graph.forward:
@@ -126,7 +126,7 @@ def _default_stores(graph: Graph) -> list[Op]:
 
 
 def _updates(graph: Graph, stores: Sequence[Op], reached: frozenset[int]) -> tuple[list[Op], list[str]]:
-    """Updates as the plan has them; where it says nothing, every store updates what it has."""
+    """The updates of the plan; an unassigned one runs at every store of its parameter. Also returns problems."""
     updates, problems = [], []
     for op in graph.optimizer:
         if op.node not in reached:
@@ -141,7 +141,7 @@ def _updates(graph: Graph, stores: Sequence[Op], reached: frozenset[int]) -> tup
 
 
 def _updated_elsewhere(updates: Sequence[Op], stores: Sequence[Op]) -> Iterator[str]:
-    """Parameters are updated where they are kept: an optimizer has its states beside the weights."""
+    """Problems of updates on devices without the parameter: optimizer states lie with the weights."""
     stored = _stored(stores)
     for op in updates:
         mask = op.mask(None)
@@ -150,7 +150,7 @@ def _updated_elsewhere(updates: Sequence[Op], stores: Sequence[Op]) -> Iterator[
 
 
 def _stored(stores: Iterable[Op]) -> dict[tuple[int, int | None], list[Box]]:
-    """Which boxes of a parameter a device keeps."""
+    """The boxes that each device keeps, by (parameter, device)."""
     found: dict[tuple[int, int | None], list[Box]] = defaultdict(list)
     for store in stores:
         found[store.node, store.device].append(store.mask(None).box)
@@ -175,14 +175,14 @@ def _needs(graph: Graph, ops: Sequence[Op], reached: frozenset[int]) -> tuple[li
 
 
 def reads_of(ops: Iterable[Op]) -> dict[Op, tuple[VTensor, ...]]:
-    """What every task reads: `op.reads`, and after them the parameters that backward has to fetch again."""
+    """The vTensors every task reads: `op.reads`, then the parameters that its backward fetches again."""
     ops = tuple(ops)
     stored = _stored(op for op in ops if op.phase is Phase.STORE)
     return {op: (*op.reads, *_weights_again(op, stored)) for op in ops}
 
 
 def _saved(op: Op) -> Iterator[Need]:
-    """What follows from a forward operator comes after it, on its device."""
+    """Orders derived operators after their forward operator, on its device."""
     if op.forward is None:
         return
     forward, graph = op.forward, op.graph
@@ -198,7 +198,7 @@ def _saved(op: Op) -> Iterator[Need]:
 
 
 def _weights_again(op: Op, stored: dict[tuple[int, int | None], list[Box]]) -> Iterator[VTensor]:
-    """Backward reads again the parameters that its device does not keep: they were given back after forward."""
+    """Parameters that backward fetches again, since its device released them after forward."""
     if op.phase is not Phase.BACKWARD:
         return
     nodes, entry = op.graph.pcg.nodes, operator(op.of.op)
@@ -210,7 +210,7 @@ def _weights_again(op: Op, stored: dict[tuple[int, int | None], list[Box]]) -> I
 
 
 class _Writers:
-    """Who writes which part of which tensor."""
+    """The writers of every part of every tensor."""
 
     def __init__(self, pcg: PCG, ops: Sequence[Op], reached: frozenset[int]) -> None:
         self.pcg = pcg
@@ -227,18 +227,18 @@ class _Writers:
                         self.vias[source].append((index, operand))
 
     def of(self, task: Op, read: VTensor) -> tuple[list[Need], list[str]]:
-        """What a task needs in order to read a vTensor, and what is wrong with it."""
+        """The needs of a task that reads a vTensor, and its problems."""
         vias: list[Via] = [None]
         if read.tensor.kind == GRADIENT:
             vias = list(self.vias[read.tensor.node])
         needs: list[Need] = []
         for via in vias:
             by_box = self.found.get((read.tensor, via), {})
-            # Who reads a share takes it of the same addends as the readers of the others: of all that are written.
+            # A reader of a share chooses among all written addends, like the readers of the other shares.
             exact = {} if read.mask.partial else by_box.get(read.mask.box, {})
             whole = not _incomplete(exact)
             if whole and all(op.device != task.device for ops in exact.values() for op in ops):
-                # What its own device keeps of a parameter needs no transfer, though it is more than what is read.
+                # A larger store on its own device needs no transfer.
                 kept = _covering(read.mask.box, by_box).get(ALL, ())
                 own = [op for op in kept if op.phase is Phase.STORE and op.device == task.device]
                 exact = {ALL: own} if own else exact
@@ -255,13 +255,13 @@ class _Writers:
         return needs, []
 
     def loss(self) -> list[str]:
-        """What is wrong with the loss, which no task reads."""
+        """Problems of the loss, which no task reads."""
         wrong = _incomplete(self.found[PTensor(VALUE, self.pcg.loss), None].get((), {}))
         return [f"the loss {self.pcg.nodes[self.pcg.loss].name}, {wrong}"] if wrong else []
 
 
 def _covering(cell: Box, by_box: dict[Box, dict[Addends, list[Op]]]) -> dict[Addends, list[Op]]:
-    """All that write a cell, by the addends that they write."""
+    """The writers of a cell, by addends."""
     found: dict[Addends, list[Op]] = defaultdict(list)
     for box, writers in by_box.items():
         if within(cell, box):
@@ -271,7 +271,7 @@ def _covering(cell: Box, by_box: dict[Box, dict[Addends, list[Op]]]) -> dict[Add
 
 
 def _incomplete(writers: dict[Addends, list[Op]]) -> str:
-    """What is wrong with a set of addends: it must be the whole, and nothing of it twice."""
+    """The problem if addends do not partition the whole; empty if they do."""
     if not writers:
         return "which no operator writes"
     at, before = ALL[0], ""
@@ -285,17 +285,17 @@ def _incomplete(writers: dict[Addends, list[Op]]) -> str:
 
 
 def _unlike(writers: dict[Addends, list[Op]], gradient: bool, via: Via) -> str:
-    """What is wrong with who writes the same addends: another way to share them out gives others under one name."""
+    """The problem if replicas of the same addends were cut differently and thus differ in value; else empty."""
     for ops in writers.values():
-        ways = [_shared_out(op, gradient, via) for op in ops] if len(ops) > 1 else []
-        other = next((op for op, way in zip(ops, ways, strict=False) if way != ways[0]), None)
+        cuts = [_value_cuts(op, gradient, via) for op in ops] if len(ops) > 1 else []
+        other = next((op for op, own in zip(ops, cuts, strict=False) if own != cuts[0]), None)
         if other is not None:
             return f"of which {ops[0].name} and {other.name} have different addends: cut replicas alike"
     return ""
 
 
-def _shared_out(op: Op, gradient: bool, via: Via) -> list[tuple[Row, int]]:
-    """The cuts that share out the addends of what an operator writes."""
+def _value_cuts(op: Op, gradient: bool, via: Via) -> list[tuple[Row, int]]:
+    """The value splits of an operator's output."""
     letters = [cut.row.output if via is None else cut.row.inputs[via[1]] for cut in op.cuts]
     shares = (dual(letter) == P if gradient else letter == P for letter in letters)
     return [(cut.row, cut.parts) for cut, share in zip(op.cuts, shares, strict=True) if share]

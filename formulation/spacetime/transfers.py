@@ -1,4 +1,4 @@
-"""Transfers of a tensor between devices: split, send and receive, or a collective (SuperScaler, sections 3.3 and 4)."""
+"""Transfers of a tensor between devices: slice, send and receive, or a collective (SuperScaler, sections 3.3 and 4)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .supplies import Demand, Supply, Written, connected, hull
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A supply on the device that gives it."""
+    """A supply on the device that sends it."""
 
     supply: Supply
     device: int
 
 
 def distance(machine: Machine | None, a: int, b: int) -> int:
-    """In how many of a machine's levels two devices are in different units."""
+    """The number of machine levels on which two devices are in different units."""
     if machine is None:
         return int(a != b)
     sizes = (machine.devices_below(level) for level in range(len(machine.levels)))
@@ -36,7 +36,7 @@ def distance(machine: Machine | None, a: int, b: int) -> int:
 
 
 def choose(supply: Supply, demands: Iterable[Demand], machine: Machine | None) -> dict[Demand, int]:
-    """Which device gives a supply to each demand: its own, or the nearest, of these the one that gives least often."""
+    """The sender of a supply to each demand: its own device, else the nearest; ties go to the one that sends least."""
     found: dict[Demand, int] = {}
     given: dict[int, int] = defaultdict(int)
     for demand in sorted((q for q in demands if q in supply.takers), key=lambda q: q.device):
@@ -49,21 +49,21 @@ def choose(supply: Supply, demands: Iterable[Demand], machine: Machine | None) -
 
 
 class Transfers:
-    """Writes transfers into a program; `communication` as for `materialize`."""
+    """Adds transfers to a program; `communication` as for `materialize`."""
 
     def __init__(self, builder: Builder, written: Written, machine: Machine | None, communication: str) -> None:
         self.builder, self.written, self.machine, self.communication = builder, written, machine, communication
         self._paths: dict[tuple[State, State, tuple[int, ...], int], Path] = {}
 
     def local(self, supply: Supply, remote: Container[Demand] = ()) -> None:
-        """Parts of demands whose device writes a supply itself; not of those that take others from elsewhere."""
+        """Satisfy the demands whose device writes the supply itself, except those in `remote`."""
         for demand, boxes in supply.takers.items():
             if demand in supply.local and demand not in remote:
                 register = self.written.sum(supply, demand.device)
                 demand.parts += [(box, register) for box in boxes]
 
     def component(self, supplies: Sequence[Supply], floor: Place) -> None:
-        """Supplies that share demands: each group of devices that exchange something, as a collective or by sends."""
+        """Transfer supplies that share demands, per group of communicating devices, by a collective or by sends."""
         remote = dict.fromkeys(q for supply in supplies for q in supply.takers if q not in supply.local)
         for supply in supplies:
             self.local(supply, remote)
@@ -79,7 +79,7 @@ class Transfers:
                 self._sends(flow, floor)
 
     def _path(self, supplies: Sequence[Supply], demands: Sequence[Demand], floor: Place) -> bool:
-        """A path that the search finds, where the layouts are regular and it is there in time: whether one was."""
+        """Transfer along an RVD path if the layouts are regular and it arrives in time; True if done."""
         if self.machine is None or self.communication == "p2p":
             return False
         found = regular(supplies, demands)
@@ -87,7 +87,7 @@ class Transfers:
             return False
         path = self._search(found)
         if len(path.steps) == 1 and path.steps[0].messages:
-            return False  # nothing but sends: maybe a broadcast
+            return False  # sends only: a broadcast may match
         times = ready(path, {device: self.written.ready(supply, device) for device, supply in found.supplies.items()})
         if any(times[device] >= demand.at for device, demand in found.demands.items()):
             return False
@@ -98,14 +98,14 @@ class Transfers:
         return True
 
     def _cut(self, supplies: Mapping[int, Supply], boxes: Mapping[int, Box], floor: Place) -> dict[int, Register]:
-        """Of the supply of each device the part in a box."""
+        """Per device, the part of its supply in a box."""
         return {
             device: self.builder.slice(self.written.sum(supply, device), boxes[device], floor)
             for device, supply in supplies.items()
         }
 
     def _search(self, found: Regular) -> Path:
-        """The cheapest path; equal transfers of other micro-batches and layers have the same."""
+        """The cheapest path, cached for equal transfers of other micro-batches and layers."""
         assert self.machine is not None
         node = self.builder.graph.pcg.nodes[next(iter(found.demands.values())).read.tensor.node]
         key = (found.source, found.target, found.region.shape, found.region.rest * ITEMSIZE[node.dtype])
@@ -114,7 +114,7 @@ class Transfers:
         return self._paths[key]
 
     def _sends(self, flow: Mapping[Source, Sequence[Demand]], floor: Place) -> None:
-        """Every part is cut out and sent on its own."""
+        """Slice and send every part on its own."""
         for source, demands in flow.items():
             held = self.written.sum(source.supply, source.device)
             cut: dict[Box, Register] = {}
@@ -128,7 +128,7 @@ class Transfers:
                     demand.parts.append((box, register))
 
     def _collective(self, flow: Mapping[Source, Sequence[Demand]], floor: Place) -> bool:
-        """One collective for all, where everyone takes its part of all and a pattern fits: whether one did."""
+        """Transfer by one collective if every demand takes of every source and a pattern matches; True if done."""
         everyone = dict.fromkeys(demand for taken in flow.values() for demand in taken)
         sources = {source.device: source.supply for source in flow}
         demands = {demand.device: demand for demand in everyone}

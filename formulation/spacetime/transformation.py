@@ -1,11 +1,11 @@
 """Transformations: what op-trans does to one operator (SuperScaler, sections 3.1 and 5).
 
-Which parts an operator can have follows from its index notation: a transformation picks one row of the strategies that
-`formulation.strategy` derives. `split` names a dimension of the graph, so that the same transformation fits many
-operators: those that have the dimension are split, and the others are computed by every part.
+A transformation picks one of the strategy rows derived from an operator's index notation (`strategies.strategy`).
+`split` names a dimension of the graph, so one transformation applies to many operators: those with the dimension are
+split, the others replicated.
 
-A row's letters say how every tensor is cut: S(atom) side by side, P by value, R and B whole. At R every part has the
-whole gradient, at B an addend of it.
+A row's letters give the layout of every tensor: S(atom) split, P partial (value split), R and B replicated; the
+gradient is whole at R and partial at B.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from .graph import Graph
 
 Dim: TypeAlias = "str | int | tuple[str, int] | tuple[str, int, int]"
-"""A dimension: `"batch"`; dim 0 of a tensor of the module, `("layers.0.up.weight", 0)`, or one factor of it, as
-`("layers.0.qkv.weight", 0, 1)` are the heads of three fused projections; an index of the operator's own notation,
-`"o"`, `"o:1"`; or the number of a dim of its output. A name with `*` stands for all tensors that it fits."""
+"""A dimension: `"batch"`; dim d of a named tensor, `("layers.0.up.weight", 0)`; a factor of it,
+`("layers.0.qkv.weight", 0, 1)` for the heads of three fused projections; an index of the operator's notation, `"o"`,
+`"o:1"`; or a dim number of the output. `*` in a name matches any text."""
 
 BATCH = "batch"
 
 
 class Transformation(Protocol):
-    """Says of one node which row its parts have; `label` is what messages and `Op.coordinate` call it."""
+    """Chooses the strategy row of a node; messages and `Op.coordinate` refer to it by `label`."""
 
     @property
     def parts(self) -> int: ...
@@ -47,10 +47,10 @@ class Transformation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Spatial split along the first of `dims` that an operator has.
+    """Spatial split along the first of `dims` that an operator has; operators without any are replicated.
 
-    What lacks them is computed by every part. Along the batch its gradient is shared out by samples; what follows from
-    a sum over samples (a loss, scaled) is computed of the addends, if it is linear in them.
+    Along the batch, gradients of replicated operators become partial sums over samples; operators linear in a sum over
+    samples (a scaled loss) compute on its addends.
     """
 
     dims: tuple[Dim, ...]
@@ -78,7 +78,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every part computes the whole. `addends`: each has an addend of the gradient instead of all of it."""
+    """Every part computes the whole; with `addends` each produces an addend of the gradient."""
 
     parts: int
     addends: bool
@@ -90,7 +90,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class SplitValue:
-    """Value split: the parts take addends of one operand, in which the operator is linear, and give addends."""
+    """Value split: the operator is linear in one operand, so its parts map addends to addends."""
 
     operand: str
     parts: int
@@ -111,9 +111,9 @@ class SplitValue:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A transformation of the user's: how every operand is cut and how the results are joined.
+    """A user-defined transformation: how operands are cut and results joined.
 
-    A cut is a dim, "whole" or "addends". It is proved like a substitution before any operator is replaced.
+    A cut is a dim, "whole" or "addends". The transformation is proved like a substitution before it is applied.
     """
 
     inputs: tuple[int | str, ...]
@@ -150,12 +150,12 @@ class Own:
 
 
 def split(dim: Dim | list[Dim], parts: int, label: str = "") -> Split:
-    """Split operators along a dimension into equal `parts`; those that lack it are replicated.
+    """Split operators along a dimension into equal `parts`; operators without it are replicated.
 
-    Of a list each operator is split along the first that it has. Of several dims that are alike (queries and keys, rows
-    and columns of pairs) it is the first of the result. `split("batch", n)` of an operator without samples (a table of
-    positions) gives every part an addend of its gradient. Raises PartitaError for what names no dimension; when it is
-    used, where the dimension is unknown or `parts` does not divide it.
+    Given a list, each operator is split along the first dimension it has. If the dimension occurs several times
+    (queries and keys, rows and columns of pairs), the first dim of the result is split. `split("batch", n)` on an
+    operator without samples (a position table) makes its gradient partial. Raises PartitaError for a malformed
+    dimension; when applied, for an unknown one or one not divisible by `parts`.
     """
     dims = tuple(dim) if isinstance(dim, list) else (dim,)
     if not dims or not all(map(_is_dim, dims)):
@@ -167,23 +167,25 @@ def split(dim: Dim | list[Dim], parts: int, label: str = "") -> Split:
 
 
 def replicate(parts: int, *, addends: bool = False, label: str = "replica") -> Replicate:
-    """Every part computes all; with `addends` each has only an addend of the gradient."""
+    """Every part computes the whole; with `addends` each produces an addend of the gradient."""
     return Replicate(_count(parts), addends, label)
 
 
 def split_value(operand: str, parts: int, label: str = "") -> SplitValue:
-    """The parts take addends of an operand (`"x"` of a linear) and give addends of the result."""
+    """The parts read addends of an operand (`"x"` of a linear) and write addends of the result."""
     return SplitValue(operand, _count(parts), label or f"addends of {operand}")
 
 
 def transformation(inputs: Sequence[int | str], output: int | str, parts: int, label: str = "own") -> Own:
-    """A transformation of one's own: of every operand the dim that is split, "whole" or "addends"; the same of the
-    output. It is proved, for all sizes, before it is applied."""
+    """A user-defined transformation: for every operand and the output the split dim, "whole" or "addends".
+
+    It is proved for all sizes before it is applied.
+    """
     return Own(tuple(inputs), output, _count(parts), label)
 
 
 def replicated(graph: Graph, node: int, addends: bool = False) -> Row:
-    """The row by which all parts compute alike."""
+    """The row in which every part computes the whole."""
     pcg = graph.pcg
     sources = pcg.nodes[node].inputs
     letters = tuple(B if addends and pcg.nodes[i].gradient and pcg.nodes[node].gradient else R for i in sources)
@@ -201,7 +203,7 @@ def _is_dim(dim: object) -> bool:
 
 def _count(parts: int) -> int:
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
-        raise PartitaError(f"an operator has a positive number of parts, not {parts!r}")
+        raise PartitaError(f"the number of parts must be a positive integer, not {parts!r}")
     return parts
 
 
@@ -212,12 +214,12 @@ def _text(dim: Dim) -> str:
 
 
 def _preference(row: Row) -> tuple[int, int]:
-    """Most tensors split; among such rows the first dim of the result, sums last."""
+    """Sort key: most tensors split, then the first dim of the result; sums last."""
     return -sum(map(is_split, (*row.inputs, row.output))), row.output if is_split(row.output) else sys.maxsize
 
 
 def candidates(graph: Graph, node: int, dim: Dim) -> list[Row]:
-    """The rows of a node that split a dimension, whichever way it is named."""
+    """The rows of a node that split a dimension."""
     pcg = graph.pcg
     found = [row for row in rows(pcg, node) if not row.special and any(map(is_split, (*row.inputs, row.output)))]
     if isinstance(dim, int):

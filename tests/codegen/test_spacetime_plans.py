@@ -308,7 +308,7 @@ def test_stages_of_some_operators() -> None:
 
 def test_more_stages_than_operators_are_refused() -> None:
     graph = empty(GPT)
-    with pytest.raises(partita.PartitaError, match="2 operators make no 3 stages"):
+    with pytest.raises(partita.PartitaError, match="cannot split 2 operators into 3 stages"):
         stages(graph, 3, graph.forward[:2])
 
 

@@ -422,7 +422,7 @@ def test_an_operator_transformed_after_it_was_ordered() -> None:
         (split_value("y", 2), "linear 'up' has no operand 'y'; it has x, w"),
         (transformation(["whole"], 0, 2), "linear 'up' has 2 operands, not 1"),
         (transformation([2, "whole"], 0, 2), r"2 is no cut of 'x', of shape \(8, 4\)"),
-        (transformation([1, 0], "addends", 2), "own of linear 'up' is not accepted: there is no prover at hand"),
+        (transformation([1, 0], "addends", 2), "own of linear 'up' is not accepted: no prover is available"),
     ],
 )
 def test_transformations_that_do_not_fit(how: object, said: str) -> None:
@@ -440,7 +440,7 @@ def test_a_value_split_of_what_is_not_linear() -> None:
 
 @pytest.mark.parametrize("parts", [0, -1, 2.0, True])
 def test_a_number_of_parts_is_positive(parts: object) -> None:
-    with pytest.raises(PartitaError, match="a positive number of parts"):
+    with pytest.raises(PartitaError, match="must be a positive integer"):
         split("batch", parts)  # type: ignore[arg-type]
 
 
@@ -496,9 +496,9 @@ def test_a_schedule_has_the_stages_and_micro_batches_of_the_plan() -> None:
     parts = stages(graph, 2)
     for orders, label, said in (
         (one_f_one_b(3, 2), "micro", "has stages 0 to 2, the plan 2"),
-        (one_f_one_b(2, 3), "micro", "has micro-batch 2 of stage 0, the plan has not"),
-        (one_f_one_b(2, 2), "other", "here those of the label 'other'"),
-        (one_f_one_b(2, 1), "micro", "has no micro-batch 1 of stage 0"),
+        (one_f_one_b(2, 3), "micro", "has micro-batch 2 of stage 0, the plan does not"),
+        (one_f_one_b(2, 2), "other", r"made the micro-batches \(now 'other'\)"),
+        (one_f_one_b(2, 1), "micro", "lacks micro-batch 1 of stage 0"),
     ):
         with pytest.raises(PartitaError, match=said):
             in_order(orders, parts, label)

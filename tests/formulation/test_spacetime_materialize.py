@@ -15,7 +15,7 @@ import partita
 from partita.formulation.spacetime.aligned import Pattern, match
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.mask import VALUE, PTensor
-from partita.formulation.spacetime.materialize import in_step, materialize
+from partita.formulation.spacetime.materialize import materialize, synchronized
 from partita.formulation.spacetime.materialized import (
     Accumulate,
     Collective,
@@ -228,10 +228,10 @@ def test_stages_send_activations_and_gradients_once_for_each_micro_batch() -> No
                 assert isinstance(before, (Run, Accumulate)) and instruction.to == other  # right after what it sends
 
 
-def test_devices_go_in_step() -> None:
+def test_devices_advance_together() -> None:
     """In a plan without pipeline, parts of one operator are next to each other, forward and backward."""
     completed = validate(tasks(zero(3, 4)))
-    order = in_step(completed)
+    order = synchronized(completed)
     for device in range(4):
         assert [op for op in order if op.device == device] == [op for op in completed.order if op.device == device]
     computing = [op for op in order if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
