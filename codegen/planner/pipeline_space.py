@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from ...formulation.pipeline.configuration import rows
 from ...formulation.pipeline.schedule import schedule_named
@@ -16,10 +15,7 @@ from ...model.machine.machine import Machine, stage_machine
 from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
 from ...solvers.search.result import ConfigurationSpace
 from ..plan.pipeline_checks import check_stale
-from .pipelined import step_ns
-
-if TYPE_CHECKING:
-    pass
+from .confirmed_plan import step_ns
 
 
 def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> ConfigurationSpace | None:

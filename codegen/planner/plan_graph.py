@@ -17,14 +17,13 @@ from ...solvers.budget import UNLIMITED, Budget
 from ...solvers.protocol import Limits
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
+from .confirmed_plan import confirmed_plan
 from .context import Context
 from .pipeline_space import looked_at, pipeline_space
-from .pipelined import pipelined
 from .problem import problem_of, save_network
-from .run_search import run_search
+from .run_search import run_search, without_bundles
 from .search_report import searched_space, without_plan
 from .solved_order import with_solved_order
-from .unpipelined import unpipelined, without_bundles
 from .variants import Variant, best_of, variants
 
 
@@ -91,16 +90,14 @@ def plan_variant(
         raise without_plan(problem, found, dict(context.model), facts)
     gap = (found.objective - found.bound) / found.objective
     facts |= {"objective_ns": found.objective, "gap": gap, "solver": found.source or backend.name}
-    made: Plan | PipelinePlan
-    if found.configuration.devices > 1:
-        made = pipelined(problem, found, dict(context.model), facts, context.module)
-        if made.schedule.limit is not None:
-            context.tell("searching the order of the stages")
-            made = with_solved_order(made, max(1.0, budget.seconds - (time.monotonic() - captured)))
-    else:
-        made = unpipelined(result, rewritten, context, facts)
-        if "bundles" in made.report and not found.interrupted:
-            made.report["without_bundles"] = without_bundles(problem, budget, context.start)
+    if rewritten and among is None:
+        facts["rewritten"] = result.rewrites
+    made = confirmed_plan(problem, found, facts, context)
+    if isinstance(made, PipelinePlan) and made.schedule.limit is not None:
+        context.tell("searching the order of the stages")
+        made = with_solved_order(made, max(1.0, budget.seconds - (time.monotonic() - captured)))
+    if made.size == 1 and "bundles" in made.report and not found.interrupted:
+        made.report["without_bundles"] = without_bundles(problem, budget, context.start)
     emitting = time.monotonic()
     seconds["confirm"] = round(emitting - ended, 3)
     made.emit()  # any plan can be emitted

@@ -33,9 +33,9 @@ def with_wide_meshes(
 ) -> tuple[SearchResult, list[Change]]:
     """The better of what was found and of what the wide placements have for graphs rewritten beforehand.
 
-    With it the tensors that its plan computes otherwise than the graph that was captured.
+    With it the tensors that its graph computes otherwise than the one that was captured, by being rewritten beforehand.
     """
-    told = _changes(found)
+    told: list[Change] = []
     if not found.unrewritten or problem.space.fix or found.interrupted:
         return found, told
     start = time.monotonic()
@@ -73,7 +73,7 @@ def _graphs(
         graph = with_batch(decided(answer.encoding, answer.assignment)[0], problem.pcg.batch)
         if graph not in seen:
             seen.append(graph)
-            yield graph, _changes(answer)
+            yield graph, changes(answer.encoding, answer.assignment)
 
 
 def _found(problem: PlanningProblem, backend: Solver, limits: Limits) -> SearchResult | None:
@@ -82,12 +82,6 @@ def _found(problem: PlanningProblem, backend: Solver, limits: Limits) -> SearchR
         return search(problem, backend, replace(limits, progress=None))
     except PartitaError:
         return None
-
-
-def _changes(found: SearchResult) -> list[Change]:
-    if found.encoding is None or found.assignment is None:
-        return []
-    return changes(found.encoding, found.assignment)
 
 
 def _both(one: SearchResult, other: SearchResult, limits: Limits) -> SearchResult:

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.confirmed_plan import confirmed_plan
 from partita.codegen.planner.decode import choices
-from partita.codegen.planner.pipelined import pipelined
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
@@ -282,7 +282,7 @@ def test_the_best_of_all_plans(name: str) -> None:
             assert (found.status, found.bound) == (Status.OPTIMAL, best)
         assert found.configuration is not None
         if found.configuration.devices > 1:
-            plan = pipelined(asked, found, {}, {}, None)
+            plan = confirmed_plan(asked, found, {})
             cost, again = plan_price(plan), again | {*plan.recompute.values()}
             assert cost.objective_ns == best and cost.memory_bytes <= capacity
     assert again == ({"full"} if len(instance.modes) > 1 else set())

@@ -1,0 +1,154 @@
+"""The plan of a search result, of one stage or several, confirmed by a pricer that shares nothing with the search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from ...formulation.pipeline.configuration import Configuration
+from ...formulation.pipeline.stage_transfers import transfer_price
+from ...model.graph.batch import with_batch
+from ...model.graph.stages import stage
+from ...model.machine.machine import stage_machine
+from ...solvers.protocol import Status
+from ...solvers.search.planning_problem import PlanningProblem
+from ...solvers.search.result import SearchResult, Solved
+from ..plan.pipeline_plan import PipelinePlan
+from ..plan.plan import Plan
+from ..pricing.plan_price import plan_price
+from ..pricing.stage_price import stage_price
+from .context import Context
+from .decode import flops, report
+from .rewritten_graph import changes, decided
+
+WITHOUT_CONTEXT = Context()
+
+
+def confirmed_plan(
+    problem: PlanningProblem,
+    found: SearchResult,
+    facts: Mapping[str, Any],
+    context: Context = WITHOUT_CONTEXT,
+) -> Plan | PipelinePlan:
+    """The plan that a search found; `facts` go into its report.
+
+    AssertionError: the second pricer computes another step or memory than the search.
+    """
+    best = found.configuration
+    assert best is not None and found.objective is not None
+    stages = _own_graphs(problem, best, found.bounds, found.stages)
+    reports = [report(*solved) for solved in stages]
+    made = _decoded(problem, best, found.bounds, stages, reports, context)
+    made.report.update(facts)
+    if problem.pcg.alternatives:
+        made.report["rewritten"] = [
+            *facts.get("rewritten", ()),
+            *(each for solved in stages for each in changes(*solved)),
+        ]
+    _confirm(made, best, found.objective, rewritten=bool(problem.pcg.alternatives))
+    return made
+
+
+def step_ns(problem: PlanningProblem, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved]) -> int:
+    """The predicted step of stages as they were solved."""
+    return plan_price(_decoded(problem, best, bounds, _own_graphs(problem, best, bounds, stages))).objective_ns
+
+
+def _own_graphs(
+    problem: PlanningProblem, best: Configuration, bounds: Sequence[int], stages: Sequence[Solved]
+) -> Sequence[Solved]:
+    """The networks of stages, that equal ones have in common, each with its own part of the graph."""
+    if best.devices == 1:
+        return stages
+    graph = with_batch(problem.pcg, problem.batch // best.micro_batches)
+    cut = [stage(graph, *ends).graph for ends in pairwise(bounds)]
+    return [(replace(e, pcg=own), assignment) for own, (e, assignment) in zip(cut, stages, strict=True)]
+
+
+def _decoded(
+    problem: PlanningProblem,
+    best: Configuration,
+    bounds: tuple[int, ...],
+    stages: Sequence[Solved],
+    reports: Sequence[dict[str, Any]] = (),
+    context: Context = WITHOUT_CONTEXT,
+) -> Plan | PipelinePlan:
+    """The plan that the assignments of all stages mean; `reports` are those of the stages."""
+    machine, pipelined = problem.machine, best.devices > 1
+    stage_context = WITHOUT_CONTEXT if pipelined else context
+    plans = []
+    for s, (encoding, assignment) in enumerate(stages):
+        graph, chosen = decided(encoding, assignment)
+        plan = Plan(
+            graph,
+            stage_machine(machine, best.row),
+            best.placement,
+            best.micro_batches,
+            choices=chosen,
+            dtype=problem.training.dtype,
+            optimizer=problem.training.optimizer,
+            model=dict(stage_context.model),
+            report=reports[s] if reports else {},
+            module=stage_context.module,
+            recompute=encoding.recomputed(assignment),
+            in_flight=best.in_flight(s),
+            transfer=transfer_price(machine, best.row) if pipelined else None,
+        )
+        plans.append(plan)
+    if not pipelined:
+        return plans[0]
+    return PipelinePlan(
+        with_batch(problem.plain or problem.pcg, problem.batch // best.micro_batches),
+        machine,
+        best.row,
+        bounds,
+        stages=tuple(plans),
+        schedule=best.schedule,
+        chunks=best.chunks,
+        model=dict(context.model),
+        report=_pipeline_report(stages, reports) if reports else {},
+        module=context.module,
+    )
+
+
+def _pipeline_report(stages: Sequence[Solved], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a pipeline's report says of all stages together."""
+    unsplit, total = (sum(part) for part in zip(*(flops(*solved) for solved in stages), strict=True))
+    bundles = [bundle for each in reports for bundle in each.get("bundles", [])]
+    return {
+        "capacity_bytes": reports[0]["capacity_bytes"],
+        "unsplit_flops": unsplit / total if total and stages[0][0].placement.devices > 1 else 0.0,
+        **({"bundles": bundles} if bundles else {}),
+    }
+
+
+def _confirm(made: Plan | PipelinePlan, best: Configuration, objective_ns: int, rewritten: bool) -> None:
+    """Assert the step and memory of a plan by the second pricer, and report what it computes.
+
+    Where nodes have alternatives both may be lower: room is kept for the largest weights that any alternative gathers,
+    and a plan that is not optimal may hold what nothing reads. Every stage was planned for the weight versions and
+    deferred weight gradients of the one that has most.
+    """
+    price, report = plan_price(made), made.report
+
+    def agree(now: int, before: int) -> bool:
+        return now == before or (rewritten and now < before)
+
+    most = best.weight_versions, best.deferred_weight_gradients
+    schedule, shape = best.schedule, (best.devices, best.chunks, best.micro_batches)
+    for number, (own, given, part) in enumerate(zip(price.stages, made.parts, made.stages, strict=True)):
+        least = schedule.weight_versions(number), schedule.deferred_weight_gradients(*shape, number)
+        planned, told = own if least == most else stage_price(given, *most), part.report
+        assert agree(own.objective_ns, sum(told["parts_ns"].values())), (own.ns, told["parts_ns"])
+        assert agree(planned.memory_bytes, told["memory_bytes"]), (planned.memory, told["memory_bytes"])
+        told["memory_bytes"] = own.memory_bytes
+    took = price.objective_ns
+    assert agree(took, objective_ns), (price.busy_ns, objective_ns)
+    report |= {"objective_ns": took, "memory_bytes": price.memory_bytes}
+    if took < objective_ns:
+        assert report["status"] != Status.OPTIMAL.value, (price.busy_ns, objective_ns)
+        report["gap"] = (took - report["bound_ns"]) / took
+    if best.devices == 1 and made.recompute:
+        report["recompute_ns"] = price.stages[0].recompute_ns
