@@ -1,4 +1,4 @@
-"""Who answers: exact backends for the cost network, behind one protocol."""
+"""Exact solvers of cost networks, behind one protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class _Solvers(ModuleType):
-    """`partita.solvers()` lists the backends, although importing any of them binds that name to this package."""
+    """Makes the package callable: importing a backend binds `partita.solvers` to it, yet `solvers()` lists them."""
 
     def __call__(self) -> list[Solver]:
         from .protocol import solvers

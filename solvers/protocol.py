@@ -1,4 +1,4 @@
-"""What a solver of cost networks takes and gives."""
+"""The protocol of the solvers of cost networks: limits, solutions, and the state of a search."""
 
 import math
 import time
@@ -13,18 +13,16 @@ from typing import Protocol, runtime_checkable
 from ..formulation.network.network import INFINITE, Network, evaluate
 from ..model.errors import PartitaError
 
+# Words of solutions.
 INTERRUPTED = "interrupted"
-"""The words of a solution that an interrupt ended."""
-
-
 STOPPED = "stopped by the time limit"
-NO_MEMORY = "stopped for want of memory"
+NO_MEMORY = "out of memory"
 INEXACT = "totals beyond 2^52 are not exact in floats"
-PRICED = "only prices were asked for"
+PRICED = "only prices were requested"
 
 
 class OutOfTimeError(Exception):
-    """The time is up in the middle of a step."""
+    """The time limit was reached within a step."""
 
 
 class TooManyError(Exception):
@@ -42,7 +40,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The best cost so far (ns), what is proved (ns), and the seconds since the start."""
+    """The best cost so far and the proved bound (both ns), and the seconds since the start."""
 
     incumbent: int | None
     bound: int
@@ -51,11 +49,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to stop. Only solutions of a cost below `cutoff` are wanted: a bound that reaches it ends the search.
+    """When to stop.
 
-    So does one within the share `gap` of the cutoff or of the best solution. `quick`: a bound and a solution are wanted
-    that cost little, rather than a proof; `rough`: a bound that costs less still. `prices`: those of a byte of each
-    capacity, ns, that proved a bound of a problem much like this one.
+    The search ends once its bound reaches `cutoff` (only cheaper solutions count), or comes within the relative `gap`
+    of the cutoff or of the best solution. `quick`: a cheap bound and solution instead of a proof; `rough`: cheapest
+    bound only. `prices` (ns per byte of each capacity) proved the bound of a similar problem: the first to try.
     """
 
     seconds: float = math.inf
@@ -67,21 +65,21 @@ class Limits:
     prices: tuple[float, ...] = ()
 
     def within(self, gap: float) -> "Limits":
-        """The same with this gap, or its own where that is larger."""
+        """These limits with the larger of the two gaps."""
         return replace(self, gap=max(gap, self.gap))
 
     def ceiling(self, objective: int | None) -> int:
-        """The cost below which a solution is still wanted, where one of cost `objective` is known."""
+        """The cost that a new solution must beat, given the incumbent's cost `objective`."""
         known = [x for x in (objective, self.cutoff) if x is not None]
         return math.ceil(min(known) - abs(min(known)) * Fraction(self.gap)) if known else INFINITE
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What a solver found: an option per variable with its cost, and a bound (ns) that no assignment goes below.
+    """A solver's answer: an option per variable, its cost, and a lower bound (both ns) on every assignment's cost.
 
-    `bound` is INFINITE when infeasible. `source` names the solver, `words` says how it went. `prices` of a byte of each
-    capacity prove the bound, or one close to it, where the solver has any.
+    `bound` is INFINITE when infeasible. `source` names the solver, `words` says how it ended. `prices` (ns per byte of
+    each capacity; empty if unknown) prove the bound, or one close to it.
     """
 
     status: Status
@@ -108,16 +106,16 @@ NO_LIMITS = Limits()
 
 @runtime_checkable
 class Solver(Protocol):
-    """A backend. `solve` confirms its answer with `evaluate`; an interrupt returns the best found so far."""
+    """A backend. `solve` checks its answer with `evaluate`, and on an interrupt returns the best found so far."""
 
     name: str
 
     def accepts(self, network: Network) -> bool:
-        """Whether this backend can represent the network exactly."""
+        """True if this backend can represent the network exactly."""
         ...
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
-        """The best assignment within the limits, and what is proved about it."""
+        """The best assignment found within the limits, and a proved bound."""
         ...
 
 
@@ -132,18 +130,21 @@ BUILT_IN = {
 
 
 def solvers() -> list[Solver]:
-    """Every solver: the built-in ones, then those that installed packages offer as `partita.solvers`."""
-    offered = {point.name: point.value for point in entry_points(group="partita.solvers")}
-    return [_load(path) for path in (BUILT_IN | offered).values()]
+    """Every solver: the built-in ones, then those that installed packages provide."""
+    return [_load(path) for path in _paths().values()]
 
 
 def solver(name: str) -> Solver:
-    """The solver of that name; raises PartitaError naming those there are."""
-    offered = {point.name: point.value for point in entry_points(group="partita.solvers")}
-    known = BUILT_IN | offered
-    if name not in known:
-        raise PartitaError(f"no solver is called {name!r}; there are {', '.join(known)}")
-    return _load(known[name])
+    """The solver of that name; raises PartitaError that lists the available ones."""
+    paths = _paths()
+    if name not in paths:
+        raise PartitaError(f"no solver is called {name!r}; there are {', '.join(paths)}")
+    return _load(paths[name])
+
+
+def _paths() -> dict[str, str]:
+    """Import paths by name: the built-in solvers, and the entry points `partita.solvers` of installed packages."""
+    return BUILT_IN | {point.name: point.value for point in entry_points(group="partita.solvers")}
 
 
 def _load(path: str) -> Solver:
@@ -156,7 +157,7 @@ def _load(path: str) -> Solver:
 
 @dataclass(slots=True)
 class Search:
-    """The running state of one solve: the incumbent, the bound, and the clock. Every incumbent is evaluated."""
+    """The state of one solve: incumbent, bound and clock. Every incumbent is checked by `evaluate`."""
 
     network: Network
     limits: Limits
@@ -173,7 +174,7 @@ class Search:
 
     @property
     def until(self) -> float:
-        """When the time is up, in seconds of `time.perf_counter`."""
+        """The deadline, in seconds of `time.perf_counter`."""
         return self.started + self.limits.seconds
 
     @property
@@ -183,20 +184,20 @@ class Search:
 
     @property
     def ceiling(self) -> int:
-        """The cost that a new solution must be below."""
+        """The cost that a new solution must beat."""
         return self.limits.ceiling(self.objective)
 
     @property
     def done(self) -> bool:
-        """Whether the bound reached what is known or wanted, or the time is up."""
+        """True if the bound reached the ceiling or the time is up."""
         return self.bound >= self.ceiling or self.left <= 0
 
     def better(self, cost: int) -> bool:
-        """Whether a feasible assignment of this cost would be the best so far."""
+        """True if a feasible assignment of this cost would be a new incumbent."""
         return self.objective is None or cost < self.objective
 
     def offer(self, assignment: tuple[int, ...]) -> bool:
-        """Keep an assignment if `evaluate` finds it feasible and the best so far; says whether it is feasible."""
+        """Make an assignment the incumbent if it is feasible and cheaper; True if it is feasible."""
         verdict = evaluate(self.network, assignment)
         if verdict.feasible and self.better(verdict.cost):
             self.assignment, self.objective = assignment, verdict.cost
@@ -204,7 +205,7 @@ class Search:
         return verdict.feasible
 
     def raise_bound(self, bound: int) -> None:
-        """Note a proved bound: no assignment costs less, unless it is the incumbent."""
+        """Record a lower bound on the cost of every assignment but the incumbent."""
         bound = bound if self.objective is None else min(bound, self.objective)
         if bound > self.bound:
             self.bound = bound
@@ -215,8 +216,7 @@ class Search:
             self.limits.progress(Progress(self.objective, self.bound, self.seconds))
 
     def run(self, solve: Callable[[], Solution]) -> Solution:
-        """What `solve` returns; an interrupt, the time limit within a step of it, or too little memory keeps what was
-        found so far."""
+        """The result of `solve`, or on an interrupt, the time limit or a lack of memory, the best found so far."""
         try:
             return solve()
         except KeyboardInterrupt:
@@ -227,19 +227,16 @@ class Search:
             return self.finish(NO_MEMORY)
 
     def finish(self, words: str = "", infeasible: bool = False) -> Solution:
-        """The solution of this state; `infeasible` only when that is proved."""
+        """The solution of this state; `infeasible` only if proved."""
         assert self.objective is None or self.bound <= self.objective, (self.bound, self.objective)
         if infeasible:
             assert self.assignment is None
             self.bound = INFINITE
-        status = (
-            Status.INFEASIBLE
-            if infeasible
-            else Status.UNKNOWN
-            if self.objective is None
-            else Status.OPTIMAL
-            if self.objective == self.bound
-            else Status.FEASIBLE
-        )
+        if infeasible:
+            status = Status.INFEASIBLE
+        elif self.objective is None:
+            status = Status.UNKNOWN
+        else:
+            status = Status.OPTIMAL if self.objective == self.bound else Status.FEASIBLE
         found = status, self.assignment, self.objective, self.bound, self.seconds
         return Solution(*found, source=self.source, words=words, prices=self.prices)

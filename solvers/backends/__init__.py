@@ -1,1 +1,1 @@
-"""The solvers behind the protocol: elimination, CP-SAT, MILP, SMT."""
+"""Backends of the solver protocol: elimination, CP-SAT, MILP, SMT."""

@@ -1,9 +1,9 @@
 """The default solver: elimination bounds and prunes; programs take over where label lists grow too long.
 
-Label lists finish most networks by themselves. Where they grow long, small networks are tried as linear and
-mixed-integer programs. Then CP-SAT composes the rest of the network, as the reduced costs leave it, and every chain by
-how many copies use which of the copy's labels (`cp_program.py`). Slacks grow as in elimination, so the program only
-holds what can be part of a solution within the slack. Networks too wide for elimination go to `wide/portfolio.py`.
+Label lists finish most networks. Where they grow too long, small networks are tried as linear and mixed-integer
+programs. Then CP-SAT solves the pruned network, with one count per label of a chain's copy (`cp_program.py`). Slacks
+grow as in elimination, so that the program only holds what can be part of a solution within the slack. Networks too
+wide for elimination go to `wide/portfolio.py`.
 """
 
 from collections.abc import Sequence
@@ -24,22 +24,22 @@ from ..elimination.transient_memory import has_extras, solve_transient, without_
 from ..protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
 from ..wide.form import fits, flattened
 from ..wide.portfolio import solve_flat, try_programs
-from ..wide.solve_reduced import solve_instead
-from .cp_program import Columns, build, trail
+from ..wide.solve_reduced import solve_switchless
+from .cp_program import CopyLabels, build, trail
 from .cpsat import CpSatPlain, run, solve_whole
 from .elimination import close_by_labels
 
-_FEW_LABELS, _LABELS = 1 << 13, 1 << 18  # in one table, under several capacities and under one, which sorts them
-_COLUMNS = 1 << 15  # of one chain in a program
+_FEW_LABELS, _LABELS = 1 << 13, 1 << 18  # per table, under several capacities and under one, which sorts them
+_COLUMNS = 1 << 15  # labels per chain in a program
 
 
 class Auto:
-    """For every network whose totals are exact in floats; exact unless the time ends it."""
+    """Exact for every network whose totals are exact in floats, unless stopped by the time limit."""
 
     name = "auto"
 
     def accepts(self, network: Network) -> bool:
-        """True if the totals are exact in floats, or add up in 64 bits so that reduction may bring them there."""
+        """True if the totals are exact in floats, or fit 64 bits, so that reduction may make them exact."""
         with suppress(TooWideError):
             if compile_network(network).exact:
                 return True
@@ -47,7 +47,7 @@ class Auto:
         return fits(flattened(without_switches(plain).network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
-        """The best assignment, or the best found within the limits and a proved bound."""
+        """The best assignment found within the limits, and a proved bound."""
         search = Search(network, limits, self.name)
         return search.run(lambda: self._solve(search))
 
@@ -55,48 +55,37 @@ class Auto:
         network = search.network
         if has_extras(network):
             answer = solve_transient(search, self.solve)
-            left = not (search.done or search.limits.quick or answer.status is Status.INFEASIBLE)
-            return solve_whole(search) if left and CpSatPlain().accepts(network) else answer
+            unfinished = not (search.done or search.limits.quick or answer.status is Status.INFEASIBLE)
+            return solve_whole(search) if unfinished and CpSatPlain().accepts(network) else answer
         try:
             circuit = compile_network(network)
         except TooWideError:
-            return self._flat(search)
-        if not circuit.exact:  # in 64 bits perhaps: uses may be larger there
-            return self._flat(search)
+            return solve_switchless(search, solve_flat)
+        if not circuit.exact:  # perhaps in 64 bits
+            return solve_switchless(search, solve_flat)
         best = sweep(circuit, search)
         if best is None:
             return search.finish("no solution, at any price of memory", infeasible=True)
         if search.done or search.limits.quick:
-            return _told(search.finish("" if search.done else PRICED), "prices", search)
+            return _with_words(search.finish("" if search.done else PRICED), "prices", search)
         limit = _FEW_LABELS if len(network.capacities) > 1 else _LABELS
         lists = partial(close_by_labels, circuit, best, search, limit)
         programs = partial(try_programs, search)
-        for part, way in (("label lists", lists), ("programs", programs)):
-            solution = way()
+        for part, close in (("label lists", lists), ("programs", programs)):
+            solution = close()
             if solution is not None and (search.done or solution.status is Status.INFEASIBLE):
-                return _told(solution, part, search)
+                return _with_words(solution, part, search)
         return close_by_counting(circuit, best, search)
 
-    def _flat(self, search: Search) -> Solution:
-        if not search.network.switches:
-            return solve_flat(search)
-        pairs = without_switches(search.network)
 
-        def solve(network: Network, limits: Limits) -> Solution:
-            inner = Search(network, limits, self.name)
-            return inner.run(lambda: solve_flat(inner))
-
-        return solve_instead(search, pairs.network, pairs.lift, solve)
-
-
-def _told(solution: Solution, part: str, search: Search) -> Solution:
-    """The same; where it has no words it is told what part proved it, or that the time is up."""
+def _with_words(solution: Solution, part: str, search: Search) -> Solution:
+    """The solution; if it has no words yet, they name the part that proved it, or the time limit."""
     words = f"proved by {part}" if search.bound >= search.ceiling else STOPPED
     return solution if solution.words else replace(solution, words=words)
 
 
 def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution:
-    """Solve programs within a growing slack until the incumbent is proved best."""
+    """Solve programs within a growing slack until the incumbent is proved optimal."""
 
     def count(through: Tables, reach: int) -> bool:
         return _count_within(circuit, best, through, reach, search)
@@ -105,25 +94,18 @@ def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution
 
 
 def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, search: Search) -> bool:
-    """Offer the best solution within `reach` and below the ceiling, if any; whether the search for it was complete."""
-    most = best.most(circuit, reach)
-    small = restrict(circuit, through, most)
+    """Offer the best solution of cost up to `reach` and below the ceiling, if any; True if the search was complete."""
+    max_total = best.max_total(circuit, reach)
+    small = restrict(circuit, through, max_total)
     if small is None:
         return True
     slots = small.forward(small.tables(1, best.price), search.until)
     tops = small.copies
-    bounds = LabelBounds(np.array(best.price), most, _COLUMNS, search.until)
+    bounds = LabelBounds(np.array(best.price), max_total, _COLUMNS, search.until)
     listing = enumerate_labels(small, slots, small.backward(slots, search.until), bounds, tops or (0,))
     chains = [
-        Columns(
-            c.boundaries[0],
-            c.boundaries[-1],
-            len(c),
-            listing.slots[top].at,
-            listing.slots[top].time,
-            listing.slots[top].use,
-        )
-        for c, top in zip(search.network.chains, tops, strict=True)
+        CopyLabels(c.boundaries[0], c.boundaries[-1], len(c), labels.at, labels.time, use=labels.use)
+        for c, labels in zip(search.network.chains, [listing.slots[top] for top in tops], strict=True)
     ]
     rest = sorted(small.below([small.root], stop=tops))
     factors = [small.factors[slot] for slot in rest if slot < len(small.factors)]
@@ -133,9 +115,9 @@ def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, se
 
     def decode(picks: dict[int, int], counts: list[list[int]]) -> tuple[int, ...] | None:
         walks = []
-        for columns, ns in zip(chains, counts, strict=True):
-            walk, left = trail(picks[columns.first], columns.ends, ns)
-            if left:
+        for labels, ns in zip(chains, counts, strict=True):
+            walk, missed = trail(picks[labels.first], labels.ends, ns)
+            if missed:
                 return None
             walks.append(walk)
         return _assemble(listing, picks, walks)
@@ -144,7 +126,7 @@ def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, se
 
 
 def _assemble(listing: Listing, picks: dict[int, int], walks: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The assignment of the rest's options and of each chain's labels in their order."""
+    """The assignment given by options outside of chains, and by each chain's labels in order."""
     circuit = listing.circuit
     for chain, one, walk in zip(circuit.network.chains, circuit.copies, walks, strict=True):
         for i, label in enumerate(walk):

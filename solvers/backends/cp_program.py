@@ -1,8 +1,8 @@
-"""The cost network as a CP-SAT program, with the copies of chains counted.
+"""The cost network as a CP-SAT program that counts the copies of chains.
 
     x[v,i] ∈ {0,1}        variable v takes option i
     y[e,p,q] ∈ {0,1}      edge e = (u,v) joins an option of u's class p to one of v's class q
-    n[c,k] ∈ {0..L_c}     copies of chain c that use column k, from layout a_k to layout b_k
+    n[c,k] ∈ {0..L_c}     copies of chain c that take label k, from layout a_k to layout b_k
     min  Σ c[v,i] x[v,i] + Σ c[e,p,q] y[e,p,q] + Σ t[c,k] n[c,k]                         (ns)
     s.t. (1) Σ_i x[v,i] = 1                                                   ∀ v
          (2) Σ_q y[e,p,q] = Σ_{i ∈ p} x[u,i]                                  ∀ e, p
@@ -10,12 +10,12 @@
          (4) Σ m[v,i,r] x[v,i] + Σ m[e,p,q,r] y[e,p,q] + Σ m[c,k,r] n[c,k] ≤ M_r   ∀ r (bytes)
          (5) Σ_k n[c,k] = L_c                                                 ∀ c
          (6) Σ_{k into a} n[c,k] - Σ_{k out of a} n[c,k] = x[b_L,a] - x[b_0,a]     ∀ c, a
-         (7) what (6) lets circulate apart from the way b_0 → b_L is cut off when it appears
-         (8) Σ e[f,k] y[f,k] ≤ τ, which is added to (4) for r = 0             ∀ switches, its tables f
+         (7) cycles that (6) allows besides the path b_0 → b_L are cut off as they appear
+         (8) Σ e[f,k] y[f,k] ≤ τ, the transient memory, added to (4) for r = 0     ∀ switches, its tables f
 
 Options of u with equal rows in e are one class, as are those of v with equal columns; forbidden y do not exist.
-A table on which a switch decides has the mode as one more index of y.
-A solution of (5) to (7) is a trail that visits every layout in some order: equal copies are never told apart.
+Tables that a switch decides have its mode as one more index of y.
+Solutions of (5) to (7) are trails over the layouts, so that permutations of equal copies are one solution.
 """
 
 from collections import defaultdict
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """The ways of one copy of a chain: from layout `ends[0]` to `ends[1]`, `time` [K], `use` [K, R]."""
+class CopyLabels:
+    """The K labels of one copy of a chain: from layout `ends[0]` to `ends[1]`, `time` [K], `use` [K, R]."""
 
     first: int  # the variables b_0 and b_L
     last: int
@@ -48,38 +48,38 @@ class Columns:
 
 @dataclass(slots=True, eq=False)
 class CpProgram:
-    """A CP-SAT model and its variables; `cost` is its objective without the network's constant."""
+    """A CP-SAT model and its variables; `cost` is its objective, the network's constant excluded."""
 
     model: "CpModel"
     x: dict[int, list[Any]]
     counts: list[list[Any]]
-    chains: Sequence[Columns]
+    chains: Sequence[CopyLabels]
     cost: Any
 
     def read(self, value: Callable[[Any], int]) -> tuple[dict[int, int], list[list[int]]]:
-        """The option of each variable and the count of each column, by the value of a CP-SAT variable."""
+        """The option of each variable and the count of each label; `value` reads a CP-SAT variable."""
         picks = {v: next(i for i, b in enumerate(xs) if value(b)) for v, xs in self.x.items()}
         return picks, [[int(value(n)) for n in ns] for ns in self.counts]
 
     def cut(self, chain: int, cut_off: set[int]) -> None:
-        """Require, where a column within the layouts `cut_off` is used, one that enters them (7)."""
-        columns, ns = self.chains[chain], self.counts[chain]
-        ways = list(zip(*columns.ends.tolist(), ns, strict=True))
-        entering = [n for a, b, n in ways if a not in cut_off and b in cut_off]
-        begins = [x for i, x in enumerate(self.x[columns.first]) if i in cut_off]
-        for a, b, n in ways:
+        """Constraint (7): labels within the layouts `cut_off` need one that enters them."""
+        labels, ns = self.chains[chain], self.counts[chain]
+        arcs = list(zip(*labels.ends.tolist(), ns, strict=True))
+        entering = [n for a, b, n in arcs if a not in cut_off and b in cut_off]
+        begins = [x for i, x in enumerate(self.x[labels.first]) if i in cut_off]
+        for a, b, n in arcs:
             if a in cut_off and b in cut_off:
-                self.model.add(n <= columns.length * (sum(entering) + sum(begins)))
+                self.model.add(n <= labels.length * (sum(entering) + sum(begins)))
 
 
 def build(
     factors: Iterable[Factor],
     size: Mapping[int, int],
     capacities: Sequence[int],
-    chains: Sequence[Columns] = (),
+    chains: Sequence[CopyLabels] = (),
     tau: tuple[int, int] = (0, INFINITE),
 ) -> CpProgram:
-    """The program of factors over variables with so many options, and of chains by their columns; τ from and to."""
+    """The program of factors over variables of `size` options and of chains by their labels; `tau` bounds τ."""
     from ortools.sat.python.cp_model import CpModel
 
     model = CpModel()
@@ -104,10 +104,10 @@ def build(
         for a in range(size[c.first]):
             model.add(sum(flow[a]) == x[c.last][a] - x[c.first][a])  # (6)
     if capacities and sums.extras:
-        most = model.new_int_var(tau[0], min(tau[1], capacities[0]), "tau")
-        sums.loads[0].append((1, most))
+        transient = model.new_int_var(tau[0], min(tau[1], capacities[0]), "tau")
+        sums.loads[0].append((1, transient))
         for load in sums.extras.values():
-            model.add(sum(amount * b for amount, b in load) <= most)  # (8)
+            model.add(sum(amount * b for amount, b in load) <= transient)  # (8)
     for load, capacity in zip(sums.loads, capacities, strict=True):
         model.add(sum(amount * b for amount, b in load) <= capacity)  # (4)
     cost = sum(time * b for time, b in sums.cost)
@@ -117,19 +117,18 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """The terms of the objective, of every capacity, and of what every switch uses for a while: amounts with the
-    CP-SAT variables that they multiply."""
+    """Terms (amount, CP-SAT variable) of the objective, of each capacity, and of each switch's transient use."""
 
     cost: list[tuple[int, Any]]
     loads: list[list[tuple[int, Any]]]
     extras: dict[int, list[tuple[int, Any]]]
 
     def add(self, b: Any, time: int, uses: Iterable[int], rows: Iterable[tuple[int, int]] | None = None) -> None:
-        """What `b` costs, and uses of every capacity, or of the half-open ranges `rows` of them."""
+        """Add the cost of `b` and its use of every capacity, or of the half-open ranges `rows` of them."""
         if time:
             self.cost.append((time, b))
-        spans = ((r, r + 1) for r in count()) if rows is None else rows
-        for amount, (first, last) in zip(uses, spans, strict=False):
+        ranges = ((r, r + 1) for r in count()) if rows is None else rows
+        for amount, (first, last) in zip(uses, ranges, strict=False):
             if amount:
                 for r in range(first, last):
                     self.loads[r].append((amount, b))
@@ -145,12 +144,12 @@ def _unary(model: "CpModel", f: Factor, x: list[Any], sums: _Sums) -> None:
 
 
 def _uses(f: Factor) -> Ints:
-    """[..., columns] in integers, without columns where nothing is used."""
+    """Uses [..., R] as integers; R = 0 if nothing is used."""
     return np.zeros((*f.time.shape, 0), np.int64) if f.use is None else f.use.astype(np.int64)
 
 
 def _joint(model: "CpModel", f: Factor, x: Sequence[list[Any]], sums: _Sums) -> None:
-    """A table over several variables; options of one whose slices are equal are a class."""
+    """Add a table over several variables; options of equal slices are one class."""
     extra = np.zeros(f.time.shape) if f.extra is None else f.extra
     table = np.concatenate([f.time[..., None], extra[..., None], _uses(f)], axis=-1)
     classes = []
@@ -159,11 +158,11 @@ def _joint(model: "CpModel", f: Factor, x: Sequence[list[Any]], sums: _Sums) -> 
         classes.append(of.ravel())
     y: dict[tuple[int, ...], Any] = {}
     for key in zip(*np.nonzero(table[..., 0] < np.inf), strict=True):
-        time, more, *uses = table[key].astype(np.int64).tolist()
+        time, transient, *uses = table[key].astype(np.int64).tolist()
         y[key] = model.new_bool_var("")
         sums.add(y[key], time, uses)
-        if more:
-            sums.extras[f.scope[0]].append((more, y[key]))
+        if transient:
+            sums.extras[f.scope[0]].append((transient, y[key]))
     for axis, (options, of) in enumerate(zip(x, classes, strict=True)):
         joined = defaultdict(list)
         for key, b in y.items():
@@ -173,7 +172,7 @@ def _joint(model: "CpModel", f: Factor, x: Sequence[list[Any]], sums: _Sums) -> 
 
 
 def trail(start: int, ends: Ints, counts: Sequence[int]) -> tuple[list[int], set[int]]:
-    """The columns in an order that walks from layout `start` (Hierholzer), and the layouts left out."""
+    """The labels in the order of a walk from layout `start` (Hierholzer), and the layouts that it misses."""
     out: dict[int, list[int]] = defaultdict(list)
     for k in reversed(range(len(counts))):
         out[int(ends[0, k])] += [k] * counts[k]

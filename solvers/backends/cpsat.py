@@ -1,4 +1,4 @@
-"""CP-SAT: the whole network as one program (`cp_program.py` has the formulation), anytime, with a bound."""
+"""CP-SAT: the whole network as one program (formulation in `cp_program.py`), anytime, with a bound."""
 
 import signal
 import threading
@@ -13,27 +13,24 @@ from ..wide.form import fits, flattened
 from ..wide.solve_reduced import solve_smaller
 from .cp_program import CpProgram, build, trail
 
-_MOST_TERMS = 3_000_000  # entries of all edges, or uses in all capacities; beyond, the program alone takes minutes
-_PER_PAIR = 4e-6  # seconds at most to build one into a program: far less where rows are equal
+_MOST_TERMS = 3_000_000  # entries of all edges, or uses in all capacities; building a larger program takes minutes
+_PER_PAIR = 4e-6  # seconds at most to add a pair to a program: far less where rows are equal
 _Decode = Callable[[dict[int, int], list[list[int]]], tuple[int, ...] | None]
 
-_EARLY, _EARLY_SHARE = 1.0, 0.15  # before its time, in seconds and as a share, a stop is an interrupt
+_EARLY, _EARLY_SHARE = 1.0, 0.15  # a stop this long before the time limit (seconds, share) is an interrupt
 
 
 class CpSat:
-    """Exact for any network that reduction brings to a moderate size; chains are ignored.
-
-    Networks with switches are solved as they stand.
-    """
+    """Exact for any network that reduction brings to a moderate size; ignores chains, does not reduce switches."""
 
     name = "cpsat"
 
     def accepts(self, network: Network) -> bool:
-        """True if reduction can add up the totals; what it leaves may be too large."""
+        """True if totals fit 64 bits; the reduced network may still be too large."""
         return CpSatPlain().accepts(network) if network.switches else fits(flattened(network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
-        """The best assignment, or the best found within the limits and a proved bound."""
+        """The best assignment found within the limits, and a proved bound."""
         search = Search(network, limits, self.name)
         if network.switches:
             return search.run(lambda: solve_whole(search))
@@ -41,17 +38,17 @@ class CpSat:
 
 
 class CpSatPlain:
-    """CP-SAT on the network as it stands, without reduction: what others are held against."""
+    """CP-SAT on the network without reduction: the reference for the other backends."""
 
     name = "cpsat-plain"
 
     def accepts(self, network: Network) -> bool:
-        """True if the totals are safe in 64 bits and the program is of a sensible size."""
+        """True if the totals are exact in floats and the program is of moderate size."""
         pairs = sum(term.cost.size for term in network.terms() if len(term.scope) > 1)
         return max(pairs, _uses(network)) <= _MOST_TERMS and exact_in_floats(network)
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
-        """The best assignment, or the best found within the limits and a proved bound."""
+        """The best assignment found within the limits, and a proved bound."""
         search = Search(network, limits, self.name)
         if not self.accepts(network):
             return search.finish("too large for one program")
@@ -59,17 +56,16 @@ class CpSatPlain:
 
 
 def _uses(network: Network) -> int:
-    """How many uses of options and of pairs the capacities add up."""
-    count = len(network.capacities)
-    many = 0
+    """How many uses of options and pairs the capacity constraints sum."""
+    total = 0
     for term in network.terms():
-        rows = count if term.rows is None else int((term.rows[:, 1] - term.rows[:, 0]).sum())
-        many += 0 if term.use is None else rows * term.cost.size
-    return many
+        rows = len(network.capacities) if term.rows is None else int((term.rows[:, 1] - term.rows[:, 0]).sum())
+        total += 0 if term.use is None else rows * term.cost.size
+    return total
 
 
 def solve_whole(search: Search) -> Solution:
-    """Solve the network of a search by one program, keeping what the search already knows."""
+    """Solve a search's network by one program, starting from its incumbent and bound."""
     network = search.network
     size = {v: len(variable.cost) for v, variable in enumerate(network.variables)}
     factors = _in_time(network_factors(network), search.until)
@@ -82,14 +78,14 @@ def solve_whole(search: Search) -> Solution:
 
 
 def _in_time(factors: Iterable[Factor], until: float) -> Iterator[Factor]:
-    """The factors, as long as there is time for each: else OutOfTimeError. `until` in seconds of `perf_counter`."""
+    """Yield the factors; OutOfTimeError if none can be added before `until` (of `perf_counter`)."""
     for factor in factors:
         check_clock(until - factor.time.size * _PER_PAIR)
         yield factor
 
 
 def _solver(seconds: float) -> Any:
-    """A CP-SAT solver that gives the same answer every time."""
+    """A deterministic CP-SAT solver."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
@@ -101,16 +97,16 @@ def _solver(seconds: float) -> Any:
 
 
 def run(program: CpProgram, search: Search, decode: _Decode, known_to: int = INFINITE) -> bool:
-    """Offer the program's solutions below the search's ceiling, best last; whether there is proved to be no better.
+    """Offer the program's solutions below the search's ceiling, best last; True if none better is proved to exist.
 
-    `decode` gives None for a solution that circulates apart from the way. The program's bound is the network's as
-    far as `known_to`, the cost up to which it holds every solution.
+    `decode` returns None for a solution with a cycle besides the path (7). The program holds every solution of cost
+    up to `known_to`, so its bound holds for the network up to there.
     """
     from ortools.sat.python import cp_model
 
     constant, ceiling = search.network.constant, search.ceiling
 
-    failures: list[BaseException] = []  # raised through CP-SAT, they would leave its signal handler behind
+    failures: list[BaseException] = []  # raising through CP-SAT would leave its signal handler installed
 
     class Watch(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
@@ -138,33 +134,33 @@ def run(program: CpProgram, search: Search, decode: _Decode, known_to: int = INF
         solver = _solver(allowed)
         solver.best_bound_callback = bound_grew
         status = solver.solve(program.model, Watch())
-        _hear_interrupts()
+        _restore_interrupts()
         if failures:
             raise failures[0]
         if status in (cp_model.FEASIBLE, cp_model.UNKNOWN) and search.left > max(_EARLY, _EARLY_SHARE * allowed):
-            raise KeyboardInterrupt  # CP-SAT keeps the signal to itself; nothing else ends it before its time
+            raise KeyboardInterrupt  # CP-SAT swallowed the signal; nothing else ends it early
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return bool(status == cp_model.INFEASIBLE)
-        apart = _cut_off(program, solver.value)
-        if search.left <= 0 or not apart:
-            return bool(status == cp_model.OPTIMAL and not apart)
-        for chain, layouts in apart:
+        cycles = _cycles(program, solver.value)
+        if search.left <= 0 or not cycles:
+            return bool(status == cp_model.OPTIMAL and not cycles)
+        for chain, layouts in cycles:
             program.cut(chain, layouts)
 
 
-def _hear_interrupts() -> None:
-    """Take back the terminal's interrupt: CP-SAT leaves it to the system, which would end the process at the next."""
+def _restore_interrupts() -> None:
+    """Reinstall Python's SIGINT handler: CP-SAT leaves the system's, which kills the process."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
 
 
-def _cut_off(program: CpProgram, value: Callable[[Any], int]) -> list[tuple[int, set[int]]]:
-    """The chains whose counts do not form one trail, with the layouts that it misses."""
+def _cycles(program: CpProgram, value: Callable[[Any], int]) -> list[tuple[int, set[int]]]:
+    """The chains whose counts do not form one trail, with the layouts that the trail misses."""
     picks, counts = program.read(value)
     found = []
-    for k, (columns, ns) in enumerate(zip(program.chains, counts, strict=True)):
-        _, left = trail(picks[columns.first], columns.ends, ns)
-        if left:
-            found.append((k, left))
+    for k, (labels, ns) in enumerate(zip(program.chains, counts, strict=True)):
+        _, missed = trail(picks[labels.first], labels.ends, ns)
+        if missed:
+            found.append((k, missed))
     return found

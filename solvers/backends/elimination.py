@@ -1,9 +1,9 @@
 """The exact solver without a library: elimination, a price per byte, and label lists within the gap.
 
-1. *Price*: the Lagrangian bound, and solutions found on the way (`price.py`).
-2. *Marginals*: the best total through every option and pair; what exceeds the bound plus a slack D is deleted.
+1. *Price*: the Lagrangian bound, and solutions found on the way (`memory_price.py`).
+2. *Marginals*: the best total through every option and pair; those above the bound plus a slack D are deleted.
 3. *Labels*: every nondominated (time, use) within D, so the best solution within D (`labels.py`).
-4. D grows until it reaches the incumbent: then that is proved best.
+4. D grows until it reaches the incumbent, which is then optimal.
 """
 
 from math import inf
@@ -20,19 +20,19 @@ from ..elimination.transient_memory import has_extras, solve_transient
 from ..protocol import INEXACT, NO_LIMITS, PRICED, Limits, Search, Solution, TooManyError
 from ..wide.close import reduction
 from ..wide.form import fits, flattened
-from ..wide.solve_reduced import solve_reduced, unflattened
+from ..wide.solve_reduced import as_solver, solve_reduced, unflattened
 
-_LABELS = 1 << 16  # in one table
-_RETREAT = 8  # after lists too long
+_LABELS = 1 << 16  # per table
+_RETREAT = 8  # divides the slack after lists too long
 
 
 class Elimination:
-    """Exact for networks of small width; with a binding capacity as far as the label lists stay below a limit."""
+    """Exact for networks of small width; under a binding capacity, if the label lists stay below a limit."""
 
     name = "elimination"
 
     def accepts(self, network: Network) -> bool:
-        """True if no table is too large, and floats hold every total exactly, or may where reduction comes first."""
+        """True if no table is too large, and totals are exact in floats, or may be after reduction."""
         try:
             circuit = compile_network(network)
         except TooWideError:
@@ -40,28 +40,23 @@ class Elimination:
         return circuit.exact or (not network.chains and not network.switches and fits(flattened(network)))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
-        """The best assignment; FEASIBLE with a proved bound when the time or the label limit ends it."""
+        """The best assignment; FEASIBLE with a proved bound if the time or the label limit ends the search."""
         search = Search(network, limits, self.name)
         if has_extras(network):
             return search.run(lambda: solve_transient(search, self.solve))
-        if network.chains or network.switches:  # copies are eliminated once, which is more than reduction saves
+        if network.chains or network.switches:  # eliminating equal copies once saves more than reduction
             return search.run(lambda: self._whole(search))
         return search.run(lambda: self._smaller(search))
 
     def _smaller(self, search: Search) -> Solution:
-        """The network as reduction leaves it, or as it stands where that is less work."""
+        """Solve the reduced network, or the original one where that is less work."""
         small = reduction(search)
         if isinstance(small, Solution):
             return small
         network = unflattened(small.flat)
         if _work(search.network) < _work(network):
             return self._whole(search)
-
-        def solve(network: Network, limits: Limits) -> Solution:
-            inner = Search(network, limits, self.name)
-            return inner.run(lambda: self._whole(inner))
-
-        return solve_reduced(search, small, network, solve)
+        return solve_reduced(search, small, network, as_solver(self._whole, self.name))
 
     def _whole(self, search: Search) -> Solution:
         try:
@@ -79,25 +74,25 @@ class Elimination:
 
 
 def _work(network: Network) -> float:
-    """How many additions it takes; +inf where that is too many, or not exact."""
+    """Additions of an elimination; +inf if too many, or inexact."""
     try:
         circuit = compile_network(network)
     except TooWideError:
         return inf
-    return circuit.in_all[1] if circuit.exact else inf
+    return circuit.size[1] if circuit.exact else inf
 
 
 def close_by_labels(circuit: Circuit, best: Price, search: Search, limit: int = _LABELS) -> Solution:
-    """Enumerate within a growing slack until the incumbent is proved best, or the lists grow too long.
+    """Enumerate within a growing slack until the incumbent is proved optimal, or the lists grow too long.
 
-    Lists that are too long are tried again within a smaller slack: a better incumbent may make the rest short.
+    Lists too long are retried within a smaller slack: a better incumbent may shorten the rest.
     """
-    most_cost = circuit.most_cost
+    max_cost = circuit.max_cost
     slack = first_slack(best, search.network)
     through = Tables() if search.done else circuit.backward(best.slots, search.until)
     too_long, why = INFINITE, ""
     while not search.done:
-        reach = min(best.bound + slack, search.ceiling - 1, most_cost)
+        reach = min(best.bound + slack, search.ceiling - 1, max_cost)
         try:
             listing = list_within(circuit, best, through, reach, limit, search.until)
         except TooManyError as error:
@@ -106,7 +101,7 @@ def close_by_labels(circuit: Circuit, best: Price, search: Search, limit: int = 
         else:
             if listing is not None:
                 offer_best(listing, search)
-            if reach == most_cost and search.objective is None:
+            if reach == max_cost and search.objective is None:
                 return search.finish("no solution, by enumeration", infeasible=True)
             search.raise_bound(reach + 1)
             slack *= 3
@@ -116,13 +111,13 @@ def close_by_labels(circuit: Circuit, best: Price, search: Search, limit: int = 
 
 
 def list_within(circuit: Circuit, best: Price, through: Tables, reach: int, limit: int, until: float) -> Listing | None:
-    """The labels of every solution of at most the cost `reach`; None when there is none, whatever it uses."""
-    most = best.most(circuit, reach)
-    small = restrict(circuit, through, most)
+    """The labels of every solution of cost up to `reach`, capacities ignored; None if there is none."""
+    max_total = best.max_total(circuit, reach)
+    small = restrict(circuit, through, max_total)
     if small is None:
         return None
     slots = small.forward(small.tables(1, best.price), until)
-    bounds = LabelBounds(np.array(best.price), most, limit, until)
+    bounds = LabelBounds(np.array(best.price), max_total, limit, until)
     return enumerate_labels(small, slots, small.backward(slots, until), bounds)
 
 

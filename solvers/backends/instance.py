@@ -1,4 +1,4 @@
-"""A file to be solved: a cost network of ours, or an instance of the IOPDDL contest."""
+"""Solving instance files: cost networks, and instances of the IOPDDL contest."""
 
 import time
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from ...model.garbage_collection import without_collection
 from ..budget import UNLIMITED, Budget
 from ..protocol import Limits, Progress, Solution, solver
 
-_REST = 0.02, 3.0  # of the time limit, at most seconds: for starting, checking the answer and writing it
+_REST = 0.02, 3.0  # share of the time limit, and most seconds, kept for starting, checking the answer and writing it
 
 
-@without_collection()  # what was read is large and soon gone
+@without_collection()  # the parsed JSON is large and short-lived
 def read_instance(path: Path | str) -> Contest | Network:
-    """What a file holds, `.json` or `.json.gz`; raises PartitaError that says what is wrong, and where."""
+    """Read a `.json` or `.json.gz` file; raises PartitaError that says what is wrong, and where."""
     data = read_json(path)
     return Contest.from_json(data) if isinstance(data, dict) and "problem" in data else read_network(data)
 
@@ -30,10 +30,10 @@ def solve_instance(
     output: Path | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
-    """Solve the instance in a file; what `partita solve --json` prints.
+    """Solve the instance in a file; returns what `partita solve --json` prints.
 
-    The time limit counts from here, reading included. A choice is priced again on the instance as it was read, and then
-    kept in the file `output`. Raises PartitaError where a file or the solver does not suit.
+    The time limit includes reading. The assignment is checked against the instance as read, then written to the file
+    `output`. Raises PartitaError for an unusable file or solver.
     """
     started, name = time.perf_counter(), budget.solver
     if output is not None:
@@ -65,7 +65,7 @@ def solve_instance(
 
 
 def seconds_left(limit: float, spent: float) -> float:
-    """What a solver may take of a time limit, so that its answer is there before the end."""
+    """A solver's share of a time limit, so that its answer is written in time."""
     return max(0.0, limit - min(_REST[0] * limit, _REST[1]) - spent)
 
 

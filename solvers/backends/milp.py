@@ -1,4 +1,4 @@
-"""MILP: the network reduced, then linear program, reduced-cost fixing and mixed-integer program (`wide/integer.py`)."""
+"""MILP: reduction, then linear program, reduced-cost fixing and mixed-integer program (`wide/integer.py`)."""
 
 from __future__ import annotations
 
@@ -8,32 +8,26 @@ from ..elimination.transient_memory import EXTRAS, has_extras
 from ..protocol import NO_LIMITS, Limits, Search, Solution
 from ..wide.close import close, reduction
 from ..wide.form import fits, flattened
-from ..wide.solve_reduced import solve_instead
+from ..wide.solve_reduced import solve_switchless
 
-_MOST_PAIRS = 1_000_000  # entries that reduction may leave; beyond, the linear program alone takes minutes
+_MOST_PAIRS = 1_000_000  # entries after reduction; the linear program of more takes minutes
 
 
 class MILP:
-    """Exact for any network that reduction brings to a moderate size; chains are ignored.
-
-    Switches become options (`without_switches`), which has no place for what they use for a while.
-    """
+    """Exact for any network that reduction brings to a moderate size; ignores chains, rejects transient memory."""
 
     name = "milp"
 
     def accepts(self, network: Network) -> bool:
-        """True if reduction can add up the totals; what it leaves may be too large."""
+        """True if totals fit 64 bits; the reduced network may still be too large."""
         return not has_extras(network) and fits(flattened(without_switches(network).network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
-        """The best assignment, or the best found within the limits and a proved bound."""
+        """The best assignment found within the limits, and a proved bound."""
         search = Search(network, limits, self.name)
         if has_extras(network):
             return search.finish(EXTRAS)
-        if network.switches:
-            pairs = without_switches(network)
-            return search.run(lambda: solve_instead(search, pairs.network, pairs.lift, self.solve))
-        return search.run(lambda: _solve(search))
+        return search.run(lambda: solve_switchless(search, _solve))
 
 
 def _solve(search: Search) -> Solution:

@@ -1,11 +1,11 @@
-"""SMT: a small network, reduced, as Booleans and weighted clauses for Z3 Optimize.
+"""SMT: a small network, after reduction, as Booleans and weighted clauses for Z3 Optimize.
 
 x[v,i]        variable v takes option i
-y[e,i,j]      edge e = (u,v) joins option i of u to option j of v, where that uses some capacity
-min  the weights of the soft clauses that do not hold
+y[e,i,j]      edge e = (u,v) joins option i of u to option j of v; only if that uses some capacity
+min  the weights of violated soft clauses
 s.t. (1) exactly one of x[v,·]                                                      ∀ v
-     (2) ¬x[v,i] of weight c[v,i], at the least option 0                             ∀ v, i
-     (3) ¬x[u,i] ∨ ¬x[v,j] of weight c[e,i,j], at the least pair 0; hard if forbidden    ∀ e, i, j
+     (2) ¬x[v,i] of weight c[v,i] - min_i c[v,i]                                     ∀ v, i
+     (3) ¬x[u,i] ∨ ¬x[v,j] of weight c[e,i,j] - min c[e,·,·]; hard if forbidden          ∀ e, i, j
      (4) Σ m[v,i,r] x[v,i] + Σ m[e,i,j,r] y[e,i,j] ≤ M_r;  x[u,i] ∧ x[v,j] → y[e,i,j]    ∀ r (bytes)
 """
 
@@ -22,7 +22,7 @@ from ..elimination.transient_memory import EXTRAS, has_extras
 from ..protocol import NO_LIMITS, STOPPED, Limits, Search, Solution
 from ..wide.close import CUT, reduction
 from ..wide.form import Flat, fits, flattened
-from ..wide.solve_reduced import solve_instead
+from ..wide.solve_reduced import solve_switchless
 from ..wide.substitution import Reduced
 from .z3_thread import checked
 
@@ -30,15 +30,12 @@ _MOST_PAIRS = 20_000  # entries of all edges
 
 
 class SMT:
-    """Exact, in exact arithmetic, for small networks; chains are ignored.
-
-    Switches become options (`without_switches`), which has no place for what they use for a while.
-    """
+    """Exact, in exact arithmetic, for small networks; ignores chains, rejects transient memory."""
 
     name = "smt"
 
     def accepts(self, network: Network) -> bool:
-        """True if there are at most 20,000 pairs and 100 capacities, and totals that reduction can add up."""
+        """True if there are at most 20,000 pairs and 100 capacities, and totals fit 64 bits."""
         if has_extras(network):
             return False
         network = without_switches(network).network
@@ -46,21 +43,18 @@ class SMT:
         return pairs <= _MOST_PAIRS and len(network.capacities) <= 100 and fits(flattened(network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
-        """The best assignment, or the best found within the limits and a proved bound."""
+        """The best assignment found within the limits, and a proved bound."""
         search = Search(network, limits, self.name)
         if not self.accepts(network):
             return search.finish(EXTRAS if has_extras(network) else "too large for Z3, or totals beyond 2^60")
-        if network.switches:
-            pairs = without_switches(network)
-            return search.run(lambda: solve_instead(search, pairs.network, pairs.lift, self.solve))
-        return search.run(lambda: _solve(search))
+        return search.run(lambda: solve_switchless(search, _solve))
 
 
 def _solve(search: Search) -> Solution:
     small = reduction(search)
     if isinstance(small, Solution):
         return small
-    if len(small.flat.table) > _MOST_PAIRS:  # eliminated variables leave tables between their neighbours
+    if len(small.flat.table) > _MOST_PAIRS:  # eliminated variables leave tables between neighbours
         small = Reduced(flattened(search.network))
     if search.left <= 0:
         return search.finish(STOPPED)
@@ -74,12 +68,12 @@ def _solve(search: Search) -> Solution:
 
 
 def _minimized(search: Search, small: Reduced) -> tuple[str, int | None]:
-    """Offer what Z3 finds; how it ends, sat (the last is the best), unsat or unknown; what the last costs."""
+    """Offer Z3's models; returns sat (the last is optimal), unsat or unknown, and the last model's cost."""
     import z3
 
     context = z3.Context()
     solver, x = program(small.flat, context)
-    failure: list[BaseException] = []  # the last one, and popped: what is raised would hold Z3's memory through it
+    failure: list[BaseException] = []  # only the last, popped when raised: its traceback would keep Z3's memory alive
     cost: int | None = None
 
     def found(model: Any) -> None:
@@ -88,8 +82,8 @@ def _minimized(search: Search, small: Reduced) -> tuple[str, int | None]:
             choice = _read(x, model)
             cost = small.flat.price(choice)
             search.offer(tuple(small.lift(choice).tolist()))
-        except BaseException as error:  # Z3 would drop it
-            if not (isinstance(error, z3.Z3Exception) and "canceled" in str(error)):  # what its time's end may raise
+        except BaseException as error:  # Z3 would swallow it
+            if not (isinstance(error, z3.Z3Exception) and "canceled" in str(error)):  # raised at the time limit
                 failure[:] = [error]
 
     solver.set_on_model(found)
@@ -102,7 +96,7 @@ def _minimized(search: Search, small: Reduced) -> tuple[str, int | None]:
 
 
 def program(flat: Flat, context: Any) -> tuple[Any, list[list[Any]]]:
-    """The Z3 problem of a network, and x."""
+    """The Z3 problem of a network, and its variables x."""
     import z3
 
     solver = z3.Optimize(ctx=context)
@@ -129,24 +123,24 @@ def program(flat: Flat, context: Any) -> tuple[Any, list[list[Any]]]:
                     amounts[r] += [(y, use)] if use else []
     for terms, limit in zip(amounts, flat.limits.tolist(), strict=True):
         if terms:
-            solver.add(z3.Sum([z3.If(b, use, 0) for b, use in terms]) <= limit)  # (4); PbLe counts in 32 bits
+            solver.add(z3.Sum([z3.If(b, use, 0) for b, use in terms]) <= limit)  # (4); PbLe has 32 bits only
     return solver, x
 
 
 def _charge(solver: Any, together: list[Any], cost: int | None) -> None:
-    """Let some Booleans cost something together; None forbids them."""
+    """Charge `cost` if all these Booleans hold; None forbids that."""
     import z3
 
     if cost != 0:
-        apart = z3.Or([z3.Not(b) for b in together])
+        clause = z3.Or([z3.Not(b) for b in together])
         if cost is None:
-            solver.add(apart)
+            solver.add(clause)
         else:
-            solver.add_soft(apart, str(cost))
+            solver.add_soft(clause, str(cost))
 
 
 def _above_least(costs: Ints) -> list[int | None]:
-    """The costs less the least of them; None where forbidden."""
+    """The costs less their minimum; None where forbidden."""
     low = int(costs.min())
     return [None if c >= INFINITE else c - low for c in costs.tolist()]
 

@@ -1,16 +1,16 @@
-"""Which coordinates of an axis get which columns of joined tables: CP-SAT over counts of equal units.
+"""Spreading the columns of embedding tables over the coordinates of an axis: CP-SAT over counts of equal units.
 
-Tables t of r[t] rows are cut into K units of equal width each; x[t,c] units of table t lie at coordinate c:
+Each table t of r[t] rows is cut into K units of equal width; x[t,c] units of table t lie at coordinate c:
 
     x[t,c] ∈ {0 .. K}
     (1) Σ_c x[t,c] = K                        ∀ t
     (2) 1 <= Σ_t x[t,c] <= U                  ∀ c      time: columns looked up and sent
     (3) Σ_t r[t] x[t,c] <= M                  ∀ c      memory
-    (4) m[c] >= m[c+1]                        memory of neighbours: coordinates are interchangeable
+    (4) m[c] >= m[c+1]                        breaks the symmetry of coordinates
 
-One after the other: U is least, which is ⌈TK/n⌉ since any units fit together; then M; then the number of pieces, the
-pairs (t, c) with x[t,c] > 0, for which M may grow a little (`SLACK`). Tables of equally many rows are one t with more
-units. The width of units is chosen before (`balance.unit_width`): the widest that loses (nearly) no time.
+Lexicographic minimum: U = ⌈TK/n⌉, always attained; then M; then the number of pieces, the pairs (t, c) with
+x[t,c] > 0, for which M may grow by the share `SLACK`. Tables of equally many rows are one t with more units. The width
+of units is tried from `unit_widths`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, CpSolver
 
 GAP = 0.002
-"""Where the search for the least memory ends."""
+"""Relative gap at which the minimization of memory stops."""
 SLACK = 0.005
-"""The share of memory that is given up for fewer pieces."""
+"""Share of memory traded for fewer pieces."""
 EFFORT = 0.2
-"""CP-SAT's deterministic time for each: about seconds, but the same answer every time."""
+"""CP-SAT's deterministic time limit per solve: about seconds, but reproducible."""
 SEED = 1
 
 
 @dataclass(frozen=True)
 class Solved:
-    """A spread; in units of its width none has fewer than so many `columns` and `elements` at its fullest place."""
+    """A spread, and lower bounds on the columns and elements of its fullest coordinate."""
 
     spread: TableSpread
     columns: int
@@ -57,20 +57,20 @@ class Solved:
 
     @property
     def gap(self) -> float:
-        """How far columns and elements are at most from the least: the larger share."""
-        most = self.spread.largest
-        return max(1 - self.columns / most.columns, 1 - self.elements / most.elements)
+        """The larger relative gap of columns and elements."""
+        largest = self.spread.largest
+        return max(1 - self.columns / largest.columns, 1 - self.elements / largest.elements)
 
 
 @lru_cache(maxsize=256)
 def balanced(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread | None:
-    """The spread of tables with so many rows and columns over `ranks` coordinates; None: there are too few columns."""
+    """The spread of tables of these rows and `width` columns over `ranks` coordinates; None if columns are too few."""
     solved = solve(rows, width, ranks)
     return None if solved is None else solved.spread
 
 
 def solve(rows: tuple[int, ...], width: int, ranks: int) -> Solved | None:
-    """The same with its bounds."""
+    """As `balanced`, with lower bounds."""
     start, best, bound = time.perf_counter(), None, 0
     columns, least = fewest_columns(len(rows), width, ranks), fewest_elements(rows, width, ranks)
     for unit in unit_widths(len(rows), width, ranks):
@@ -99,7 +99,7 @@ def _held(rows: Sequence[int], counts: Sequence[int]) -> int:
 
 
 class _Model:
-    """Constraints (1) to (4); `counts[c][t]` and `bound` are the answer."""
+    """Constraints (1) to (4); the solution is `counts[c][t]`, with a lower `bound`."""
 
     def __init__(self, rows: tuple[int, ...], units: int, ranks: int) -> None:
         from ortools.sat.python import cp_model
@@ -110,7 +110,7 @@ class _Model:
         self.units = units
         self.model: CpModel = cp_model.CpModel()
         self.solver: CpSolver = cp_model.CpSolver()
-        self.solver.parameters.num_workers = 1  # the same answer every time
+        self.solver.parameters.num_workers = 1  # reproducible
         self.solver.parameters.random_seed = SEED
         self.solver.parameters.max_deterministic_time = EFFORT
         self.counts: list[list[int]] = []
@@ -132,7 +132,7 @@ class _Model:
             self.model.add(self.held[c] >= self.held[c + 1])
 
     def minimize_memory(self, hint: Sequence[Sequence[int]]) -> None:
-        """The least M of (3)."""
+        """Minimize M of (3)."""
         most = max(_held(self.rows, own) for own in hint)
         memory = self.model.new_int_var(-(-sum(self.rows) * self.units // self.ranks), most, "M")
         self.model.add(self.held[0] <= memory)  # (3), by (4)
@@ -143,7 +143,7 @@ class _Model:
         self._solve()
 
     def minimize_pieces(self, hint: Sequence[Sequence[int]], memory: int) -> None:
-        """The fewest (t, c) with x[t,c] > 0 at no more than so much memory."""
+        """Minimize the number of (t, c) with x[t,c] > 0 within `memory`."""
         self.model.add(self.held[0] <= memory)
         used: dict[tuple[int, int], Any] = {}
         for (kind, c), x in self.x.items():

@@ -1,4 +1,4 @@
-"""One step of elimination: the inputs around a variable, joined and minimised over it."""
+"""One step of elimination: the tables around a variable, summed and minimised over it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ import numpy as np
 
 from .kernels import Floats, min_plus
 
-_BLOCK = 1 << 21  # entries joined at once where the bucket is no product
+_BLOCK = 1 << 21  # entries joined at once if the bucket is no product
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """out(x_1..x_k) = min over v of the sum of the inputs; axis 0 is v, axes 1..k are kept.
 
-    `inputs` are slots with the axes of their tables, `dims` the sizes. `variable` is v, or None for a mere join.
-    In a power of a chain's copies (`half` > 0) v is the boundary after the first `half`, those of the first input.
-    The only input of a bucket with `start` > 0 is a power that begins with the copy of that index. Switches make its
-    table `modes` times as large. `kept` are the variables of axes 1..k, but of powers.
+    `inputs` are slots with the axes of their tables, `dims` the sizes of all axes. `variable` is v; None for a join
+    without minimisation, and in powers of a chain's copy (`half` > 0), where v is the boundary after the first `half`
+    copies, which are the first input. A bucket with `start` > 0 has one input, a power whose first copy has that index.
+    Switches make the table `modes` times as large. `kept` are the variables of axes 1..k (empty for powers).
     """
 
     inputs: tuple[tuple[int, tuple[int, ...]], ...]
@@ -33,10 +33,10 @@ class Bucket:
 
 
 class Join:
-    """A bucket with its tables: forward over it, backward through it.
+    """A bucket with its tables, evaluated forward and backward.
 
-    Where two kept axes x, y share no input besides v, the join is a min-plus product [x, v] · [v, y] for each choice
-    of the other kept axes (the batch); else it is formed in blocks.
+    If two kept axes x, y share no input with v, the join is a min-plus product [x, v] · [v, y] for each choice of the
+    other kept axes (the batch); else it is formed in blocks.
     """
 
     def __init__(self, bucket: Bucket, slots: Sequence[Floats]) -> None:
@@ -51,7 +51,7 @@ class Join:
         self.batch = tuple(a for a in self.kept if a not in (self.pair or ()))
 
     def best(self, values: Sequence[int]) -> int:
-        """The lowest best option of v, given those of the kept axes."""
+        """The best option of v given those of the kept axes; the lowest of equals."""
         total = np.zeros(self.dims[0])
         for table, axes in (self.parts[k] for k in self.inner):
             total += table[tuple(slice(None) if a == 0 else values[a - 1] for a in axes)]
@@ -72,7 +72,7 @@ class Join:
         return self._with_outer(out)
 
     def backward(self, outside: Floats, through: Floats) -> list[Floats]:
-        """The best total through each entry of each input, given that outside of, and through, each entry of out."""
+        """The best total through each entry of each input, given those outside of and through each entry of out."""
         found = [np.full(table.shape, np.inf) for table, _ in self.parts]
         for k in self.outer:
             _lower(found[k], self.parts[k][1], through, self.kept)
@@ -106,7 +106,7 @@ class Join:
         return table
 
     def _blocks(self) -> Iterator[tuple[tuple[slice, ...], Floats]]:
-        """The join of the inner inputs [v, x_1..x_k], in slices of the largest kept axis."""
+        """The sum [v, x_1..x_k] of the inner inputs, in slices of the largest kept axis."""
         widest = max(self.kept, key=self.dims.__getitem__, default=0)
         step = max(1, _BLOCK * self.dims[widest] // max(1, prod(self.dims))) if self.kept else 1
         for start in range(0, self.dims[widest] if self.kept else 1, step):
@@ -138,13 +138,13 @@ class Join:
 
 
 def spread(table: Floats, axes: tuple[int, ...], order: tuple[int, ...]) -> Floats:
-    """A view with its axes in `order`, of size 1 where the table has none."""
+    """A view with the axes in `order`, of size 1 where the table lacks them."""
     turned = table.transpose([axes.index(a) for a in order if a in axes])
     return turned[tuple(slice(None) if a in axes else None for a in order)]
 
 
 def _lower(target: Floats, axes: tuple[int, ...], total: Floats, order: tuple[int, ...]) -> None:
-    """Lower a table with some of the axes to the least of `total` over the others."""
+    """target = min(target, `total` minimised over the axes that target lacks)."""
     least = total.min(axis=tuple(k for k, a in enumerate(order) if a not in axes))
     left = tuple(a for a in order if a in axes)
     np.minimum(target, least.transpose([left.index(a) for a in axes]), out=target)

@@ -1,11 +1,10 @@
 """A cost network compiled for elimination: a circuit of buckets, evaluated in the min-plus semiring.
 
-A bucket joins its inputs over one eliminated variable v and the kept ones x:  out(x) = min_v Σ_j in_j(v, x).
-Equal copies of a chain are compiled once, to a table F over its two boundaries; the chain is a min-plus power of F
-by repeated squaring, again buckets, so L layers cost log L products. A restricted circuit ends in the middle of its
-longest chain instead, so that two lists of half the chain meet there and none of the whole is made. `forward` gives
-the optimum, `backward` (the reverse mode of the same circuit) the best cost of any solution through every option and
-every pair of an edge.
+A bucket eliminates one variable v and keeps others x:  out(x) = min_v Σ_j in_j(v, x).
+Equal copies of a chain are compiled once, to a table F over its two boundaries; the chain is a min-plus power of F by
+repeated squaring, so L layers cost log L products. A restricted circuit eliminates the middle of its longest chain last
+instead, so that label lists of its halves meet there and the whole chain needs none. `forward` gives the optimum,
+`backward` (reverse mode) the best cost of any solution through every option and every pair of an edge.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -29,12 +28,10 @@ _State = TypeVar("_State", bound=Hashable)
 class Circuit:
     """Slots 0..len(factors)-1 hold the factors, the next the buckets in order; the last bucket is the optimum.
 
-    `leaves` are the factors without what has no choice, as the slots hold them: a table of many variables of one option
-    each would have more dims than numpy can count.
-
-    `kept[d]` are the options left in domain d, as the network numbers them; variable v has domain `domain[v]`
-    (equal copies and the boundaries of a chain share). `copies` holds the slot of each chain's F, `blocks` those of
-    parts that were eliminated first.
+    `leaves` are the factors as the slots hold them, without variables of one option (numpy limits the axes).
+    `kept[d]` are the network's numbers of the options left in domain d; variable v has domain `domain[v]`, which equal
+    copies and the boundaries of a chain share. `copies` holds the slot of each chain's F, `blocks` those of parts that
+    were eliminated first.
     """
 
     network: Network
@@ -52,29 +49,29 @@ class Circuit:
 
     @property
     def options(self) -> int:
-        """How many options are left, equal copies counted once."""
+        """Number of options left, equal copies counted once."""
         return sum(len(k) for k in self.kept.values())
 
     def work(self, axes: int) -> float:
-        """Additions of the buckets that differ, if all but switches had their options on each of so many axes."""
+        """Additions of the distinct buckets if all but switches had their options on each of `axes` mesh axes."""
         different = {(b.dims, b.modes, tuple(kept for _, kept in b.inputs)) for b in self.buckets}
         return float(sum(modes * (prod(dims) // modes) ** axes for dims, modes, _ in different))
 
     @cached_property
-    def in_all(self) -> tuple[int, int]:
-        """The entries of all tables together, and the additions that make them; what is equal by its form, once."""
-        known: dict[Hashable, int] = {}
-        kinds = [known.setdefault((id(f.time), id(f.use)), len(known)) for f in self.leaves]
+    def size(self) -> tuple[int, int]:
+        """The entries of all tables, and the additions that compute them; structurally equal ones counted once."""
+        numbers: dict[Hashable, int] = {}
+        kinds = [numbers.setdefault((id(f.time), id(f.use)), len(numbers)) for f in self.leaves]
         entries = additions = 0
         for bucket in self.buckets:
             key = bucket.dims, tuple((kinds[slot], axes) for slot, axes in bucket.inputs)
-            if key not in known:
+            if key not in numbers:
                 entries, additions = entries + prod(bucket.dims[1:]), additions + prod(bucket.dims)
-            kinds.append(known.setdefault(key, len(known)))
+            kinds.append(numbers.setdefault(key, len(numbers)))
         return entries, additions
 
     def below(self, top: Iterable[int], stop: Iterable[int] = ()) -> set[int]:
-        """The slots `top` and all that they are made of, not looking beneath those of `stop`."""
+        """The slots `top` and all their transitive inputs; those of `stop` are not expanded."""
         found: set[int] = set()
         stack, closed = list(top), set(stop)
         while stack:
@@ -86,37 +83,37 @@ class Circuit:
         return found
 
     def rounding(self, price: Sequence[float], total: float) -> float:
-        """How far floats may put a total off: nothing without a price, as integers below 2^53 are exact."""
+        """Bound on the rounding error of a total; 0 without a price, as integers below 2^53 are exact."""
         if not any(price):
             return 0.0
-        return (sum(len(b.inputs) for b in self.buckets) + 8) * 2.0**-52 * (abs(total) + 2 * self.debt)
+        return (sum(len(b.inputs) for b in self.buckets) + 8) * 2.0**-52 * (abs(total) + 2 * self.negative_cost)
 
     @cached_property
-    def debt(self) -> float:
-        """A bound on how much negative costs may take off a total."""
+    def negative_cost(self) -> float:
+        """Upper bound on what negative costs subtract from a total."""
         many = sum(len(chain) for chain in self.network.chains) + 1
         return -float(sum(_each(self._times, lambda t: t[t < np.inf].min(initial=0.0)))) * many
 
     @cached_property
-    def most_cost(self) -> int:
-        """The sum of the largest permitted costs: no feasible assignment of the network costs more."""
+    def max_cost(self) -> int:
+        """The sum of the largest permitted costs: no feasible assignment costs more."""
         return self.network.constant + self._sum(self._times, lambda t: t[t < np.inf].max(initial=-INFINITE))
 
     @cached_property
     def exact(self) -> bool:
-        """`exact_in_floats`, found from one copy of a chain."""
+        """As `exact_in_floats`, computed from one copy of each chain."""
         cost = self._sum(self._times, lambda t: np.abs(t[t < np.inf]).max(initial=0))
-        return max(cost, self.most_use, abs(self.network.constant), *self.network.capacities) < 1 << 52
+        return max(cost, self.max_use, abs(self.network.constant), *self.network.capacities) < 1 << 52
 
     @cached_property
-    def most_use(self) -> float:
-        """The sum of the largest uses, of whatever capacity."""
+    def max_use(self) -> float:
+        """The sum of the largest uses of any capacity."""
         return self._sum([f.use for f in self.factors], lambda use: use.max(initial=0))
 
     def exact_price(self, price: Sequence[float]) -> tuple[float, ...]:
-        """The price rounded so that totals of cost and priced use are exact in floats: then equal tables are equal."""
-        most = 1.0 + abs(self.most_cost) + self.debt + sum(price) * self.most_use
-        grain = 2.0 ** min(1000, floor(51 - log2(most)))
+        """The price rounded so that totals are exact in floats: equal tables then compare equal."""
+        largest = 1.0 + abs(self.max_cost) + self.negative_cost + sum(price) * self.max_use
+        grain = 2.0 ** min(1000, floor(51 - log2(largest)))
         return tuple(ceil(p * grain) / grain for p in price)
 
     @property
@@ -124,44 +121,44 @@ class Circuit:
         return [f.time for f in self.factors]
 
     def _sum(self, tables: Sequence[Floats | None], measure: Callable[[Floats], float]) -> int:
-        """The sum of a measure over the factors' tables, those of a chain's copy as often as there are copies."""
-        of = list(map(int, _each(tables, measure)))
-        again = (
-            (len(chain) - 1) * sum(of[slot] for slot in self.below([one]) if slot < len(of))
+        """The sum of a measure over the factors' tables, those of a chain's copy once per copy."""
+        values = list(map(int, _each(tables, measure)))
+        repeated = (
+            (len(chain) - 1) * sum(values[slot] for slot in self.below([one]) if slot < len(values))
             for chain, one in zip(self.network.chains, self.copies, strict=True)
         )
-        return sum(of) + sum(again)
+        return sum(values) + sum(repeated)
 
     def tables(self, time: int, price: Sequence[float]) -> list[Floats]:
-        found: dict[tuple[int, int], Floats] = {}  # equal factors give one table
+        """The priced tables of the leaves; equal factors share one."""
+        found: dict[tuple[int, int], Floats] = {}
         for f in self.leaves:
             if (id(f.time), id(f.use)) not in found:
                 found[id(f.time), id(f.use)] = f.priced(time, price)
         return [found[id(f.time), id(f.use)] for f in self.leaves]
 
     def forward(self, tables: Iterable[Floats], until: float = inf) -> Tables:
-        """The table of every slot; the root's only entry is the optimum, +inf when there is none."""
+        """The table of every slot; the root's only entry is the optimum, +inf if infeasible."""
         return forward(tables, self.buckets, until)
 
     def backward(self, slots: Tables, until: float = inf) -> Tables:
-        """The best total through every entry of every slot, least over all the places of a shared one."""
+        """The best total through every entry of every slot; shared slots take the minimum over their uses."""
         return backward(slots, self.buckets, until)
 
     def decode(self, slots: Tables) -> tuple[int, ...]:
-        """A best assignment in the network's options; ties go to the lower option, bucket by bucket."""
-
+        """An optimal assignment in the network's options; ties go to the lower option, bucket by bucket."""
         start: list[tuple[int, tuple[int, ...], int]] = [(self.root, (), 0)]
         return self.assemble(start, lambda slot, values: self._best(slots, slot, values))
 
     def totals(self, slots: Tables) -> tuple[int, tuple[int, ...]]:
-        """Cost, without the constant, and use of the assignment that `decode` gives, in time that grows with log L.
+        """Cost (without the constant) and use of the assignment of `decode`, in O(log L).
 
         Equal entries are counted, from the root down to the factors, instead of visited.
         """
         cost, use = 0, [0] * len(self.network.capacities)
         many: list[dict[tuple[int, ...], int]] = [{} for _ in slots]
         many[self.root][()] = 1
-        known: dict[object, tuple[int, list[int]]] = {}
+        cache: dict[object, tuple[int, list[int]]] = {}
         for slot in range(self.root, len(self.factors) - 1, -1):
             for values, n in many[slot].items():
                 states = self._best(slots, slot, values)[1]
@@ -170,21 +167,18 @@ class Circuit:
         for leaf, entries in zip(self.leaves, many, strict=False):
             for values, n in entries.items():
                 key = id(leaf.time), id(leaf.use), values
-                if key not in known:
-                    known[key] = (
-                        int(leaf.time[values]),
-                        [] if leaf.use is None else leaf.use[values].astype(int).tolist(),
-                    )
-                its_cost, its_use = known[key]
-                cost += n * its_cost
-                for r, u in enumerate(its_use):
+                if key not in cache:
+                    uses = [] if leaf.use is None else leaf.use[values].astype(int).tolist()
+                    cache[key] = int(leaf.time[values]), uses
+                cost += n * cache[key][0]
+                for r, u in enumerate(cache[key][1]):
                     use[r] += n * u
         return cost, tuple(use)
 
     def _best(self, slots: Tables, slot: int, values: tuple[int, ...]) -> tuple[int, list[tuple[int, ...]]]:
-        """The best option of a bucket's variable at an entry of its table, and the entries of its inputs."""
+        """The best option of a bucket's variable at an entry of its table, and the entries of the inputs there."""
         bucket = self.buckets[slot - len(self.factors)]
-        key = slots.made[slot], values
+        key = slots.recipes[slot], values
         if key not in slots.choices:
             slots.choices[key] = Join(bucket, slots.arrays).best(values)
         here = (slots.choices[key], *values)
@@ -196,10 +190,10 @@ class Circuit:
         choose: Callable[[int, _State], tuple[int, list[_State]]],
         given: Mapping[int, int] | None = None,
     ) -> tuple[int, ...]:
-        """The assignment found by descending from `starts`: (slot, state, index of the copy it begins with).
+        """The assignment found by descending from `starts`: (slot, state, index of the first copy).
 
-        `choose` gives, for the state of a bucket, the option of its variable and the states of its inputs; `given`
-        are the options of variables that are known.
+        `choose` maps a bucket's slot and state to the option of its variable and the states of its inputs; `given`
+        holds options of variables decided before.
         """
         picks = [0] * len(self.network.variables)
         copy_of = {one: c for c, one in enumerate(self.copies)}
@@ -239,6 +233,6 @@ class Circuit:
 
 
 def _each(tables: Sequence[Floats | None], measure: Callable[[Floats], float]) -> list[float]:
-    """A measure of every table, taken once of those that are the same; 0 where there is none."""
-    known = {id(t): 0.0 if t is None else measure(t) for t in {id(t): t for t in tables}.values()}
-    return [known[id(t)] for t in tables]
+    """A measure of every table, computed once for identical ones; 0 for None."""
+    values = {id(t): 0.0 if t is None else measure(t) for t in {id(t): t for t in tables}.values()}
+    return [values[id(t)] for t in tables]

@@ -1,7 +1,7 @@
-"""Solutions between two solutions: one up to a variable, the other from there on.
+"""One-point crossover of two solutions: the first up to some variable, the second from there on.
 
-Under a price of memory equal layers all choose alike: either too much memory, or more time than need be. Of a network
-whose variables stand in the order of its layers, the best mixture of the two at one place is found by running sums.
+Under a price of memory all equal layers choose alike: too much memory or too much time. With variables in the order of
+layers, running sums find the best crossover point.
 """
 
 from collections import Counter
@@ -13,27 +13,27 @@ from ...formulation.network.network import INFINITE, Network, Term
 
 
 def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
-    """The cheapest feasible assignment that is `before` in its first variables and `after` in the rest, with its cost.
+    """The cheapest feasible assignment of `before` in the first variables and `after` in the rest, with its cost.
 
-    A switch stands before what it decides on. None where none is feasible.
+    A switch precedes the variables it decides. None if no crossover is feasible.
     """
     count, order = len(network.capacities), _order(network)
     place = {v: n for n, v in enumerate(order, 1)}
     switch = {s.variable: k for k, s in enumerate(network.switches)}
-    known: dict[object, tuple[int, ...]] = {}  # (forbidden, cost, uses, extra) of an entry; equal layers share tables
+    cache: dict[object, tuple[int, ...]] = {}  # (forbidden, cost, uses, extra) of an entry; equal layers share tables
     base: Counter[tuple[int, ...]] = Counter()
     places: list[int] = []
     changes: list[tuple[int, ...]] = []  # of (forbidden, cost, uses)
-    extras = np.zeros((len(switch), len(order) + 1), np.int64)  # changes, too
+    extras = np.zeros((len(switch), len(order) + 1), np.int64)  # changes as well
 
     def value_of(term: Term, entry: Sequence[int]) -> tuple[int, ...]:
         key = id(term.cost), id(term.use), id(term.extra), *entry
-        if key not in known:
+        if key not in cache:
             cost = term.cost.item(*entry)
             use = (0,) * count if term.use is None else tuple(term.use[*entry].tolist())
             extra = 0 if term.extra is None else term.extra.item(*entry)
-            known[key] = (1, 0, *use, extra) if cost >= INFINITE else (0, cost, *use, extra)
-        return known[key]
+            cache[key] = (1, 0, *use, extra) if cost >= INFINITE else (0, cost, *use, extra)
+        return cache[key]
 
     for term in network.terms():
         entry = [after[v] for v in term.scope]
@@ -43,7 +43,7 @@ def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tu
         if value[-1]:
             extras[row, 0] += value[-1]
         for n, k in sorted((place[v], k) for k, v in enumerate(term.scope) if before[v] != after[v]):
-            entry[k] = before[term.scope[k]]  # the ends switch one after the other
+            entry[k] = before[term.scope[k]]  # the ends change one after the other
             last, value = value, value_of(term, entry)
             if value[:-1] != last[:-1]:
                 places.append(n)
@@ -57,10 +57,10 @@ def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tu
     totals = steps.cumsum(axis=0)
     if count:
         totals[:, 2] += extras.cumsum(axis=1).max(axis=0, initial=0)
-    fine = (totals[:, 0] == 0) & (totals[:, 2:] <= np.array(network.capacities)).all(axis=1)
-    if not fine.any():
+    feasible = (totals[:, 0] == 0) & (totals[:, 2:] <= np.array(network.capacities)).all(axis=1)
+    if not feasible.any():
         return None
-    best = int(np.where(fine, totals[:, 1], INFINITE).argmin())
+    best = int(np.where(feasible, totals[:, 1], INFINITE).argmin())
     mixed = list(after)
     for v in order[:best]:
         mixed[v] = before[v]
@@ -68,6 +68,6 @@ def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tu
 
 
 def _order(network: Network) -> list[int]:
-    """The variables, each switch before the first that it decides on."""
+    """The variables, each switch before the first that it decides."""
     first = {s.variable: min(s.variables, default=s.variable) - 0.5 for s in network.switches}
     return sorted(range(len(network.variables)), key=lambda v: first.get(v, v))

@@ -14,9 +14,8 @@ from .kernels import Floats, Ints
 class Factor:
     """A table of the network over some variables: `time` +inf where forbidden, `use` [..., R] or None.
 
-    With `rows` [P, 2], `use` [..., P] counts as that of a `Variable` with them; the factors of a circuit have none.
-    `extra` [...] is what the switch scope[0] uses for a while. Of equal copies only the first has factors. The floats
-    hold integers below 2^53, exactly.
+    With `rows` [P, 2], `use` is [..., P], as in `Variable`; the factors of a circuit have none. `extra` [...] is the
+    transient use of the switch scope[0]. Only the first of equal copies has factors. Floats are integers below 2^53.
     """
 
     scope: tuple[int, ...]
@@ -35,7 +34,7 @@ class Factor:
         return table
 
     def narrow(self) -> "Factor":
-        """The same without the variables that have no choice; where none has one, over the first of them."""
+        """The factor without variables of one option; the first is kept if there is no other."""
         keep = [k for k, n in enumerate(self.time.shape) if n > 1] or [0]
         if len(keep) == len(self.scope):
             return self
@@ -45,14 +44,14 @@ class Factor:
         return Factor(tuple(self.scope[k] for k in keep), self.time.reshape(shape), use, self.rows, extra)
 
     def take(self, options: Sequence[Ints]) -> "Factor":
-        """The same over some of the options."""
+        """The factor restricted to these options of each variable."""
         at = np.ix_(*options)
         use, extra = (None if table is None else table[at] for table in (self.use, self.extra))
         return Factor(self.scope, self.time[at], use, self.rows, extra)
 
 
 def dense(network: Network) -> Network:
-    """The same network without `rows`: every variable with its use of every capacity."""
+    """The network with the use of every capacity in place of `rows`."""
     if all(v.rows is None for v in network.variables):
         return network
     count = len(network.capacities)
@@ -60,24 +59,24 @@ def dense(network: Network) -> Network:
 
 
 def reachable(network: Network) -> Network:
-    """The same network; capacities that no floats hold become what all uses add up to, which binds as little."""
+    """The network with capacities beyond 2^52 lowered to the sum of all uses, which binds as little."""
     if max(network.capacities, default=0) < 1 << 52:
         return network
     uses = [t for term in network.terms() for t in (term.use, term.extra) if t is not None]
-    most = _sum_of(uses, lambda t: t.max(initial=0))
-    return replace(network, capacities=tuple(min(capacity, most) for capacity in network.capacities))
+    total = _sum_of(uses, lambda t: t.max(initial=0))
+    return replace(network, capacities=tuple(min(capacity, total) for capacity in network.capacities))
 
 
 def network_factors(
     network: Network, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None
 ) -> list[Factor]:
-    """The factors of some variables and edges (all)."""
-    known: dict[int, Floats] = {}
-    used: dict[int, Floats | None] = {}
+    """The factors of these variables and edges (None: all)."""
+    costs: dict[int, Floats] = {}
+    uses: dict[int, Floats | None] = {}
     factors = []
     for term in network.terms(variables, edges):
-        use, extra = (None if table is None else _uses(table, used) for table in (term.use, term.extra))
-        factors.append(Factor(term.scope, _floats(term.cost, known), use, term.rows, extra))
+        use, extra = (None if table is None else _uses(table, uses) for table in (term.use, term.extra))
+        factors.append(Factor(term.scope, _floats(term.cost, costs), use, term.rows, extra))
     return factors
 
 
@@ -94,7 +93,7 @@ def _uses(use: Ints, known: dict[int, Floats | None]) -> Floats | None:
 
 
 def exact_in_floats(network: Network) -> bool:
-    """True if all costs, and all uses, sum to less than 2^52 in absolute value, and the constant is less."""
+    """True if costs, uses, capacities and the constant stay below 2^52 in absolute value when summed."""
     terms = list(network.terms())
     cost = _sum_of([t.cost for t in terms], lambda t: np.abs(np.where(t >= INFINITE, 0, t)).max())
     uses = [table for t in terms for table in (t.use, t.extra) if table is not None]
@@ -103,6 +102,6 @@ def exact_in_floats(network: Network) -> bool:
 
 
 def _sum_of(tables: Sequence[Table], measure: Callable[[Table], np.int64]) -> int:
-    """The sum of a measure over tables, which is taken once of each."""
-    known = dict(zip(map(id, tables), tables, strict=True))
-    return sum(many * int(measure(known[table])) for table, many in Counter(map(id, tables)).items())
+    """The sum of a measure over tables, computed once for identical ones."""
+    distinct = {id(table): table for table in tables}
+    return sum(many * int(measure(distinct[table])) for table, many in Counter(map(id, tables)).items())

@@ -1,4 +1,4 @@
-"""The inner loops of elimination, compiled: the min-plus product and what makes its tables smaller."""
+"""Compiled inner loops of elimination: min-plus products over distinct rows, and dominance between labels."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +14,12 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_SMALL = 1 << 24  # below so many additions a product is faster than looking for equal rows
-_LARGE = 1 << 21  # above so many, by two threads
+_SMALL = 1 << 24  # additions below which looking for equal rows does not pay
+_LARGE = 1 << 21  # additions from which two threads share a product
 
 
 def compiled(function: _F) -> _F:
-    """A numba function that releases the lock and is kept on disk.
-
-    Not a parallel one of numba's: its pools do not survive a fork.
-    """
+    """Compile with numba: cached on disk, no GIL; not `parallel`, as numba's thread pools do not survive a fork."""
     kept: _F = numba.njit(function, cache=True, nogil=True)
     return kept
 
@@ -34,7 +31,7 @@ def _threads() -> ThreadPoolExecutor:
 
 @compiled
 def _product_rows(a: Floats, b: Floats, c: Floats, first: int, last: int) -> None:
-    """c[i] = min_k a[i, k] + b[k] for the rows first..last, over the finite a; four k at a time, so c is read less."""
+    """c[i] = min_k a[i, k] + b[k] for the rows first..last and finite a; four k at a time, to read c less."""
     n, inner = b.shape[1], a.shape[1]
     finite = np.empty(inner, np.int64)
     for i in range(first, last):
@@ -68,7 +65,7 @@ def _product_rows(a: Floats, b: Floats, c: Floats, first: int, last: int) -> Non
 
 @compiled
 def _classes(table: Floats) -> tuple[Ints, Ints]:
-    """The class of each row, equal rows in one, and the first row of each class. Hashed, then compared."""
+    """The class of each row (equal rows share one), and the first row of each class. Hashed, then compared."""
     rows, columns = table.shape
     bits = table.view(np.uint64)
     hashes = np.zeros(rows, np.uint64)
@@ -80,7 +77,7 @@ def _classes(table: Floats) -> tuple[Ints, Ints]:
             )
         hashes[i] = h
     of, firsts = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    seen, count = {np.uint64(0): np.int64(0)}, 0  # typed by its first entry
+    seen, count = {np.uint64(0): np.int64(0)}, 0  # the first entry gives numba the type
     seen.clear()
     for i in range(rows):
         known = np.int64(-1)
@@ -101,7 +98,7 @@ def _classes(table: Floats) -> tuple[Ints, Ints]:
 
 @compiled
 def _merge_rows(table: Floats, of: Ints, count: int) -> Floats:
-    """The least of the rows of each class, elementwise."""
+    """The elementwise minimum of the rows of each class."""
     merged = np.full((count, table.shape[1]), np.inf)
     for i in range(table.shape[0]):
         row = merged[of[i]]
@@ -112,7 +109,7 @@ def _merge_rows(table: Floats, of: Ints, count: int) -> Floats:
 
 @compiled
 def fingerprint(table: Floats) -> np.uint64:
-    """A number that tables of different entries hardly ever share; zeros are those of 0.0."""
+    """A hash of the bits of a table's entries."""
     lanes, bits = np.full(4, 1469598103934665603, np.uint64), table.view(np.uint64)
     count = bits.shape[0]
     for i in range(count):
@@ -141,18 +138,18 @@ def _transposed(a: Floats) -> Floats:
 
 
 def _sparser(a: Floats, b: Floats) -> Floats:
-    """The product with the infinite entries skipped on the side where that saves more."""
+    """The product, skipping infinite entries of the factor where that saves more."""
     dense_a = np.count_nonzero(a < np.inf) * b.shape[1]
     dense_b = np.count_nonzero(b < np.inf) * a.shape[0]
     return _plain(a, b) if dense_a <= dense_b * 1.3 else _transposed(_plain(_transposed(b), _transposed(a)))
 
 
 def min_plus(a: Floats, b: Floats) -> Floats:
-    """c[i, j] = min_k a[i, k] + b[k, j]; equal rows and columns of the factors are worked once."""
+    """c[i, j] = min_k a[i, k] + b[k, j]; equal rows and columns of the factors are computed once."""
     if a.size * b.shape[1] <= _SMALL:
         return _plain(np.ascontiguousarray(a), np.ascontiguousarray(b))
     left, right = _transposed(a), np.ascontiguousarray(b)  # [k, i], [k, j]
-    for _ in range(2):  # the k that b cannot tell apart, then those that a cannot
+    for _ in range(2):  # merge the k with equal rows of b, then those with equal columns of a
         of, firsts = _classes(right)
         if len(firsts) < 0.9 * len(of):
             left, right = _merge_rows(left, of, len(firsts)), right[firsts]
@@ -165,17 +162,17 @@ def min_plus(a: Floats, b: Floats) -> Floats:
 
 
 def _distinct(table: Floats) -> tuple[Floats, Ints | None]:
-    """The distinct rows, and which of them each row is (None when that would save little)."""
+    """The distinct rows, and the index of each row among them (None: all rows, as merging saves little)."""
     of, firsts = _classes(table)
     return (table[firsts], of) if len(firsts) < 0.9 * len(of) else (table, None)
 
 
 @compiled
 def frontier(cell: Ints, time: Ints, use: Ints) -> Bools:
-    """Which labels no other of the same cell is at least as good as; sorted by (cell, time, use...)."""
+    """Mask of the nondominated labels of each cell; the labels are sorted by (cell, time, use...)."""
     n, count = use.shape
     kept = np.zeros(n, np.bool_)
-    before, size = np.empty(n, np.int64), 0  # those of the cell that are kept, what excludes many first
+    before, size = np.empty(n, np.int64), 0  # kept labels of the cell, frequent dominators first
     for i in range(n):
         if i == 0 or cell[i] != cell[i - 1]:
             size = 0
@@ -198,7 +195,7 @@ def frontier(cell: Ints, time: Ints, use: Ints) -> Bools:
 
 @compiled
 def ends_within(starts: Ints, ends: Ints, left: Floats, right: Floats, most: float) -> Ints:
-    """Where each range starts[i]..ends[i] of the ascending `right` exceeds most - left[i]."""
+    """For each range starts[i]..ends[i] of the ascending `right`, the first place that exceeds most - left[i]."""
     last = np.empty(left.shape[0], np.int64)
     for i in range(left.shape[0]):
         low, high = starts[i], ends[i]
@@ -227,10 +224,10 @@ def pairs_between(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
 
 @compiled
 def best_pairs(starts: Ints, ends: Ints, left: Ints, right: Ints, cells: int, bins: int) -> tuple[Ints, Ints]:
-    """The pairs of `pairs_between` without most of those that another of their cell is at least as good as.
+    """The pairs of `pairs_between` without most of the dominated ones.
 
-    `left` and `right` hold rows of (cell, time, use), which add up in a pair. The first pass notes the fastest of each
-    bin of uses, and its use; the second keeps that, and what is faster than all lower bins and uses less.
+    `left` and `right` hold rows of (cell, time, use), which add up in a pair. The first pass finds the fastest pair of
+    each bin of uses; the second keeps it, and pairs that use less and are faster than all lower bins.
     """
     low, high = left[:, 2].min() + right[:, 2].min(), left[:, 2].max() + right[:, 2].max()
     shift = 0
@@ -270,10 +267,9 @@ def best_pairs(starts: Ints, ends: Ints, left: Ints, right: Ints, cells: int, bi
 
 @compiled
 def fastest_pair(left: tuple[Ints, Ints, Ints], right: tuple[Ints, Ints, Ints], capacity: int) -> tuple[int, int]:
-    """The pair (i, j) of equal keys and least time whose uses sum to at most the capacity, or (-1, -1).
+    """The fastest pair (i, j) of equal keys whose uses sum to at most the capacity, or (-1, -1).
 
-    Both sides are (key, use, time), sorted by (key, use): as i uses more, j must use less, so one pass finds each j's
-    prefix.
+    Both sides are (key, use, time), sorted by (key, use): as i uses more, j may use less, so one pass suffices.
     """
     left_key, left_use, left_time = left
     right_key, right_use, right_time = right

@@ -1,10 +1,10 @@
-"""Elimination over lists: every nondominated (time, use) of each table entry, within a total.
+"""Elimination over label lists: every nondominated (time, use) of each table entry, up to a largest total.
 
-A label is one way to realise an entry of a slot's table. Buckets join the labels of their inputs; what cannot be
-part of a solution of reduced total <= most is dropped, by the best total through its entry, and so is what another
-label of the entry is at least as good as. Labels are exact integers and point to the labels that they are made of.
+A label is one way to realise an entry of a slot's table. Buckets join the labels of their inputs, and drop labels that
+are dominated within their entry, or that no solution of priced total <= `max_total` can contain, by the best total
+through their entry. Labels are exact integers and point to the labels they were joined from.
 
-Under one capacity the last join is never formed: its two lists meet, sorted by use, at the fastest pair that fits.
+Under one capacity the last join is never formed: its two lists, sorted by use, meet at the fastest pair that fits.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,26 +24,26 @@ from .kernels import Floats, Ints, best_pairs, ends_within, fastest_pair, fronti
 from .tables import Tables, check_clock, outside_of
 
 _CHUNK = 1 << 19  # pairs stored at once
-_PAIRS = 64  # stored for each label that a table may hold
-_LOOKED, _MOST_LOOKED = 4096, 1 << 26  # looked at for each of those; and in all, which takes seconds
-_MANY = 1 << 14  # pairs from which looking twice is better than storing
+_PAIRS = 64  # pairs stored per label that a table may hold
+_VISITED, _MAX_VISITED = 4096, 1 << 26  # pairs visited per such label, and in total, which takes seconds
+_MANY = 1 << 14  # pairs from which two passes over bins beat storing all
 _BINS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Ways: the entry `at` [axes, N], `time` [N], `use` [N, R], and `made` [1 + inputs, N]: v's option, then labels."""
+    """N labels: entry `at` [axes, N], `time` [N], `use` [N, R], `origin` [1 + inputs, N]: v's option, input labels."""
 
     at: Ints
     time: Ints
     use: Ints
-    made: Ints
+    origin: Ints
 
     def __len__(self) -> int:
         return len(self.time)
 
     def take(self, index: Ints) -> "Labels":
-        return Labels(self.at[:, index], self.time[index], self.use[index], self.made[:, index])
+        return Labels(self.at[:, index], self.time[index], self.use[index], self.origin[:, index])
 
     def reduced(self, price: Floats) -> Floats:
         return self.time + self.use @ price
@@ -51,7 +51,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """The labels of slots of a circuit; those of the root hold the best solution of reduced total at most `most`."""
+    """The labels of slots of a circuit; those of the root include the best solution within the bounds."""
 
     circuit: Circuit
     slots: dict[int, Labels]
@@ -61,63 +61,63 @@ class Listing:
         return sum(len(s) for s in self.slots.values())
 
     def decode(self, label: int) -> tuple[int, ...]:
-        """The assignment of a label of the root."""
+        """The assignment that a label of the root stands for."""
         return self.circuit.assemble([(self.circuit.root, label, 0)], self.choose)
 
     def choose(self, slot: int, label: int) -> tuple[int, list[int]]:
-        option, *children = self.slots[slot].made[:, label].tolist()
+        option, *children = self.slots[slot].origin[:, label].tolist()
         return option, children
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelBounds:
-    """The largest total at `price` [R] and, unless None, `use` [R] of a label; `limit` labels in a slot, a time.
+    """Largest total at `price` [R] and largest `use` [R] (None: any) of a label; most labels in a slot; deadline.
 
     `until`: see `check_clock`.
     """
 
     price: Floats
-    most: float
+    max_total: float
     limit: int
     until: float = inf
     use: Floats | None = None
 
-    def light(self, labels: Labels) -> Labels:
-        """The labels that do not use too much."""
+    def fitting(self, labels: Labels) -> Labels:
+        """The labels within the largest use."""
         return labels if self.use is None else labels.take(np.flatnonzero((labels.use <= self.use).all(axis=1)))
 
-    def within(self, labels: Labels, rest: Floats) -> Labels:
-        """The labels that do not total or use too much with what the rest takes at least."""
-        return self.light(labels.take(np.flatnonzero(labels.reduced(self.price) + rest <= self.most)))
+    def completable(self, labels: Labels, rest: Floats) -> Labels:
+        """The labels within the bounds, given a lower bound on the total of the rest."""
+        return self.fitting(labels.take(np.flatnonzero(labels.reduced(self.price) + rest <= self.max_total)))
 
 
 def enumerate_labels(
     circuit: Circuit, slots: Tables, through: Tables, bounds: LabelBounds, top: Sequence[int] = ()
 ) -> Listing:
-    """All labels within the bounds of what the slots `top` (the root) need, given the circuit's tables at the price.
+    """All labels within the bounds of the slots `top` (default: the root) and their inputs.
 
-    For the root under one capacity only the best that fits. Raises TooManyError beyond the limit of labels in a slot,
-    OutOfTimeError after the time.
+    `slots` and `through` are the circuit's tables at the price. The root under one capacity gets only its best label
+    that fits. Raises TooManyError beyond the limit of labels in a slot, OutOfTimeError after the deadline.
     """
-    one, most = len(bounds.price) == 1 and not top, bounds.most
-    stem, capacity = (_stem(circuit), circuit.network.capacities[0]) if one else (-1, 0)
-    wanted = circuit.below(top or (circuit.root,))
-    lists, known, kinds = dict[int, Labels](), dict[object, int](), dict[int, int]()  # equal segments have equal lists
-    for slot in sorted(wanted):
-        key = _made_of(circuit, slot, slots, through, kinds), slot == stem
-        kinds[slot] = known.setdefault(key, slot)
+    single = len(bounds.price) == 1 and not top
+    stem, capacity = (_stem(circuit), circuit.network.capacities[0]) if single else (-1, 0)
+    needed = circuit.below(top or (circuit.root,))
+    lists, first, kinds = dict[int, Labels](), dict[object, int](), dict[int, int]()  # equal segments share lists
+    for slot in sorted(needed):
+        key = _identity(circuit, slot, slots, through, kinds), slot == stem
+        kinds[slot] = first.setdefault(key, slot)
         if kinds[slot] != slot:
             lists[slot] = lists[kinds[slot]]
         elif slot < len(circuit.factors):
-            lists[slot] = bounds.light(_leaf(circuit.leaves[slot], through[slot], most, len(bounds.price)))
+            lists[slot] = bounds.fitting(_leaf(circuit.leaves[slot], through[slot], bounds))
         else:
             bucket, outside = circuit.buckets[slot - len(circuit.factors)], outside_of(through[slot], slots[slot])
             lists[slot] = _bucket(bucket, lists, slots, outside, bounds, capacity if slot == stem else None)
     return Listing(circuit, lists)
 
 
-def _made_of(circuit: Circuit, slot: int, slots: Tables, through: Tables, kinds: Mapping[int, int]) -> object:
-    """What the labels of a slot are made of, given the kinds of its inputs."""
+def _identity(circuit: Circuit, slot: int, slots: Tables, through: Tables, kinds: Mapping[int, int]) -> object:
+    """A key equal for slots of equal labels, given the kinds of their inputs."""
     outside = through.kinds[slot], through.offsets[slot]
     if slot < len(circuit.factors):
         tables = circuit.leaves[slot].time, circuit.leaves[slot].use
@@ -128,17 +128,17 @@ def _made_of(circuit: Circuit, slot: int, slots: Tables, through: Tables, kinds:
 
 
 def _stem(circuit: Circuit) -> int:
-    """The bucket with several inputs from which one way leads to the root: its list is only asked for its best."""
+    """The last bucket of several inputs before the root: only its best label is needed."""
     slot = circuit.root
     while slot >= len(circuit.factors) and len(circuit.buckets[slot - len(circuit.factors)].inputs) == 1:
         slot = circuit.buckets[slot - len(circuit.factors)].inputs[0][0]
     return slot
 
 
-def _leaf(factor: Factor, through: Floats, most: float, count: int) -> Labels:
-    at = np.stack(np.nonzero(through <= most))
+def _leaf(factor: Factor, through: Floats, bounds: LabelBounds) -> Labels:
+    at = np.stack(np.nonzero(through <= bounds.max_total))
     entries = tuple(at)
-    use = np.zeros((at.shape[1], count)) if factor.use is None else factor.use[entries]
+    use = np.zeros((at.shape[1], len(bounds.price))) if factor.use is None else factor.use[entries]
     return Labels(at, factor.time[entries].astype(np.int64), use.astype(np.int64), np.zeros((0, at.shape[1]), np.int64))
 
 
@@ -150,18 +150,19 @@ def _bucket(
     bounds: LabelBounds,
     fit: int | None,
 ) -> Labels:
-    """Join the inputs, the most connected next, dropping what cannot be completed within `most`.
+    """Join the inputs, the most connected next, dropping labels that cannot be completed within the bounds.
 
-    With a capacity `fit` at most one label: of the last pair of lists the fastest that fits.
+    With a capacity `fit`, returns at most one label: the fastest of the last join that fits.
     """
     kept = tuple(range(1, len(bucket.dims)))
-    made = np.zeros((1 + len(bucket.inputs), 1), np.int64)
-    state = Labels(np.zeros((0, 1), np.int64), np.zeros(1, np.int64), np.zeros((1, len(bounds.price)), np.int64), made)
+    origin = np.zeros((1 + len(bucket.inputs), 1), np.int64)
+    nothing = np.zeros((0, 1), np.int64), np.zeros(1, np.int64), np.zeros((1, len(bounds.price)), np.int64)
+    state = Labels(*nothing, origin)
     left = []
     for k, (slot, more) in enumerate(bucket.inputs):
         if more or len(lists[slot]) != 1:
             left.append(k)
-        else:  # no choice is left there; of equal layers there are thousands
+        else:  # a constant; equal layers have thousands
             state = replace(state, time=state.time + lists[slot].time, use=state.use + lists[slot].use)
     axes: tuple[int, ...] = ()
     while left:
@@ -174,21 +175,21 @@ def _bucket(
         else:
             state, axes = _meet(_Axed(state, axes), _Axed(lists[slot], more), k, bucket.dims, fit)
     option = state.at[axes.index(0)] if 0 in axes else np.zeros(len(state), np.int64)
-    made = np.concatenate([option[None], state.made[1:]])
+    origin = np.concatenate([option[None], state.origin[1:]])
     missing = [a for a in kept if a not in axes]
-    for a in missing:  # no input knows this axis: every option of it
+    for a in missing:  # no input has this axis: list all its options
         copies = np.repeat(np.arange(len(state)), bucket.dims[a])
-        state, made, option = state.take(copies), made[:, copies], np.tile(np.arange(bucket.dims[a]), len(state))
-        state, axes = Labels(np.concatenate([state.at, option[None]]), state.time, state.use, made), (*axes, a)
+        state, origin, option = state.take(copies), origin[:, copies], np.tile(np.arange(bucket.dims[a]), len(state))
+        state, axes = Labels(np.concatenate([state.at, option[None]]), state.time, state.use, origin), (*axes, a)
     at = state.at[[axes.index(a) for a in kept]]
-    labels = Labels(at, state.time, state.use, made)
+    labels = Labels(at, state.time, state.use, origin)
     if missing:
-        labels = bounds.within(labels, outside[tuple(at)])
+        labels = bounds.completable(labels, outside[tuple(at)])
     return _nondominated(labels, [a - 1 for a in kept], bucket.dims[1:])
 
 
 class _Axed(NamedTuple):
-    """Labels and the axes that the rows of their `at` are."""
+    """Labels, and the axes of the rows of their `at`."""
 
     labels: Labels
     axes: tuple[int, ...]
@@ -202,27 +203,27 @@ def _join(
     dims: tuple[int, ...],
     bounds: LabelBounds,
 ) -> _Axed:
-    """The pairs that agree on the shared axes, less those that the least of the rest takes beyond the bounds."""
+    """The pairs that agree on the shared axes and that the best `rest` completes within the bounds."""
     (state, axes), (other, more) = one, two
-    price, most, limit = bounds.price, bounds.most, bounds.limit
+    price, limit = bounds.price, bounds.limit
     new = tuple(a for a in more if a not in axes)
     mine, key = _keys(one, two, dims)
     weight = other.reduced(price) + _least(rest, more, other.at)
     order = np.lexsort((weight, key))
     key, weight = key[order], weight[order]
     starts, ends = np.searchsorted(key, mine, "left"), np.searchsorted(key, mine, "right")
-    ends, after = ends_within(starts, ends, state.reduced(price), weight, most), (*axes, *new)
+    ends, after = ends_within(starts, ends, state.reduced(price), weight, bounds.max_total), (*axes, *new)
     total, found = int((ends - starts).sum()), list[Labels]()
-    told = tuple(a for a in after if a or len(rest) > 1)  # after the last join v is no longer told apart
-    rows, sizes = [after.index(a) for a in told], [dims[a] for a in told]
+    visible = tuple(a for a in after if a or len(rest) > 1)  # the last join minimises over v
+    rows, sizes = [after.index(a) for a in visible], [dims[a] for a in visible]
     cells = prod(sizes)
     bins = min(_BINS, 4 * total) // cells
     binned = len(price) == 1 and total > _MANY and bins >= 16
-    if total > (min(_LOOKED * limit, _MOST_LOOKED) if binned else _PAIRS * limit):
+    if total > (min(_VISITED * limit, _MAX_VISITED) if binned else _PAIRS * limit):
         raise TooManyError(f"{total} pairs of labels, the limit is {limit} in a table")
     stored: Iterable[tuple[Ints, Ints]]
     if binned:
-        stride = {a: prod(dims[b] for b in told[k + 1 :]) for k, a in enumerate(told)}
+        stride = {a: prod(dims[b] for b in visible[k + 1 :]) for k, a in enumerate(visible)}
         left = _rows(state, axes, stride)
         right = _rows(other, more, {a: stride[a] for a in new if a in stride})[order]
         first, second = best_pairs(starts, ends, left, right, cells, bins)
@@ -234,7 +235,7 @@ def _join(
     for i, j in stored:
         check_clock(bounds.until)
         pairs = _pair(state, i, other, [more.index(a) for a in new], order[j], place)
-        pairs = bounds.within(pairs, _least(rest, after, pairs.at))
+        pairs = bounds.completable(pairs, _least(rest, after, pairs.at))
         pairs = _nondominated(pairs, rows, sizes)
         found.append(pairs)
     joined = found[0] if len(found) == 1 else _nondominated(_concatenate(found), rows, sizes)
@@ -244,7 +245,7 @@ def _join(
 
 
 def _meet(one: _Axed, two: _Axed, place: int, dims: tuple[int, ...], capacity: int) -> _Axed:
-    """The fastest pair that agrees on the shared axes and uses at most the capacity, if there is one."""
+    """The fastest pair that agrees on the shared axes and fits the capacity, if any."""
     (state, axes), (other, more) = one, two
     new = tuple(a for a in more if a not in axes)
     mine, key = _keys(one, two, dims)
@@ -260,7 +261,7 @@ def _meet(one: _Axed, two: _Axed, place: int, dims: tuple[int, ...], capacity: i
 
 
 def _keys(one: _Axed, two: _Axed, dims: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """A number for each label on either side, equal where the shared axes agree."""
+    """A key for each label of either side, equal where the shared axes agree."""
     (state, axes), (other, more) = one, two
     shared = tuple(a for a in axes if a in more)
     sizes = [dims[a] for a in shared]
@@ -269,7 +270,7 @@ def _keys(one: _Axed, two: _Axed, dims: tuple[int, ...]) -> tuple[Ints, Ints]:
 
 
 def _rows(labels: Labels, axes: tuple[int, ...], stride: Mapping[int, int]) -> Ints:
-    """What labels add to the (cell, time, use) of a pair: the cell is numbered by the strides of the axes."""
+    """The contribution of labels to the (cell, time, use) of a pair; strides of the axes number the cells."""
     cell = np.zeros(len(labels), np.int64)
     for row, a in zip(labels.at, axes, strict=True):
         cell += row * stride.get(a, 0)
@@ -277,15 +278,15 @@ def _rows(labels: Labels, axes: tuple[int, ...], stride: Mapping[int, int]) -> I
 
 
 def _pair(state: Labels, i: Ints, other: Labels, new: list[int], j: Ints, place: int) -> Labels:
-    """The labels i and j as one, with the rows `new` of the other's axes."""
-    made = state.made[:, i]
-    made[1 + place] = j
+    """The joined labels i and j, with the rows `new` of the other's axes."""
+    origin = state.origin[:, i]
+    origin[1 + place] = j
     at = np.concatenate([state.at[:, i], other.at[new][:, j]])
-    return Labels(at, state.time[i] + other.time[j], state.use[i] + other.use[j], made)
+    return Labels(at, state.time[i] + other.time[j], state.use[i] + other.use[j], origin)
 
 
 def _least(rest: list[tuple[Floats, tuple[int, ...]]], known: tuple[int, ...], at: Ints) -> Floats:
-    """At least what the other tables add, given the known axes."""
+    """Lower bound on what the other tables add, given the known axes."""
     total = np.zeros(at.shape[1])
     for table, axes in rest:
         least = table.min(axis=tuple(k for k, a in enumerate(axes) if a not in known))
@@ -309,12 +310,12 @@ def _concatenate(parts: list[Labels]) -> Labels:
         np.concatenate([p.at for p in parts], axis=1),
         np.concatenate([p.time for p in parts]),
         np.concatenate([p.use for p in parts]),
-        np.concatenate([p.made for p in parts], axis=1),
+        np.concatenate([p.origin for p in parts], axis=1),
     )
 
 
 def _nondominated(labels: Labels, rows: list[int], dims: Sequence[int]) -> Labels:
-    """The labels that no other is as good as, of those that agree on some rows of `at`."""
+    """The labels nondominated among those that agree on these rows of `at`."""
     cell = _key(labels.at[rows], dims, len(labels))
     order = np.lexsort((*labels.use.T[::-1], labels.time, cell))
     kept = frontier(cell[order], labels.time[order], labels.use[order])

@@ -1,10 +1,10 @@
-"""The Lagrangian bound: what a byte is worth.
+"""The Lagrangian bound, by prices per byte of each capacity.
 
     L(λ) = min_x cost(x) + Σ_r λ_r (use_r(x) - M_r)  ≤  the optimum, for every λ ≥ 0
 
 L is concave and piecewise linear; every solution x is a cut  L(λ) ≤ cost(x) + Σ_r λ_r (use_r(x) - M_r).  Kelley's
-method maximises the cuts, asks elimination for L there, and adds the cut that it finds; for one capacity this is the
-secant method. The prices grow from small ones, so that a bound that is good enough is found early.
+method maximises the minimum of the cuts, evaluates L there by elimination, and adds the cut that it finds; for one
+capacity this is the secant method. Prices start small, so that a sufficient bound is found early.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,15 +22,15 @@ from .kernels import Floats
 from .tables import Tables
 
 _ROUNDS = 80
-_FIRST, _GROWTH = 0.1, 8.0  # the first price at most spends a tenth of the time again
-_SHARE = 40
+_FIRST, _GROWTH = 0.1, 8.0  # the first price adds at most a tenth of the cost
+_SHARE = 40  # of one variable's time: the inverse of the first slack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Price:
-    """A price per byte of each capacity, the circuit's tables there, and the bound in ns that they prove.
+    """A price per byte of each capacity, the circuit's tables at it, and the bound (ns) that they prove.
 
-    `total` is min cost + Σ λ use without the constant, `rounding` how far that float may be off.
+    `total` is min cost + Σ λ use without the constant, `rounding` the bound on its float error.
     """
 
     price: tuple[float, ...]
@@ -40,14 +40,14 @@ class Price:
     value: float
     bound: int
 
-    def most(self, circuit: Circuit, cost: int) -> float:
-        """The most that cost + Σ λ use totals in a feasible solution of at most that cost."""
+    def max_total(self, circuit: Circuit, cost: int) -> float:
+        """Upper bound on cost + Σ λ use of a feasible solution of at most this cost."""
         paid = fsum(p * c for p, c in zip(self.price, circuit.network.capacities, strict=True))
         return cost - circuit.network.constant + paid + 8 * self.rounding
 
 
 def at_price(circuit: Circuit, price: Sequence[float], until: float = inf) -> Price:
-    """Eliminate at one price, rounded; the total is +inf when the costs alone forbid everything."""
+    """Eliminate at one price, rounded; the total is +inf if the costs alone are infeasible."""
     price = circuit.exact_price(price)
     slots = circuit.forward(circuit.tables(1, price), until)
     total = float(slots[-1])
@@ -60,23 +60,24 @@ def at_price(circuit: Circuit, price: Sequence[float], until: float = inf) -> Pr
 
 
 def sweep(circuit: Circuit, search: Search) -> Price | None:
-    """Raise the bound of `search` by pricing, offering what is found; the best price, or None when infeasible.
+    """Raise the bound of `search` by pricing and offer the solutions found; the best price, or None if infeasible.
 
-    Ends at the dual optimum, or as soon as the search is done; OutOfTimeError where that is in the middle of one.
+    Ends at the dual optimum or when the search is done; OutOfTimeError at the deadline within an elimination.
     """
     network, capacities = circuit.network, np.array(circuit.network.capacities, np.float64)
-    known = [search.limits.prices] if len(search.limits.prices) == len(capacities) and any(search.limits.prices) else []
+    given = search.limits.prices
+    starts = [given] if len(given) == len(capacities) and any(given) else []
     cuts: list[tuple[int, ...]] = []
-    sides: dict[bool, Price] = {}  # the last solutions that fit, and that do not
+    sides: dict[bool, Price] = {}  # by whether its solution fits: the last price
     best = None
-    for start in (*known, (0.0,) * len(capacities)):
+    for start in (*starts, (0.0,) * len(capacities)):
         now = at_price(circuit, start, search.until)
         if now.total == np.inf:
             return None
         search.raise_bound(now.bound)
         best = now if best is None or now.value > best.value else best
         search.prices = best.price
-        if search.limits.cutoff is not None and now.bound >= search.limits.cutoff:  # no solution is wanted
+        if search.limits.cutoff is not None and now.bound >= search.limits.cutoff:  # no solution is needed
             return best
         cost, use = _offer(circuit, now, search)
         cuts.append((cost, *use))
@@ -85,26 +86,26 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
             return best
     assert best is not None
     box = np.maximum(_FIRST * max(1.0, abs(now.total)) / np.maximum(1.0, use), 2 * np.array(best.price))
-    # One elimination of the use alone tells the infeasible from the tight before prices are raised in vain.
+    # One elimination of the use alone detects infeasibility before prices are raised in vain.
     if any(least_use_of(circuit, r, search.until) > c for r, c in enumerate(network.capacities) if use[r] > c):
         return None
     for _ in range(_ROUNDS if len(capacities) else 0):
         if search.done:
             break
-        price, hoped = _highest(np.array(cuts, np.float64), capacities, box)
+        price, upper = _highest(np.array(cuts, np.float64), capacities, box)
         now = at_price(circuit, price, search.until)
         cost, use = _offer(circuit, now, search)
         sides[_fits(use, network)] = now
         search.raise_bound(now.bound)
         best = now if now.value > best.value else best
         search.prices = best.price
-        if now.bound > circuit.most_cost:
+        if now.bound > circuit.max_cost:
             return None
         cut = (cost, *use)
-        wanting = (np.array(price) >= box) & (np.array(use) > capacities)
-        if wanting.any():
-            box[wanting] *= _GROWTH
-        elif cut in cuts or hoped - now.value <= 1e-12 * abs(hoped) + now.rounding:
+        at_edge = (np.array(price) >= box) & (np.array(use) > capacities)
+        if at_edge.any():
+            box[at_edge] *= _GROWTH
+        elif cut in cuts or upper - now.value <= 1e-12 * abs(upper) + now.rounding:
             break
         cuts.append(cut)
     if len(sides) > 1 and not search.done:
@@ -117,33 +118,33 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
 
 
 def first_slack(best: Price, network: Network) -> int:
-    """How far above a bound to look first: a small share of one variable's time."""
+    """The first slack above a bound: a small share of one variable's time."""
     return max(1, int(abs(best.total) / (_SHARE * len(network.variables) + 1)))
 
 
 def search_within(
-    circuit: Circuit, best: Price, search: Search, within: Callable[[Tables, int], bool], end: tuple[str, str]
+    circuit: Circuit, best: Price, search: Search, enumerate_to: Callable[[Tables, int], bool], by: tuple[str, str]
 ) -> Solution:
-    """Look within a growing slack above the bound until the incumbent is proved best.
+    """Search within a growing slack above the bound until the incumbent is proved optimal.
 
-    `within` is given what is best through every entry, and the cost up to which it offers the best solution; it says
-    whether its search was complete. The words of the `end`, by whom: proved, and infeasible.
+    `enumerate_to(through, reach)` offers the best solution of cost up to `reach`, given the best total through every
+    entry, and returns True if it was complete. `by` names the method in the words of proved and infeasible solutions.
     """
-    most_cost = circuit.most_cost
+    max_cost = circuit.max_cost
     slack = max(first_slack(best, search.network), search.bound - best.bound)
     through = circuit.backward(best.slots, search.until)
     while not search.done:
-        reach = min(best.bound + slack, search.ceiling - 1, most_cost)
+        reach = min(best.bound + slack, search.ceiling - 1, max_cost)
         try:
-            if not within(through, reach):
+            if not enumerate_to(through, reach):
                 break
         except TooManyError as error:
             return search.finish(f"too many ways of one copy within {slack} ns of the bound: {error}")
-        if reach == most_cost and search.objective is None:
-            return search.finish(f"no solution, by {end[1]}", infeasible=True)
-        search.raise_bound(min(reach + 1, search.ceiling))  # what is above the ceiling was not looked at
+        if reach == max_cost and search.objective is None:
+            return search.finish(f"no solution, by {by[1]}", infeasible=True)
+        search.raise_bound(min(reach + 1, search.ceiling))  # nothing above the ceiling was enumerated
         slack *= 3
-    return search.finish(f"proved by {end[0]}" if search.bound >= search.ceiling else STOPPED)
+    return search.finish(f"proved by {by[0]}" if search.bound >= search.ceiling else STOPPED)
 
 
 def _fits(use: Sequence[int], network: Network) -> bool:
@@ -151,7 +152,7 @@ def _fits(use: Sequence[int], network: Network) -> bool:
 
 
 def _offer(circuit: Circuit, now: Price, search: Search) -> tuple[int, tuple[int, ...]]:
-    """Cost, without the constant, and use of the best assignment at a price; offered if it is a better one."""
+    """Cost (without the constant) and use of the best assignment at a price; offered if it is better."""
     cost, use = circuit.totals(now.slots)
     if _fits(use, circuit.network) and search.better(cost + search.network.constant):
         search.offer(circuit.decode(now.slots))
@@ -159,13 +160,13 @@ def _offer(circuit: Circuit, now: Price, search: Search) -> tuple[int, tuple[int
 
 
 def least_use_of(circuit: Circuit, r: int, until: float = inf) -> float:
-    """The least use of capacity r, exactly: integers below 2^53; +inf where the costs forbid everything."""
+    """The least use of capacity r, exact (integers below 2^53); +inf if the costs alone are infeasible."""
     price = [float(k == r) for k in range(len(circuit.network.capacities))]
     return float(circuit.forward(circuit.tables(0, price), until)[-1])
 
 
 def _highest(cuts: Floats, capacities: Floats, box: Floats) -> tuple[tuple[float, ...], float]:
-    """The prices within the box where the least cut is highest, and its height."""
+    """The prices within the box that maximise the minimum of the cuts, and that maximum."""
     base, slope = cuts[:, 0], cuts[:, 1:] - capacities
     if len(capacities) > 1:
         from scipy.optimize import linprog

@@ -1,4 +1,4 @@
-"""The order of elimination: a cost network compiled to a circuit of buckets, and a circuit restricted to a slack."""
+"""Elimination orders: compile a cost network to a circuit of buckets, and restrict a circuit to a slack."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,24 +14,23 @@ from .circuit import Circuit
 from .factors import Factor, dense, network_factors, reachable
 from .kernels import Bools, Floats, Ints
 
-MOST_ENTRIES = 1 << 26  # of one table: 512 MiB
-MOST_WORK = 1 << 36  # additions of one bucket: some seconds
-# Entries of all tables, 2 GiB, and as much again for what is best through them; additions.
-MOST_IN_ALL = 1 << 28, 1 << 38
-MOST_CAPACITIES = 8  # each has a price and a column in every list of labels
+MAX_ENTRIES = 1 << 26  # of one table: 512 MiB
+MAX_WORK = 1 << 36  # additions of one bucket: some seconds
+MAX_SIZE = 1 << 28, 1 << 38  # entries of all tables (2 GiB, and as much for the best totals through them); additions
+MAX_CAPACITIES = 8  # each has a price and a column in every label list
 
 
 class TooWideError(Exception):
-    """Elimination would need more memory or time than is sensible."""
+    """Elimination would need too much memory or time."""
 
 
 def compile_network(network: Network) -> Circuit:
     """The circuit of a network; equal copies appear once.
 
-    Raises TooWideError when a table or all of them together would be too large, or the capacities are too many.
+    Raises TooWideError if a table, or all of them together, would be too large, or the capacities too many.
     """
-    if len(network.capacities) > MOST_CAPACITIES:
-        raise TooWideError(f"{len(network.capacities)} capacities, of which each needs a price")
+    if len(network.capacities) > MAX_CAPACITIES:
+        raise TooWideError(f"{len(network.capacities)} capacities, each of which needs a price")
     network = reachable(dense(network))
     copy_edges, rest_edges = chain_edges(network)
     parent = list(range(len(network.variables)))
@@ -41,7 +40,7 @@ def compile_network(network: Network) -> Circuit:
             parent[v] = v = parent[parent[v]]
         return v
 
-    inner: set[int] = set()  # variables that another stands for, or that have no table
+    inner: set[int] = set()  # variables represented by another, or without tables
     for chain in network.chains:
         inner.update(chain.boundaries[1:-1], *chain.copies[1:])
         for b in chain.boundaries[1:]:
@@ -57,37 +56,37 @@ def compile_network(network: Network) -> Circuit:
     factors = network_factors(network, variables, [*(k for chain in copy_edges for k in chain[0]), *rest_edges])
     kept = {d: np.arange(len(network.variables[d].cost)) for d in sorted(set(domain))}
     circuit = arrange(network, factors, tuple(domain), kept)
-    if any(found > most for found, most in zip(circuit.in_all, MOST_IN_ALL, strict=True)):
-        raise TooWideError("tables of {} entries in all, and {} additions".format(*circuit.in_all))
+    if any(found > limit for found, limit in zip(circuit.size, MAX_SIZE, strict=True)):
+        raise TooWideError("tables of {} entries in all, and {} additions".format(*circuit.size))
     return circuit
 
 
 def restrict(
-    circuit: Circuit, through: Sequence[Floats], most: float, blocks: tuple[frozenset[int], ...] | None = None
+    circuit: Circuit, through: Sequence[Floats], max_total: float, blocks: tuple[frozenset[int], ...] | None = None
 ) -> Circuit | None:
-    """The circuit without the options and pairs through which no solution totals at most `most`.
+    """The circuit without options and pairs that occur in no solution of total up to `max_total`; None if none is left.
 
-    None when nothing is left. With `blocks` these come first (see `arrange`), else half of a chain meets the other.
+    With `blocks` these are eliminated first (see `arrange`), else the halves of the longest chain meet.
     """
     alive: dict[int, Bools] = {d: np.zeros(len(k), np.bool_) for d, k in circuit.kept.items()}
     marginals = [m.reshape(f.time.shape) for f, m in zip(circuit.factors, through[: len(circuit.factors)], strict=True)]
-    told: set[int] = set()  # any of its factors knows which options of a variable are left, the smallest at least cost
+    seen: set[int] = set()  # any factor of a variable shows its options left; the smallest is cheapest
     for f, marginal in sorted(zip(circuit.factors, marginals, strict=True), key=lambda pair: len(pair[0].scope)):
         for axis, v in enumerate(f.scope):
-            if v not in told:
-                told.add(v)
+            if v not in seen:
+                seen.add(v)
                 others = tuple(a for a in range(len(f.scope)) if a != axis)
-                alive[circuit.domain[v]] |= (marginal <= most).any(axis=others)
+                alive[circuit.domain[v]] |= (marginal <= max_total).any(axis=others)
     for chain, one in zip(circuit.network.chains, circuit.copies, strict=True):
         d = circuit.domain[chain.boundaries[0]]  # an inner boundary has no factor of its own
-        alive[d] |= (through[one] <= most).any(0) | (through[one] <= most).any(1)
+        alive[d] |= (through[one] <= max_total).any(0) | (through[one] <= max_total).any(1)
     left = {d: np.flatnonzero(a) for d, a in alive.items()}
     if any(len(options) == 0 for options in left.values()):
         return None
     factors = []
     for f, marginal in zip(circuit.factors, marginals, strict=True):
-        fine = replace(f, time=np.where(marginal <= most, f.time, np.inf))
-        factors.append(fine.take([left[circuit.domain[v]] for v in f.scope]))
+        pruned = replace(f, time=np.where(marginal <= max_total, f.time, np.inf))
+        factors.append(pruned.take([left[circuit.domain[v]] for v in f.scope]))
     kept = {d: k[left[d]] for d, k in circuit.kept.items()}
     if blocks is not None:
         return arrange(circuit.network, factors, circuit.domain, kept, blocks=blocks)
@@ -105,20 +104,22 @@ def arrange(
     meeting: bool = False,
     blocks: tuple[frozenset[int], ...] = (),
 ) -> Circuit:
-    """Order the eliminations: the variables of blocks, the interiors of each chain's first copy, the powers, the rest.
+    """Order the eliminations: variables of blocks, interiors of each chain's first copy, powers, the rest.
 
-    When `meeting`, the boundary in the middle of the longest chain is the last variable, between two powers.
+    If `meeting`, the boundary in the middle of the longest chain comes last, between two powers.
     """
     size = tuple(len(kept[d]) for d in domain)
     reach = tuple((s.variable, frozenset(s.variables)) for s in network.switches)
     leaves = tuple(f.narrow() for f in factors)
     scopes, narrow = tuple(f.scope for f in factors), tuple(leaf.scope for leaf in leaves)
-    buckets, copies, made = _arranged(network.chains, reach, scopes, narrow, size, meeting=meeting, blocks=blocks)
+    buckets, copies, block_slots = _arranged(
+        network.chains, reach, scopes, narrow, size, meeting=meeting, blocks=blocks
+    )
     parts = network, tuple(factors), leaves, buckets
-    return Circuit(*parts, domain=domain, kept=kept, copies=copies, blocks=made)
+    return Circuit(*parts, domain=domain, kept=kept, copies=copies, blocks=block_slots)
 
 
-@lru_cache(maxsize=4)  # one network is asked for its least memory, its least time, and both
+@lru_cache(maxsize=4)  # the same network is often compiled several times
 def _arranged(
     chains: tuple[Chain, ...],
     switches: tuple[tuple[int, frozenset[int]], ...],
@@ -128,45 +129,45 @@ def _arranged(
     meeting: bool,
     blocks: tuple[frozenset[int], ...],
 ) -> tuple[tuple[Bucket, ...], tuple[int, ...], tuple[int, ...]]:
-    """The buckets, the slot of one copy of every chain, and that of every block, for factors of given scopes.
+    """The buckets, the slot of one copy of every chain, and that of every block, for factors of these scopes.
 
-    `leaves` are the scopes without what has no choice.
+    `leaves` are the scopes without variables of one option.
     """
-    buckets = _Buckets([], size, len(scopes), dict(switches))
+    builder = _Builder([], size, len(scopes), dict(switches))
     copies: list[int] = []
     rest = dict(enumerate(leaves))
     longest = max(map(len, chains), default=0) if meeting else 0
     middle: set[int] = set()
-    made: list[int] = []
+    block_slots: list[int] = []
     for block in blocks:
         mine = {i: rest.pop(i) for i, scope in enumerate(scopes) if not block.isdisjoint(scope)}
-        mine = buckets.eliminate(mine, set(block))
+        mine = builder.eliminate(mine, set(block))
         kept = tuple(sorted({v for scope in mine.values() for v in scope}))
-        made.append(buckets.join(mine, kept))
-        rest[made[-1]] = kept
+        block_slots.append(builder.join(mine, kept))
+        rest[block_slots[-1]] = kept
     for c, chain in enumerate(chains):
         first, last = chain.boundaries[:2]
         inside = {i for i, scope in enumerate(scopes) if i in rest and _in_copy(scope, chain.copies[0], first, last)}
         mine = {i: rest.pop(i) for i in sorted(inside)}
-        mine = buckets.eliminate(mine, set(chain.copies[0]))
-        one = buckets.join(mine, (first, last))
+        mine = builder.eliminate(mine, set(chain.copies[0]))
+        one = builder.join(mine, (first, last))
         copies.append(one)
         half = len(chain) // 2 if len(chain) == longest and not middle else 0
-        power = buckets.power(one, half or len(chain), c, size[first])
+        power = builder.power(one, half or len(chain), c, size[first])
         meet = chain.boundaries[len(chain) - half]  # the last, when there is no second half
         if half:
             middle.add(meet)
             dims = (1, size[first], size[first])
-            second = buckets.put(Bucket(((power, (1, 2)),), dims, None, c, start=len(chain) - half))
+            second = builder.put(Bucket(((power, (1, 2)),), dims, None, c, start=len(chain) - half))
             rest[second] = (meet, chain.boundaries[-1])
             if len(chain) % 2:
-                power = buckets.times(power, one, half, c, size[first])
+                power = builder.times(power, one, half, c, size[first])
         rest[power] = (chain.boundaries[0], meet)
     variables = {v for scope in rest.values() for v in scope}
-    rest = buckets.eliminate(rest, variables - middle)
-    rest = buckets.eliminate(rest, middle)
-    buckets.join(rest, ())
-    return tuple(buckets.made), tuple(copies), tuple(made)
+    rest = builder.eliminate(rest, variables - middle)
+    rest = builder.eliminate(rest, middle)
+    builder.join(rest, ())
+    return tuple(builder.buckets), tuple(copies), tuple(block_slots)
 
 
 def _in_copy(scope: tuple[int, ...], interior: tuple[int, ...], first: int, last: int) -> bool:
@@ -174,21 +175,21 @@ def _in_copy(scope: tuple[int, ...], interior: tuple[int, ...], first: int, last
 
 
 @dataclass(frozen=True, slots=True)
-class _Buckets:
-    """The buckets `made` so far, numbered after `base` factors, of variables of so many options each (`size`).
+class _Builder:
+    """The buckets so far, numbered after `base` factors, over variables of `size` options.
 
-    `switches`: the variables that must be gone before a switch is, so that their tables are but M times as large.
+    `switches`: the variables that are eliminated before each switch, so that its M modes widen tables only M times.
     """
 
-    made: list[Bucket]
+    buckets: list[Bucket]
     size: Sequence[int]
     base: int
     switches: Mapping[int, frozenset[int]]
 
     def eliminate(self, scopes: dict[int, tuple[int, ...]], variables: set[int]) -> dict[int, tuple[int, ...]]:
-        """A bucket per variable, the one of least work first; returns the slots that remain."""
+        """Add a bucket per variable, that of least work first; returns the remaining slots and their scopes."""
         near: dict[int, set[int]] = {v: set() for v in variables}  # the slots of each variable
-        around: dict[int, set[int]] = {v: {v} for v in variables}  # what has a slot with it
+        around: dict[int, set[int]] = {v: {v} for v in variables}  # the variables that share a slot with it
         for slot, scope in scopes.items():
             for v in scope:
                 if v in near:
@@ -198,7 +199,7 @@ class _Buckets:
 
         def work(v: int) -> tuple[bool, int, int]:
             waits = v in self.switches and not self.switches[v].isdisjoint(around[v] & near.keys())
-            # options may be few: then leaves go first
+            # fewer neighbours first if the work is equal
             return waits, prod(map(size, around[v])), len(around[v])
 
         cost = {v: work(v) for v in variables}
@@ -206,7 +207,7 @@ class _Buckets:
         heapify(queue)
         while queue:
             known, v = heappop(queue)
-            if cost.get(v) != known:  # eliminated already, or its work has changed since
+            if cost.get(v) != known:  # eliminated, or its work has changed
                 continue
             del cost[v]
             inputs = sorted(near.pop(v))
@@ -233,7 +234,7 @@ class _Buckets:
         self, inputs: list[int], scopes: Mapping[int, tuple[int, ...]], variable: int | None, kept: tuple[int, ...]
     ) -> int:
         dims = (1 if variable is None else self.size[variable], *(self.size[u] for u in kept))
-        if prod(dims) > MOST_WORK or prod(dims[1:]) > MOST_ENTRIES:
+        if prod(dims) > MAX_WORK or prod(dims[1:]) > MAX_ENTRIES:
             raise TooWideError(f"a bucket over {len(dims)} variables with {dims} options")
         axis = {u: a for a, u in enumerate(kept, 1)} | ({} if variable is None else {variable: 0})
         modes = prod(self.size[u] for u in axis if u in self.switches)
@@ -241,7 +242,7 @@ class _Buckets:
         return self.put(Bucket(parts, dims, variable, modes=modes, kept=kept))
 
     def power(self, one: int, length: int, chain: int, size: int) -> int:
-        """The slot of F^length: squares, then the product of those that the binary digits of `length` name."""
+        """The slot of F^length, by repeated squaring."""
         result, done, square, step = -1, 0, one, 1
         while True:
             if length & step:
@@ -255,5 +256,5 @@ class _Buckets:
         return self.put(Bucket(((left, (1, 0)), (right, (0, 2))), (size,) * 3, None, chain, half))
 
     def put(self, bucket: Bucket) -> int:
-        self.made.append(bucket)
-        return self.base + len(self.made) - 1
+        self.buckets.append(bucket)
+        return self.base + len(self.buckets) - 1

@@ -1,8 +1,8 @@
-"""A network whose segments are lists: one variable takes the place of all of a segment's, an option of it of a label.
+"""Networks over label lists: one variable per segment, one option per label.
 
-A segment is a copy of a chain, or what a switch outside of chains decides on (a block). Its labels are the nondominated
-(time, use, extra) of every assignment around it, from elimination (`labels.py`); so what segments use for a while is a
-number of each option, and a network without switches remains, of a few variables beside the lists.
+A segment is a copy of a chain, or a block: the variables that a switch outside of chains decides. Its labels are the
+nondominated (time, use, transient use) of every assignment around it, from elimination (`labels.py`). Transient use
+thus becomes a number per option, and a network without switches remains, of a few variables besides the lists.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ from .kernels import Ints
 from .labels import LabelBounds, Listing, enumerate_labels
 from .transient_relaxation import Groups, share, with_factors
 
-_ROUNDED = 1e-12  # by which shares of a price are less, so that floats do not make them more
+_ROUNDED = 1e-12  # lowers the shares of a price, against rounding up
 
 
 def blocks_of(network: Network) -> tuple[frozenset[int], ...]:
-    """What switches outside of chains decide on, with the variables that only this touches; one where they touch."""
+    """The variables that switches outside of chains decide, with private neighbours; adjacent blocks are merged."""
     chained = {v for c in network.chains for v in (*c.boundaries, *(v for copy in c.copies for v in copy))}
     near: dict[int, set[int]] = {v: set() for v in range(len(network.variables))}
     for term in network.terms():
@@ -42,34 +42,34 @@ def blocks_of(network: Network) -> tuple[frozenset[int], ...]:
     return tuple(frozenset(b) for b in found)
 
 
-def list_segments(circuit: Circuit, groups: Groups, bounds: LabelBounds, high: int) -> "Columns":
-    """The labels of the segments of a circuit `with_means(_, groups)`, or of a plain one where there are no groups.
+def list_segments(circuit: Circuit, groups: Groups, bounds: LabelBounds, max_tau: int) -> "SegmentLists":
+    """The labels of the segments of a circuit relaxed over `groups`, or of one without extras if there are none.
 
-    Those of solutions within the bounds that use at most `high` for a while. Raises TooManyError beyond the limit of
+    Lists the solutions within the bounds of transient use up to `max_tau`. Raises TooManyError beyond the limit of
     labels in a slot.
     """
     price, until = bounds.price.tolist(), bounds.until
-    column, prices = _columns(circuit, groups, price)
+    column, extra_prices = _extra_columns(circuit, groups, price)
     rows = max(1, len(groups))
-    known, extras = [sum(price[:rows]), *price[rows:]], len(prices)
+    use_prices, extras = [sum(price[:rows]), *price[rows:]], len(extra_prices)
     wide = _widened(circuit, groups, column, extras)
-    prices = known + prices
+    prices = use_prices + extra_prices
     slots = wide.forward(wide.tables(1, prices), until)
     through = wide.backward(slots, until)
-    width, tops = len(known), (*wide.copies, *wide.blocks)
-    most_use = np.array([np.inf] * width + [high] * extras)
-    wider = LabelBounds(np.array(prices), bounds.most + 1.0, bounds.limit, until, most_use)
+    width, tops = len(use_prices), (*wide.copies, *wide.blocks)
+    max_use = np.array([np.inf] * width + [max_tau] * extras)
+    wider = LabelBounds(np.array(prices), bounds.max_total + 1.0, bounds.limit, until, max_use)
     listing = enumerate_labels(wide, slots, through, wider, tops)
     segments = []
     for top in tops:
         labels, ends = listing.slots[top], wide.buckets[top - len(wide.factors)].kept
         extra = labels.use[:, width:].max(axis=1)
         segments.append(Segment(top, ends, labels.at, labels.time, labels.use[:, :width], extra))
-    return Columns(listing, tuple(segments))
+    return SegmentLists(listing, tuple(segments))
 
 
-def _columns(circuit: Circuit, groups: Groups, price: Sequence[float]) -> tuple[dict[int, int], list[float]]:
-    """The column of each switch's extras, no two of a segment alike, and the price of a byte in every column."""
+def _extra_columns(circuit: Circuit, groups: Groups, price: Sequence[float]) -> tuple[dict[int, int], list[float]]:
+    """The column of each switch's transient use, distinct within a segment, and the price per byte of each column."""
     network = circuit.network
     column, prices = dict[int, int](), list[tuple[int, float]]()  # the group of each column, and its price
     for part in (*(frozenset(chain.copies[0]) for chain in network.chains), *blocks_of(network)):
@@ -85,7 +85,7 @@ def _columns(circuit: Circuit, groups: Groups, price: Sequence[float]) -> tuple[
 
 
 def _widened(circuit: Circuit, groups: Groups, column: Mapping[int, int], extras: int) -> Circuit:
-    """The circuit with what is used in truth, then a column for the extras of each switch of a segment."""
+    """The circuit with its unrelaxed use, then a column for the transient use of each switch of a segment."""
     rows = max(1, len(groups))
 
     def widened(f: Factor) -> Factor:
@@ -107,7 +107,7 @@ def _widened(circuit: Circuit, groups: Groups, column: Mapping[int, int], extras
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """N labels: what the variables `ends` around it take, `at` [E, N], `time` [N], `use` [N, R], `extra` [N]."""
+    """N labels: options `at` [E, N] of the E variables `ends` around it, `time` [N], `use` [N, R], `extra` [N]."""
 
     slot: int
     ends: tuple[int, ...]
@@ -117,20 +117,20 @@ class Segment:
     extra: Ints
 
     def variable(self, labels: Ints) -> Variable:
-        """The choice among some labels."""
+        """The variable that chooses among these labels."""
         return Variable("labels", self.time[labels], self.use[labels])
 
     def link(self, end: int, options: int, labels: Ints) -> Table:
-        """[options, labels]: 0 where the variable of an end takes what the label has there, else INFINITE."""
+        """[options, labels]: 0 where an end's option is the label's, else INFINITE."""
         return np.where(self.at[end, labels] == np.arange(options)[:, None], 0, INFINITE).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
-    """The lists of a circuit's segments: of the first copy of each chain, then of the blocks.
+class SegmentLists:
+    """The label lists of a circuit's segments: of the first copy of each chain, then of the blocks.
 
-    `order`: what each variable of a network of them is: (v, -1, 0) the variable v of the circuit's, (_, k, i) the label
-    of segment k in the copy i of its chain. They stand as the circuit's do.
+    `order` lists the variables of their network, in the circuit's order: (v, -1, 0) is the circuit's variable v,
+    (_, k, i) the label of segment k in copy i of its chain.
     """
 
     listing: Listing
@@ -138,7 +138,7 @@ class Columns:
 
     @cached_property
     def levels(self) -> list[int]:
-        """What labels use for a while, in ascending order."""
+        """The transient uses of labels, ascending."""
         found: list[int] = np.unique(np.concatenate([s.extra for s in self.segments])).tolist()
         return found
 
@@ -161,7 +161,7 @@ class Columns:
 
     @cached_property
     def _outside(self) -> tuple[dict[int, Variable], list[Edge]]:
-        """The variables outside of segments, by their numbers in the circuit's network, and their edges."""
+        """The variables outside of segments, by number in the circuit's network, and their edges."""
         count = self.segments[0].use.shape[1]
         variables = {}
         for v in (v for v, k, _ in self.order if k < 0):
@@ -183,13 +183,13 @@ class Columns:
         circuit = self.listing.circuit
         return len(circuit.kept[circuit.domain[variable]])
 
-    def within(self, high: int) -> list[Ints] | None:
-        """The labels of each segment that use at most `high` for a while; None where one has none."""
-        labels = [np.flatnonzero(s.extra <= high) for s in self.segments]
+    def up_to(self, tau: int) -> list[Ints] | None:
+        """The labels of each segment of transient use up to `tau`; None if a segment has none."""
+        labels = [np.flatnonzero(s.extra <= tau) for s in self.segments]
         return labels if all(map(len, labels)) else None
 
     def network(self, labels: Sequence[Ints], capacities: tuple[int, ...]) -> Network:
-        """The network of some labels of each segment."""
+        """The network over these labels of each segment."""
         whole, (outside, edges) = self.listing.circuit.network, self._outside
         at = {place if place[1] >= 0 else place[0]: n for n, place in enumerate(self.order)}
         own = [s.variable(kept) for s, kept in zip(self.segments, labels, strict=True)]
@@ -208,7 +208,7 @@ class Columns:
         return Network(variables, tuple(edges), capacities, whole.constant, chains)
 
     def assemble(self, labels: Sequence[Ints], assignment: Sequence[int]) -> tuple[int, ...]:
-        """The assignment of the circuit's network that one of `network` stands for."""
+        """The assignment of the circuit's network for one of `network`."""
         given, starts = dict[int, int](), list[tuple[int, int, int]]()
         for (v, k, i), x in zip(self.order, assignment, strict=True):
             if k < 0:

@@ -1,8 +1,8 @@
-"""The tables of a circuit's slots, in which what is equal but for a constant is computed and kept once.
+"""The tables of a circuit's slots; tables equal up to a constant are computed and stored once.
 
-Along equal layers the messages of elimination soon repeat but for a constant, as powers in the min-plus semiring do, so
-a deep network costs little more than a shallow one even where it cannot be cut into a chain. Equality is that of the
-numbers, of a table less its least entry.
+Along equal layers the messages of elimination soon repeat up to a constant, as powers in the min-plus semiring do, so
+a deep network costs little more than a shallow one even without chains. Tables are compared by their numbers, less
+the least entry.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -20,15 +20,15 @@ from .kernels import Floats, fingerprint
 
 @dataclass(eq=False)
 class Tables(Sequence[Floats]):
-    """One table a slot: entry i is `arrays[i] + offsets[i]`; those of equal `kinds` share their array.
+    """One table per slot: entry i is `arrays[i] + offsets[i]`; those of equal `kinds` share their array.
 
-    `made[i]` tells what a bucket's table was made of: equal ones choose alike, as `choices` remembers.
+    Buckets of equal `recipes` (dims and kinds of inputs) choose alike; `choices` caches their choices.
     """
 
     arrays: list[Floats] = field(default_factory=list)
     offsets: list[float] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)
+    recipes: list[int] = field(default_factory=list)
     choices: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
 
     @overload
@@ -47,26 +47,26 @@ class Tables(Sequence[Floats]):
     def put(self, index: int, array: Floats, offset: float, kind: int) -> None:
         self.arrays[index], self.offsets[index], self.kinds[index] = array, offset, kind
 
-    def append(self, array: Floats, offset: float, kind: int, made: int = -1) -> None:
+    def append(self, array: Floats, offset: float, kind: int, recipe: int = -1) -> None:
         self.arrays.append(array)
         self.offsets.append(offset)
         self.kinds.append(kind)
-        self.made.append(made)
+        self.recipes.append(recipe)
 
 
 class Kinds:
-    """Numbers tables by what they hold, up to a constant, and remembers what was computed of them."""
+    """Numbers tables by content up to a constant, and memoizes computations on them."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         self._arrays: list[Floats] = []
-        self._known: dict[int, tuple[Floats, tuple[Floats, float, int]]] = {}
+        self._by_id: dict[int, tuple[Floats, tuple[Floats, float, int]]] = {}
         self._memo: dict[Hashable, list[tuple[Floats, float, int]]] = {}
 
     def of(self, table: Floats) -> tuple[Floats, float, int]:
-        """The table less its least entry, that entry, and the number."""
-        if id(table) in self._known:
-            return self._known[id(table)][1]
+        """The table less its least entry, that entry, and the table's number."""
+        if id(table) in self._by_id:
+            return self._by_id[id(table)][1]
         least = float(table.min(initial=inf))
         least = least if np.isfinite(least) else 0.0
         plain = np.asarray(table - least if least else table, order="C")
@@ -76,19 +76,19 @@ class Kinds:
             self._arrays.append(plain)
             alike.append(number)
         found = self._arrays[number], least, number
-        self._known[id(table)] = table, found  # the table is held, so that its id stays its own
+        self._by_id[id(table)] = table, found  # holding the table keeps its id unique
         return found
 
     def once(self, key: Hashable, make: Callable[[], Iterable[Floats]]) -> list[tuple[Floats, float, int]]:
-        """What `make` computes, once for every key."""
+        """The tables of `make()`, computed once per key."""
         if key not in self._memo:
             self._memo[key] = [self.of(table) for table in make()]
-            self._known.clear()  # temporaries of one call
+            self._by_id.clear()  # temporaries of one call
         return self._memo[key]
 
 
 def forward(tables: Iterable[Floats], buckets: Iterable[Bucket], until: float = inf) -> Tables:
-    """The table of every slot: the factors' `tables`, then the buckets in order; see `check_clock` for `until`."""
+    """The table of every slot: the factors' `tables`, then the buckets in order. `until`: see `check_clock`."""
     kinds, slots, numbers = Kinds(), Tables(), dict[Hashable, int]()
     for table in tables:
         slots.append(*kinds.of(table))
@@ -112,7 +112,7 @@ def check_clock(until: float) -> None:
 
 
 def backward(slots: Tables, buckets: Sequence[Bucket], until: float = inf) -> Tables:
-    """The best total through every entry of every slot, least over all the places of a shared one."""
+    """The best total through every entry of every slot; shared slots take the minimum over their uses."""
     kinds, first = Kinds(), len(slots) - len(buckets)
     through = Tables([np.full(0, inf)] * len(slots), [0.0] * len(slots), [-1] * len(slots))
     root = len(slots) - 1
@@ -142,7 +142,7 @@ def backward(slots: Tables, buckets: Sequence[Bucket], until: float = inf) -> Ta
 
 
 def outside_of(through: Floats, inside: Floats) -> Floats:
-    """What the rest of the network adds to each entry, +inf where there is no entry."""
+    """The best total outside of each entry; +inf where the entry is forbidden."""
     out = np.full(inside.shape, inf)
     np.subtract(through, inside, out=out, where=through < inf)
     return out

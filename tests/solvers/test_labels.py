@@ -88,7 +88,7 @@ def test_parts_without_an_edge_between_them_meet() -> None:
     network = Network(variables, (), capacities=(1 << 20,))
     circuit = compile_network(network)
     at = at_price(circuit, (1.0,))
-    given = circuit, at, circuit.backward(at.slots), circuit.most_cost, 300, inf
+    given = circuit, at, circuit.backward(at.slots), circuit.max_cost, 300, inf
     (time, use), (more, again) = parts
     fits = use[:, None] + again[None] <= 1 << 20
     assert fastest(network, list_within(*given)) == (time[:, None] + more[None])[fits].min()

@@ -262,7 +262,7 @@ def test_a_switch_is_eliminated_last(make_transformer) -> None:
     network = with_modes(plain)
     check_network(network)
     one, three = compile_network(plain), compile_network(network)
-    assert one.in_all[1] < three.in_all[1] < 3.3 * one.in_all[1]
+    assert one.size[1] < three.size[1] < 3.3 * one.size[1]
     assert three.work(2) < 3.3 * one.work(2)  # modes are not so many on each of several axes
 
 
