@@ -1,4 +1,4 @@
-"""Space-time plans saved in a folder, beside their programs."""
+"""Saved space-time plans."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _PARTS = {"summary": Mapping, "graph": Mapping, "model": Mapping, "words": str, 
 class SavedSpaceTimePlan:
     """The plan.json of a space-time plan. Raises PartitaError if it is malformed."""
 
-    said: Mapping[str, Any]
-    module: None = None  # is not kept
+    content: Mapping[str, Any]
+    module: None = None  # not saved
 
     def __post_init__(self) -> None:
         for key, kind in _PARTS.items():
-            if not isinstance(self.said.get(key), kind):
+            if not isinstance(self.content.get(key), kind):
                 raise PartitaError(f"{key!r} is missing or malformed")
-        if self.said.get("format") != FORMAT:
-            raise PartitaError(f"it is of format {self.said.get('format')}, this is for {FORMAT}: check it anew")
+        if self.content.get("format") != FORMAT:
+            raise PartitaError(f"it is of format {self.content.get('format')}, this is for {FORMAT}: check it anew")
         optimizer_states(self.optimizer)
-        if not isinstance(self.said["summary"].get("devices"), int):
-            raise PartitaError("its summary does not say how many devices")
+        if not isinstance(self.content["summary"].get("devices"), int):
+            raise PartitaError("its summary lacks the number of devices")
 
     @cached_property
     def pcg(self) -> PCG:
-        return graph_from_json(self.said["graph"])
+        return graph_from_json(self.content["graph"])
 
     @property
     def ranks(self) -> int:
-        return int(self.said["summary"]["devices"])
+        return int(self.content["summary"]["devices"])
 
     @property
     def batch(self) -> int:
@@ -49,15 +49,15 @@ class SavedSpaceTimePlan:
 
     @property
     def optimizer(self) -> str:
-        return str(self.said["optimizer"])
+        return str(self.content["optimizer"])
 
     @property
     def model(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.said["model"]
+        found: Mapping[str, Any] = self.content["model"]
         return found
 
     def __str__(self) -> str:
-        return str(self.said["words"])
+        return str(self.content["words"])
 
 
 def copy_trace(folder: Path, trace: Path) -> None:

@@ -1,4 +1,4 @@
-"""Space-time plans: what a user wrote, validated, materialized, predicted and emitted."""
+"""Space-time plans: user-written plans, validated, materialized, predicted and emitted."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 Write: TypeAlias = Callable[[Graph, Sequence[int]], Any]
-"""A plan as a user writes it: it transforms, assigns and orders the operators of a graph on devices."""
+"""A user's plan function: transforms, assigns and orders the operators of a graph on devices."""
 
 
 def graph(model: nn.Module | PCG, inputs: Any = None, batch: int | None = None) -> Graph:
-    """The operators of a module, or of a captured graph, for a plan to transform, assign and order.
+    """The operators of a module or captured graph, for a plan to transform, assign and order.
 
-    `inputs` are example inputs as for `capture`; `batch` counts the samples of a whole step. Transformations of one's
-    own are proved before they are accepted. Raises PartitaError for modules that cannot be captured or planned so.
+    `inputs`: example inputs as for `capture`; `batch`: samples of a whole step. User-defined transformations are proved
+    before they are applied. Raises PartitaError if the module cannot be captured or is not supported.
     """
     from ...solvers.spacetime.prove import prover
 
@@ -52,10 +52,10 @@ def graph(model: nn.Module | PCG, inputs: Any = None, batch: int | None = None) 
 
 @dataclass(frozen=True)
 class SpaceTimePlan:
-    """A plan that was validated: its tasks in order, with the communication between them, on a machine.
+    """A validated plan on a machine: its ordered tasks with their communication.
 
-    `model` says how to build the module again: reference, small, sequence; `module` is the module itself with its
-    example inputs, where the plan was made from one; it is not saved.
+    `model`: how to rebuild the module (reference, small, sequence). `module`: the module with its example inputs, if
+    the plan was made from one; not saved.
     """
 
     program: Materialized
@@ -79,11 +79,11 @@ class SpaceTimePlan:
 
     @cached_property
     def prediction(self) -> Prediction:
-        """When every task and transfer runs, and what memory it takes."""
+        """Predicted times of tasks and transfers, and memory."""
         return predict(self.program, self.machine, self.dtype, self.optimizer)
 
     def summary(self) -> dict[str, Any]:
-        """The plan in numbers, for JSON: times in ns, memory in bytes."""
+        """Summary for JSON: times in ns, memory in bytes."""
         found = self.prediction
         return {
             "model": self.model.get("reference"),
@@ -111,7 +111,7 @@ class SpaceTimePlan:
         )
 
     def source(self) -> str:
-        """The program's text, the same every time."""
+        """The program's source text, deterministic."""
         words = str(self).splitlines()
         return str(call("emit_space_time", self.program, dtype=self.dtype, optimizer=self.optimizer, summary=words))
 
@@ -127,7 +127,7 @@ class SpaceTimePlan:
         return json.dumps(call("space_time_timeline", self.prediction), allow_nan=False) + "\n"
 
     def save(self, folder: Path | str, written: str = "") -> None:
-        """Save the program, the plan as the user wrote it (`written`), and the timeline in a folder."""
+        """Save the program, the user's plan file (`written`) and the timeline in a folder."""
         files = {
             "program.py": self.source(),
             "plan.json": json.dumps(
@@ -140,7 +140,7 @@ class SpaceTimePlan:
         write_directory(folder, files | ({"plan.py": written} if written else {}))
 
     def verify(self, level: str = "threads", steps: int = 3, *, timeout: float = 600.0) -> dict[str, Any]:
-        """Train the program and the module, and compare, as `partita verify` does. Needs `module`."""
+        """Train the program and the module and compare them, as `partita verify` does. Needs `module`."""
         result: dict[str, Any] = call("verify", self, level=level, steps=steps, timeout=timeout)
         return result
 
@@ -156,9 +156,9 @@ def space_time(
     model: Mapping[str, Any] | None = None,
     module: tuple[nn.Module, Any] | None = None,
 ) -> SpaceTimePlan:
-    """Validate the plan that the operators of `graph` now make, order it, and add its communication.
+    """Validate, order and materialize the plan that the operators of `graph` form.
 
-    Raises PlanConflict, a PartitaError, with the smallest set of orders and dependencies that conflict.
+    Raises PlanConflict, a PartitaError, with the smallest conflicting set of orders and dependencies.
     """
     from ...solvers.spacetime.validate import validate
 
@@ -166,7 +166,7 @@ def space_time(
     count = found.devices if devices is None else devices
     if machine is None:
         machine = Machine.adhoc((count,))
-    precision(dtype)  # known ones only, before any work
+    precision(dtype)  # reject unknown names first
     optimizer_states(optimizer)
     if count > machine.devices:
         raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")

@@ -1,4 +1,4 @@
-"""What `partita check` does: run a user's plan on its model and validate it."""
+"""`partita check`: run a user's plan on its model and validate it."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class Checked:
     conflicts: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What `partita check --json` prints."""
-        known = self.plan.summary() if self.plan is not None else {}
-        return {"ok": self.plan is not None, "tasks": self.tasks, "conflicts": list(self.conflicts)} | known
+        """The output of `partita check --json`."""
+        summary = self.plan.summary() if self.plan is not None else {}
+        return {"ok": self.plan is not None, "tasks": self.tasks, "conflicts": list(self.conflicts)} | summary
 
     def __str__(self) -> str:
         if self.plan is not None:
             return str(self.plan)
-        return "\n".join(("the plan cannot run; what conflicts:", *(f"  {line}" for line in self.conflicts)))
+        return "\n".join(("the plan cannot run; conflicts:", *(f"  {line}" for line in self.conflicts)))
 
 
 def check(request: CheckRequest) -> Checked:
-    """Run a plan file on its model. PartitaError: the file is not a plan; conflicts are an answer."""
+    """Run a plan file on its model; conflicts are returned. PartitaError: the file is not a plan."""
     module = import_file(request.file)
     write = _function(module, request.file)
     constants = {name: _constant(module, request.file, name, kind) for name, kind in _CONSTANTS.items()}
     reference = request.model or constants["MODEL"]
     if reference is None:
-        raise PartitaError(f"{request.file} does not say its MODEL: name one with --model")
+        raise PartitaError(f"{request.file} defines no MODEL: give one with --model")
     devices = request.devices or constants["DEVICES"] or (request.machine.devices if request.machine else None)
     if devices is None:
-        raise PartitaError(f"{request.file} does not say its DEVICES: give their number with --devices")
+        raise PartitaError(f"{request.file} defines no DEVICES: give --devices N")
     small = next((x for x in (request.small, constants["SMALL"]) if x is not None), request.model is None)
     sequence = request.sequence or constants["SEQUENCE"]
     built = load_module(reference, small=small, sequence=sequence)
@@ -92,7 +92,7 @@ def _constant(module: ModuleType, file: Path, name: str, kind: type) -> Any:
 
 
 def _run(write: Write, operators: Any, devices: int, file: Path) -> None:
-    """Run the user's function; an error in it is reported with its line."""
+    """Run the user's function; an error in it names its line."""
     try:
         write(operators, list(range(devices)))
     except PartitaError:

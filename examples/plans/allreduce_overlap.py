@@ -1,7 +1,7 @@
-"""Gradients are all-reduced while backward goes on (Horovod, Sergeev and Del Balso, 2018).
+"""All-reduce of gradients overlapped with backward (Horovod, Sergeev and Del Balso, 2018).
 
-The gradients of a layer leave when its backward is done; its update waits until the layer below is done too, so that
-the devices have something to do meanwhile, and comes before the one below that.
+The all-reduce of a layer's gradients starts after its backward. Its update runs after the backward of the next layer
+below, which hides the all-reduce, and before the one below that.
 
     compute      B3 | B2 | U3 B1 | U2 B0 | U1 ...
     all-reduce        ---3 ---2    ---1    ---0

@@ -1,6 +1,6 @@
-"""Recomputation in a chain of segments of about the root of L layers (Chen et al., 2016; Kirisame et al., ICLR'21).
+"""Activation checkpointing in segments of about sqrt(L) layers (Chen et al., 2016; Kirisame et al., ICLR'21).
 
-What goes into each segment is kept; what lies inside of one is computed again when backward comes to it.
+Only the inputs of each segment are saved; its activations are recomputed before its backward.
 
     F0 F1 | F2 F3 ... R2 R3 B3 B2 | R0 R1 B1 B0
 """

@@ -1,7 +1,7 @@
 """Chimera: two pipelines in opposite directions, each with half of the micro-batches (Li and Hoefler, SC'21).
 
-Even micro-batches go down, odd ones up. Every device has the weights of two stages, one of each direction, and the
-gradients of both copies are added up.
+Even micro-batches go down, odd ones up. Every device holds the weights of two stages, one per direction; the gradients
+of both replicas are summed.
 
     0 | F0 F2 .. F1 B1 F3 B3 B0 .. B2
     1 | .. F0 F1 F2 F3 B1 B0 B3 B2

@@ -1,7 +1,7 @@
-"""co-shard: heads and hidden units in parts on one device, one after the other, recomputed (SuperScaler, Figure 3).
+"""co-shard: heads and hidden units split on one device, run in sequence and recomputed (SuperScaler, Figure 3).
 
-Tensor parallelism saves memory since no device has all heads; co-shard since none has them at the same time, without
-any communication. Between devices it is data parallelism.
+Tensor parallelism saves memory because each device holds only some heads; co-shard because it holds them one at a time,
+without communication. Across devices it is data parallelism.
 
     device 0, samples 0   heads 0 | heads 1 | heads 2 | heads 3 | + | hidden 0 | hidden 1 | ...
     device 1, samples 1   heads 0 | heads 1 | heads 2 | heads 3 | + | hidden 0 | hidden 1 | ...
@@ -28,7 +28,7 @@ def plan(graph, devices, shards=SHARDS):
                 op_assign(pieces, device)
                 blocks.setdefault((op.layer, dim, device), []).append(pieces)
     for block in blocks.values():
-        parts = list(zip(*block))  # the operators of every shard
+        parts = list(zip(*block))  # one group of operators per shard
         for ops in parts:
             recompute(ops)
         for before, after in pairwise(parts):

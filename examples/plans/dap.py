@@ -1,7 +1,7 @@
 """Dynamic Axial Parallelism with data parallelism, for AlphaFold 2 (FastFold, Cheng et al., 2022).
 
-Alignment [sequences, residues] and pairs [residues, residues] are split along the axis at which an operator does not
-look; weights are on every device. Where the axis changes there is an all-to-all:
+Alignment [sequences, residues] and pairs [residues, residues] are split along the axis that an operator does not mix;
+weights are replicated. An all-to-all changes the axis:
 
     rows (by sequences) | columns, outer product (by residues) | pairs that start at i (by i) | that end at j (by j)
 """
@@ -11,8 +11,8 @@ from partita import op_assign, op_trans, split
 MODEL, DEVICES, BATCH = "alphafold2-87m", 4, 8
 AXIAL = 2  # devices that share a sample
 
-SEQUENCES = [("alignment", 1), ("cat*", 1), ("masked", 1)]  # of the embedding, of what recycling puts together
-RESIDUES = [("alignment", 2)]  # of the two axes of pairs the first
+SEQUENCES = [("alignment", 1), ("cat*", 1), ("masked", 1)]  # of the embedding, and of the recycled input
+RESIDUES = [("alignment", 2)]  # of the two axes of pairs, the first
 
 
 def plan(graph, devices):

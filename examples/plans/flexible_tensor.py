@@ -1,8 +1,8 @@
-"""Flexible tensor parallelism: for every operator its own dimension and devices (Tofu, FlexFlow, GSPMD).
+"""Flexible tensor parallelism: each operator has its own dimension and devices (Tofu, FlexFlow, GSPMD).
 
-Attention is split by heads on all devices; the perceptron by tokens on the first half of them, or by samples on the
-second, in turn; the table by channels on one half, the scores by vocabulary on all; norms and sums by samples. The
-table is the scores' matrix too: it is kept by vocabulary, and its channels are fetched.
+Attention is split by heads on all devices; perceptrons alternate between tokens on the first half and samples on the
+second; the embedding is split by channels on one half, the scores by vocabulary on all; norms and sums by samples. The
+embedding table is tied to the scores: it is stored by vocabulary, and its channels are fetched.
 """
 
 from partita import op_assign, op_trans, place, split

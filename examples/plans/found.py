@@ -1,7 +1,7 @@
-"""A pipeline whose schedule is found: the shortest there is, with a proof, for stages that no named schedule fits.
+"""A pipeline with an optimal schedule found by a solver, for stages that no named schedule fits.
 
-mBART's encoder, decoder and scores make stages of unequal length. CP-SAT finds the best order of the plan's own tasks
-at their predicted times, starting from the zero-bubble schedule, and proves that none is shorter.
+mBART's encoder, decoder and scores make stages of unequal length. CP-SAT searches for the best order of the plan's
+tasks at their predicted times, starting from the zero-bubble schedule, and proves a lower bound.
 """
 
 from partita import in_order, op_assign, op_trans, schedule, split, split_backward, stages, zero_bubble

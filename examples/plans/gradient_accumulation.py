@@ -1,4 +1,4 @@
-"""Gradient accumulation with data parallelism: micro-batch after micro-batch, one all-reduce at the end.
+"""Gradient accumulation with data parallelism: micro-batches in sequence, one all-reduce at the end.
 
 F0 B0 F1 B1 F2 B2 F3 B3 all-reduce update
 """

@@ -1,8 +1,8 @@
 """Interlaced pipeline: embeddings on all devices, between the stages of a 1F1B pipeline (SuperScaler, Algorithm 2).
 
-mBART's table of tokens is most of its weights and little of its work: as a stage it would fill the memory of a device
-that idles. Here all devices share it by vocabulary. Its look-ups (E) and the scores with the loss (S), with their
-backward (e, s), are barriers between the devices' own stages; recomputation (R) runs while the gradient is on its way.
+mBART's token table holds most of the weights but little work: as a stage it would fill the memory of an idle device.
+Here it is sharded by vocabulary over all devices. Its look-ups (E) and the scores with the loss (S), and their backward
+(e, s), are barriers between the devices' own stages; recomputation (R) overlaps with gradient transfers.
 
     0 | E0 F0 .. .. S0 s0 E1 F1 R0 B0 e0 S1 s1 R1 B1 e1
     1 | E0 .. F0 R0 S0 s0 E1 B0 F1 R1 e0 S1 s1 B1 .. e1
@@ -31,7 +31,7 @@ def plan(graph, devices, micros=MICROS):
 
 
 def share(ops, devices):
-    """The operators on all devices: by vocabulary what has it, the loss by tokens."""
+    """Split operators over all devices, by vocabulary or else by tokens (the loss)."""
     parts = [op_trans(op, split([VOCABULARY, TOKENS], len(devices))) for op in ops]
     for device, shards in zip(devices, zip(*parts)):
         op_assign(shards, device)

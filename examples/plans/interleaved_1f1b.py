@@ -1,6 +1,6 @@
-"""Interleaved 1F1B: every device has several short stages, so that pipelines fill sooner (Narayanan et al., SC'21).
+"""Interleaved 1F1B: several virtual stages per device, so that the pipeline fills sooner (Narayanan et al., SC'21).
 
-Stage k lies on device k mod D. Two devices with two stages each, the second ones in small letters:
+Stage k lies on device k mod D. Two devices with two virtual stages each, the second in small letters:
 
     0 | F0 F1 f0 f1 .. b0 .. b1 B0 B1
     1 | .. F0 F1 f0 b0 f1 b1 B0 B1

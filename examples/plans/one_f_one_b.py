@@ -1,4 +1,4 @@
-"""1F1B: a pipeline that alternates forward and backward, so that few activations are kept (PipeDream-Flush, DAPPLE).
+"""1F1B: alternates forward and backward to keep few activations (PipeDream-Flush, DAPPLE).
 
 0 | F0 F1 F2 F3 .. .. .. B0 .. B1 .. B2 .. B3
 1 | .. F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3

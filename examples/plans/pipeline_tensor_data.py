@@ -1,4 +1,4 @@
-"""Pipeline, tensor and data parallelism together (Narayanan et al., SC'21): every stage on a group of devices.
+"""Pipeline, tensor and data parallelism together (Narayanan et al., SC'21): every stage on a device group.
 
 Two replicas of two stages of two devices, 1F1B within each replica:
 

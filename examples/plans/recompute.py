@@ -1,4 +1,4 @@
-"""Recomputation of every layer: only what goes into it is kept (Chen et al., 2016), with data parallelism."""
+"""Activation checkpointing of every layer (Chen et al., 2016), with data parallelism."""
 
 from partita import layers, op_assign, op_trans, recompute, split
 

@@ -1,7 +1,7 @@
 """Sequence parallelism of all operators (Li et al., Sequence parallelism: making 4D parallelism possible, 2021).
 
-Every device has some tokens of each sample throughout. Only attention looks beyond them: its queries are split by
-tokens, its keys and values are gathered from all devices, which the paper does around a ring.
+Every device holds some tokens of each sample. Only attention mixes tokens: its queries stay split; its keys and values
+are gathered from all devices (in the paper around a ring).
 """
 
 from partita import op_assign, op_trans, split

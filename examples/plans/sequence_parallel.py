@@ -1,7 +1,7 @@
 """Sequence parallelism between tensor-parallel parts (Korthikanti et al., Reducing activation recomputation, 2022).
 
-What tensor parallelism leaves on every device, norms and residual sums, is split by tokens. An all-reduce becomes a
-reduce-scatter before and an all-gather after:
+Norms and residual sums, which tensor parallelism replicates, are split by tokens. An all-reduce becomes a
+reduce-scatter before and an all-gather after them:
 
     norm (tokens) --> all-gather --> qkv, attention, output (heads) --> reduce-scatter --> + , norm (tokens) --> ...
 """
@@ -15,7 +15,7 @@ TOKENS = ("ids", 1)
 
 
 def plan(graph, devices):
-    for op in graph.forward:  # split along the first of these that it has
+    for op in graph.forward:  # split along the first of these dimensions it has
         parts = op_trans(op, split([HEADS, HIDDEN, TOKENS], len(devices)))
         for part, device in zip(parts, devices):
             op_assign(part, device)

@@ -1,6 +1,6 @@
-"""Swap: what backward needs of the first half of the layers waits on the host (SwapAdvisor, Huang et al., ASPLOS'20).
+"""Swap: saved activations of the first half of the layers go to the host (SwapAdvisor, Huang et al., ASPLOS'20).
 
-It is the half that waits longest. Transfers run beside the computation; the first layers come back last.
+They wait longest for their backward. Transfers overlap with computation; the first layers are reloaded last.
 """
 
 from partita import layers, op_assign, op_trans, split, swap

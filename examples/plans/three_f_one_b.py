@@ -1,7 +1,7 @@
-"""3F1B: three passes forward through a pipeline, one backward, as AlphaFold 2 is trained (SuperScaler, Figure 2).
+"""3F1B: three forward passes through a pipeline, one backward, as in AlphaFold 2 training (SuperScaler, Figure 2).
 
-What a pass hands on goes from the last device to the first. Of the first two passes nothing is kept. Two micro-batches,
-whose passes are a, b, c:
+The result of a pass goes from the last device to the first; the first two passes save nothing. Two micro-batches with
+passes a, b, c:
 
     0 | 0a 1a .. .. 0b 1b .. .. 0c 1c .. .. .. .. .. B0 .. B1
     1 | .. 0a 1a .. .. 0b 1b .. .. 0c 1c .. .. .. B0 .. B1

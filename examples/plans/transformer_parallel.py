@@ -1,4 +1,4 @@
-"""Tensor parallelism of transformers: heads, hidden units and vocabulary are split (Megatron-LM, Shoeybi et al., 2019).
+"""Tensor parallelism of transformers: heads, hidden units and vocabulary split (Megatron-LM, Shoeybi et al., 2019).
 
 x --> qkv (columns) --> heads --> output (rows) --> all-reduce --> + --> up (columns) --> down (rows) --> all-reduce
 """
@@ -12,7 +12,7 @@ VOCABULARY = ("token_embedding.weight", 0)
 
 
 def plan(graph, devices):
-    for op in graph.forward:  # norms and sums have none of these dimensions: every device computes them
+    for op in graph.forward:  # norms and sums have none of these dimensions: they are replicated
         parts = op_trans(op, split([HEADS, HIDDEN, VOCABULARY], len(devices)))
         for part, device in zip(parts, devices):
             op_assign(part, device)

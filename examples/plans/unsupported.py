@@ -1,6 +1,6 @@
-"""What these primitives cannot say (the rows of SuperScaler's Table 1 that it does not support), tried and refused.
+"""Plans that the primitives cannot express: the unsupported rows of SuperScaler's Table 1.
 
-Each function writes the plan as one would, and gets an error with the reason.
+Each function writes the plan in the obvious way and raises an error with the reason.
 """
 
 from partita import in_order, one_f_one_b, op_assign, op_order, op_trans, split, stages
@@ -12,7 +12,7 @@ MICROS = 4
 def pipedream(graph, devices, micros=MICROS):
     """Asynchronous 1F1B (Narayanan et al., SOSP'19): every micro-batch updates the weights, with stale gradients.
 
-    A plan computes what the model computes: gradients of all micro-batches are of the same weights.
+    A plan preserves the model's results: all micro-batches use the same weights.
     """
     for op in graph.forward:
         op_trans(op, split("batch", micros, "micro"))
@@ -24,9 +24,9 @@ def pipedream(graph, devices, micros=MICROS):
 
 
 def bytescheduler(graph, devices):
-    """ByteScheduler (Peng et al., SOSP'19): the next step's first layers begin while gradients of later ones travel.
+    """ByteScheduler (Peng et al., SOSP'19): the next step's first layers overlap with gradient transfers.
 
-    A plan is one step; the order between steps is that of the training loop.
+    A plan covers one step; the training loop orders the steps.
     """
     for op in graph.forward:
         for part, device in zip(op_trans(op, split("batch", len(devices))), devices):
@@ -36,9 +36,9 @@ def bytescheduler(graph, devices):
 
 
 def terapipe(graph, devices, slices=MICROS):
-    """TeraPipe (Li et al., ICML'21): a pipeline of slices of tokens, since a token does not need those after it.
+    """TeraPipe (Li et al., ICML'21): a pipeline over slices of tokens, since tokens do not depend on later ones.
 
-    That follows from the values of the attention's mask, and a plan sees shapes alone: attention needs all keys.
+    That follows from the values of the attention mask; a plan sees shapes only, so attention needs all keys.
     """
     for op in graph.forward:
         op_trans(op, split(("ids", 1), slices, "slice"))

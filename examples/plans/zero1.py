@@ -1,7 +1,7 @@
-"""ZeRO-1: data parallelism whose optimizer states are sharded (Rajbhandari et al., SC'20).
+"""ZeRO-1: data parallelism with sharded optimizer states (Rajbhandari et al., SC'20).
 
-Every device updates a part of each parameter once backward is done. It needs the sum of that part's gradient alone, and
-sends the others the new part: a reduce-scatter and an all-gather in the place of an all-reduce.
+After backward every device updates one shard of each parameter. It needs only that shard's gradient and sends the new
+shard to the others: a reduce-scatter and an all-gather instead of an all-reduce.
 """
 
 from partita import evenly, op_assign, op_order, op_trans, split

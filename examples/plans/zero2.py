@@ -1,7 +1,7 @@
-"""ZeRO-2: gradients are sharded too (Rajbhandari et al., SC'20).
+"""ZeRO-2: sharded gradients as well (Rajbhandari et al., SC'20).
 
-The gradients of a layer are reduce-scattered and used while backward goes on: its update comes before the backward of
-the second layer below, so that no device ever has more than those of two layers.
+The gradients of a layer are reduce-scattered and applied during backward: its update runs before the backward of the
+second layer below, so no device holds the gradients of more than two layers.
 
     backward   layer 3 | layer 2 | layer 1 | layer 0
     update               layer 3 | layer 2 | layer 1 | layer 0
@@ -24,5 +24,5 @@ def plan(graph, devices):
             op_assign(part, device)
     found = layers(graph)
     for below, _, layer in zip(found, found[1:], found[2:]):
-        if layer[0].layer:  # what lies outside of layers is used at both ends of the model
+        if layer[0].layer:  # parameters outside of layers are used at both ends of the model
             op_order(updates[layer[0].layer], [op.backward for op in below])

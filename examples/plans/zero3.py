@@ -1,8 +1,7 @@
-"""ZeRO-3: parameters are sharded as well (Rajbhandari et al., SC'20).
+"""ZeRO-3: sharded parameters as well (Rajbhandari et al., SC'20).
 
-Between steps every device keeps a part of each parameter. What an operator needs of the others is gathered before its
-forward, given back after it, and gathered again for its backward; gradients are reduce-scattered to where the parts
-are, which are updated in place.
+Between steps every device keeps one shard of each parameter. Operators gather parameters before forward, release them
+after it, and gather them again for backward; gradients are reduce-scattered to the shards, which are updated in place.
 """
 
 from partita import evenly, op_assign, op_trans, place, split

@@ -1,6 +1,6 @@
-"""Zero-bubble pipeline ZB-H1: gradients of weights fill what 1F1B leaves idle (Qi et al., ICLR'24).
+"""Zero-bubble pipeline ZB-H1: weight gradients fill the bubbles of 1F1B (Qi et al., ICLR'24).
 
-Backward is two operators: B, which the stage before waits for, and W, which nobody does.
+Backward is split into B, which the previous stage waits for, and W, which no other stage needs.
 
     0 | F0 F1 F2 F3 .. .. .. B0 W0 B1 W1 B2 W2 B3 W3
     1 | .. F0 F1 F2 .. .. B0 F3 B1 W0 B2 W1 B3 W2 W3

@@ -1,1 +1,1 @@
-"""Reduction programs: how a sum over axes of a mesh is made of collectives over groups (P², MLSys 2022)."""
+"""Reduction programs: sums over mesh axes as sequences of grouped collectives (P², MLSys 2022)."""

@@ -1,14 +1,14 @@
-"""What a step of a reduction program costs: messages and the links that all its groups share (P², section 5).
+"""Prices of the steps of a reduction program: messages over the links that all groups share (P², section 5).
 
 All groups of all reduction groups run a step at once. On a machine whose levels are all switches, the link of a unit of
-level l carries what one group sends through it, times the groups that the unit has a part in:
+level l carries what one group sends through it, times the number of groups that cross the unit:
 
     prod over machine levels q > l of  (devices at q outside the reduction)
                                      * (1 where the step's groups spread over q or only digit 0 takes part, else the
                                         reduction's size there)
 
-and the step takes as long as its busiest link, plus its hops and one launch. Where a level is wired, every message of
-every group is routed over links and switches instead; on a machine of switches both ways give the same.
+and the step takes as long as its busiest link, plus hops and one launch. If a level is wired, every message of every
+group is routed over links and switches instead; on a machine of switches both computations agree.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ...model.machine.machine import PROFILES, Machine
 from .program import Collective, Reduction, ReductionProgram, Step
 
 Over: TypeAlias = tuple[int, int, tuple[int, ...]]
-"""The first and the last level of a step, and those of which only digit 0 takes part."""
+"""First and last level of a step, and the levels on which only digit 0 takes part."""
 
-_MOST_STREAMED = 64  # devices of a machine on which mixed rounds are followed message by message
+_MOST_STREAMED = 64  # most devices for which mixed rounds are simulated message by message
 
 
 def step_price(
     machine: Machine, reduction: Reduction, step: Step, share: float, profile: str | None = None
 ) -> CollectivePrice:
-    """Price of one step as a line in D0, the bytes that every device holds before the reduction.
+    """Price of one step, launch included, as a line in D0, the bytes of a device before the reduction.
 
-    `share`: what a device holds of D0 before the step, for an all-gather after it. One launch is included.
-    PartitaError: an unknown profile, a reduction of another machine, a step outside the reduction's levels.
+    `share`: the fraction of D0 on a device before the step (all-gather: after it). PartitaError: an unknown profile, a
+    reduction of another machine, a step outside the reduction's levels.
     """
     line = _line(machine, reduction, (step.first, step.last, step.zero), step.collective, profile)
     return CollectivePrice(line.latency_ns, line.ns_per_byte * share)
@@ -49,9 +49,9 @@ def step_price(
 def exchange_price(
     machine: Machine, reduction: Reduction, kind: Literal["all_to_all", "send"], profile: str | None = None
 ) -> CollectivePrice:
-    """Price of an all-to-all among the members of every group, or of sending to the next member; one launch included.
+    """Price, launch included, of an all-to-all in every group or of sending to the next member.
 
-    In the bytes that a device has before the all-to-all, or sends. A group of one device has nothing to do: free.
+    A line in the bytes of a device before the all-to-all, or sent. Free for a group of one device.
     """
     depth = len(reduction.sizes)
     return _line(machine, reduction, (0, depth - 1, ()), kind, profile) if depth else FREE
@@ -60,15 +60,15 @@ def exchange_price(
 def program_price(
     machine: Machine, reduction: Reduction, program: ReductionProgram, profile: str | None = None
 ) -> CollectivePrice:
-    """Sum of the steps' prices."""
+    """Total price of the steps."""
     steps = held(program, reduction.sizes)
     return sum((step_price(machine, reduction, step, share, profile) for step, share in steps), FREE)
 
 
 def held(program: ReductionProgram, sizes: Sequence[int]) -> Iterator[tuple[Step, float]]:
-    """Every step and the share of the buffer that a member holds before it, of an all-gather after it.
+    """Every step with the share of the buffer on a member before it (all-gather: after it).
 
-    After a reduce-scatter in groups of m that is an m-th; a gather undoes that.
+    A reduce-scatter in groups of m divides the share by m; an all-gather multiplies it.
     """
     share = 1.0
     for step in program:
@@ -81,7 +81,7 @@ def held(program: ReductionProgram, sizes: Sequence[int]) -> Iterator[tuple[Step
 
 
 def _line(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str | None) -> CollectivePrice:
-    """The price for a share of 1."""
+    """Price for a share of 1."""
     name, row = profile or machine.collectives, reduction.row
     _check(machine, row, over, name)
     if (name, kind) in STREAMED and over[0] < over[1] and reduction.placement.devices <= _MOST_STREAMED:
@@ -92,11 +92,11 @@ def _line(machine: Machine, reduction: Reduction, over: Over, kind: str, profile
 
 @cache
 def _streamed(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str) -> CollectivePrice:
-    """The price for a share of 1 where the rounds of a collective mix on the links."""
+    """Price for a share of 1 when the rounds of a collective overlap on the links."""
     members = _members(reduction, over)
     phases = PATTERNS[profile][kind](reduction.sizes[over[0] : over[1] + 1], 0)
     source, target = (np.concatenate([getattr(x.shape, end) for x in phases]) for end in ("source", "target"))
-    arrival = np.full(members.shape[1], -1)  # which message brings a member its data
+    arrival = np.full(members.shape[1], -1)  # index of the message that delivers a member's data
     arrival[target] = np.arange(len(target))
     first = len(target) * np.arange(len(members))[:, None]
     after = np.where(arrival[source] < 0, -1, arrival[source] + first)
@@ -106,7 +106,7 @@ def _streamed(machine: Machine, reduction: Reduction, over: Over, kind: str, pro
 
 @cache
 def symmetric(machine: Machine, row: tuple[int, ...], over: Over, kind: str, profile: str) -> CollectivePrice:
-    """The price for a share of 1 where every level is a switch: all units of a level carry the same."""
+    """Price for a share of 1 if every level is a switch: all units of a level carry equal traffic."""
     levels = [level for level, m in enumerate(row) if m > 1]
     first, last, zero = over
     spread, alone = levels[first : last + 1], [levels[i] for i in zero]
@@ -126,7 +126,7 @@ def symmetric(machine: Machine, row: tuple[int, ...], over: Over, kind: str, pro
 
 @cache
 def routed(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str) -> CollectivePrice:
-    """The price for a share of 1 on any machine: messages of all groups, each on its way."""
+    """Price for a share of 1 on any machine, routing the messages of all groups."""
     first, last, _ = over
     groups = _members(reduction, over)
 
@@ -153,7 +153,7 @@ def _members(reduction: Reduction, over: Over) -> NDArray[np.int64]:
 def _price(
     machine: Machine, row: tuple[int, ...], spread: list[int], pattern: Pattern, seconds: Callable[[Shape], float]
 ) -> CollectivePrice:
-    """A launch, the hops, and the phases' bytes; `seconds` is how long a byte a device takes in a shape."""
+    """Launch, hops and phases' bytes; `seconds(shape)`: time per byte per device."""
     phases = pattern(tuple(row[level] for level in spread), sum(level <= machine.node_level for level in spread))
     delay = [machine.latency_ns(level) for level in spread]
     hops = sum(x.laps * sum(n * ns for n, ns in zip(x.shape.hops, delay, strict=True)) for x in phases)
@@ -162,7 +162,7 @@ def _price(
 
 @cache
 def _through(shape: Shape, inside: int) -> float:
-    """The most that one unit of `inside` consecutive members sends or receives, in D."""
+    """Maximum sent or received by a unit of `inside` consecutive members, in D."""
     source, target = shape.source // inside, shape.target // inside
     apart = source != target
     return float(max(np.bincount(end[apart], shape.share[apart], 1).max() for end in (source, target)))

@@ -1,17 +1,17 @@
-"""The cheapest program of a reduction as a question about booleans: clauses, and literals that cost something.
+"""The cheapest reduction program as weighted Boolean satisfiability: clauses, and costs of literals.
 
-It states what collectives mean (P², section 3) and knows nothing of statuses: an independent check of the shortest
-path. The model is small: every level has size 2, so that members, rows (chunks) and columns (addends) are the numbers
-below 2^L and a level is one of their bits. Real sizes enter through the costs only. Before every step:
+It encodes the semantics of collectives (P², section 3) without statuses, as an independent check of the shortest path.
+Every level has size 2, so members, rows (chunks) and columns (addends) are the numbers below 2^L and a level is one of
+their bits. Real sizes enter through the costs only. Before every step:
 
     held[d, r, c]   member d holds row r with the addend of member c in it
-    row[d, r]       member d holds some of row r; `some[d]`: it holds something
+    row[d, r]       member d holds part of row r; `some[d]`: it holds any data
     cut[zero, l]    members with bit 0 on the levels `zero` hold only rows with their own bit on level l
 
-At every time one step is taken, or none and then none later. A step is a collective over a range of levels, in all
-groups or only in those with bit 0 on some other levels, all of which hold something. What it costs depends on these and
-on the levels that are cut for those who take part. A reduce-scatter leaves a member the rows with its own bits: with a
-free choice, programs would be found that are right for levels of size 2 only.
+At every time one step is taken, or none from then on. A step is a collective over a range of levels, in all groups or
+only in those with bit 0 on some other levels; all participants hold data. Its cost depends on these levels and on those
+that are cut for the participants. A reduce-scatter leaves a member the rows with its own bits; a free choice would
+admit programs that are valid for levels of size 2 only.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from .program import Collective, Reduction, ReductionProgram, Step, groups
 from .statuses import Kind, Status, task
 
 UNITS = 2**29
-"""What the program of one step costs. Costs are whole numbers, and small ones, for solvers that know no others."""
+"""Cost of the one-step program. Costs are scaled to small integers for the solvers."""
 
 MOST_LEVELS = 3
 DEFAULT_LIMIT = 5
 
 Option: TypeAlias = tuple[Step, tuple[int, ...]]
-"""A step, and those of the other levels that are cut for those who take part."""
+"""A step, and the other levels that are cut for its participants."""
 
 Group: TypeAlias = tuple[int, ...]
 
 
 @dataclass(slots=True)
 class Clauses:
-    """Variables are 1, 2, ..; a literal is a variable or, negative, its opposite; one literal of a clause is true.
+    """A weighted CNF. Variables are 1, 2, ..; a negative literal negates its variable.
 
-    `choices`: for every time the literals of which exactly one is true, each with its step, the last with none.
-    `costs`: how many units of `ns_per_unit` are paid where a literal is true.
+    `choices`: per time, literals of which exactly one is true, each with its step; the last one stands for no step.
+    `costs`: cost of a true literal, in units of `ns_per_unit`.
     """
 
     ns_per_unit: float
@@ -55,21 +55,21 @@ class Clauses:
     costs: dict[int, int] = field(default_factory=dict)
 
     def new(self) -> int:
-        """A variable."""
+        """A new variable."""
         self.variables += 1
         return self.variables
 
     def add(self, *literals: int) -> None:
-        """One of them is true."""
+        """Require at least one literal."""
         self.clauses.append(literals)
 
     def equal(self, a: int, b: int, where: int) -> None:
-        """`a` is `b` where a third literal is true."""
+        """`where` implies a = b."""
         self.add(-where, -a, b)
         self.add(-where, a, -b)
 
     def some(self, literals: Iterable[int]) -> int:
-        """A variable that is true where one of the literals is."""
+        """A variable equal to the disjunction of the literals."""
         parts, x = tuple(literals), self.new()
         self.add(-x, *parts)
         for part in parts:
@@ -77,7 +77,7 @@ class Clauses:
         return x
 
     def program(self, value: Callable[[int], bool]) -> ReductionProgram:
-        """The program of a solution, given by the values of its variables."""
+        """The program of a solution, given the value of every variable."""
         return tuple(step for choice in self.choices for x, step in choice.items() if step and value(x))
 
 
@@ -89,17 +89,17 @@ def encode_programs(
     profile: str | None = None,
     limit: int = DEFAULT_LIMIT,
 ) -> Clauses:
-    """All programs of at most `limit` steps; bytes as in `optimal`. PartitaError: too many levels, a limit below 1."""
+    """Encode all programs of at most `limit` steps; bytes as in `optimal`. PartitaError: bad levels or limit."""
     levels = len(reduction.sizes)
     if not 0 < levels <= MOST_LEVELS:
         raise PartitaError(
-            f"boolean states are for 1 to {MOST_LEVELS} levels, not {levels}; the shortest path has no limit"
+            f"Boolean states support 1 to {MOST_LEVELS} levels, not {levels}; the shortest path has no limit"
         )
     if limit < 1:
         raise PartitaError(f"no program has {limit} steps or fewer; give a limit of 1 or more")
     start, end, _ = task(kind)
     costs = {option: option_ns(machine, reduction, option, profile, size_bytes) for option in options(levels)}
-    most = costs[Step(Collective(kind), 0, levels - 1), ()]  # one step over all levels is a program: none costs more
+    most = costs[Step(Collective(kind), 0, levels - 1), ()]  # the one-step program: an upper bound
     made = Clauses(most / UNITS or 1.0)
     units = {option: round(ns / made.ns_per_unit) for option, ns in costs.items() if ns <= most}
     state = _State(made, levels)
@@ -108,12 +108,12 @@ def encode_programs(
         state = _step(made, state, units)
     state.fix(end)
     for before, after in pairwise(made.choices):
-        made.add(-list(before)[-1], list(after)[-1])  # once nothing is done, nothing is done
+        made.add(-list(before)[-1], list(after)[-1])  # no step after an idle time
     return made
 
 
 def options(levels: int) -> Iterator[Option]:
-    """Every step with the other levels that are cut for those who take part."""
+    """Every step with every choice of cut levels outside it."""
     for first, last in combinations_with_replacement(range(levels), 2):
         others = [i for i in range(levels) if not first <= i <= last]
         for collective, marks in product(Collective, product(("", "zero", "cut"), repeat=len(others))):
@@ -122,7 +122,7 @@ def options(levels: int) -> Iterator[Option]:
 
 
 def option_ns(machine: Machine, reduction: Reduction, option: Option, profile: str | None, size_bytes: int) -> float:
-    """What an option costs."""
+    """Cost of an option in ns."""
     step, cut = option
     share = 1 / math.prod(reduction.sizes[i] for i in cut)
     line = step_price(machine, reduction, step, share, profile)
@@ -130,7 +130,7 @@ def option_ns(machine: Machine, reduction: Reduction, option: Option, profile: s
 
 
 class _State:
-    """The variables of one time."""
+    """The state variables of one time."""
 
     def __init__(self, made: Clauses, levels: int) -> None:
         self.made, self.levels, self.members = made, levels, range(2**levels)
@@ -155,14 +155,14 @@ class _State:
         return number >> (self.levels - 1 - level) & 1
 
     def fix(self, status: Status) -> None:
-        """All levels are in this status."""
+        """Require this status on all levels."""
         for (d, r, c), x in self.held.items():
             true = {Status.OWN: c == d, Status.SCATTERED: r == d, Status.FULL: True}[status]
             self.made.add(x if true else -x)
 
 
 def _step(made: Clauses, now: _State, units: dict[Option, int]) -> _State:
-    """The state after one step or none."""
+    """The state after at most one step."""
     after = _State(made, now.levels)
     choice: dict[int, Step | None] = {}
     for (step, cut), cost in units.items():
@@ -179,26 +179,26 @@ def _step(made: Clauses, now: _State, units: dict[Option, int]) -> _State:
         over = range(first, last + 1)
         taken = [(x, step) for x, step in choice.items() if step and step.levels == over]
         for group in groups(Step(Collective.ALL_REDUCE, first, last), (2,) * now.levels):
-            within = {x: not any(now.bit(group[0], i) for i in step.zero) for x, step in taken}
-            does = {c: made.some(x for x, step in taken if within[x] and step.collective is c) for c in Collective}
-            _allowed(made, now, group, does)
-            _effect(made, now, after, over, group, does)
-            rests = made.some(x for x, _ in taken if not within[x])
+            active = {x: not any(now.bit(group[0], i) for i in step.zero) for x, step in taken}
+            runs = {c: made.some(x for x, step in taken if active[x] and step.collective is c) for c in Collective}
+            _precondition(made, now, group, runs)
+            _effect(made, now, after, over, group, runs)
+            idle = made.some(x for x, _ in taken if not active[x])
             for d, r, c in product(group, now.members, now.members):
-                made.equal(now.held[d, r, c], after.held[d, r, c], rests)
+                made.equal(now.held[d, r, c], after.held[d, r, c], idle)
     choice[nothing] = None
     made.choices.append(choice)
     return after
 
 
-def _allowed(made: Clauses, now: _State, group: Group, does: dict[Collective, int]) -> None:
-    """What a collective needs of the members of a group."""
-    reduces = made.some(does[c] for c in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE))
-    gathers, broadcasts = does[Collective.ALL_GATHER], does[Collective.BROADCAST]
-    for literal in does.values():
+def _precondition(made: Clauses, now: _State, group: Group, runs: dict[Collective, int]) -> None:
+    """The preconditions of the collective that runs in a group."""
+    reduces = made.some(runs[c] for c in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE))
+    gathers, broadcasts = runs[Collective.ALL_GATHER], runs[Collective.BROADCAST]
+    for literal in runs.values():
         made.add(-literal, *(now.some[d] for d in group))
     for a, b in pairwise(group):
-        # Members of a group that hold something hold equally many rows, since a scatter cuts for all of them alike.
+        # Members with data hold equally many rows, since a scatter cuts all of them equally.
         made.equal(now.some[a], now.some[b], gathers)
         for r in now.members:
             made.equal(now.row[a, r], now.row[b, r], reduces)
@@ -211,10 +211,10 @@ def _allowed(made: Clauses, now: _State, group: Group, does: dict[Collective, in
         made.add(-broadcasts, -now.held[d, r, c], now.held[group[0], r, c])
 
 
-def _effect(made: Clauses, now: _State, after: _State, over: range, group: Group, does: dict[Collective, int]) -> None:
-    """What the members of a group hold then: all that any of them held, their own rows of it, or nothing."""
-    scatters, reduces = does[Collective.REDUCE_SCATTER], does[Collective.REDUCE]
-    spreads = made.some(does[c] for c in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST))
+def _effect(made: Clauses, now: _State, after: _State, over: range, group: Group, runs: dict[Collective, int]) -> None:
+    """The effect on a group: members hold the union of its data, their own rows of it, or nothing."""
+    scatters, reduces = runs[Collective.REDUCE_SCATTER], runs[Collective.REDUCE]
+    spreads = made.some(runs[c] for c in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST))
     for r, c in product(now.members, repeat=2):
         union = made.some(now.held[d, r, c] for d in group)
         for d in group:

@@ -9,15 +9,15 @@ it. A slice node is one unit of the slice's level. The groups of devices of a fo
 | `Parallel(e)` | devices with equal offset in their slice nodes, under one unit of e | levels e .. slice-1 |
 | `Master(e)` | of those the ones with offset 0 | the same, of levels slice .. L-1 only digit 0 |
 
-(`Step` numbers the L levels from 0 and has no root.) So a form is a contiguous range of levels, for Master with only
-digit 0 below it. Groups of one device are dropped, and forms with equal groups count once.
+(`Step` numbers the L levels from 0 and has no root.) So a form is a contiguous range of levels; Master uses only
+digit 0 on the levels below. Groups of one device are dropped, and forms with equal groups count once.
 
-Counting: the paper's text does not fix which programs count. Its totals follow (3 and 47 programs for one and two
-levels, hence 825 for three) when Master is combined with all-reduce only and a group without data makes a step invalid.
-This reading is fitted to those totals.
+Counting: the paper's text does not fix which programs count. Its totals (3 and 47 programs for one and two levels, 825
+for three) result if Master combines with all-reduce only and a group without data makes a step invalid; this reading is
+fitted to those totals.
 
-Which programs are valid does not depend on the sizes of the levels, as long as they are 2 or more, so they are found on
-the smallest model: every level of size 2.
+Validity does not depend on the sizes of the levels, as long as they are 2 or more, so programs are searched with every
+level of size 2.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Move: TypeAlias = tuple[Collective, Groups]
 
 
 class Form(StrEnum):
-    """How a slice makes groups of devices."""
+    """How a slice forms groups of devices."""
 
     INSIDE_GROUP = "InsideGroup"
     PARALLEL = "Parallel"
@@ -46,7 +46,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction of the paper; `over` is the level e that Parallel and Master carry, an ancestor of the slice."""
+    """One instruction of the paper; `over`: the level e of Parallel and Master, an ancestor of the slice."""
 
     slice: int
     form: Form
@@ -54,7 +54,7 @@ class Instruction:
     over: int | None = None
 
     def step(self, levels: int) -> Step:
-        """The same over `levels` levels without the root; ValueError where it has groups of one device only."""
+        """The step over `levels` levels without the root; ValueError if all its groups have one device."""
         first, last = (self.slice, levels - 1) if self.over is None else (self.over, self.slice - 1)
         if not 0 <= first <= last < levels:
             raise ValueError(f"{self} over {levels} levels")
@@ -66,7 +66,7 @@ class Instruction:
 
 
 def instructions(levels: int) -> tuple[Instruction, ...]:
-    """All instructions over `levels` levels that count, in a fixed order; of those with equal groups the first."""
+    """All distinct instructions over `levels` levels, in a fixed order; of equal groups the first."""
     ancestors = [(s, e) for s in range(1, levels + 1) for e in range(s)]
     found = [
         *(Instruction(s, Form.INSIDE_GROUP, c) for s in range(levels) for c in Collective),
@@ -80,10 +80,10 @@ def instructions(levels: int) -> tuple[Instruction, ...]:
 
 
 def programs(levels: int, limit: int = 5, sizes: Sequence[int] | None = None) -> tuple[ReductionProgram, ...]:
-    """All valid programs of at most `limit` steps over so many levels, short ones first.
+    """All valid programs of at most `limit` steps over `levels` levels, short ones first.
 
-    `sizes`: those of the levels, each 2 or more; by default all 2, since they change nothing. PartitaError: sizes that
-    do not fit, a limit that admits no program.
+    `sizes` of the levels, each 2 or more, do not matter; by default all 2. PartitaError: sizes that do not fit, a limit
+    that admits no program.
     """
     if sizes is not None and (len(sizes) != levels or any(size < 2 for size in sizes)):
         raise PartitaError(f"sizes {tuple(sizes)} for {levels} levels: give one for every level, 2 or more")
@@ -102,9 +102,9 @@ def _programs(levels: int, limit: int, sizes: tuple[int, ...]) -> tuple[Reductio
 
 
 def search(moves: Sequence[Move], start: States, end: States, limit: int) -> tuple[tuple[int, ...], ...]:
-    """All sequences of at most `limit` moves that lead from one state to another, short ones first, then by number.
+    """All sequences of at most `limit` moves from one state to another, by length, then by number.
 
-    Depth first, with what is possible in a state found once.
+    Depth first; the moves of a state are cached.
     """
     following: dict[bytes, list[tuple[int, bytes]]] = {}
     states = {start.tobytes(): start}
@@ -134,7 +134,7 @@ def search(moves: Sequence[Move], start: States, end: States, limit: int) -> tup
 
 
 def name(program: ReductionProgram, level_names: Sequence[str]) -> str:
-    """A program in words: `reduce-scatter in node, all-reduce across nodes, all-gather in node`.
+    """Description of a program: `reduce-scatter in node, all-reduce across nodes, all-gather in node`.
 
     `level_names`: the unit of every level of the reduction, outermost first: `("node", "gpu")`.
     """

@@ -1,9 +1,9 @@
-"""The cheapest program of a reduction: a shortest path over what has been done on each level.
+"""The cheapest reduction program: a shortest path over the statuses of the levels.
 
-The price of a step depends on its collective, its levels, the levels on which only digit 0 takes part, and how many
-ways the bytes are split; nothing else of the way there matters. So the cheapest program is a shortest path over the
-states of `statuses`, of which there are few whatever the sizes of the levels. P² (MLSys 2022) enumerates all programs
-of up to 5 steps instead.
+The price of a step depends only on its collective, its levels, the levels on which only digit 0 takes part, and the
+number of parts the bytes are split into. So the cheapest program is a shortest path over the states of `statuses`,
+whose number does not depend on the sizes of the levels. P² (MLSys 2022) enumerates all programs of up to 5 steps
+instead.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Entry: TypeAlias = tuple[CollectivePrice, ReductionProgram]
 Envelope: TypeAlias = tuple[Entry, ...]
 
 MOST_BYTES = 2**40
-"""The largest payload that an envelope is made for."""
+"""The largest payload covered by an envelope."""
 
-TIE = 1e-14  # relative; rounding of sums that are equal in exact numbers stays below
-LEAST_NS = 0.1  # what an entry of an envelope has to save
+TIE = 1e-14  # relative; above the rounding error of equal sums
+LEAST_NS = 0.1  # minimum saving of an envelope entry
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """A cheapest program, its time for the bytes asked about in ns, and its price for any bytes."""
+    """A cheapest program, its time (ns) for the given bytes, and its price for any bytes."""
 
     program: ReductionProgram
     ns: int
@@ -53,9 +53,8 @@ def optimal(
 ) -> Best:
     """The cheapest program of at most `limit` steps for `size_bytes`, the bytes of the whole (unscattered) buffer.
 
-    `profile`: how the collectives run, else as the machine says. Between equal prices the program with fewer steps is
-    taken, and one whose chunks need no transpose. Exact up to five levels (see `statuses.MOST_LED`).
-    PartitaError: an unknown kind, or a limit below 1.
+    `profile`: a cost profile, by default the machine's. Ties go to fewer steps, then to no transpose. Exact up to five
+    levels (see `statuses.MOST_LED`). PartitaError: an unknown kind, or a limit below 1.
     """
     if size_bytes < 0:
         raise PartitaError(f"a reduction of {size_bytes} bytes; give 0 or more")
@@ -69,8 +68,8 @@ def optimal(
 def envelope(machine: Machine, reduction: Reduction, kind: Kind = "all_reduce", profile: str | None = None) -> Envelope:
     """The cheapest programs and their prices as lines over the bytes of the whole buffer, for small payloads first.
 
-    Each is the cheapest from where its line crosses that of the one before it, up to `MOST_BYTES`; so the least of the
-    lines is the price of `optimal`, to a tenth of a nanosecond. A group of one device has one program of no steps.
+    The lower envelope of the lines is the price of `optimal` up to `MOST_BYTES`, to a tenth of a nanosecond; each
+    program is the cheapest from the crossing with the line before. A group of one device has one empty program.
     PartitaError: an unknown kind.
     """
     task(kind)
@@ -78,7 +77,7 @@ def envelope(machine: Machine, reduction: Reduction, kind: Kind = "all_reduce", 
 
 
 def _canonical(machine: Machine, reduction: Reduction) -> Reduction:
-    """One reduction for all that cost the same: among plain switches only the row matters, not where the groups lie."""
+    """A representative of all reductions of equal cost: between switches only the row matters, not the placement."""
     used = machine.levels[min(reduction.machine_levels, default=0) :]
     if any(level.wiring for level in used):
         return reduction
@@ -101,7 +100,7 @@ def _envelope(machine: Machine, profile: str | None, kind: Kind, reduction: Redu
 
 
 def _between(paths: _Paths, low: Entry, high: Entry) -> Envelope:
-    """The entries of the envelope between two that are on it: whatever is below both where they cross."""
+    """The envelope entries strictly between two, found recursively at crossings."""
     saved = low[0].ns_per_byte - high[0].ns_per_byte
     if saved <= 0:
         return ()
@@ -113,7 +112,7 @@ def _between(paths: _Paths, low: Entry, high: Entry) -> Envelope:
 
 
 class _Paths:
-    """The graph of a reduction's states with the price of every step, as lines over the bytes of the whole buffer."""
+    """The state graph of a reduction with step prices as lines over the bytes of the whole buffer."""
 
     def __init__(self, machine: Machine, profile: str | None, kind: Kind, reduction: Reduction) -> None:
         self.kind: Kind = kind
@@ -124,7 +123,7 @@ class _Paths:
         shares = 1 / np.where(self.graph.scattered, np.array(self.sizes), 1).prod(axis=1)
         self.latency_ns: NDArray[np.float64] = fixed[self.graph.step]
         self.ns_per_byte: NDArray[np.float64] = rate[self.graph.step] * shares
-        # The edges lie in the order of their targets; `runs` is where those of each target begin.
+        # Edges are sorted by target; `runs`: the first edge of each target.
         self.targets, self.runs = np.unique(self.graph.target, return_index=True)
 
     def best(self, size_bytes: float, limit: int | None = None) -> Entry:
@@ -140,12 +139,12 @@ class _Paths:
         return other if cheap and len(other[1]) <= len(found[1]) else found
 
     def _shortest(self, size_bytes: float, limit: int) -> ReductionProgram:
-        """The cheapest program, of equally cheap ones the shortest."""
+        """The cheapest program; ties go to the shortest."""
         source, target = self.graph.source, self.graph.target
         cost = self.latency_ns + self.ns_per_byte * size_bytes
         best = np.full(self.graph.states, math.inf)
         best[0] = 0.0
-        layers = [best]  # the cost of every state in at most so many steps
+        layers = [best]  # by number of steps: the least cost of every state
         for _ in range(limit):
             best = layers[-1].copy()
             least = np.minimum.reduceat(layers[-1][source] + cost, self.runs)
@@ -165,7 +164,7 @@ class _Paths:
         return tuple(reversed(steps))
 
     def _entry(self, program: ReductionProgram) -> Entry:
-        """The program with its price."""
+        """A program with its price."""
         share = 1 / math.prod(self.sizes) if self.kind == "all_gather" else 1.0
         price = FREE
         for step in program:

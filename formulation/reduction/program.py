@@ -1,8 +1,8 @@
-"""Programs of collectives over the levels of one reduction, and the groups of devices that they mean (P², section 3).
+"""Reduction programs: collectives over the levels of a reduction, and their groups of devices (P², section 3).
 
-A reduction over some mesh axes under a placement has one *level* for every machine level over which its group spreads:
-its size is the product of the axes' factors there. Levels of size 1 vanish; the outermost comes first. Members of a
-group are numbered in mixed radix over the levels, so that neighbours on the innermost level have consecutive numbers.
+A reduction over mesh axes under a placement has one *level* for every machine level its group spreads over; its size is
+the product of the axes' factors in the parallelism matrix. Levels of size 1 are dropped; the outermost comes first.
+Members of a group are numbered in mixed radix over the levels, consecutively on the innermost level.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Collective(StrEnum):
-    """What the devices of a group do together; the first of them is the root."""
+    """A collective of a group; its first member is the root."""
 
     ALL_REDUCE = "all_reduce"
     REDUCE_SCATTER = "reduce_scatter"
@@ -34,16 +34,16 @@ class Collective(StrEnum):
 
     @property
     def words(self) -> str:
-        """As in prose: reduce-scatter."""
+        """In prose: reduce-scatter."""
         return self.value.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One collective in every group of members that differ only on the levels `first` to `last` (both included).
+    """One collective in every group of members that differ only on levels `first` to `last`, inclusive.
 
-    Of the levels in `zero` only digit 0 takes part (P²'s Master: all levels below `last`; after a Reduce: those that it
-    left empty).
+    On the levels in `zero` only digit 0 takes part (P²'s Master: all levels below `last`; after a reduce, the levels it
+    emptied).
     """
 
     collective: Collective
@@ -62,10 +62,10 @@ ReductionProgram: TypeAlias = tuple[Step, ...]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduction over `axes` of a placement: its levels, and which devices form its groups.
+    """A reduction over `axes` of a placement: its levels and groups of devices.
 
-    `sizes` are the sizes of its levels, `machine_levels` which levels of the machine they are (0: the outermost).
-    PartitaError: an axis that the placement does not have, or one named twice.
+    `sizes`: the sizes of its levels; `machine_levels`: their machine levels (0: outermost). PartitaError: an axis that
+    does not exist or occurs twice.
     """
 
     placement: Placement
@@ -78,7 +78,7 @@ class Reduction:
 
     @property
     def row(self) -> tuple[int, ...]:
-        """How many units of each machine level one group spreads over."""
+        """Units of each machine level that one group spreads over."""
         return tuple(prod(self.placement.matrix[a][level] for a in self.axes) for level in range(self._depth))
 
     @property
@@ -99,9 +99,9 @@ class Reduction:
         return prod(self.row)
 
     def members(self) -> NDArray[np.int64]:
-        """[groups, size]: the ranks of every group, in the order of the members' numbers (level-major)."""
+        """[groups, size]: the ranks of every group, by member number (level-major)."""
         matrix, depth = self.placement.matrix, self._depth
-        # One digit an (axis, level): a rank's coordinate on an axis is in mixed radix over the levels.
+        # One digit per (axis, level): a coordinate is in mixed radix over the levels.
         digits = ranks(self.placement).reshape([matrix[a][level] for a in range(len(matrix)) for level in range(depth)])
         mine = [a * depth + level for level in range(depth) for a in self.axes]
         rest = [d for d in range(len(matrix) * depth) if d not in mine]
@@ -109,7 +109,7 @@ class Reduction:
 
 
 def groups(step: Step, sizes: Sequence[int]) -> Groups:
-    """The groups of a step among the members of one reduction group, each with its root first, in ascending order."""
+    """The groups of a step within one reduction group, ascending, each with its root first."""
     numbers = np.arange(prod(sizes)).reshape(sizes)
     others = [level for level in range(len(sizes)) if level not in step.levels]
     found = []
@@ -122,7 +122,7 @@ def groups(step: Step, sizes: Sequence[int]) -> Groups:
 
 
 def lowered(program: ReductionProgram, reduction: Reduction) -> list[tuple[Collective, Groups]]:
-    """The collectives of a program with the ranks of all their groups, for every group of the reduction."""
+    """The collectives of a program with the ranks of all their groups."""
     members = reduction.members()
     return [
         (
@@ -134,5 +134,5 @@ def lowered(program: ReductionProgram, reduction: Reduction) -> list[tuple[Colle
 
 
 def flat(sizes: Sequence[int]) -> ReductionProgram:
-    """One all-reduce over everything; nothing to do in a group of one."""
+    """A single all-reduce over all levels; empty for a group of one."""
     return (Step(Collective.ALL_REDUCE, 0, len(sizes) - 1),) if sizes else ()

@@ -1,4 +1,4 @@
-"""Every placement of a mesh with its reduction programs: how many there are, and how fast the best one is (P²)."""
+"""Placements of a mesh with the number of their reduction programs and the time of the best (P²)."""
 
 from __future__ import annotations
 
@@ -14,26 +14,23 @@ from .optimal import Best, optimal
 from .program import Reduction, ReductionProgram, Step, flat
 
 ALGORITHMS = {"ring": "nccl-ring", "tree": "nccl-tree", "gloo": "gloo"}
-"""Names of the cost profiles as the paper's tables and the command line have them."""
+"""Cost profiles by their names in the paper's tables and on the command line."""
 
 DEFAULT_BYTES = 10 * 2**29 * 4
-"""Ten float32 tensors of 2 GiB on every device: the payload at which P²'s measured seconds make sense."""
+"""Ten float32 tensors of 2 GiB on every device: the payload of P²'s measurements."""
 
 LARGEST = 2**60
 
 DEFAULT_LIMIT = 5
-"""Collectives in a program, as in P²."""
+"""Most collectives in a program, as in P²."""
 
 MOST_COUNTED = 4
-"""Levels of a reduction whose programs are enumerated to be counted; five take minutes."""
+"""Most levels for which programs are counted by enumeration; five take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One placement: the number of valid programs, the flat all-reduce's time (ns), the optimal program.
-
-    The programs are not counted (None) for reductions over more than `MOST_COUNTED` levels.
-    """
+    """One placement: number of valid programs (None over `MOST_COUNTED` levels), flat all-reduce (ns), best program."""
 
     placement: Placement
     programs: int | None
@@ -49,11 +46,11 @@ def ranking(
     profile: str | None = None,
     limit: int = DEFAULT_LIMIT,
 ) -> tuple[Ranked, ...]:
-    """All placements of the axes on a machine, for a reduction of `size_bytes` a device over the axes in `reduced`.
+    """All placements of the axes on a machine, for a reduction of `size_bytes` per device over the axes in `reduced`.
 
-    `profile` is a cost profile, by default the machine's; no program has more than `limit` collectives. PartitaError:
-    axes that do not multiply to the devices, a reduction over nothing or over an axis that does not exist, negative
-    or too many bytes, a limit that admits no program.
+    `profile`: a cost profile, by default the machine's; programs have at most `limit` collectives. PartitaError: axes
+    whose product is not the number of devices, an empty reduction or an unknown axis, negative or too many bytes, a
+    limit that admits no program.
     """
     placements = arrangements(machine.hierarchy, axes)
     over = check_reduced(axes, reduced)
@@ -64,7 +61,7 @@ def ranking(
 
 
 def check_bytes(size_bytes: int) -> None:
-    """PartitaError unless these are bytes that a device can hold before a reduction."""
+    """PartitaError unless 0 <= size_bytes <= LARGEST."""
     if size_bytes < 0:
         raise PartitaError(f"a reduction of {size_bytes} bytes: 0 or more are needed")
     if size_bytes > LARGEST:
@@ -72,7 +69,7 @@ def check_bytes(size_bytes: int) -> None:
 
 
 def profile_of(algorithm: str | None) -> str | None:
-    """The cost profile of an algorithm, None for the machine's own; PartitaError: an unknown one."""
+    """The cost profile of an algorithm (None: the machine's own). PartitaError: an unknown one."""
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise PartitaError(f"unknown algorithm {algorithm!r:.60}; choose from {', '.join(ALGORITHMS)}")
     return None if algorithm is None else ALGORITHMS[algorithm]
@@ -87,11 +84,8 @@ def _ranked(machine: Machine, reduction: Reduction, size_bytes: int, profile: st
     )
 
 
-# Words
-
-
 def words(program: ReductionProgram, reduction: Reduction, machine: Machine) -> tuple[str, ...]:
-    """A program in words, one for each step: `all-reduce over node (first gpu)`."""
+    """One description per step: `all-reduce over node (first gpu)`."""
     names = [machine.levels[level].name for level in reduction.machine_levels]
     return tuple(_step(step, names) for step in program)
 

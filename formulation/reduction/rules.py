@@ -1,13 +1,13 @@
-"""What every member of a reduction holds, and what a collective may do to it (P², figure 8).
+"""Semantics of collectives on the states of a reduction: Hoare rules (P², figure 8).
 
-The data of k members is cut into k chunks, the rows. A state is bool [members, rows, columns]: entry [d, r, c] says
-that member d holds chunk r and that the addend of member c is in it. A collective is a Hoare rule, preconditions and
-an effect, for all groups of a step at once.
+The data of k members is cut into k chunks, the rows. A state is bool [members, rows, columns]: entry [d, r, c] is true
+if member d holds chunk r including the addend of member c. A rule has preconditions and an effect, applied to all
+groups of a step at once.
 
-The paper's rules see which chunks a member holds, not where they lie in its buffer. `order` [members, positions] says
-that: the chunk at every position, -1 behind the last one. A reduce-scatter cuts the buffer into contiguous parts, an
-all-gather puts parts one behind the other in the order of the group. The paper's rules are the case of chunks that are
-sorted again before every step; those of a real buffer are not, so a valid program can leave them permuted.
+The paper's rules ignore the positions of chunks in a buffer. `order` [members, positions] adds them: the chunk at every
+position, -1 after the last. A reduce-scatter cuts the buffer into contiguous parts; an all-gather concatenates parts in
+group order. The paper's rules correspond to sorting the chunks before every step; in real buffers a valid program can
+leave them permuted.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ Order: TypeAlias = NDArray[np.int64]
 
 
 def initial(k: int) -> States:
-    """Every member holds all chunks, with its own addend only."""
+    """Every member holds all chunks with only its own addend."""
     return np.repeat(np.eye(k, dtype=np.bool_)[:, None, :], k, axis=1)
 
 
 def scattered(k: int) -> States:
-    """Member d holds chunk d only, wholly summed."""
+    """Member d holds only chunk d, fully summed."""
     return np.repeat(np.eye(k, dtype=np.bool_)[:, :, None], k, axis=2)
 
 
 def goal(k: int) -> States:
-    """Every member holds all chunks, wholly summed."""
+    """Every member holds all chunks, fully summed."""
     return np.ones((k, k, k), dtype=np.bool_)
 
 
 def ascending(states: States) -> Order:
-    """The order of chunks that are sorted in every buffer."""
+    """The order of sorted chunks in every buffer."""
     held = some(states, 2)
     order = np.argsort(~held, axis=1, kind="stable")
     return np.where(np.arange(order.shape[1]) < held.sum(axis=1, keepdims=True), order, -1)
@@ -121,7 +121,7 @@ def _at_root(s: Bools, order: Order) -> tuple[Bools, Order]:
 def _joined(s: Bools, order: Order) -> tuple[Bools, Order]:
     count, size, chunks = order.shape
     row = order.reshape(count, size * chunks)
-    # All held positions to the front: a stable sort by whether there is a chunk.
+    # Stable sort: held positions first.
     row = np.take_along_axis(row, np.argsort(row < 0, axis=1, kind="stable"), axis=1)[:, None, :chunks]
     return np.broadcast_to(s.any(axis=1, keepdims=True), s.shape), np.broadcast_to(row, order.shape)
 
@@ -130,7 +130,7 @@ def _from_root(s: Bools, order: Order) -> tuple[Bools, Order]:
     return np.broadcast_to(s[:, :1], s.shape), np.broadcast_to(order[:, :1], order.shape)
 
 
-# In words what is wrong with one group: its states [m, rows, columns], its order [m, positions], its members.
+# Messages for a violated precondition of one group: states [m, rows, columns], order [m, positions], members.
 
 
 def first(bad: Bools) -> tuple[int, ...]:
@@ -224,11 +224,11 @@ RULES: dict[Collective, _Rule] = {
         (_DATA, _Precondition(_root_has_all, _say_lost), _Precondition(_someone_gains, _say_nothing)), _from_root
     ),
 }
-"""What must hold before a collective, and what its groups hold after it."""
+"""Preconditions and effect of every collective."""
 
 
 def _stacked(step_groups: Groups) -> list[NDArray[np.int64]]:
-    """The groups as arrays [groups, members], one for every size of group."""
+    """The groups as arrays [groups, members], one per group size."""
     sizes = dict.fromkeys(map(len, step_groups))
     return [np.array([g for g in step_groups if len(g) == size], dtype=np.int64) for size in sizes]
 
@@ -245,9 +245,9 @@ def allowed(collective: Collective, step_groups: Groups, states: Bools, order: O
 def advance(
     collective: Collective, step_groups: Groups, states: Bools, order: Order, ranks: Sequence[int] | None = None
 ) -> tuple[States, Order]:
-    """States and orders after one step in disjoint groups; members of no group keep theirs.
+    """States and orders after one step in disjoint groups; other members keep theirs.
 
-    PartitaError: a precondition fails; names the group (with `ranks`, the rank of every member, those too) and why.
+    PartitaError: a precondition fails; names the group, with `ranks` also its ranks, and the reason.
     """
     new_states, new_order = states.copy(), order.copy()
     for index in _stacked(step_groups):
@@ -268,6 +268,6 @@ def apply(collective: Collective, step_groups: Groups, states: States, ranks: Se
 
 
 def named(members: Sequence[int], ranks: Sequence[int] | None = None) -> str:
-    """The members of a group and, where `ranks` has the rank of every member, theirs."""
+    """The members of a group, with their ranks if `ranks` is given."""
     text = "members " + ", ".join(map(str, members))
     return text + (f" (ranks {', '.join(str(ranks[m]) for m in members)})" if ranks is not None else "")

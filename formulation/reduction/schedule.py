@@ -1,4 +1,4 @@
-"""What the planner pays for a collective, and what the emitted program runs: the cheapest program for each payload."""
+"""The cheapest program per payload: what the planner prices and the emitted program runs."""
 
 from __future__ import annotations
 
@@ -21,31 +21,30 @@ from .statuses import Kind
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The cheapest programs of one collective and their prices, for small payloads first.
+    """The cheapest programs of one collective and their prices, small payloads first.
 
-    The payload is the whole of which members hold addends or parts: what an all-reduce or a reduce-scatter reads, what
-    an all-gather writes.
+    The payload is the whole buffer: the input of an all-reduce or reduce-scatter, the output of an all-gather.
     """
 
     prices: tuple[CollectivePrice, ...]
     programs: tuple[ReductionProgram, ...]
 
     def ns(self, size_bytes: int) -> int:
-        """Time of the cheapest program, rounded up to whole nanoseconds."""
+        """Time of the cheapest program, rounded up to ns."""
         return min(line.ns(size_bytes) for line in self.prices)
 
     def ns_array(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The same for an array of sizes, equal to `ns` on every element."""
+        """`ns` elementwise."""
         times: NDArray[np.int64] = np.minimum.reduce([line.ns_array(sizes_bytes) for line in self.prices])
         return times
 
     def at(self, size_bytes: int) -> CollectivePrice:
-        """The price of the program that runs at one payload."""
+        """The price of the program that runs for a payload."""
         return self.prices[sum(start <= size_bytes for start in self.starts) - 1]
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """The bytes from which on each program is the cheapest; the first starts at 0."""
+        """The payload in bytes from which each program is the cheapest; the first is 0."""
         crossings = (
             math.ceil((after.latency_ns - before.latency_ns) / (before.ns_per_byte - after.ns_per_byte))
             for before, after in pairwise(self.prices)
@@ -54,13 +53,13 @@ class Schedule:
 
     @property
     def is_flat(self) -> bool:
-        """True if every payload takes one collective over the whole group, or none."""
+        """True if every program has at most one step."""
         return all(len(program) <= 1 for program in self.programs)
 
 
 @lru_cache(maxsize=4096)
 def schedule(machine: Machine, placement: Placement, axes: tuple[int, ...], kind: Kind, flat: bool = False) -> Schedule:
-    """The schedule of a collective over some axes; `flat`: only one step over the whole group, whatever it costs."""
+    """The schedule of a collective over some axes; `flat`: a single step over the whole group."""
     reduction = Reduction(placement, axes)
     if not reduction.sizes:
         return Schedule((FREE,), ((),))

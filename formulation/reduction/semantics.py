@@ -1,7 +1,7 @@
 """Validation of reduction programs: every member ends with its chunks of the sum (P², section 3.2).
 
-A program is steps over levels, or a user's own: collectives with explicit groups of members. `validate` runs it by the
-rules on states (`rules`). `repaired` runs it on buffers as they lie and says what local transpose puts them in order.
+A program has steps over levels or user-defined ones: collectives with explicit groups of members. `validate` runs it by
+the rules on states (`rules`). `repaired` runs it on buffers and finds the local transposes that sort their chunks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 Explicit: TypeAlias = tuple[Collective | str, Sequence[Sequence[int]]]
-"""A step of a user's own program: a collective and its groups of members, the root first."""
+"""A user-defined step: a collective and its groups of members, root first."""
 
 MOST_MEMBERS = 512  # a state has k^3 entries
 
@@ -43,9 +43,8 @@ MOST_MEMBERS = 512  # a state has k^3 entries
 def explicit(program: Sequence[Step | Explicit], members: int | Sequence[int]) -> list[tuple[Collective, Groups]]:
     """The collectives of a program with their groups of members, checked.
 
-    `members`: the sizes of the levels, or how many members there are (one level). PartitaError: too many members, a
-    level or member that does not exist, a member twice in one step, no groups, an unknown collective, what is
-    no step at all; names the step.
+    `members`: the sizes of the levels, or the number of members (one level). PartitaError, naming the step: too many
+    members, an unknown level, member or collective, a member twice in one step, no groups, a malformed step.
     """
     sizes = (members,) if isinstance(members, int) else tuple(members)
     if any(size < 1 for size in sizes) or prod(sizes) > MOST_MEMBERS:
@@ -81,10 +80,10 @@ def _explicit(step: Step | Explicit, sizes: tuple[int, ...], where: str) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The chunks to take before and after a valid program so that every buffer ends in order.
+    """Chunk permutations before and after a valid program that leave every buffer sorted.
 
-    Position p of the buffer that the program starts with is chunk `before[p]` of the input; position p of the result is
-    chunk `after[p]` of the buffer that it leaves. Ascending numbers: there is nothing to do.
+    The program's buffer has chunk `before[p]` of the input at position p; the result has chunk `after[p]` of the
+    program's final buffer at p. Ascending numbers: no transpose.
     """
 
     before: tuple[int, ...]
@@ -92,7 +91,7 @@ class Repaired:
 
     @property
     def permuted(self) -> bool:
-        """True if something has to be done."""
+        """True if a transpose is needed."""
         return any(list(take) != sorted(take) for take in (self.before, self.after))
 
 
@@ -102,11 +101,11 @@ def validate(
     kind: Kind = "all_reduce",
     ranks: Sequence[int] | None = None,
 ) -> None:
-    """Prove that a program does what `kind` says by the paper's rules, which do not see the order of chunks.
+    """Check that a program implements `kind` by the paper's rules, which ignore the order of chunks.
 
-    `program`: steps over the levels whose sizes are `members`, or collectives with groups of members, of which there
-    are `members`. `ranks` are named beside the members. PartitaError: see `explicit`; a step breaks a rule (which step,
-    collective, group, and why); the goal is not reached (which member lacks what).
+    `program` and `members` as for `explicit`; messages also name the `ranks` of members. PartitaError: see `explicit`;
+    a step violates a precondition (which step, collective, group, and why); the goal is not reached (which member lacks
+    what).
     """
     _run(program, members, kind, ranks, labelled=False)
 
@@ -117,14 +116,14 @@ def repaired(
     kind: Kind = "all_reduce",
     ranks: Sequence[int] | None = None,
 ) -> Repaired:
-    """A program with the local transposes that it needs when buffers are cut and joined as they lie.
+    """The local transposes that sort the chunks of a program run on real buffers.
 
-    PartitaError: see `validate`; members would add different chunks; they end in different orders, so that no one
-    transpose puts them right.
+    PartitaError: see `validate`; members would add different chunks; members end with different orders, which no single
+    transpose sorts.
     """
     _, order = _run(program, members, kind, ranks, labelled=True)
     if kind == "reduce_scatter":
-        # Member d ends with what was at position order[d, 0], and is to end with chunk d.
+        # Member d ends with the input position order[d, 0] and should end with chunk d.
         return Repaired(_inverse(order[:, 0]), (0,))
     other = np.flatnonzero((order != order[0]).any(axis=1))
     if other.size:
@@ -140,9 +139,9 @@ def _inverse(permutation: NDArray[np.int64]) -> tuple[int, ...]:
 
 
 def transpose(take: Sequence[int]) -> Transpose | None:
-    """Which transpose takes chunks in this order, with the fewest dims; None where none does.
+    """The transpose with the fewest dims that puts chunk `take[p]` at position p; None if there is none.
 
-    `x.reshape(*sizes, -1).permute(*order, -1)` of chunks x has chunk `take[p]` at position p.
+    It is `x.reshape(*sizes, -1).permute(*order, -1)` for chunks x.
     """
     dims: list[tuple[int, int]] = []  # stride and size of every dim of the result, outermost first
     inner = 1
@@ -153,14 +152,14 @@ def transpose(take: Sequence[int]) -> Transpose | None:
         dims.insert(0, (stride, size))
         inner *= size
     if dims and dims[-1][0] == 1:
-        dims.pop()  # chunks that stay neighbours
+        dims.pop()  # chunks that stay adjacent
     source = sorted(dims, reverse=True)
     found = Transpose(tuple(size for _, size in source), tuple(source.index(dim) for dim in dims))
     return found if list(take) == _taken(found, len(take)) else None
 
 
 def _taken(how: Transpose, k: int) -> list[int] | None:
-    """The chunks in the order that a transpose of k gives them."""
+    """The order of k chunks after a transpose; None if k is not divisible."""
     if k % prod(how.sizes):
         return None
     chunks = np.arange(k).reshape(*how.sizes, -1)
@@ -174,7 +173,7 @@ def _run(
     ranks: Sequence[int] | None,
     labelled: bool,
 ) -> tuple[States, Order]:
-    """States and orders at the end, checked; not `labelled`: with the chunks sorted before every step."""
+    """Final states and orders, checked; without `labelled`, chunks are sorted before every step."""
     task(kind)
     steps = explicit(program, members)
     k = members if isinstance(members, int) else prod(members)
@@ -192,7 +191,7 @@ def _run(
 
 
 def _missing(states: States) -> str | None:
-    """What keeps the states from all members having all sums."""
+    """Why an all-reduce or all-gather is incomplete; None if every member holds all sums."""
     held = some(states, 2)
     if not held.all():
         member, chunk = first(~held)
@@ -201,7 +200,7 @@ def _missing(states: States) -> str | None:
 
 
 def _missing_part(states: States) -> str | None:
-    """What keeps the states from all members having one sum each, all different."""
+    """Why a reduce-scatter is incomplete; None if every member holds one sum, all different."""
     held = some(states, 2)
     chunks, holders = held.sum(axis=1), held.sum(axis=0)
     if (chunks != 1).any():
@@ -214,7 +213,7 @@ def _missing_part(states: States) -> str | None:
 
 
 def _unsummed(states: States, held: NDArray[np.bool_]) -> str | None:
-    """A held chunk that is not the sum of all addends."""
+    """A held chunk that lacks addends, described; None if there is none."""
     lacks = held[..., None] & ~states
     if not lacks.any():
         return None

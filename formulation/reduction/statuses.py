@@ -1,7 +1,7 @@
-"""What a reduction has done on each of its levels, and the steps that lead from one such state to the next.
+"""States of a reduction as one status per level, and the steps between them.
 
-On every level the members are in one of a few statuses, whatever the size of the level: 10,055 states for five levels,
-where the boolean state of k members is a matrix of k^3 entries.
+The number of statuses does not depend on the size of a level: five levels have 10,055 states, whereas a Boolean state
+of k members has k^3 entries.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Status(IntEnum):
-    """What members hold that differ only on this level."""
+    """The data of members that differ only on this level."""
 
     OWN = 0  # each its own addend
-    SCATTERED = 1  # the sum, each another part of it
-    FIRST = 2  # the sum, only the member with digit 0; the others nothing
-    LED = 3  # the sum, the member with digit 0 and whatever it added since; the others what they had before that
-    FULL = 4  # the sum, every member
-    SCATTERED_LATE = 5  # as above, but since another level was led, and among its members with digit 0
-    FIRST_LATE = 6  # so too
+    SCATTERED = 1  # each a different part of the sum
+    FIRST = 2  # the member with digit 0 the sum, the others nothing
+    LED = 3  # all reduced; since then only the member with digit 0 has gone on
+    FULL = 4  # each the sum
+    SCATTERED_LATE = 5  # SCATTERED after another level was led, among its members with digit 0
+    FIRST_LATE = 6  # FIRST, likewise
 
 
 State: TypeAlias = tuple[int, ...]
-"""The statuses of all levels, as plain integers since there are many states."""
+"""The statuses of all levels, as plain integers for speed."""
 
 OWN, SCATTERED, FIRST, LED, FULL, SCATTERED_LATE, FIRST_LATE = map(int, Status)
 SPLIT = (SCATTERED, SCATTERED_LATE)
@@ -48,16 +48,16 @@ MAKES: dict[Collective, tuple[int, ...]] = {
     Collective.REDUCE_SCATTER: (SCATTERED,),
     Collective.REDUCE: (FIRST,),
 }
-"""What a collective makes of a level that is OWN. After an all-reduce it may be digit 0 only that goes on."""
+"""The statuses a collective can turn OWN into. LED: after an all-reduce only digit 0 goes on."""
 
 SPREADS: dict[Collective, tuple[int, ...]] = {Collective.ALL_GATHER: SPLIT, Collective.BROADCAST: HEADED}
-"""From what a collective makes a level FULL."""
+"""The statuses a collective turns into FULL."""
 
 MOST_LED = 5
-"""With more levels than this none is led: the states would be too many, and what is gained is latency only."""
+"""LED is not used with more levels: too many states, and it saves latency only."""
 
 STARTS = {status: tuple(c for c in Collective if status in SPREADS.get(c, (OWN,))) for status in map(int, Status)}
-"""The collectives that can start from a status."""
+"""The collectives applicable to a status."""
 
 UNDONE = {Collective.REDUCE_SCATTER: Collective.ALL_GATHER, Collective.REDUCE: Collective.BROADCAST}
 
@@ -66,20 +66,20 @@ TASKS: dict[Kind, tuple[Status, Status, tuple[Collective, ...]]] = {
     "reduce_scatter": (Status.OWN, Status.SCATTERED, (Collective.REDUCE_SCATTER,)),
     "all_gather": (Status.SCATTERED, Status.FULL, (Collective.ALL_GATHER,)),
 }
-"""Where a kind of reduction starts and ends on every level, and the collectives that can be on the way."""
+"""Start and end status of a kind on every level, and the useful collectives."""
 
 
 def task(kind: Kind) -> tuple[Status, Status, tuple[Collective, ...]]:
-    """Start, end and collectives of a kind; PartitaError where there is no such kind."""
+    """Start, end and collectives of a kind. PartitaError: an unknown kind."""
     if kind not in TASKS:
         raise PartitaError(f"no programs for {kind!r}; there are some for {', '.join(KINDS)}")
     return TASKS[kind]
 
 
 def outcomes(state: State) -> Iterator[tuple[Collective, int, int, State]]:
-    """All collectives over a range of levels (first and last) that are allowed in a state, and where they can lead.
+    """(collective, first level, last level, next state) for every collective allowed in a state.
 
-    Nothing is spread before all is reduced: a later reduction would then only move more bytes, in as many steps.
+    Nothing is spread before all levels are reduced: reducing later moves more bytes in as many steps.
     """
     reduced, led = OWN not in state, LED in state
     late = [level for level, status in enumerate(state) if status in LATER.values()]
@@ -91,7 +91,7 @@ def outcomes(state: State) -> Iterator[tuple[Collective, int, int, State]]:
                 if collective not in STARTS[state[last]]:
                     break
                 inside = state[first : last + 1]
-                # A led level is spread when its first member holds as much as the others: what came late is undone.
+                # A led level is spread once the statuses entered late are undone, so its first member holds all.
                 if LED in inside and any(not first <= level <= last for level in late):
                     continue
                 for made in _made(collective, led, len(inside), len(state)):
@@ -100,7 +100,7 @@ def outcomes(state: State) -> Iterator[tuple[Collective, int, int, State]]:
 
 @cache
 def _made(collective: Collective, led: bool, count: int, levels: int) -> tuple[State, ...]:
-    """What a collective can make of `count` of the levels, with another one led or not."""
+    """The statuses a collective can give to `count` levels; `led`: another level is led."""
     if collective in SPREADS:
         return ((FULL,) * count,)
     makes = [LATER.get(s, s) if led else s for s in MAKES[collective] if s != LED or levels <= MOST_LED]
@@ -109,10 +109,10 @@ def _made(collective: Collective, led: bool, count: int, levels: int) -> tuple[S
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """All states that can be reached from the start (state 0) and the steps between them, in the order of `target`.
+    """All states reachable from the start (state 0) and the steps between them, sorted by `target`.
 
-    `source`, `target`, `step` [edges]: states, and the number of the step in `steps`; `scattered` [edges, levels]: the
-    levels among whose members the reduced bytes lie split during the step. `goal`: a state.
+    `source`, `target`, `step` [edges]: state numbers and index in `steps`; `scattered` [edges, levels]: levels over
+    which the bytes are split during the step; `goal`: the final state.
     """
 
     states: int
@@ -126,7 +126,7 @@ class Graph:
 
 @cache
 def graph(levels: int, kind: Kind) -> Graph:
-    """The states and steps of a reduction over so many levels."""
+    """The states and steps of a reduction over `levels` levels."""
     start, end, collectives = task(kind)
     states: dict[State, int] = {(int(start),) * levels: 0}
     steps: dict[tuple[str, int, int, tuple[int, ...]], int] = {}
@@ -147,7 +147,7 @@ def graph(levels: int, kind: Kind) -> Graph:
     target, source, step = table[np.argsort(table[:, 0], kind="stable")].T
     named = tuple(Step(Collective(name), first, last, zero) for name, first, last, zero in steps)
     split = np.isin(np.array(queue, dtype=np.int64).reshape(len(queue), levels), SPLIT)
-    # An all-gather's bytes are those that a member has afterwards, so its own levels do not count.
+    # An all-gather counts the bytes of a member afterwards, so its own levels are not split.
     gathers = np.array([s.collective is Collective.ALL_GATHER for s in named], dtype=np.bool_)
     scattered = split[np.where(gathers[step], target, source)]
     goal = states[(int(end),) * levels]
@@ -155,19 +155,19 @@ def graph(levels: int, kind: Kind) -> Graph:
 
 
 def mirrored(program: ReductionProgram) -> ReductionProgram:
-    """The same reductions undone in reverse, so that all chunks end in order; with led levels the program as it is."""
+    """Undo the reductions in reverse order, so that chunks end sorted; unchanged if levels are led."""
     reductions = [step for step in program if step.collective in MAKES]
     back = [replace(s, collective=UNDONE[s.collective]) for s in reversed(reductions) if s.collective in UNDONE]
     spread = [sorted(i for s in steps for i in s.levels) for steps in (program[len(reductions) :], back)]
     return (*reductions, *back) if spread[0] == spread[1] else program
 
 
-# Which chunk lies where
+# Positions of chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """A local change of the order of chunks: `x.reshape(*sizes, -1).permute(*order, -1)`, then flat again."""
+    """A local permutation of chunks: `x.reshape(*sizes, -1).permute(*order, -1)`, then flat again."""
 
     sizes: tuple[int, ...]
     order: tuple[int, ...]
@@ -176,13 +176,12 @@ class Transpose:
 def transposes(
     program: ReductionProgram, sizes: Sequence[int], kind: Kind
 ) -> tuple[Transpose | None, Transpose | None]:
-    """What to do to the buffer before and after a program so that its chunks end in order; None: nothing.
+    """The transposes before and after a program that leave its chunks sorted; None: not needed.
 
-    A reduce-scatter cuts what is left into contiguous parts, an all-gather puts parts one behind the other, in the
-    order of the members. So the levels scattered first are the outermost in a member's chunk number, and the levels
-    gathered last the outermost in the buffer. A reduction of kind `reduce_scatter` leaves chunk i with member i, and
-    `all_gather` starts from there.
-    ValueError: a program that scatters again after it has gathered.
+    A reduce-scatter cuts the rest into contiguous parts; an all-gather concatenates parts in member order. So levels
+    scattered first are outermost in a member's chunk number, and levels gathered last are outermost in the buffer. Kind
+    `reduce_scatter` leaves chunk i with member i; `all_gather` starts there. ValueError: the program scatters after it
+    has gathered.
     """
     scattered, gathered = _order(program)
     natural = tuple(sorted(scattered or gathered))

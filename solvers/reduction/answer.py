@@ -1,4 +1,4 @@
-"""What a solver of reduction programs gives."""
+"""Results of the solvers of reduction programs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..protocol import Status
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Why the solver stopped, the best program found and its ns (None: none found), and the ns that are proved needed.
+    """Status, the best program and its ns (None: none found), and a proved lower bound in ns.
 
-    Costs are rounded to whole units, so both times are exact to about a part in 10^8.
+    Costs are rounded to whole units: both times are exact to about 1e-8, relative.
     """
 
     status: Status

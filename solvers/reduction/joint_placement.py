@@ -6,8 +6,8 @@ exactly if the exponents solve one transportation problem for each prime:
     (1) Σ_l e[p,i,l] = exponent of p in the size of axis i     ∀ p, i
     (2) Σ_i e[p,i,l] = exponent of p in the size of level l    ∀ p, l
 
-The price of a reduction depends only on the matrix in which neighbouring axes that it treats alike, as reduced or as
-not, are merged (their exponents added): b[k] are its exponents, T[k] the table of all such matrices and their prices.
+The price of a reduction depends only on the matrix after merging neighbouring axes that are all reduced or all not
+reduced (adding their exponents): b[k] are its exponents, T[k] the table of all such matrices and their prices.
 
     (3) (b[k], c[k]) ∈ T[k]                                    ∀ reductions k
     min Σ_k w[k] c[k]                                          (ns)
@@ -41,7 +41,7 @@ MOST_NS = 2**53  # a weighted sum of prices, exact in the floats that CP-SAT rep
 
 
 class Demand(NamedTuple):
-    """A reduction over `axes` of `size_bytes` (held by every device before it), `weight` times in a step."""
+    """A reduction over `axes` of `size_bytes` per device, `weight` times per step."""
 
     axes: tuple[int, ...]
     size_bytes: int
@@ -50,7 +50,7 @@ class Demand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """A placement, the program of every demanded reduction on it, their weighted time and a proved bound (ns)."""
+    """A placement, the program of every reduction on it, their weighted time and a proved bound (ns)."""
 
     status: Status
     placement: Placement | None
@@ -80,7 +80,7 @@ def enumerate_matrices(hierarchy: Sequence[int], axes: Sequence[int]) -> tuple[P
     solver.parameters.num_workers = 1
     solver.parameters.enumerate_all_solutions = True
     if solver.solve(model, Collect()) not in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
-        raise KeyboardInterrupt  # without a limit of time nothing else ends the enumeration
+        raise KeyboardInterrupt  # there is no time limit, so nothing else stops it
     return tuple(of_rows(rows) for rows in sorted(found, reverse=True))
 
 
@@ -91,11 +91,11 @@ def best_placement(
     profile: str | None = None,
     limits: Limits = NO_LIMITS,
 ) -> Joint:
-    """The placement of the axes on which the reductions, each by its optimal program, take the least weighted time.
+    """The placement that minimizes the weighted time of the reductions, each by its optimal program.
 
-    A reduction is (axes, bytes that every device holds before it, how often); `Demand` names the three. `profile` is
-    a cost profile, by default the machine's. PartitaError: axes that do not multiply to the devices, a reduction over
-    no axis or one that does not exist, negative bytes, a weight below 1.
+    A reduction is (axes, bytes per device, weight), as in `Demand`. `profile`: a cost profile, by default the
+    machine's. PartitaError: axes whose product is not the number of devices, an empty reduction or an unknown axis,
+    negative bytes, a weight below 1.
     """
     from ortools.sat.python import cp_model
 
@@ -137,7 +137,7 @@ def by_enumeration(
     reductions: Iterable[tuple[Sequence[int], int, int]],
     profile: str | None = None,
 ) -> Joint:
-    """What `best_placement` finds, by pricing every matrix in turn; the independent check."""
+    """`best_placement` by exhaustive enumeration, as an independent check."""
     start = time.perf_counter()
     _, sizes = check_axes(machine.hierarchy, axes)
     demands = tuple(check_demand(demand, sizes) for demand in reductions)
@@ -171,7 +171,7 @@ def transportation(model: CpModel, levels: Row, axes: Row) -> Exponents:
 
 
 def check_demand(demand: tuple[Sequence[int], int, int], sizes: Row) -> Demand:
-    """The demand with its axes in ascending order; PartitaError where it asks for what cannot be."""
+    """The demand with its axes ascending. PartitaError: an invalid demand."""
     axes, size_bytes, weight = demand
     reduced = check_reduced(sizes, axes)
     check_bytes(size_bytes)
@@ -184,10 +184,10 @@ def check_demand(demand: tuple[Sequence[int], int, int], sizes: Row) -> Demand:
 
 
 def merged(sizes: Row, reduced: Sequence[int]) -> tuple[tuple[Run, ...], tuple[int, ...]]:
-    """Runs of neighbouring axes that are alike reduced or not, and the numbers of the reduced runs.
+    """Maximal runs of neighbouring axes that are all reduced or all not, and the indices of the reduced runs.
 
-    Axes of size 1 are in no run, for they separate nothing. Inside a level the axes' digits follow in their order, so a
-    run has the same groups as one axis of its product.
+    Axes of size 1 are skipped. Digits within a level follow the order of axes, so a run has the groups of a single axis
+    of its product.
     """
     alike = groupby((a for a, size in enumerate(sizes) if size > 1), lambda axis: axis in reduced)
     runs = [(is_reduced, tuple(run)) for is_reduced, run in alike]
@@ -195,14 +195,14 @@ def merged(sizes: Row, reduced: Sequence[int]) -> tuple[tuple[Run, ...], tuple[i
 
 
 def _table(machine: Machine, sizes: Row, demand: Demand, profile: str | None) -> tuple[tuple[Run, ...], Table]:
-    """The runs of a demand, and T[k]: what its optimal program takes for every matrix of the runs (ns)."""
+    """The runs of a demand and T[k]: the time (ns) of its optimal program for every matrix of the runs."""
     runs, reduced = merged(sizes, demand.axes)
     found = arrangements(machine.hierarchy, [prod(sizes[a] for a in run) for run in runs] or [1])
     return runs, {p.matrix: _best(machine, p, reduced, demand.size_bytes, profile).ns for p in found}
 
 
 def _choose(model: CpModel, e: Exponents, cost: Any, levels: Row, runs: tuple[Run, ...], table: Table) -> None:
-    """Adds (3) for one reduction: the cost is the table's for the exponents of the runs."""
+    """Adds (3) for one reduction."""
     primes = _primes(prod(levels))
     b = []
     for p in primes:
@@ -233,7 +233,7 @@ def _primes(n: int) -> list[int]:
 
 
 def _exponent(p: int, n: int) -> int:
-    """How often p divides n."""
+    """The exponent of p in n."""
     count = 0
     while n % p == 0:
         n, count = n // p, count + 1

@@ -1,25 +1,25 @@
-"""The exact optimum of an RVD search: CP-SAT over layers of digits' roles, beside the shortest paths.
+"""The exact optimum of an RVD search: CP-SAT over layers of digit roles, as a check of the shortest paths.
 
-Devices stand in a grid of digits q (`formulation.rvd.roles`); one side starts at the source, the other, backward, at
-the target. A side has layers l = 0 .. L, and between two of them at most one transition. Per side:
+Devices form a grid of digits q (`formulation.rvd.roles`); one side starts at the source, the other, backward, at the
+target. A side has layers l = 0 .. L with at most one transition between consecutive layers. Per side:
 
     x[l,q,ρ] ∈ {0,1}    digit q has role ρ: R, V or a dim
-    π[l,q] ∈ ℕ          where it stands among the digits of its dim: outermost least
+    π[l,q] ∈ ℕ          its rank among the digits of its dim, outermost least
     y[l,k] ∈ {0,1}      transition k = (from a, to b, digits M) is taken, k = 0: none
     s[i] ∈ {0,1}        the last layer is state i
     min  Σ c[l] + j     (ns), both sides and their join
     s.t. (1) Σ_ρ x[l,q,ρ] = 1                                            ∀ l, q
-         (2) Σ_k y[l,k] = 1, and none is followed by none                ∀ l
+         (2) Σ_k y[l,k] = 1, and k = 0 is followed by k = 0              ∀ l
          (3) y[l,k] → x[l,q,a], x[l+1,q,b] for q in M; the rest keeps its role
          (4) y[l,k], a a dim → π[l,q] > π[l,q'] for q in M, q' outside M in dim a
          (5) y[l,k], b a dim → π[l+1,q] > π[l+1,q'] for q in M, q' in dim b before; an all-to-all keeps M's order
-         (6) a digit that is not moved keeps π
+         (6) a digit that does not move keeps π
          (7) (k, parts in all dims, c[l]) ∈ T                            ∀ l   prices of `formulation.rvd.prices`
          (8) the digits of a dim divide it                               ∀ l
          (9) Σ_i s[i] = 1, s[i] → the roles and orders of state i
-        (10) (i, i', j) ∈ J: a crossing's price, 0 where devices hold the same
+        (10) (i, i', j) ∈ J: the price of a crossing, 0 for equal states
 
-Nothing is pruned: transitions into V are there too, and all pairs of states are priced.
+Nothing is pruned: transitions into V are included and all pairs of states are priced.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """The least ns over all paths of at most `layers` transitions a side, a proved bound, and the seconds it took."""
+    """The least cost over paths of at most `layers` transitions per side, with a proved bound."""
 
     status: Status
     cost_ns: int
@@ -57,7 +57,7 @@ class Optimum:
 
 
 class Choice(NamedTuple):
-    """A transition as the search on a side takes it: digits from a role to another; its kind as a path takes it."""
+    """A move of digits between roles, in search direction; `kind`: that of the step in the path."""
 
     source: int
     target: int
@@ -74,9 +74,9 @@ def optimum(
     layers: int | None = None,
     limits: Limits = NO_LIMITS,
 ) -> Optimum:
-    """The least that a path takes; `layers` transitions at most a side, by default one more than digits.
+    """The cost of the cheapest path with at most `layers` transitions per side, by default one more than digits.
 
-    Sends from source to target at once are a path too. PartitaError: as of `search`.
+    Direct sends from source to target count as a path. PartitaError: as for `search`.
     """
     start = time.perf_counter()
     direct = send_receive(source, target, shape, itemsize, machine).cost_ns
@@ -95,7 +95,7 @@ def optimum(
 def _solve(
     ends: tuple[Grid, Grid], tensor: Tensor, layers: int, one_group: bool, most_ns: int, seconds: float
 ) -> tuple[int, int]:
-    """The least of a pair of grids and a proved bound; `most_ns` where nothing is below."""
+    """The optimum over a pair of grids and a proved bound; `most_ns` if nothing is cheaper."""
     from ortools.sat.python import cp_model
 
     start, end = ends
@@ -124,7 +124,7 @@ def _solve(
 def _joins(
     start: Grid, sources: list[Roles], end: Grid, targets: list[Roles], tensor: Tensor, one_group: bool
 ) -> list[tuple[int, int, int]]:
-    """(i, i', ns) of all pairs of states that a crossing joins, or in which devices hold the same."""
+    """(i, i', ns) of all pairs of states that a crossing joins; 0 ns for equal states."""
     rows = []
     theirs = [(end.state(roles), end.counts(roles)) for roles in targets]
     for i, roles in enumerate(sources):
@@ -174,7 +174,7 @@ class _Side:
         return all(size % parts == 0 for size, parts in zip(self.tensor.shape, counts, strict=True))
 
     def _layer(self, l: int) -> Any:
-        """(2) to (8) between layers l and l + 1; the cost of its transition."""
+        """Adds (2) to (8) between layers l and l + 1; returns the cost of the transition."""
         model, x, rank, y = self.model, self.x[l : l + 2], self.rank[l : l + 2], self.y[l]
         model.add_exactly_one(y)  # (2)
         if l:
@@ -219,7 +219,7 @@ class _Side:
         return prod(size for size, inside in zip(self.grid.devices.shape, mask, strict=True) if inside)
 
     def _cost(self, l: int) -> Any:
-        """(7): the price of the transition at the parts before it, or after it where it is priced by those."""
+        """(7): the price of the transition, by the parts before it or, for `BY_OUTPUT`, after it."""
         model, tensor = self.model, self.tensor
         masks = list(product((0, 1), repeat=len(self.digits)))
         split = [[model.new_bool_var(f"d[{l},{q}]") for q in self.digits] for _ in range(2)]
@@ -233,7 +233,7 @@ class _Side:
         sizes = sorted({self._product(mask) for mask in masks})
         cost = model.new_int_var(0, 2**53, f"c[{l}]")
         for k, choice in enumerate(self.choices, 1):
-            # Backward, what a path has before a transition is what the search has after it.
+            # Backward, the input of a path step is the output of the search move.
             where = parts[(choice.kind in BY_OUTPUT) != self.backward]
             rows = [(size, self._price(choice, whole // size)) for size in sizes]
             model.add_allowed_assignments([where, cost], rows).only_enforce_if(self.y[l][k])
@@ -247,7 +247,7 @@ class _Side:
         return prices.collective(COLLECTIVES[choice.kind], self.grid.groups(choice.digits)).ns(size_bytes)
 
     def _last(self) -> Any:
-        """(9)."""
+        """Adds (9); returns the number of the last state."""
         model, x, rank = self.model, self.x[-1], self.rank[-1]
         number = model.new_int_var(0, len(self.states) - 1, "state")
         chosen = [model.new_bool_var(f"s[{i}]") for i in range(len(self.states))]
@@ -263,7 +263,7 @@ class _Side:
 
 
 def every_roles(digits: int, roles: int) -> Iterator[Roles]:
-    """Every way to give digits roles: sets for R and V, sequences for the dims."""
+    """Every assignment of digits to roles: sets for R and V, sequences for dims."""
     for given in product(range(roles), repeat=digits):
         held = [tuple(q for q in range(digits) if given[q] == role) for role in range(roles)]
         yield from product(*([one] if role < D else list(permutations(one)) for role, one in enumerate(held)))

@@ -12,20 +12,20 @@ from ..protocol import Status
 from .answer import Answer
 
 
-def solve(question: Clauses, seconds: float = math.inf) -> Answer:
-    """The cheapest program: ever cheaper ones are asked for until there is none, or the time is up."""
+def solve(encoded: Clauses, seconds: float = math.inf) -> Answer:
+    """The cheapest program: tighten the cost limit until it is infeasible or the time is up."""
     import z3
 
     until = time.perf_counter() + seconds
-    variables = range(1, question.variables + 1)
+    variables = range(1, encoded.variables + 1)
     solver = z3.Solver(ctx=z3.Context())
-    # As text, which Z3 reads far quicker than it is built clause by clause.
-    solver.from_string("\n".join((*(f"(declare-const x{i} Bool)" for i in variables), *map(_words, question.clauses))))
+    # Parsing text is much faster in Z3 than building clauses one by one.
+    solver.from_string("\n".join((*(f"(declare-const x{i} Bool)" for i in variables), *map(_smtlib, encoded.clauses))))
     literals = {i: z3.Bool(f"x{i}", solver.ctx) for i in variables}
-    for choice in question.choices:
+    for choice in encoded.choices:
         solver.add(z3.PbEq([(literals[x], 1) for x in choice], 1))
-    costs = [(literals[x], cost) for x, cost in question.costs.items()]
-    solver.add(z3.PbLe(costs, UNITS))  # what one step costs that does it all
+    costs = [(literals[x], cost) for x, cost in encoded.costs.items()]
+    solver.add(z3.PbLe(costs, UNITS))  # the cost of the one-step program
     program: ReductionProgram | None = None
     paid = 0
     while True:
@@ -33,16 +33,16 @@ def solve(question: Clauses, seconds: float = math.inf) -> Answer:
         if found != "sat":
             break
         model = solver.model()
-        true = {x for choice in question.choices for x in choice if z3.is_true(model[literals[x]])}
-        program = question.program(true.__contains__)
-        paid = sum(cost for x, cost in question.costs.items() if x in true)
+        true = {x for choice in encoded.choices for x in choice if z3.is_true(model[literals[x]])}
+        program = encoded.program(true.__contains__)
+        paid = sum(cost for x, cost in encoded.costs.items() if x in true)
         solver.add(z3.PbLe(costs, paid - 1))
     proved = found == "unsat"
     if program is None:
         return Answer(Status.INFEASIBLE if proved else Status.UNKNOWN, None, None, 0.0)
-    ns = paid * question.ns_per_unit
+    ns = paid * encoded.ns_per_unit
     return Answer(Status.OPTIMAL if proved else Status.FEASIBLE, program, ns, ns if proved else 0.0)
 
 
-def _words(clause: tuple[int, ...]) -> str:
+def _smtlib(clause: tuple[int, ...]) -> str:
     return f"(assert (or {' '.join(f'x{x}' if x > 0 else f'(not x{-x})' for x in clause)}))"

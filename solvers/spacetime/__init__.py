@@ -1,1 +1,1 @@
-"""Space-time plans, checked by solvers: feasible orders, smallest conflicts, proofs of transformations."""
+"""Solvers for space-time plans: feasible orders, smallest conflicts, proofs of transformations, schedules."""

@@ -1,19 +1,18 @@
-"""Why a plan would wait for ever: the smallest set of orders and needs that no order of the tasks respects.
+"""Why a plan deadlocks: the smallest set of orders and needs that no task order satisfies.
 
 Happens-before is difference logic: every event has an integer time t, and
 
     t[b] > t[a]              an order, for every a of its first and b of its second operators
     ∨_p t[task] > t[p]       a need, for any one p of its producers
 
-Constraints conflict exactly where some events, at least one, all wait for one another: the earliest of them could never
-happen. The smallest such conflict, and of several that with the fewest orders, is a shortest circle where every wait
-has one producer; where some have several it is
+Constraints conflict exactly if a non-empty set of events all wait for one another: the earliest could never happen. If
+every wait has one producer, the smallest conflict (ties: fewest orders) is a shortest cycle; otherwise it is
 
-    x[e]  event e never happens;  y[c]  the order or need c is one of the conflict;  u[w]  the wait w of it never ends
+    x[e]  event e never happens;  y[c]  order or need c is in the conflict;  u[w]  wait w never ends
     min  Σ y[c]
     s.t. (1) ∨_e x[e]
          (2) x[e] → ∨ u[w]                           over the waits w of e
-         (3) u[w] → y[c] ∧ x[p]                      ∀ producers p of w, which c says
+         (3) u[w] → y[c] ∧ x[p]                      ∀ producers p of w, where w comes from c
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from ...formulation.spacetime.tasks import Need
 
 Constraint: TypeAlias = Need | Order
 EFFORT = 10.0
-"""CP-SAT's deterministic time for a smallest conflict: about seconds, but the same answer every time."""
-_SECONDS = 10.0  # in which Z3 confirms that a conflict is one
+"""CP-SAT's deterministic time limit for a smallest conflict, roughly in seconds."""
+_SECONDS = 10.0  # Z3's time limit to confirm a conflict
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Waits that never end; `proved`: no smaller set of orders and needs conflicts."""
+    """Waits that never end; `proved`: no smaller conflict exists."""
 
     waits: tuple[Wait, ...]
     proved: bool
@@ -49,21 +48,21 @@ class Conflict:
 
 
 def smallest(waits: Sequence[Wait], stuck: Collection[int], effort: float = EFFORT) -> Conflict:
-    """The smallest set of orders and needs that conflict, from the events that no order reaches.
+    """The smallest conflicting set of orders and needs among the stuck events.
 
-    Where needs have several producers, `effort` ends the search; what has been found by then is a conflict, of which
-    nothing can be left out, but there may be a smaller one.
+    If needs have several producers, the search ends after `effort`; the result is then irreducible but possibly not the
+    smallest.
     """
     inner = closed(waits, stuck)
     conflict = Conflict(cycle(inner), True)
     if any(len(wait.producers) > 1 for wait in inner):
         conflict = minimum(inner, conflict.waits, effort)
-    assert conflict.waits and not feasible(conflict.waits), "a conflict that is none"
+    assert conflict.waits and not feasible(conflict.waits), "not a conflict"
     return Conflict(in_turn(conflict.waits), conflict.proved)
 
 
 def closed(waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait]:
-    """The waits within a set of events, of those for which others of them wait."""
+    """The waits within a set of events, restricted to events that others of them wait for."""
     inner = [wait for wait in waits if wait.task in stuck and all(p in stuck for p in wait.producers)]
     while True:
         useful = {p for wait in inner for p in wait.producers}
@@ -74,61 +73,61 @@ def closed(waits: Sequence[Wait], stuck: Collection[int]) -> list[Wait]:
 
 
 def starts(waits: Sequence[Wait]) -> list[int]:
-    """The events of orders: one is in every conflict, for what is computed never needs itself, however it is cut."""
+    """The events of orders: every conflict contains one, since dependencies alone are acyclic."""
     return sorted({wait.task for wait in waits if not wait.count})
 
 
 def _scale(waits: Sequence[Wait]) -> int:
-    """What a need weighs: more than all orders together weigh above needs."""
+    """The weight of a need: large enough that orders only break ties."""
     return 1 + len(starts(waits))
 
 
 def _weight(source: Constraint, scale: int) -> int:
-    """Of conflicts of one size that with the fewest orders says best who is to blame."""
+    """Weight of an order or need; of equally small conflicts the one with the fewest orders is clearest."""
     return scale + isinstance(source, Order)
 
 
-# Where every wait has one producer
+# One producer per wait
 
 
 def cycle(waits: Sequence[Wait]) -> tuple[Wait, ...]:
-    """The cheapest circle of waits with one producer, by Dijkstra's algorithm; empty if there is none."""
+    """The cheapest cycle of waits with one producer, by Dijkstra's algorithm; empty if there is none."""
     after, scale = dict[int, list[Wait]](), _scale(waits)
     for wait in waits:
         if len(wait.producers) == 1:
             after.setdefault(wait.producers[0], []).append(wait)
     best, cost = tuple[Wait, ...](), (len(waits) + 1) * scale
     for start in starts(waits):
-        found = _round(start, after, scale, cost)
+        found = _cycle_through(start, after, scale, cost)
         if found:
             best, cost = found, sum(wait.count * _weight(wait.source, scale) for wait in found)
     return best
 
 
-def _round(start: int, after: Mapping[int, Sequence[Wait]], scale: int, below: int) -> tuple[Wait, ...]:
-    """The cheapest way from an event back to itself of less than `below`; empty if there is none."""
-    came, least, heap = dict[int, Wait](), dict[int, int](), list[tuple[int, int]]()
+def _cycle_through(start: int, after: Mapping[int, Sequence[Wait]], scale: int, below: int) -> tuple[Wait, ...]:
+    """The cheapest cycle through an event with a cost under `below`; empty if there is none."""
+    last, least, heap = dict[int, Wait](), dict[int, int](), list[tuple[int, int]]()
     spent, event = 0, start
     while event != start or not spent:
         for wait in after.get(event, ()):
             step = spent + wait.count * _weight(wait.source, scale)
             if step < least.get(wait.task, below):
-                came[wait.task], least[wait.task] = wait, step
+                last[wait.task], least[wait.task] = wait, step
                 heappush(heap, (step, wait.task))
         if not heap:
             return ()
         spent, event = heappop(heap)
-    way = [came[start]]
-    while way[-1].producers[0] != start:
-        way.append(came[way[-1].producers[0]])
-    return tuple(reversed(way))
+    path = [last[start]]
+    while path[-1].producers[0] != start:
+        path.append(last[path[-1].producers[0]])
+    return tuple(reversed(path))
 
 
-# Where some have several
+# Several producers per wait
 
 
 def minimum(waits: Sequence[Wait], known: Sequence[Wait] = (), effort: float = EFFORT) -> Conflict:
-    """The smallest conflict by CP-SAT, the program at the top of this file; `known` is one to begin with."""
+    """The smallest conflict by CP-SAT, by the program at the top of this file; `known`: a conflict used as hint."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -161,7 +160,7 @@ def minimum(waits: Sequence[Wait], known: Sequence[Wait] = (), effort: float = E
 
 
 def irreducible(waits: Sequence[Wait]) -> list[Wait]:
-    """A conflict within waits that conflict, of which no order and no need can be left out."""
+    """An irreducible conflict: no order or need can be removed."""
     left = endless(waits)
     for source in dict.fromkeys(wait.source for wait in left):
         left = endless([wait for wait in left if wait.source != source]) or left
@@ -169,7 +168,7 @@ def irreducible(waits: Sequence[Wait]) -> list[Wait]:
 
 
 def endless(waits: Sequence[Wait]) -> list[Wait]:
-    """Those of some waits that never end, if these are all there are; empty if they do not conflict."""
+    """The waits that never end; empty if there is no conflict."""
     waiting: dict[int, list[int]] = defaultdict(list)
     unended: dict[int, int] = defaultdict(int)
     for number, wait in enumerate(waits):
@@ -188,15 +187,14 @@ def endless(waits: Sequence[Wait]) -> list[Wait]:
     return closed(waits, {event for event, left in unended.items() if left})
 
 
-# By difference logic
+# Difference logic
 
 
 def feasible(waits: Sequence[Wait]) -> bool:
-    """True if events have times at which each follows one producer of each of its waits: by Z3, within 10 s.
+    """True if Z3 finds event times that satisfy all waits, within 10 s.
 
-    Told in other words too, what comes after the event of an order: a wait all of whose producers do. It follows, but
-    Z3 makes no differences of its own, and without these it would try one circle after the other, of which there are
-    as many as choices of producers.
+    Redundant clauses state that a task follows an order's event if all producers of one of its waits do. Without them
+    Z3 would enumerate cycles, as many as there are choices of producers.
     """
     import z3
 
@@ -207,19 +205,19 @@ def feasible(waits: Sequence[Wait]) -> bool:
     t = {event: z3.Int(f"t[{event}]", context) for event in sorted(events)}
     solver = z3.SolverFor("QF_IDL", ctx=context)
     for wait in waits:
-        later = [t[wait.task] - t[producer] >= 1 for producer in wait.producers]
-        solver.add(z3.Or(later))
-        for start in starts(waits) if len(later) > 1 else ():
+        follows = [t[wait.task] - t[producer] >= 1 for producer in wait.producers]
+        solver.add(z3.Or(follows))
+        for start in starts(waits) if len(follows) > 1 else ():
             before = [t[start] - t[producer] >= 1 for producer in wait.producers]
             solver.add(z3.Or(*before, t[wait.task] - t[start] >= 1))
     return checked(solver, time.perf_counter() + _SECONDS) == "sat"
 
 
-# In words
+# Messages
 
 
 def in_turn(waits: Sequence[Wait]) -> tuple[Wait, ...]:
-    """The waits of a conflict one after the other: from an order to who waits for it, and on to who waits for them."""
+    """The waits of a conflict in order: from an order to its waiting tasks, then to theirs."""
     after: dict[int, list[Wait]] = defaultdict(list)
     for wait in waits:
         for producer in wait.producers:
@@ -235,12 +233,12 @@ def in_turn(waits: Sequence[Wait]) -> tuple[Wait, ...]:
     return tuple(found)
 
 
-def told(given: Precedences, conflict: Conflict) -> tuple[str, ...]:
-    """Every order and need of a conflict in the plan's own words."""
-    return tuple(_told(given, conflict, source) for source in conflict.constraints)
+def described(given: Precedences, conflict: Conflict) -> tuple[str, ...]:
+    """One message per order and need of a conflict."""
+    return tuple(_described(given, conflict, source) for source in conflict.constraints)
 
 
-def _told(given: Precedences, conflict: Conflict, source: Constraint) -> str:
+def _described(given: Precedences, conflict: Conflict, source: Constraint) -> str:
     ops = given.tasks.ops
     if isinstance(source, Need):
         makers = [op.name for op in source.producers]

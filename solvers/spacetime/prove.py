@@ -1,4 +1,4 @@
-"""Transformations of a user's own, proved like substitutions before they are applied (SuperScaler, section 3.1)."""
+"""Proofs of user-defined transformations, as of substitutions (SuperScaler, section 3.1)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from ..proof.verify import verify_rule
 
 
 def prover(rule: Rule, seconds: float = 10.0) -> str:
-    """Empty if the parts of a transformation are proved to give what the operator gives, for all sizes and numbers of
-    parts that it covers; otherwise what is wrong with it. Z3 is given at most `seconds`."""
+    """Empty if the transformation is proved equivalent for all sizes and numbers of parts; otherwise the reason.
+
+    Z3 runs for at most `seconds`.
+    """
     verdict = verify_rule(rule, seconds)
     if verdict.verdict == "proved":
         return ""
@@ -22,7 +24,7 @@ def prover(rule: Rule, seconds: float = 10.0) -> str:
 
 
 def _gist(found: Counterexample) -> str:
-    """The sizes of a counterexample, and the first number in which the parts differ from the operator."""
+    """The sizes of a counterexample and the first differing entry."""
     sizes = ", ".join(f"{name} = {size}" for name, size in sorted(found.sizes.items()))
     pairs = zip(_numbers(found.source), _numbers(found.target), strict=found.difference is not None)
     source, target = next(((a, b) for a, b in pairs if a != b), (None, None))

@@ -1,8 +1,7 @@
-"""The order of a plan's own tasks, found: its groups of operators become a scheduling problem with a proven bound.
+"""Optimal schedules of a plan's own stages, with a proven bound.
 
-Durations, bytes and transfers are those of the plan's prediction; what waits for what are the needs of its tasks. So
-the optimum is of the schedules of these groups on these devices, in that cost model, each group a task that runs
-at a stretch.
+Durations, bytes and transfers come from the plan's prices, precedences from the needs of its tasks. The optimum is over
+schedules of these groups on these devices in that cost model; each group runs without interruption.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ..schedule.cpsat import Answer, fitting, solve
 from ..schedule.steady import steady
 
 MANY = 16
-"""Micro-batches that are unrolled: a schedule of more of them repeats."""
+"""Most micro-batches that are unrolled; schedules of more repeat a period."""
 
 _KIND = {Phase.FORWARD: "F", Phase.RECOMPUTE: "R", Phase.BACKWARD: "B", Phase.WEIGHT: "W"}
 
@@ -42,12 +41,11 @@ def schedule(
     seconds: float = 30.0,
     dtype: str = "float32",
 ) -> Answer:
-    """The shortest schedule of stages whose operators are assigned: `in_order(answer.orders, groups)` takes it.
+    """The shortest schedule of stages of assigned operators, for `in_order(answer.orders, groups)`.
 
-    `groups` are forward operators, stage by stage; the transformation `label` made their micro-batches. `room`:
-    bytes for activations on a device. `known` orders are where the search starts, and what it is at least as good as.
-    More than `MANY` micro-batches that are alike are not unrolled: the schedule has a middle that repeats, with the
-    shortest period, and the bound is one that holds for any number of them (`solvers.schedule.steady`).
+    `groups`: forward operators, stage by stage; the transformation `label` made their micro-batches. `room`: activation
+    bytes per device. `known`: initial orders; the result is at least as good. More than `MANY` equal micro-batches are
+    not unrolled: the schedule repeats the shortest period, with a bound for any number (`solvers.schedule.steady`).
     Raises PlanConflict where the tasks cannot run in any order, PartitaError for operators without device or price.
     """
     if not seconds > 0:
@@ -64,7 +62,7 @@ def schedule(
 
 
 def one_of(problem: Problem) -> Problem | None:
-    """The problem of one micro-batch, where all are alike and none waits for another; None where they are not."""
+    """The problem of one micro-batch if all are equal and independent; else None."""
     by_micro: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(problem.tasks):
         by_micro[task.micro].append(i)
@@ -74,19 +72,19 @@ def one_of(problem: Problem) -> Problem | None:
         if problem.tasks[edge.after].micro != micro:
             return None
         inner[micro].append(edge)
-    alike = set()
+    distinct = set()
     for micro, own in by_micro.items():
         place = {i: number for number, i in enumerate(sorted(own, key=lambda i: problem.tasks[i].slot))}
         tasks_ = tuple(replace(problem.tasks[i], micro=0) for i in sorted(own, key=place.__getitem__))
-        alike.add((tasks_, tuple(sorted(Edge(place[e.before], place[e.after], e.lag_ns) for e in inner[micro]))))
-    if len(alike) > 1 or set(by_micro) != set(range(len(by_micro))):
+        distinct.add((tasks_, tuple(sorted(Edge(place[e.before], place[e.after], e.lag_ns) for e in inner[micro]))))
+    if len(distinct) > 1 or set(by_micro) != set(range(len(by_micro))):
         return None
-    tasks_, edges = alike.pop()
+    tasks_, edges = distinct.pop()
     return Problem(tasks_, edges, problem.capacities)
 
 
 def _long(problem: Problem, repeating: Steady, count: int, known: Sequence[Orders], seconds: float) -> Answer:
-    """The schedule of so many repetitions, or one that is known and shorter."""
+    """The periodic schedule of `count` micro-batches, or a shorter known one."""
     found = [one for orders in (repeating.orders(count), *known) if (one := fitting(problem, orders)) is not None]
     best = min(found, key=lambda one: one.makespan_ns)
     bound = makespan_bound(problem)
@@ -132,7 +130,7 @@ def problem_of(
 
 
 def _task(slot: Slot, ops: Sequence[Op], members: dict[Slot, list[Op]], kept: dict[Slot, int], prices: Prices) -> Task:
-    """One slot: as long as on the device where it takes longest, keeping what it holds until its last backward."""
+    """The task of a slot: the time of its slowest device; activations are held until its last backward."""
     busy: dict[int, int] = defaultdict(int)
     for op in ops:
         assert op.device is not None
@@ -145,13 +143,13 @@ def _task(slot: Slot, ops: Sequence[Op], members: dict[Slot, list[Op]], kept: di
 
 
 def _kept(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[Slot, int]:
-    """Bytes of a device that every forward, or repetition, keeps for backward: of each tensor once."""
+    """Bytes per device saved for backward by every forward or recomputation, each tensor once."""
     graph, nodes = found.graph, found.graph.pcg.nodes
     tensors: dict[Slot, dict[object, int]] = defaultdict(dict)
     for op, slot in of.items():
         if slot.kind not in "FR" or (op.forward is None and op.backward is None):
             continue
-        if op.phase is Phase.FORWARD and op.group is not None:  # it keeps what it reads from outside of its group
+        if op.phase is Phase.FORWARD and op.group is not None:  # saves the external inputs of its group
             places = [p for p, i in enumerate(op.of.inputs) if not graph.recomputes(i, op.group)]
             saved, own, output = tuple(p for p in places if nodes[op.of.inputs[p]].op != "parameter"), 0, False
         else:
@@ -170,7 +168,7 @@ def _kept(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[Slot, int]:
 
 
 def _largest(sizes: dict[object, int]) -> int:
-    """The bytes of the device that has most."""
+    """The maximum bytes over devices."""
     total: dict[object, int] = defaultdict(int)
     for key, size in sizes.items():
         assert isinstance(key, tuple)
@@ -179,7 +177,7 @@ def _largest(sizes: dict[object, int]) -> int:
 
 
 def _waits(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[tuple[Slot, Slot], int]:
-    """Which slot waits for which, and the ns of what is sent between their devices."""
+    """The precedences between slots, each with its transfer time (ns)."""
     sent: dict[tuple[Slot, Slot], dict[object, tuple[tuple[int, int], int]]] = defaultdict(dict)
     for need in found.needs:
         if need.task not in of:
@@ -199,6 +197,6 @@ def _waits(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[tuple[Slot,
 
 
 def _producer(need: Need, of: dict[Op, Slot]) -> Op:
-    """Of replicated producers one on the same device, of the same micro-batch where there is one."""
+    """The producer on the same device, if any, preferably of the same micro-batch."""
     micro = of[need.task].micro
     return min(need.producers, key=lambda op: (op.device != need.task.device, op not in of or of[op].micro != micro))

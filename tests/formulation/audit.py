@@ -81,7 +81,7 @@ class _Audit:
                 break
         for device, instructions in enumerate(devices):
             if at[device] < len(instructions):
-                raise FaultError(f"device {device} waits for ever at {instructions[at[device]]}")
+                raise FaultError(f"device {device} deadlocks at {instructions[at[device]]}")
         if self.mail:
             raise FaultError(f"nobody receives {next(iter(self.mail.values()))[0]}")
         ran = Counter(i.op for instructions in devices for i in instructions if isinstance(i, Run))

@@ -270,7 +270,7 @@ def test_a_long_conflict_between_replicas_is_found_soon() -> None:
     first, last = graph.parts(graph.forward[0].node), graph.parts(graph.forward[-5].node)
     op_order(last, first)
     start = time.process_time()
-    with pytest.raises(PlanConflict, match="the smallest set") as caught:
+    with pytest.raises(PlanConflict, match="the smallest conflict") as caught:
         validate(tasks(graph))
     assert len(caught.value.conflicts) == 1 + 4 * 10 + 1, "all that four replicas wait for, and of the last one"
     assert time.process_time() - start < 20

@@ -137,7 +137,7 @@ def test_an_order_the_wrong_way_round_is_refused_or_kept(pcg: PCG, seed: int) ->
     try:
         assert right(validate(tasks(graph)))
     except PlanConflict as refusal:
-        assert "the smallest set" in str(refusal)
+        assert "the smallest conflict" in str(refusal)
         assert all(": " in line if line.startswith("op_order at ") else " needs " in line for line in refusal.conflicts)
         reversed_one = graph.orders[wrong]
         graph.orders.remove(reversed_one)
