@@ -108,8 +108,9 @@ def _factors(value: Any) -> bool:
 
 _CONVOLUTION: dict[str, Check] = {"stride": _sizes, "dilation": _sizes, "groups": _place}
 _WINDOW: dict[str, Check] = {"kernel_size": _sizes, "stride": _sizes, "padding": _sizes, "ceil_mode": _flag}
-_RELATION = _word("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or")
-_RELATE = _word("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "logical_and", "logical_or")
+_RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or")
+_RELATION = _word(*_RELATIONS)
+_RELATE = _word(*_RELATIONS, "logical_and", "logical_or")
 _REDUCTION: dict[str, Check] = {"reduction": _word("none", "mean", "sum")}
 _WEIGHTED: dict[str, Check] = {"operands": _tuple(_word("x", "t", "weight", "pos_weight"))}
 _CLASSES: dict[str, Check] = {**_REDUCTION, "ignore_index": _whole}

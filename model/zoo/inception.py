@@ -138,7 +138,7 @@ class Inception(nn.Module):
 
     def __init__(self, unit: int = 16, blocks: tuple[tuple[Any, ...], ...] = FULL, classes: int = 1000) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
+        stem = [
             Conv(3, 2 * unit, 3, stride=2),
             Conv(2 * unit, 2 * unit, 3),
             Conv(2 * unit, 4 * unit, 3, padding=1),
@@ -146,7 +146,8 @@ class Inception(nn.Module):
             Conv(4 * unit, 5 * unit, 1),
             Conv(5 * unit, 12 * unit, 3),
             nn.MaxPool2d(3, stride=2),
-        )
+        ]
+        self.stem = nn.Sequential(*stem)
         self.blocks = nn.ModuleList()
         channels = 12 * unit
         for kind, *sizes in blocks:
