@@ -292,7 +292,7 @@ class _Portfolio:
             if start is not None:
                 self.known.prove(start.bound(self.flat), "messages")
             known = self.flat, until.at, self.known.choice
-            solve_exactly(*known, ceiling, hear, proved=start, highs=self.proving)
+            solve_exactly(*known, ceiling, hear, start, self.proving)
 
         self._attempt("HiGHS", close_it)
 
