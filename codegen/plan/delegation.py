@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ...model.files import write_atomically
 
@@ -22,11 +22,10 @@ _FUNCTIONS = {
     "load": "plan.plan_file:load",
     "parallel_graph": "parallel_graph.build:parallel_graph",
     "pipeline_from_json": "plan.plan_file:pipeline_from_json",
-    "pipeline_to_json": "plan.plan_file:pipeline_to_json",
+    "plan_to_json": "plan.plan_file:to_json",
     "save": "plan.plan_file:save",
     "space_time_timeline": "report.spacetime_trace:timeline",
     "stage_from_json": "plan.plan_file:stage_from_json",
-    "stage_to_json": "plan.plan_file:stage_to_json",
     "summary": "report.summary:summary",
     "verify": "verification.verify:verify",
 }
@@ -69,6 +68,22 @@ class PlanMethods:
         """
         result: dict[str, Any] = call("verify", self, ranks=ranks, level=level)
         return result
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read what `save` wrote: a file, or a folder with plan.json. Raises PartitaError that says what is wrong."""
+        plan: Self = call("load", path, cls.from_json)
+        return plan
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the module and the names of axes."""
+        result: dict[str, Any] = call("plan_to_json", self)
+        return result
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
+        raise NotImplementedError
 
     def save(self, path: Path | str) -> None:
         """Write the plan to a `.json` file, or plan.json and program.py into a folder."""

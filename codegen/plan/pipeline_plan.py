@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...formulation.pipeline.orders import Orders
@@ -103,18 +101,7 @@ class PipelinePlan(PlanMethods):
         return self.schedule.orders(self.size, self.chunks, self.micro_batches)
 
     @classmethod
-    def load(cls, path: Path | str) -> PipelinePlan:
-        """Read what `save` wrote: a file, or a folder with plan.json. Raises PartitaError that says what is wrong."""
-        plan: PipelinePlan = call("load", path, cls.from_json)
-        return plan
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the module."""
-        result: dict[str, Any] = call("pipeline_to_json", self)
-        return result
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PipelinePlan:
+    def from_json(cls, data: Any) -> PipelinePlan:
         """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
         plan: PipelinePlan = call("pipeline_from_json", data)
         return plan

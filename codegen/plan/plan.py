@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule
@@ -61,17 +60,6 @@ class Plan(StagePlan, PlanMethods):
         """The PCG with parallelization as operators of its own, priced to the same step."""
         graph: ParallelGraph = call("parallel_graph", self)
         return graph
-
-    @classmethod
-    def load(cls, path: Path | str) -> Plan:
-        """Read what `save` wrote: a file, or a folder with plan.json. Raises PartitaError that says what is wrong."""
-        plan: Plan = call("load", path, cls.from_json)
-        return plan
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the module and the names of axes."""
-        result: dict[str, Any] = call("stage_to_json", self)
-        return result
 
     @classmethod
     def from_json(cls, data: Any, graph: PCG | None = None) -> Plan:

@@ -75,6 +75,11 @@ def load_any(path: Path | str) -> Plan | PipelinePlan | SavedSpaceTimePlan:
     return load(path, read)
 
 
+def to_json(plan: Plan | PipelinePlan) -> dict[str, Any]:
+    """Everything but the module and the names of axes."""
+    return _pipeline_to_json(plan) if isinstance(plan, PipelinePlan) else _stage_to_json(plan)
+
+
 def _from_json(data: Any) -> Plan | PipelinePlan:
     return pipeline_from_json(data) if _kind(data) == PIPELINE else stage_from_json(data)
 
@@ -101,8 +106,7 @@ def _errors_at(where: str, prefix: bool = False) -> Iterator[None]:
 # One stage
 
 
-def stage_to_json(plan: Plan) -> dict[str, Any]:
-    """Everything but the module and the names of axes."""
+def _stage_to_json(plan: Plan) -> dict[str, Any]:
     nodes = enumerate(zip(plan.graph.nodes, plan.choices, strict=True))
     price = plan.transfer
     return {
@@ -123,7 +127,7 @@ def stage_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def stage_from_json(data: Any, graph: PCG | None = None) -> Plan:
-    """Read what `stage_to_json` gave; `graph` is the plan's where that is known.
+    """Read what `to_json` gave of one stage; `graph` is the plan's where that is known.
 
     Raises PartitaError that says what is wrong and where.
     """
@@ -197,8 +201,7 @@ _SHARED = ("format", "model", "dtype", "optimizer", "micro_batches", "machine")
 """Fields that stages share, and the pipeline has."""
 
 
-def pipeline_to_json(plan: PipelinePlan) -> dict[str, Any]:
-    """Everything but the module."""
+def _pipeline_to_json(plan: PipelinePlan) -> dict[str, Any]:
     return {
         "kind": PIPELINE,
         "format": FORMAT,
@@ -235,7 +238,7 @@ def _schedule(data: Mapping[str, Any]) -> Schedule:
 
 
 def pipeline_from_json(data: Mapping[str, Any]) -> PipelinePlan:
-    """Read what `pipeline_to_json` gave. Raises PartitaError that says what is wrong and where."""
+    """Read what `to_json` gave of a pipeline. Raises PartitaError that says what is wrong and where."""
     if data.get("format") != FORMAT:
         raise PartitaError(f"pipelined plan of format {data.get('format')!r}; this version reads format {FORMAT}")
     with _errors_at("the plan"):
