@@ -164,8 +164,8 @@ def _price(
 def _through(shape: Shape, inside: int) -> float:
     """Maximum sent or received by a unit of `inside` consecutive members, in D."""
     source, target = shape.source // inside, shape.target // inside
-    apart = source != target
-    return float(max(np.bincount(end[apart], shape.share[apart], 1).max() for end in (source, target)))
+    remote = source != target
+    return float(max(np.bincount(end[remote], shape.share[remote], 1).max() for end in (source, target)))
 
 
 def _check(machine: Machine, row: tuple[int, ...], over: Over, profile: str) -> None:

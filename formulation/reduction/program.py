@@ -121,18 +121,6 @@ def groups(step: Step, sizes: Sequence[int]) -> Groups:
     return tuple(sorted(found))
 
 
-def lowered(program: ReductionProgram, reduction: Reduction) -> list[tuple[Collective, Groups]]:
-    """The collectives of a program with the ranks of all their groups."""
-    members = reduction.members()
-    return [
-        (
-            step.collective,
-            tuple(tuple(row[list(group)].tolist()) for row in members for group in groups(step, reduction.sizes)),
-        )
-        for step in program
-    ]
-
-
 def flat(sizes: Sequence[int]) -> ReductionProgram:
     """A single all-reduce over all levels; empty for a group of one."""
     return (Step(Collective.ALL_REDUCE, 0, len(sizes) - 1),) if sizes else ()

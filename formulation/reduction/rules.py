@@ -262,11 +262,6 @@ def advance(
     return new_states, new_order
 
 
-def apply(collective: Collective, step_groups: Groups, states: States, ranks: Sequence[int] | None = None) -> States:
-    """The states after one step, by the paper's rules. PartitaError: see `advance`."""
-    return advance(collective, step_groups, states, ascending(states), ranks)[0]
-
-
 def named(members: Sequence[int], ranks: Sequence[int] | None = None) -> str:
     """The members of a group, with their ranks if `ranks` is given."""
     text = "members " + ", ".join(map(str, members))

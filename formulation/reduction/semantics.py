@@ -18,21 +18,8 @@ from numpy.typing import NDArray
 
 from ...model.errors import PartitaError
 from .program import Collective, Groups, Step, groups
-from .rules import Order, States, advance, apply, ascending, first, goal, initial, named, scattered, some
+from .rules import Order, States, advance, ascending, first, initial, named, scattered, some
 from .statuses import Kind, Transpose, task
-
-__all__ = [
-    "Explicit",
-    "Repaired",
-    "apply",
-    "explicit",
-    "goal",
-    "initial",
-    "repaired",
-    "scattered",
-    "transpose",
-    "validate",
-]
 
 Explicit: TypeAlias = tuple[Collective | str, Sequence[Sequence[int]]]
 """A user-defined step: a collective and its groups of members, root first."""

@@ -104,7 +104,7 @@ class Prices:
         groups = self._moved(np.sort(groups, axis=1))
         key = groups.shape, groups.tobytes()
         if key not in self._spreads:
-            self._spreads[key] = Spread(groups, key, *self._levels(self._apart(groups[:, :-1], groups[:, 1:])))
+            self._spreads[key] = Spread(groups, key, *self._levels(self._split_level(groups[:, :-1], groups[:, 1:])))
         return self._spreads[key]
 
     def sends(self, senders: Sequence[int], receivers: Sequence[int], sizes_bytes: Sequence[int]) -> int:
@@ -112,7 +112,7 @@ class Prices:
         if not senders:
             return 0
         source, target = np.array(senders), np.array(receivers)
-        latency = self._latency[self._apart(source, target)]
+        latency = self._latency[self._split_level(source, target)]
         waits = max(float(np.bincount(end, latency).max()) for end in (source, target))
         seconds = busiest(self.machine, source, target, np.array(sizes_bytes, dtype=np.float64))
         return math.ceil(self.machine.device.launch_ns + waits + 1e9 * seconds - ROUNDING_NS)
@@ -132,7 +132,7 @@ class Prices:
             rate = max(rate, float(np.unique(alone, return_counts=True)[1].max()) / level.bandwidth)
             if len(alone) == len(away) and not np.isin(target // below, senders).any():
                 rate = max(rate, len(away) / len(senders) / level.bandwidth)
-        latency = self._latency[self._apart(source[:, None], away[None, :])].min(axis=0)
+        latency = self._latency[self._split_level(source[:, None], away[None, :])].min(axis=0)
         return Floor(len(away), len(source), float(latency.max()), float(latency.min()), 1e9 * rate * (1 - 1e-9))
 
     def one_message(self) -> Floor:
@@ -145,7 +145,7 @@ class Prices:
         """0 for the same device, 1 within the innermost unit, and so on outwards."""
         return sum(device // below != other // below for below in self.below)
 
-    def _apart(self, source: Numbers, target: Numbers) -> Numbers:
+    def _split_level(self, source: Numbers, target: Numbers) -> Numbers:
         """The outermost level on which two different devices lie in different units."""
         level = np.full(np.broadcast_shapes(source.shape, target.shape), len(self.below) - 1)
         for number in reversed(range(len(self.below))):
@@ -171,22 +171,22 @@ class Prices:
             self._seconds[name] = busiest(self.machine, *ends, share)
         return self._seconds[name]
 
-    def _levels(self, apart: Numbers) -> tuple[Sizes, NDArray[np.float64], int]:
+    def _levels(self, split_level: Numbers) -> tuple[Sizes, NDArray[np.float64], int]:
         """Sizes and latencies of the levels over which every group spreads, and how many of them cross nodes.
 
-        `apart` [groups, members - 1]: the outermost level on which each member and the next differ.
+        `split_level` [groups, members - 1]: the outermost level on which each member and the next differ.
         """
-        members, levels, node = apart.shape[1] + 1, len(self.below), self.machine.node_level
-        units = [1, *(np.cumsum(np.bincount(apart[0], minlength=levels)) + 1).tolist()]
+        members, levels, node = split_level.shape[1] + 1, len(self.below), self.machine.node_level
+        units = [1, *(np.cumsum(np.bincount(split_level[0], minlength=levels)) + 1).tolist()]
         sizes = [here // out for out, here in pairwise(units)]
         steps = np.arange(1, members)
         even = np.full(members - 1, levels - 1)
         for level in reversed(range(levels)):
             even[steps % math.prod(sizes[level + 1 :]) == 0] = level
-        if math.prod(sizes) == members and (apart == even).all():
+        if math.prod(sizes) == members and (split_level == even).all():
             used = [level for level in range(levels) if sizes[level] > 1]
             return tuple(sizes[level] for level in used), self._latency[used], sum(level <= node for level in used)
-        return (members,), self._latency[apart].mean(axis=1).max(keepdims=True), int(apart.min() <= node)
+        return (members,), self._latency[split_level].mean(axis=1).max(keepdims=True), int(split_level.min() <= node)
 
 
 @lru_cache(maxsize=16)

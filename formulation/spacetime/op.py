@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ...model.errors import PartitaError
-from ...model.graph.layout import B, P, dual
+from ...model.graph.layout import dual
 from ...model.graph.pcg import PCG, Node
 from ..strategies.row import Row
 from .mask import GRADIENT, RECOMPUTED, UPDATED, VALUE, Mask, PTensor, VTensor, whole
@@ -212,8 +212,3 @@ def layer_of(path: str) -> str:
 def differentiable(pcg: PCG, node: int) -> bool:
     """True if a gradient flows from the node to one of its inputs."""
     return pcg.nodes[node].gradient and any(pcg.nodes[i].gradient for i in pcg.nodes[node].inputs)
-
-
-def addends(cut: Cut) -> bool:
-    """True if the parts of a cut compute alike and share out the gradient, or the value."""
-    return cut.row.output in (B, P)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from partita.formulation.placement.placement import Placement, of_rows, placements
 from partita.formulation.reduction.enumeration import Form, Instruction, Move, instructions, name, programs, search
-from partita.formulation.reduction.program import Collective, Groups, Reduction, ReductionProgram, Step, groups, lowered
-from partita.formulation.reduction.semantics import initial, repaired, validate
+from partita.formulation.reduction.program import Collective, Groups, Reduction, ReductionProgram, Step, groups
+from partita.formulation.reduction.rules import initial
+from partita.formulation.reduction.semantics import repaired, validate
 from partita.model.errors import PartitaError
 
 AR, RS, AG, R, B = (
@@ -26,6 +27,18 @@ AR, RS, AG, R, B = (
 )
 TABLE: list[dict[str, Any]] = json.loads((files("partita.bench.data") / "p2_a100.json").read_text())["groups"]
 SHAPES = [(2, 2), (2, 3), (3, 2), (5, 7), (2, 16), (4, 4), (16, 4), (4, 16)]
+
+
+def lowered(program: ReductionProgram, reduction: Reduction) -> list[tuple[Collective, Groups]]:
+    """The collectives of a program with the ranks of all their groups."""
+    members = reduction.members()
+    return [
+        (
+            step.collective,
+            tuple(tuple(row[list(group)].tolist()) for row in members for group in groups(step, reduction.sizes)),
+        )
+        for step in program
+    ]
 
 
 def reductions(group: dict[str, Any]) -> list[Reduction]:

@@ -12,17 +12,8 @@ from hypothesis import strategies as st
 
 from partita.formulation.reduction.enumeration import programs
 from partita.formulation.reduction.program import Collective, Groups, ReductionProgram, Step, flat
-from partita.formulation.reduction.rules import States
-from partita.formulation.reduction.semantics import (
-    Explicit,
-    apply,
-    goal,
-    initial,
-    repaired,
-    scattered,
-    transpose,
-    validate,
-)
+from partita.formulation.reduction.rules import States, advance, ascending, goal, initial, scattered
+from partita.formulation.reduction.semantics import Explicit, repaired, transpose, validate
 from partita.formulation.reduction.statuses import Transpose
 from partita.model.errors import PartitaError
 
@@ -33,6 +24,11 @@ AR, RS, AG, R, B = (
     Collective.REDUCE,
     Collective.BROADCAST,
 )
+
+
+def apply(collective: Collective, step_groups: Groups, states: States, ranks: Sequence[int] | None = None) -> States:
+    """The states after one step, by the paper's rules."""
+    return advance(collective, step_groups, states, ascending(states), ranks)[0]
 
 
 def state(*members: str) -> States:
