@@ -151,7 +151,8 @@ def test_clauses_mean_what_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "limit", "words"), [(MOST_LEVELS + 1, 5, "support 1 to 3 levels, not 4"), (2, 0, "no program has 0 steps")]
+    ("levels", "limit", "words"),
+    [(MOST_LEVELS + 1, 5, "support 1 to 3 levels, not 4"), (2, 0, "no program has 0 steps")],
 )
 def test_what_cannot_be_asked_is_refused(levels: int, limit: int, words: str) -> None:
     machine, reduction, size, _ = some(0, levels)
