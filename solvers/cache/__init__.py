@@ -1,1 +1,1 @@
-"""Answers that are kept, in memory and on disk."""
+"""Cache of solver answers, in memory and on disk."""

@@ -1,8 +1,7 @@
-"""A solver that remembers: what it answered before, in this process or any other, is not solved again.
+"""A solver with a cache: networks solved before, in any process, are not solved again.
 
-What was asked with other limits is used as far as it holds: a proof always, an assignment and a bound where they are as
-close as is asked now. Otherwise the solver goes on from them: only what is better than the assignment is wanted, and
-what was proved stays proved. No assignment is used before it is evaluated.
+Answers under other limits are reused: proofs always, an assignment and bound if they meet the current gap. Otherwise
+the solver continues from them, with the assignment's cost as cutoff. Cached assignments are evaluated before use.
 """
 
 import math
@@ -13,16 +12,16 @@ from functools import reduce
 
 from ...formulation.network.network import INFINITE, Network, evaluate
 from ..protocol import INTERRUPTED, NO_LIMITS, NO_MEMORY, STOPPED, Limits, Progress, Solution, Solver, Status
-from .digest import asked_of
+from .digest import solve_key
 from .store import Record, Store
 
 KEPT = "kept"
-"""The words of an answer that several kept ones make together."""
+"""Words of an answer merged from several cached ones."""
 _NOTHING = Solution(Status.UNKNOWN, None, None, -INFINITE, 0.0, "")
 
 
 class Cached:
-    """`solver` with a `store` of its answers; `kept` counts those that were not solved again."""
+    """`solver` with a `store` of its answers; `kept` counts cache hits."""
 
     def __init__(self, solver: Solver, store: Store) -> None:
         self.solver, self.store = solver, store
@@ -30,13 +29,13 @@ class Cached:
         self.kept = 0
 
     def accepts(self, network: Network) -> bool:
-        """True if the solver does."""
+        """True if the solver accepts the network."""
         return self.solver.accepts(network)
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
-        """What is kept, where that is enough; else what the solver makes of it, which is kept from now on."""
+        """The cached answer if it suffices; else the solver's, which is cached."""
         began = time.perf_counter()
-        key = asked_of(self.solver, network)
+        key = solve_key(self.solver, network)
         known, enough = _recalled(self.store.read(key), limits)
         if not _holds(network, known):
             self.store.forget(key)
@@ -56,7 +55,7 @@ class Cached:
 
 
 def _recalled(records: Mapping[str, Record], limits: Limits) -> tuple[Solution, bool]:
-    """What records say together, and whether that is enough; the answer to the same question is, as it was."""
+    """The merged answer of the records, and True if it suffices; a record of the same limits is returned unchanged."""
     same = records.get(_part(limits))
     if same is not None and _stands(same, limits):
         return _solution(same), True
@@ -66,7 +65,7 @@ def _recalled(records: Mapping[str, Record], limits: Limits) -> tuple[Solution, 
 
 
 def _stands(record: Record, limits: Limits) -> bool:
-    """True if the same question would be answered no better now."""
+    """True if solving again within these limits would not improve the record."""
     answer, allowed = _solution(record), record["allowed"]
     if answer.bound >= limits.ceiling(answer.objective) or (limits.quick and record["ended"]):
         return True
@@ -74,7 +73,7 @@ def _stands(record: Record, limits: Limits) -> bool:
 
 
 def _holds(network: Network, answer: Solution) -> bool:
-    """True if an answer's assignment, if it has one, costs what it says, and no bound says otherwise."""
+    """True if an answer has no assignment, or a feasible one of the stated cost, not below the bound."""
     if answer.assignment is None:
         return True
     if len(answer.assignment) != len(network.variables) or answer.objective is None or answer.bound > answer.objective:
@@ -86,7 +85,7 @@ def _holds(network: Network, answer: Solution) -> bool:
 
 
 def _tightened(limits: Limits, known: Solution, began: float) -> Limits:
-    """What is left to ask where something is known: the time, a cutoff, and news with what is known."""
+    """The limits given a known answer: remaining time, cutoff, and progress merged with it."""
 
     def progress(p: Progress) -> None:
         assert limits.progress is not None
@@ -102,7 +101,7 @@ def _tightened(limits: Limits, known: Solution, began: float) -> Limits:
 
 
 def _joined(known: Solution, found: Solution, limits: Limits) -> Solution:
-    """What is known after a solver went on; without anything known before, its answer as it is."""
+    """Merge a known answer with the solver's; the solver's alone if the known one adds nothing."""
     if known.objective is None and found.bound >= known.bound:
         return found
     best = _better(known, _stated(found, _proved(found, limits)))
@@ -116,7 +115,7 @@ def _better(one: Solution, other: Solution) -> Solution:
 
 
 def _stated(answer: Solution, bound: int) -> Solution:
-    """The same with another bound, and the status that this means."""
+    """The answer with another bound, and the status that follows."""
     if answer.objective is None:
         status = Status.INFEASIBLE if bound >= INFINITE else Status.UNKNOWN
     else:
@@ -129,7 +128,7 @@ def _cost(answer: Solution) -> int:
 
 
 def _proved(answer: Solution, limits: Limits) -> int:
-    """The bound; where a solver found nothing below a cutoff, that is all that is taken for proved."""
+    """The bound that an answer proves; infeasible below a cutoff proves only the cutoff."""
     below = answer.status is Status.INFEASIBLE and limits.cutoff is not None
     return limits.ceiling(None) if below else answer.bound
 
@@ -138,7 +137,7 @@ def _proved(answer: Solution, limits: Limits) -> int:
 
 
 def _part(limits: Limits) -> str:
-    """What was asked, but for the time."""
+    """The limits without the time, as the part of a key."""
     effort = "rough" if limits.rough else "quick" if limits.quick else "close"
     return f"gap {limits.gap} cutoff {limits.cutoff} {effort}"
 

@@ -1,7 +1,7 @@
-"""A small database in one file that many processes share, and that may fail at any time without harm.
+"""A fault-tolerant database in one file, shared by processes.
 
-SQLite with a write-ahead log: a process killed in the middle of a write leaves what was there before. What cannot be
-read is set aside and begun anew; what cannot be used now is gone on without. Only time is lost.
+SQLite with a write-ahead log: a process killed during a write leaves the previous contents. A damaged file is set aside
+and recreated; an unusable one is ignored. A failure only costs time.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 VERSION = 1
-"""Of the file's format; a file of another one is begun anew."""
+"""Of the file format; files of other versions are recreated."""
 PATIENCE = 2.0
 """Seconds to wait for another process's lock."""
 REST = 60.0
-"""Seconds to go on without a database that was locked."""
+"""Seconds to ignore a database that was locked."""
 SET_ASIDE = 3
-"""Damaged files that are kept."""
+"""Number of damaged files kept."""
 
-_TOUCH_MS = 3_600_000  # a use is noted where the last one noted is so long ago
-_LOOK = 128  # writes between looks at the size
+_TOUCH_MS = 3_600_000  # least time between updates of an entry's last use
+_CHECK_EVERY = 128  # writes between checks of the size
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH})
-_FORKED: list[sqlite3.Connection | None] = []  # a parent's connections, which must be neither used nor closed here
+_FORKED: list[sqlite3.Connection | None] = []  # a parent process's connections: must be neither used nor closed here
 _TABLES = """
 CREATE TABLE entries (key BLOB, part TEXT, value BLOB, used INTEGER, PRIMARY KEY (key, part));
 CREATE INDEX entries_by_use ON entries (used);
@@ -38,23 +38,23 @@ CREATE INDEX entries_by_use ON entries (used);
 
 
 class _OtherFormatError(Exception):
-    """The file is of another version."""
+    """The file has another version."""
 
 
 class Database:
-    """Bytes by key (bytes) and part (text), the least recently used forgotten beyond `limit_bytes`.
+    """Bytes by key (bytes) and part (text); beyond `limit_bytes` the least recently used are evicted.
 
-    No method raises for what is wrong with the file: `tell` hears it once. Threads may share one; a forked process
-    opens the file for itself.
+    No method raises for problems with the file: each is reported to `tell` once. Threads may share one; a forked
+    process opens its own connection.
     """
 
     def __init__(self, path: Path, limit_bytes: int, tell: Callable[[str], None]) -> None:
         self.path, self.limit_bytes = path, limit_bytes
         self._tell = tell
-        self._told: set[str] = set()
-        self._begin()
+        self._reported: set[str] = set()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._connection: sqlite3.Connection | None = None
@@ -63,7 +63,7 @@ class Database:
         self._writes = 0
 
     def read(self, key: bytes) -> dict[str, bytes]:
-        """What is kept under a key, by part."""
+        """The values of a key, by part."""
 
         def action(connection: sqlite3.Connection) -> dict[str, bytes]:
             now = _now()
@@ -74,37 +74,37 @@ class Database:
                 connection.execute("UPDATE entries SET used = ? WHERE key = ?", (now, key))
             return {part: value for part, value, _ in rows if isinstance(part, str) and isinstance(value, bytes)}
 
-        return self._do(action, {})
+        return self._run(action, {})
 
     def write(self, key: bytes, part: str, value: bytes) -> None:
-        """Keep a value in the place of what was there."""
+        """Store a value, replacing any before."""
 
         def action(connection: sqlite3.Connection) -> None:
             connection.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)", (key, part, value, _now()))
             self._writes += 1
-            if self._writes % _LOOK == 0:
+            if self._writes % _CHECK_EVERY == 0:
                 self._shrink(connection)
 
-        self._do(action, None)
+        self._run(action, None)
 
     def forget(self, key: bytes) -> None:
-        """Drop what is kept under a key."""
-        self._do(lambda connection: connection.execute("DELETE FROM entries WHERE key = ?", (key,)), None)
+        """Delete a key."""
+        self._run(lambda connection: connection.execute("DELETE FROM entries WHERE key = ?", (key,)), None)
 
     def close(self) -> None:
-        """Let the file go; the next use opens it again."""
+        """Close the file; the next use reopens it."""
         with self._lock:
-            self._let_go()
+            self._disconnect()
 
-    def _do(self, action: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """What the action returns; `otherwise` where the file does not allow it."""
+    def _run(self, action: Callable[[sqlite3.Connection], T], default: T) -> T:
+        """The result of the action, or `default` if the file is unusable."""
         if self._process != os.getpid():
             _FORKED.append(self._connection)
-            self._begin()
+            self._reset()
         with self._lock:
             if time.monotonic() < self._rest_until:
-                return otherwise
-            for _ in range(2):  # once more with a new file
+                return default
+            for _ in range(2):  # retry once with a new file
                 try:
                     if self._connection is None:
                         self._connection = self._open()
@@ -114,41 +114,41 @@ class Database:
                     break
                 except _OtherFormatError:
                     self._replace(keep=False)
-                except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # the last from words on a damaged file
-                    if not self._mended(error):
+                except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # the last from text in a damaged file
+                    if not self._handle(error):
                         break
-            return otherwise
+            return default
 
-    def _mended(self, error: Exception) -> bool:
-        """Handle an error; True if the operation should be tried again."""
+    def _handle(self, error: Exception) -> bool:
+        """Handle an error; True if the operation should be retried."""
         code = getattr(error, "sqlite_errorcode", -1) & 0xFF
         if code in _BUSY:
             self._pause()
             return False
         if self._connection is not None and self._inode() != self._file:  # another process replaced it
-            self._let_go()
+            self._disconnect()
             return True
         if code in _DAMAGED or isinstance(error, UnicodeDecodeError):
             return self._replace(keep=True)
         self._rest_until = float("inf")
-        self._say(f"cannot be used ({error}); going on without it")
-        self._let_go()
+        self._report(f"cannot be used ({error}); going on without it")
+        self._disconnect()
         return False
 
     def _pause(self) -> None:
         self._rest_until = time.monotonic() + REST
-        self._say("is locked by another process; going on without it")
+        self._report("is locked by another process; going on without it")
 
-    def _say(self, words: str) -> None:
-        if words not in self._told:
-            self._told.add(words)
+    def _report(self, words: str) -> None:
+        if words not in self._reported:
+            self._reported.add(words)
             self._tell(f"the cache {self.path} {words}")
 
     # The file
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with self._locked():
             connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             try:
@@ -170,11 +170,11 @@ class Database:
         return connection
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Nobody else opens or replaces the file meanwhile; TimeoutError where another process does for long."""
+    def _locked(self) -> Iterator[None]:
+        """Lock the opening and replacing of the file; TimeoutError if another process holds the lock."""
         try:
             import fcntl
-        except ImportError:  # Windows, where a file in use cannot be moved anyway
+        except ImportError:  # Windows, which cannot move a file in use anyway
             yield
             return
         until = time.monotonic() + PATIENCE
@@ -190,45 +190,45 @@ class Database:
             yield
 
     def _replace(self, keep: bool) -> bool:
-        """Set the file aside, or delete it, unless another process did so; whether that was possible."""
-        self._let_go()
+        """Set the file aside, or delete it, unless another process did; True if the operation should be retried."""
+        self._disconnect()
         try:
-            with self._alone():
+            with self._locked():
                 if self._file is not None and self._inode() == self._file:
                     aside = self._aside()
-                    for suffix in ("-wal", "-shm", ""):  # the log first: a new file must never meet it
+                    for suffix in ("-wal", "-shm", ""):  # the log first: it must never be applied to a new file
                         part = self.path.with_name(self.path.name + suffix)
                         if part.exists():
                             part.replace(aside.with_name(aside.name + suffix)) if keep else part.unlink()
                     if keep:
-                        self._say(f"was damaged: set aside as {aside.name}, begun anew")
+                        self._report(f"was damaged: set aside as {aside.name}, begun anew")
         except TimeoutError:
             self._pause()
             return False
         except OSError as error:
-            return self._mended(error)
+            return self._handle(error)
         return True
 
     def _inode(self) -> int | None:
-        """Which file is there now."""
+        """The inode of the file, if it exists."""
         try:
             return self.path.stat().st_ino
         except OSError:
             return None
 
     def _aside(self) -> Path:
-        """The name for a damaged file: a free one, else the oldest."""
+        """The path to set a damaged file aside: a free one, else the oldest."""
         names = [self.path.with_name(f"{self.path.name}.corrupt-{n}") for n in range(1, SET_ASIDE + 1)]
         return min(names, key=lambda name: name.stat().st_mtime if name.exists() else 0.0)
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(sqlite3.Error):
                 connection.close()
 
     def _shrink(self, connection: sqlite3.Connection) -> None:
-        """Forget a tenth at a time of what was not used for longest, until the file is below its limit."""
+        """Evict the least recently used tenth at a time, until the file is below its limit."""
         while _bytes(connection) > self.limit_bytes:
             (count,) = connection.execute("SELECT count(*) FROM entries").fetchone()
             if not count:

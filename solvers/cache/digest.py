@@ -1,4 +1,4 @@
-"""What a network says, in 32 bytes, whatever its variables are called: equal parts of different models are one."""
+"""32-byte digests of networks, independent of names, so that equal parts of different models share answers."""
 
 from array import array
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ import numpy as np
 from ...formulation.network.network import Network, Table
 from ..protocol import Solver
 
-_AS_NUMBERS = ("variables", "edges", "switches")  # they are many
+_AS_NUMBERS = ("variables", "edges", "switches")  # encoded as arrays of numbers, as they are many
 
 
 def digest(network: Network) -> bytes:
-    """Equal for networks of equal tables, chains and capacities; each distinct table is read once."""
+    """A digest of a network's tables, chains and capacities; each distinct table is read once."""
     tables = _Tables()
     number = tables.number
     variables = array("q", (number(t) for v in network.variables for t in (v.cost, v.use, v.rows)))
@@ -30,12 +30,12 @@ def digest(network: Network) -> bytes:
             for key in sorted(part):
                 switches.extend((key, *map(number, part[key])))
     rest = {f.name: getattr(network, f.name) for f in fields(network) if f.name not in _AS_NUMBERS}
-    said = repr(tables.plain(rest)).encode()
-    return digest_of(*(numbers.tobytes() for numbers in (variables, edges, switches)), said, bytes(tables.contents))
+    text = repr(tables.plain(rest)).encode()
+    return digest_of(*(numbers.tobytes() for numbers in (variables, edges, switches)), text, bytes(tables.contents))
 
 
 class _Tables:
-    """Tables by number, in the order in which their contents are first met; 0 is none."""
+    """Numbers tables by content, in order of first occurrence; 0 is None."""
 
     def __init__(self) -> None:
         self.contents = bytearray()
@@ -55,12 +55,12 @@ class _Tables:
         return found
 
     def plain(self, value: Any) -> Any:
-        """A value that holds tables as one of numbers, texts and tuples alone."""
+        """A value with its tables replaced by numbers: ints, strings and tuples only."""
         if isinstance(value, np.ndarray):
             return "table", self.number(value)
         if isinstance(value, Mapping):
             return "by", tuple((key, self.plain(value[key])) for key in sorted(value))
-        if isinstance(value, tuple):  # those of numbers are long
+        if isinstance(value, tuple):  # skip long tuples of ints
             return value if not value or isinstance(value[0], int) else tuple(self.plain(part) for part in value)
         if is_dataclass(value):
             return tuple(self.plain(getattr(value, f.name)) for f in fields(value))
@@ -68,28 +68,28 @@ class _Tables:
         return value
 
 
-def asked_of(solver: Solver, network: Network) -> bytes:
-    """The key of what a solver, as it is now, answers on a network."""
+def solve_key(solver: Solver, network: Network) -> bytes:
+    """The key of the answers of this version of a solver on a network."""
     return digest_of(digest(network), solver.name, type(solver).__module__, *_versions(type(solver).__module__))
 
 
 def digest_of(*parts: object) -> bytes:
-    """The key of a question: 32 bytes of what its parts' `repr` says, or of bytes as they are."""
-    text = blake2b(digest_size=32)
+    """A 32-byte digest of the parts: bytes as they are, others by `repr`."""
+    content = blake2b(digest_size=32)
     for part in parts:
         raw = part if isinstance(part, bytes) else repr(part).encode()
-        text.update(len(raw).to_bytes(8, "little"))
-        text.update(raw)
-    return text.digest()
+        content.update(len(raw).to_bytes(8, "little"))
+        content.update(raw)
+    return content.digest()
 
 
 LIBRARIES = ("numpy", "ortools", "scipy", "z3-solver")
-"""On whose answers those of solvers rest."""
+"""Libraries whose versions may change answers."""
 
 
 @cache
 def _versions(module: str) -> tuple[str, ...]:
-    """What may change a solver's answers: its package's version, the libraries', and the solvers as they stand."""
+    """What may change a solver's answers: versions of its package and of libraries, and the solvers' sources."""
     package = module.partition(".")[0]
     try:
         released = version(package)

@@ -1,6 +1,6 @@
-"""What was answered before, kept in memory and on disk, so that equal parts and searches begun again are quick.
+"""A store of records in memory and on disk, which speeds up equal parts and repeated searches.
 
-Nothing that is kept is trusted: a record carries a digest of what it says and of what it is kept under.
+Records are not trusted: each carries a digest of its contents and key.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ...model.errors import PartitaError
 from .database import Database
 
 LIMIT_BYTES = 1 << 30
-"""Of the database."""
+"""Default size of the database."""
 MEMORY_BYTES = 1 << 26
-"""Of what is kept in memory."""
+"""Size of the records in memory."""
 FILE = "answers.sqlite"
 WITHOUT = "none"
-"""In the place of a folder: keep nothing."""
+"""In place of a folder: no store."""
 
 Record: TypeAlias = Mapping[str, Any]
 _CHECK = 16  # bytes
 
 
 class Store:
-    """Records (of numbers, texts, lists and dicts) by key and part: the memory's, and those of `folder`'s database.
+    """JSON records by key and part, in memory and in a database in `folder`.
 
-    Without a folder, or where its database cannot be used, the memory alone. Threads may share a store; a process that
-    it is sent to has a memory of its own, and is silent.
+    Without a folder, or if its database is unusable, in memory only. Threads may share a store; an unpickled one
+    has its own memory and reports no problems.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Store:
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _elsewhere, (self.folder, self.limit_bytes)
+        return _unpickled, (self.folder, self.limit_bytes)
 
     def read(self, key: bytes) -> dict[str, Record]:
-        """What is kept under a key, by part; what is damaged is not, and forgotten."""
+        """The records of a key, by part; a key with damaged records is deleted."""
         found = {} if self._disk is None else self._disk.read(key)
         with self._lock:
             if key in self._memory:
@@ -67,7 +67,7 @@ class Store:
         return intact
 
     def write(self, key: bytes, part: str, record: Record) -> None:
-        """Keep a record in the place of what was there."""
+        """Store a record, replacing any before."""
         value = _sealed(key, part, record)
         with self._lock:
             here = self._memory.setdefault(key, {})
@@ -81,32 +81,32 @@ class Store:
             self._disk.write(key, part, value)
 
     def forget(self, key: bytes) -> None:
-        """Drop what is kept under a key."""
+        """Delete a key."""
         with self._lock:
             self._size -= sum(map(len, self._memory.pop(key, {}).values()))
         if self._disk is not None:
             self._disk.forget(key)
 
     def close(self) -> None:
-        """Let the database go; the next use opens it again."""
+        """Close the database; the next use reopens it."""
         if self._disk is not None:
             self._disk.close()
 
 
 def store_in(cache: Store | Path | str | None) -> Store | None:
-    """The store that a user means: a folder, "none", or None for the usual place. PartitaError for an empty path."""
+    """The store of a `--cache` value: a folder, "none", or None for the default folder. PartitaError if empty."""
     if isinstance(cache, Store):
         return cache
     named = os.environ.get("PARTITA_CACHE") if cache is None else str(cache)
     if named == WITHOUT:
         return None
     if cache is not None and not str(cache):
-        raise PartitaError('the path of the cache is empty; "none" means without')
+        raise PartitaError('the path of the cache is empty; for no cache use "none"')
     return Store(Path(named) if named else usual_folder(), _limit())
 
 
 def usual_folder() -> Path | None:
-    """Where programs keep what they can make again; None where nothing says."""
+    """The platform's cache folder for Partita; None without a home folder."""
     try:
         home = Path.home()
     except RuntimeError:
@@ -126,7 +126,7 @@ def _limit() -> int:
     return int(text)
 
 
-def _elsewhere(folder: Path | None, limit_bytes: int) -> Store:
+def _unpickled(folder: Path | None, limit_bytes: int) -> Store:
     return Store(folder, limit_bytes, tell=lambda words: None)
 
 
@@ -135,18 +135,18 @@ def _warn(words: str) -> None:
 
 
 def _sealed(key: bytes, part: str, record: Record) -> bytes:
-    said = zlib.compress(json.dumps(record).encode(), 1)
-    return _check(key, part, said) + said
+    body = zlib.compress(json.dumps(record).encode(), 1)
+    return _check(key, part, body) + body
 
 
 def _opened(key: bytes, part: str, value: bytes) -> Record | None:
-    """What was sealed under this key and part; None if it was not."""
-    check, said = value[:_CHECK], value[_CHECK:]
-    if check != _check(key, part, said):
+    """The record sealed under this key and part; None if the digest differs."""
+    check, body = value[:_CHECK], value[_CHECK:]
+    if check != _check(key, part, body):
         return None
-    record: Record = json.loads(zlib.decompress(said))
+    record: Record = json.loads(zlib.decompress(body))
     return record
 
 
-def _check(key: bytes, part: str, said: bytes) -> bytes:
-    return blake2b(b"".join((key, part.encode(), b"\0", said)), digest_size=_CHECK).digest()
+def _check(key: bytes, part: str, body: bytes) -> bytes:
+    return blake2b(b"".join((key, part.encode(), b"\0", body)), digest_size=_CHECK).digest()

@@ -1,4 +1,4 @@
-"""Options and edges that cannot matter: arc consistency under infinite costs, and tables that are sums."""
+"""Irrelevant options and edges: arc consistency under infinite costs, and separable tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .substitution import Incidence, Reduced, idle_edges, incidence, kept_edges,
 
 
 def without_dead_options(flat: Flat) -> Reduced | None:
-    """Without options of no finite price, or without a finite partner on some edge (AC-3); None if none is left."""
+    """Remove options of infinite cost, or without a finite partner on some edge (AC-3); None if infeasible."""
     alive = flat.cost < INFINITE
     if not np.logical_or.reduceat(alive, flat.start[:-1]).all():
         return None
@@ -24,10 +24,10 @@ def without_dead_options(flat: Flat) -> Reduced | None:
 
 
 def without_sums(flat: Flat) -> Reduced | None:
-    """With the least of every row, then column, of a table moved to the options' prices, and without tables of zeros.
+    """Move the minimum of every row, then column, of a table to the options' costs, and drop tables of zeros.
 
-    What is left of a table is 0 exactly where it was the sum of a price of either end. The least price of a variable
-    moves to the constant. None if a variable has no finite price.
+    A table that is the sum of a cost of either end becomes 0. The least cost of a variable moves to the constant. None
+    if a variable has no finite cost.
     """
     table, cost = flat.table.copy(), flat.cost.copy()
     needed = np.zeros(len(flat.ends), np.bool_)
@@ -45,7 +45,7 @@ def without_sums(flat: Flat) -> Reduced | None:
 
 @compiled
 def _propagate(pairs: Pairs, incidence: Incidence, stack: Ints, waiting: Bools, alive: Bools) -> bool:
-    """Mark the options without support dead, edge by edge from a stack; False where a variable loses all."""
+    """Mark options without support dead, edge by edge from a stack; False if a variable loses all."""
     start, ends, at, table = pairs
     first, edges = incidence
     top = stack.shape[0]
@@ -83,7 +83,7 @@ def _propagate(pairs: Pairs, incidence: Incidence, stack: Ints, waiting: Bools, 
 
 @compiled
 def _normalise(start: Ints, ends: Ints, at: Ints, table: Ints, cost: Ints, needed: Bools) -> bool:
-    """Move the least of rows and columns from `table` to `cost`; whether any moved. Sets which edges still matter."""
+    """Move the minima of rows and columns from `table` to `cost`; True if any moved. Marks the edges left nonzero."""
     moved = False
     for e in range(ends.shape[0]):
         u, v = ends[e, 0], ends[e, 1]

@@ -1,7 +1,7 @@
-"""Tree blocks: an exact dynamic program over a random induced tree of a network, everything else held.
+"""Tree blocks: an exact dynamic program over a random induced tree of a network, all else fixed.
 
-A block is grown from a random variable: a neighbour joins while exactly one of its own neighbours is inside, so that
-the variables of the block induce a tree. Messages go up by min-plus products, choices come down.
+A block grows from a random variable: a neighbour joins while exactly one of its own neighbours is inside, so that the
+block induces a tree. Messages go up by min-plus products, choices come down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Net(NamedTuple):
     """A `Flat` as the compiled loops read it: edges from both ends, and pieces sorted by variable.
 
     `cost` [options] and `pool` are float64; forbidden ones cost a finite number above all others, so that a choice with
-    forbidden pairs can be improved as well. The arcs of variable v are first[v] to first[v+1]: `other` is the
+    forbidden pairs can be improved too. The arcs of variable v are first[v] to first[v+1]: `other` is the
     neighbour, `back` its arc to v, and the table [n_other, n_v] begins at at[arc] of `pool`. The pieces of v are
     piece[v] to piece[v+1], of `rows`, `use_at` and `use`.
     """
@@ -42,25 +42,25 @@ class Net(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What a block needs while it is solved: sizes as in `Net`, contents without meaning between two blocks."""
+    """Work arrays of a block, sized as in `Net`; their contents mean nothing between blocks."""
 
     order: Ints  # [V] the block, every parent before its children
     up: Ints  # [V] the arc to the parent, -1 at the root
     near: Ints  # [V] how many neighbours are in the block, -1 inside it
     front: Ints  # [V] where the block may grow
-    new: Ints  # [V] the choice proposed; equal to the choice held outside of the block
-    belief: Floats  # [options] the least cost of the subtree
+    new: Ints  # [V] the proposed choice; the current one outside of the block
+    belief: Floats  # [options] the minimum over the subtree
     message: Floats  # [most options]
-    ahead: Floats  # [most options] the beliefs that a message comes from
+    ahead: Floats  # [most options] finite beliefs of a sender
     finite: Ints  # [most options] and their options
     prefix: Floats  # [R+1] prices summed up to a row
     load: Ints  # [R+1] what the proposal adds to every row
 
 
 def net_of(flat: Flat) -> Net:
-    """The arrays of a network whose pairs use nothing; may be shared by threads."""
+    """The arrays of a network whose pairs use no capacity; threads may share them."""
     if flat.pair_use is not None:
-        raise PartitaError("descent takes networks whose pairs use nothing of the capacities")
+        raise PartitaError("descent takes only networks whose pairs use no capacity")
     arcs, source = arcs_of(flat)
     finite = max(int(x[x < INFINITE].max(initial=1)) for x in (flat.cost, flat.table))
     forbidden = float(64 * finite)  # small enough that sums stay exact
@@ -83,7 +83,7 @@ def net_of(flat: Flat) -> Net:
 
 
 def scratch(net: Net, choice: Ints) -> Scratch:
-    """Room for the blocks of a network."""
+    """Work arrays for the blocks of a network."""
     variables, rows = len(net.start) - 1, len(net.limits)
     most = int(np.diff(net.start).max(initial=1))
     return Scratch(
@@ -115,7 +115,7 @@ def random(state: Ints, n: int) -> int:
 
 @compiled
 def grow(net: Net, room: Scratch, root: int, most: int, state: Ints) -> int:
-    """Grow a block of at most `most` variables from the root, at random; gives their number."""
+    """Grow a random block of at most `most` variables from the root; returns their number."""
     order, up, near, front = room.order, room.up, room.near, room.front
     front[0], up[root] = root, -1
     waiting, count = 1, 0
@@ -142,7 +142,7 @@ def grow(net: Net, room: Scratch, root: int, most: int, state: Ints) -> int:
 
 @compiled
 def clear(net: Net, room: Scratch, count: int) -> None:
-    """Forget which variables the block touched."""
+    """Reset `near` for the variables that the block touched."""
     for i in range(count):
         v = room.order[i]
         room.near[v] = 0
@@ -152,7 +152,7 @@ def clear(net: Net, room: Scratch, count: int) -> None:
 
 @compiled
 def _believe(net: Net, room: Scratch, v: int, choice: Ints, noise: float, state: Ints) -> None:
-    """Set what the options of v cost under the prices, noise, and the choice of all outside of the block."""
+    """Set the costs of v's options under the prices, noise, and the choice outside of the block."""
     belief, low, n = room.belief, net.start[v], net.start[v + 1] - net.start[v]
     for x in range(n):
         belief[low + x] = net.cost[low + x]
@@ -173,9 +173,9 @@ def _believe(net: Net, room: Scratch, v: int, choice: Ints, noise: float, state:
 
 @compiled
 def solve_tree(net: Net, room: Scratch, count: int, choice: Ints, noise: float, state: Ints) -> None:
-    """The best `room.new` over the block under the prices of `room.prefix`, ties at random.
+    """Set `room.new` to the best choice of the block under the prices of `room.prefix`; ties at random.
 
-    Every option costs up to `noise` more, at random.
+    Every option costs a random amount of up to `noise` more.
     """
     order, up, belief, message, start = room.order, room.up, room.belief, room.message, net.start
     for i in range(count):
@@ -210,7 +210,7 @@ def solve_tree(net: Net, room: Scratch, count: int, choice: Ints, noise: float, 
 
 @compiled
 def changed_cost(net: Net, room: Scratch, count: int, choice: Ints) -> float:
-    """What `room.new` costs more than the choice, without prices."""
+    """The cost of `room.new` minus that of the choice, without prices."""
     total, new = 0.0, room.new
     for i in range(count):
         v = room.order[i]
@@ -228,7 +228,7 @@ def changed_cost(net: Net, room: Scratch, count: int, choice: Ints) -> float:
 
 @compiled
 def changed_load(net: Net, room: Scratch, count: int, choice: Ints) -> None:
-    """`room.load` [R]: what `room.new` uses more than the choice."""
+    """Set `room.load` [R]: the use of `room.new` minus that of the choice."""
     load = room.load
     load[:] = 0
     for i in range(count):

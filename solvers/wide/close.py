@@ -1,4 +1,4 @@
-"""Close what reduction leaves of a network by the linear and the mixed-integer program, as a search sees it."""
+"""Reduce a search's network, and close the rest by linear and mixed-integer programs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .reduce import reduced
 from .substitution import Reduced
 
 CUT = "large costs are known only as cut for floats"
-"""The words of a solution that is proved best under cut costs, and costs more without (`in_floats`)."""
+"""Words of a solution optimal only for clipped costs (`in_floats`)."""
 
 
 def reduction(search: Search) -> Reduced | Solution:
-    """What reduction leaves of a search's network, its largest costs cut for floats (`in_floats`), the bound told.
+    """Reduce a search's network, raise its bound, and clip the largest costs for floats (`in_floats`).
 
-    The search's end, where that is known then.
+    Returns the solution instead if reduction decides the search.
     """
     flat = flattened(search.network)
     if not fits(flat):
@@ -37,7 +37,7 @@ def reduction(search: Search) -> Reduced | Solution:
     exact = in_floats(small.flat)
     if exact is small.flat:
         return small
-    if in_floats(flat) is flat:  # as sums, costs may be larger
+    if in_floats(flat) is flat:  # reduction may sum costs beyond the original ones
         return Reduced(flat)
     if exact is None:
         return search.finish(INEXACT)
@@ -45,10 +45,10 @@ def reduction(search: Search) -> Reduced | Solution:
 
 
 def close(search: Search, small: Reduced, until: float = math.inf) -> Solution:
-    """The best assignment of a network by what reduction left of it, as far as the search or `until` gives it time."""
+    """Solve a search's network, reduced to `small`, until the search's deadline or `until`."""
     offered = INFINITE
 
-    def hear(state: Exact) -> None:
+    def report(state: Exact) -> None:
         nonlocal offered
         if state.choice is not None and state.cost < offered:
             offered = state.cost
@@ -60,8 +60,8 @@ def close(search: Search, small: Reduced, until: float = math.inf) -> Solution:
 
     before = search.bound
     try:
-        best = solve_exactly(small.flat, min(until, search.until), None, ceiling, hear)
-    except (AssertionError, MemoryError, OSError) as error:  # a choice below what HiGHS had proved; no room for it
+        best = solve_exactly(small.flat, min(until, search.until), None, ceiling, report)
+    except (AssertionError, MemoryError, OSError) as error:  # a choice below HiGHS's bound; out of memory; no process
         search.bound = before
         return search.finish(f"HiGHS broke off ({type(error).__name__})")
     if search.assignment is None and best.bound >= INFINITE:

@@ -1,4 +1,4 @@
-"""Sets of options that together exceed a capacity: exact cuts where floats let something through."""
+"""Cover cuts, for choices that exceed a capacity within float tolerances."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .form import Flat
 
 
 def cover(flat: Flat, choice: Ints, row: int) -> tuple[Ints, int]:
-    """Options of which a feasible choice takes at most as many as said, among them too many of `choice`.
+    """A cover cut for a choice that exceeds the capacity `row`: options, and how many a feasible choice may take.
 
-    For a choice that exceeds the capacity `row`. The options of a minimal cover and all that use as much (Balas 1975);
-    where pairs use something, the chosen options of all that have a part in it. Nothing at all may be allowed: -1.
+    An extended minimal cover (Balas 1975); if pairs use capacities, the chosen options of all variables involved. The
+    number is -1 if the capacity is infeasible.
     """
     if flat.pair_use is not None:
         users = flat.piece_of[_counts(flat, row)]
@@ -28,12 +28,12 @@ def cover(flat: Flat, choice: Ints, row: int) -> tuple[Ints, int]:
     room = int(flat.limits[row] - least.sum())
     order = np.argsort(-above, kind="stable")
     count = int(np.searchsorted(np.cumsum(above[order]), room, side="right")) + 1 if room >= 0 else 0
-    members = order[:count]  # the fewest that exceed it
+    members = order[:count]  # a minimal cover
     variable = np.repeat(np.arange(flat.variables), flat.sizes)
     inside = np.isin(variable, members) & (use - least[variable] >= above[variable])
     return np.flatnonzero(inside), count - 1
 
 
 def _counts(flat: Flat, row: int) -> np.ndarray:
-    """[P]: whether a piece counts on a capacity."""
+    """[P]: True if a piece counts on a capacity."""
     return (flat.rows[:, 0] <= row) & (row < flat.rows[:, 1])

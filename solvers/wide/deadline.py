@@ -1,4 +1,4 @@
-"""When to stop: a time, or sooner, at a word that all threads of a search share."""
+"""A deadline with a stop event that all threads of a search share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threading import Event
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """Past at the time `at` (of perf_counter); before that too, once somebody has set `ended`."""
+    """Past from the time `at` (of perf_counter), or once `ended` is set."""
 
     at: float = math.inf
     ended: Event = field(default_factory=Event)
@@ -20,7 +20,7 @@ class Deadline:
         return self.ended.is_set() or time.perf_counter() >= self.at
 
     def within(self, seconds: float) -> Deadline:
-        """At most so many seconds from now, under the same word."""
+        """A deadline at most `seconds` from now, with the same event."""
         return Deadline(min(self.at, time.perf_counter() + seconds), self.ended)
 
 

@@ -1,4 +1,4 @@
-"""A first solution from messages: the clearest variables are settled, a few at a time, and the messages renewed."""
+"""A first solution from messages: decimation fixes the clearest variables, a few at a time, and renews the messages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .deadline import NEVER, Deadline
 from .messages import Messages
 from .passes import Arcs
 
-SHARE = 0.02  # of the variables still open, settled at once
-DEARER = (1.0, 1.03, 1.1, 1.2, 1.4, 2.0, 4.0)  # prices tried, as multiples of the present ones
+SHARE = 0.02  # of the open variables, fixed at once
+DEARER = (1.0, 1.03, 1.1, 1.2, 1.4, 2.0, 4.0)  # multiples of the current prices to try
 SWEEPS = 20  # after a change of prices
 
 
 def first_solution(messages: Messages, share: float = SHARE, until: Deadline = NEVER) -> tuple[Ints, int | None]:
-    """An option of every variable [V] and its cost; None with the last one tried where none is feasible.
+    """A choice [V] by decimation and its cost; cost None with the last choice tried if none is feasible.
 
-    Prices rise until what decimation finds heeds the capacities; leaves the messages as they are.
+    Prices rise until the choice fits the capacities. Does not change `messages`.
     """
     choice, _ = messages.choice()
     for factor in DEARER if messages.prices.any() else DEARER[:1]:
@@ -35,11 +35,11 @@ def first_solution(messages: Messages, share: float = SHARE, until: Deadline = N
 
 
 def decimated(messages: Messages, share: float = SHARE, until: Deadline = NEVER) -> Ints:
-    """An option of every variable [V]; leaves the messages as they are.
+    """A choice [V] by decimation. Does not change `messages`.
 
-    Clear is what loses much by another option, times its edges: what many others depend on comes first. Infinite costs
-    are avoided as far as arc consistency sees; where that fails, and after `until`, what is open takes what seems best.
-    Capacities are heeded by their prices only.
+    Variables are fixed in the order of the margin of their best option times their degree. Arc consistency avoids
+    infinite costs; if it fails, and after `until`, open variables take their best option. Capacities count only by
+    their prices.
     """
     work = messages.copy()
     work.sweep()
@@ -58,7 +58,7 @@ def decimated(messages: Messages, share: float = SHARE, until: Deadline = NEVER)
 
 
 def _binding(messages: Messages) -> Bools:
-    """[arcs]: which have infinite costs."""
+    """[arcs]: True if the arc's table has infinite costs."""
     arcs, sizes = messages.arcs, messages.flat.sizes
     here = np.repeat(np.arange(len(sizes)), np.diff(arcs.first))
     forbidden = np.concatenate([[0], np.cumsum(np.isinf(messages.table))])
@@ -68,9 +68,9 @@ def _binding(messages: Messages) -> Bools:
 
 @compiled
 def settle(arcs: Arcs, table: Floats, binding: Bools, cost: Floats, best: Ints, which: Ints) -> bool:
-    """Leave the variables `which` their option in `best`, or where that leaves another none, all but that one.
+    """Fix the variables `which` to their option in `best`; if that leaves a variable none, exclude that option instead.
 
-    Sets `cost` [options] to inf where an option is gone, by arc consistency too. False where one is left none.
+    Sets `cost` [options] of removed options to inf, by arc consistency too. False if a variable has none left.
     """
     gone, old = np.empty(cost.shape[0], np.int64), np.empty(cost.shape[0])
     for v in which:
@@ -101,14 +101,14 @@ def settle(arcs: Arcs, table: Floats, binding: Bools, cost: Floats, best: Ints, 
 def _propagate(
     arcs: Arcs, table: Floats, binding: Bools, cost: Floats, lost_by: tuple[int, int], log: tuple[Ints, Floats]
 ) -> int:
-    """Delete options without a partner since a variable lost some; the number gone, negated if one has none left.
+    """Remove options without a partner after a variable lost some; returns the count, negated if one has none left.
 
-    `log` lists the options that are gone with the costs that they had.
+    `log` records the removed options and their costs.
     """
     changed, count = lost_by
     gone, old = log
     start = arcs.start
-    queue, waits = [changed], np.zeros(len(arcs.first) - 1, np.bool_)  # no set: numba's may search for ever in one
+    queue, waits = [changed], np.zeros(len(arcs.first) - 1, np.bool_)  # not a set: numba's may loop forever
     while len(queue):
         v = queue.pop()
         waits[v] = False

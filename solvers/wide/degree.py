@@ -1,4 +1,4 @@
-"""Variables of at most two neighbours, eliminated where they use no capacity."""
+"""Elimination of variables that have at most two neighbours and use no capacity."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
-from .form import Flat, Pairs
-from .substitution import Incidence, Reduced, Substitution, idle_edges, incidence, offsets, ragged, substituted
+from .form import Flat, Pairs, offsets
+from .substitution import Incidence, Reduced, Substitution, idle_edges, incidence, ragged, substituted
 
-_WORK = 1 << 26  # additions for one variable, above which it is left alone
-_GROWTH = 4  # so is one whose tables would become so many times as large
+_WORK = 1 << 26  # additions per eliminated variable, at most
+_GROWTH = 4  # growth of its tables, at most
 
 
 class Elimination(NamedTuple):
-    """Variables `taken` [T] with prices `cost` (from `start` [T+1]) and neighbours `near` [T, 2], or -1.
+    """Eliminated variables `taken` [T] with their `cost` (from `start` [T+1]) and neighbours `near` [T, 2], or -1.
 
-    The table with neighbour s of the k-th one lies at at[k, s] of `table`, [options of the neighbour, own options].
+    The table with neighbour s of the k-th one starts at at[k, s] of `table`, [options of the neighbour, own options].
     """
 
     rest: Ints
@@ -39,9 +39,9 @@ class Elimination(NamedTuple):
 
 
 def eliminated(flat: Flat) -> Reduced | None:
-    """Without some variables of degree at most two and no use, no two of them neighbours; None if one has no way out.
+    """Eliminate an independent set of variables of degree at most two without use; None if infeasible.
 
-    One of degree 1 is a price of its neighbour, one of degree 2 an edge between its neighbours.
+    One of degree 1 becomes a cost of its neighbour, one of degree 2 an edge between its neighbours.
     """
     around = incidence(flat)
     plain = np.ones(flat.variables, np.bool_)
@@ -80,14 +80,14 @@ def eliminated(flat: Flat) -> Reduced | None:
 
 
 def _without(flat: Flat, gone: Bools) -> Substitution:
-    """All variables but these, as they are."""
+    """The substitution that removes these variables and keeps the others."""
     root = np.where(gone, -1, np.cumsum(~gone) - 1)
     _, options = ragged(flat.sizes)
     return Substitution(root, flat.start[:-1], options, offsets(flat.sizes[~gone]))
 
 
 def _extracted(flat: Flat, taken: Ints, around: Incidence) -> Elimination:
-    """What lifting needs of these variables."""
+    """The data that eliminating and lifting these variables needs."""
     first, edges = around
     degree = first[taken + 1] - first[taken]
     near, edge = np.full((len(taken), 2), -1, np.int64), np.full((len(taken), 2), -1, np.int64)
@@ -111,7 +111,7 @@ def _extracted(flat: Flat, taken: Ints, around: Incidence) -> Elimination:
 
 @compiled
 def _independent(around: Incidence, pairs: Pairs, open_: Bools, taken: Ints) -> int:
-    """Fill `taken` with open variables of degree at most 2, pairwise no neighbours; how many."""
+    """Fill `taken` with open variables of degree at most 2, no two adjacent; returns their number."""
     first, edges = around
     start, ends = pairs.start, pairs.ends
     found = 0
@@ -134,7 +134,7 @@ def _independent(around: Incidence, pairs: Pairs, open_: Bools, taken: Ints) -> 
 
 @compiled
 def _gather(pairs: Pairs, taken: Ints, edge: Ints, new_at: Ints, out: Ints) -> None:
-    """Copy the tables of the taken variables, so that their own options come last."""
+    """Copy the tables of the taken variables, their own options last."""
     start, ends, at, table = pairs
     for k in range(taken.shape[0]):
         for side in range(2):
@@ -151,9 +151,9 @@ def _gather(pairs: Pairs, taken: Ints, edge: Ints, new_at: Ints, out: Ints) -> N
 
 @compiled
 def _eliminate(gone: Elimination, start: Ints, cost: Ints, new_at: Ints, out: Ints) -> int:
-    """Add the least price of every taken variable, by its neighbours' options, to `cost` or to `out`.
+    """Add the minimum of every taken variable, per options of its neighbours, to `cost` or `out`.
 
-    The sum of those without neighbours is returned, or INFINITE.
+    Returns the sum over those without neighbours, or INFINITE.
     """
     own_start, own_cost, near, at, table = gone.start, gone.cost, gone.near, gone.at, gone.table
     row = np.empty(np.diff(own_start).max(), np.int64)
@@ -192,7 +192,7 @@ def _eliminate(gone: Elimination, start: Ints, cost: Ints, new_at: Ints, out: In
 
 @compiled
 def _cheapest(gone: Elimination, choice: Ints) -> None:
-    """Set the cheapest option of every taken variable for the choice of the others."""
+    """Set the cheapest option of every taken variable given the others."""
     _, taken, start, cost, near, at, table = gone
     for k in range(taken.shape[0]):
         n = start[k + 1] - start[k]

@@ -1,9 +1,9 @@
-"""Descent to good choices of large networks: tree blocks under hard capacities, with noise that cools down.
+"""Local search for large networks: tree blocks under hard capacities, with annealed noise.
 
-A block is solved under prices of the capacities. Where the result exceeds one, its price rises just so far that the
-result is worth no more than what is there; where it fits but costs more, prices fall to that point; so a block finds
-its own prices within a few solutions. What is better and fits is taken, ties as well. Noise on the options (perturb and
-maximise, after Papandreou and Yuille 2011) that falls over a cycle carries the search over small hills.
+A block is solved under prices of the capacities. If the result exceeds one, its price rises just until the result
+gains nothing over the current choice; if it fits but costs more, prices fall to that point; so a block finds its own
+prices within a few solves. Results that fit and are no worse are taken. Noise on the options (perturb-and-MAP, after
+Papandreou and Yuille 2011), which cools over a cycle, lets the search leave local optima.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from .deadline import Deadline
 from .form import Flat
 from .repair import relax, risen
 
-_TRIES = 8, 3  # solutions of a block, each under other prices: without noise, with it
-_NOTHING = 1e-15  # a price below is 0
-_MOST = 2000, 1000  # variables of a block: without noise, with it
-_HOT = 0.03, 1.0  # where a cycle's noise begins, of what the least change of a variable costs in the middle
-_COOLED = 1e-3  # how much of that is left at its end
-_FIRST = 64  # rounds of the first cycle; each is twice as long as the one before
-_QUIET = 4  # rounds without noise at the end of each
-_WORSE = 0.002  # how much more than the best a choice may cost within a cycle, as a share
-_KEPT = 0.02  # how far a block's prices move those where the next ones begin
+_TRIES = 8, 3  # solves per block, each under new prices: without noise, with it
+_NOTHING = 1e-15  # smaller prices are 0
+_MOST = 2000, 1000  # variables per block: without noise, with it
+_HOT = 0.03, 1.0  # range of a cycle's first noise, times the median cost of changing one variable
+_COOLED = 1e-3  # the share left at the end of a cycle
+_FIRST = 64  # rounds of the first cycle; the length doubles with each
+_QUIET = 4  # rounds without noise after each
+_WORSE = 0.002  # relative excess over the best cost allowed within a cycle
+_KEPT = 0.02  # weight of a block's prices in the next blocks' first ones
 
 
 @compiled
 def account(net: Net, room: Scratch, load: Ints, prices: Floats) -> tuple[float, float]:
-    """What `room.load` pays, and its excess over capacities: a sum over rows, times what it adds to each."""
+    """The priced use of `room.load`, and its excess: the sum over rows of excess times added use."""
     paid, over = 0.0, 0.0
     for r in range(load.shape[0]):
         more = room.load[r]
@@ -58,7 +58,7 @@ def account(net: Net, room: Scratch, load: Ints, prices: Floats) -> tuple[float,
 
 @compiled
 def charge(net: Net, room: Scratch, load: Ints, prices: Floats, step: float) -> None:
-    """Raise the prices where `room.load` exceeds a capacity, by `step` for every unit."""
+    """Raise the prices where `room.load` exceeds a capacity, by `step` per unit."""
     for r in range(load.shape[0]):
         more = room.load[r]
         if more > 0 and load[r] + more > net.limits[r]:
@@ -66,7 +66,7 @@ def charge(net: Net, room: Scratch, load: Ints, prices: Floats, step: float) -> 
 
 
 class _Round(NamedTuple):
-    """How many blocks of at most `most` variables are solved, with how many tries each, how much noise and budget."""
+    """The effort of a round: blocks of at most `most` variables, tries per block, noise, and cost budget."""
 
     blocks: int
     most: int
@@ -77,15 +77,15 @@ class _Round(NamedTuple):
 
 @compiled
 def search(net: Net, room: Scratch, choice: Ints, load: Ints, prices: Floats, effort: _Round, state: Ints) -> None:
-    """Solve blocks and take what fits and costs no more; with noise, up to the budget more in all.
+    """Solve blocks and take results that fit and cost no more; with noise, up to `budget` more in total.
 
-    A row that is exceeded already may not rise. Moves `prices` towards those at which blocks fit.
+    Exceeded rows may not rise. Moves `prices` towards those at which blocks fit.
     """
     blocks, most, tries, noise, budget = effort
     variables, total = choice.shape[0], 0.0
     local = np.empty_like(prices)
     for _ in range(blocks):
-        smaller = max(random(state, 20) - 9, 0)  # every other block is: small ones find what prices cannot
+        smaller = max(random(state, 20) - 9, 0)  # for every other block: small ones find what prices miss
         size = max(most >> smaller, 1)
         count = grow(net, room, random(state, variables), size, state)
         local[:] = prices
@@ -116,7 +116,7 @@ def search(net: Net, room: Scratch, choice: Ints, load: Ints, prices: Floats, ef
 
 @compiled
 def least_changes(net: Net, choice: Ints) -> Floats:
-    """[V]: what the cheapest change of that variable alone costs that costs anything; inf where there is none."""
+    """[V]: the least positive cost of changing one variable alone; inf if there is none."""
     least = np.full(choice.shape[0], np.inf)
     for v in range(choice.shape[0]):
         low, n = net.start[v], net.start[v + 1] - net.start[v]
@@ -132,11 +132,10 @@ def least_changes(net: Net, choice: Ints) -> Floats:
 
 
 class Descent:
-    """The search from one choice. `best` is the best choice that fits (None before there is one), `cost` its price.
+    """Local search from one choice. `best` is the best feasible choice so far (or None), `cost` its cost.
 
-    `choice` is where the search is now, `prices` [R] what it pays per unit of every capacity. The same seed, start and
-    number of rounds give the same. Compiled loops hold no lock: descents in threads run at the same time and may share
-    `net`.
+    `choice` is the current choice, `prices` [R] are per unit of every capacity. Deterministic given seed, start and
+    number of rounds. Compiled loops release the GIL: descents in threads run in parallel and may share `net`.
     """
 
     def __init__(
@@ -155,18 +154,18 @@ class Descent:
         self.adopt(choice)
 
     def adopt(self, choice: Ints) -> None:
-        """Go on from this choice."""
+        """Continue from this choice."""
         self._go_to(choice)
         self.noises = self._noises()
 
     def run(self, until: Deadline) -> Ints | None:
-        """Search until then; returns the best choice that fits so far."""
+        """Search until the deadline; returns the best feasible choice so far."""
         while not until.past:
             self.round()
         return self.best
 
     def round(self) -> None:
-        """Solve some blocks, which together hold about every variable."""
+        """Solve as many blocks as cover about every variable."""
         if not self.flat.variables:
             return
         if (self.load > self.flat.limits).any():
@@ -176,10 +175,10 @@ class Descent:
         self._keep()
 
     def _relax(self) -> None:
-        """Descend under prices that rise from round to round; where that does not help for long, from elsewhere."""
+        """Descend under prices that rise from round to round; restart from a random choice if that fails for long."""
         if self.share > 10:
             self.prices = self.start.copy()
-            self._go_to(self._anywhere())
+            self._go_to(self._random_choice())
         self.prices = risen(self.prices, self.load, self.flat.limits, self.share, self.unit)
         self.share *= 1.2
         blocks = -(-2 * self.flat.variables // _MOST[0])
@@ -201,7 +200,7 @@ class Descent:
         self.share = 0.02
         self._keep()
 
-    def _anywhere(self) -> Ints:
+    def _random_choice(self) -> Ints:
         return self.rng.integers(0, self.flat.sizes)
 
     def _keep(self) -> None:
@@ -210,7 +209,7 @@ class Descent:
             self.best, self.cost = self.choice.copy(), price
 
     def _noises(self) -> Iterator[float]:
-        """The noise of every round: cycles that cool down, each from the best choice and twice as long."""
+        """The noise of every round: cooling cycles, each from the best choice and twice as long."""
         length = _FIRST
         yield from [0.0] * _QUIET
         while True:
@@ -221,5 +220,5 @@ class Descent:
             for i in range(length):
                 yield hot * _COOLED ** (i / length)
             yield from [0.0] * _QUIET
-            self._go_to(self._anywhere() if self.best is None else self.best)
+            self._go_to(self._random_choice() if self.best is None else self.best)
             length *= 2

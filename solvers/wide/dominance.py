@@ -1,4 +1,4 @@
-"""Options, and pairs of options, that another of the same variable is never worse than."""
+"""Dominated options, and dominated pairs of options."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
-from .form import Flat, Pairs
-from .substitution import Incidence, Reduced, incidence, kept_options, offsets
+from .form import Flat, Pairs, offsets
+from .substitution import Incidence, Reduced, incidence, kept_options
 
 _Sides: TypeAlias = tuple[int, int, int, int]
-_WORK = 1 << 30  # comparisons, some seconds, after which the rest is left alone
+_WORK = 1 << 30  # comparisons, at most: some seconds
 
 
 class _Uses(NamedTuple):
@@ -26,10 +26,11 @@ class _Uses(NamedTuple):
 
 
 def without_dominated(flat: Flat) -> Reduced:
-    """Without options b that an a of the same variable may always replace, and with such pairs (b, y) infinite.
+    """Remove dominated options, and make dominated pairs infinite.
 
-    a may replace b if no piece of it uses more and the worst case, over what the neighbours may take beside b, is no
-    dearer. A pair (b, y) goes if that holds while the one neighbour takes y (neighbourhood substitutability).
+    Option a dominates b of the same variable if none of its pieces uses more and it costs no more in the worst case
+    over the neighbours' options. A pair (b, y) is dominated if that holds given the neighbour's option y
+    (neighbourhood substitutability).
     """
     order = np.argsort(flat.piece_of, kind="stable")
     pieces = offsets(np.bincount(flat.piece_of, minlength=flat.variables))
@@ -45,7 +46,7 @@ def without_dominated(flat: Flat) -> Reduced:
 
 @compiled
 def _dominate(pairs: Pairs, cost: Ints, around: Incidence, uses: _Uses, keep: Bools) -> int:
-    """Clear `keep` of dominated options and make dominated pairs infinite; how many there were."""
+    """Clear `keep` for dominated options and make dominated pairs infinite; returns the number of changes."""
     start, first = pairs.start, around.first
     worst = np.empty(1 + np.diff(first).max() if len(first) > 1 else 1, np.int64)
     changed, spent = 0, 0
@@ -58,7 +59,7 @@ def _dominate(pairs: Pairs, cost: Ints, around: Incidence, uses: _Uses, keep: Bo
                 if a == b or not keep[start[v] + a] or cost[start[v] + a] >= INFINITE or _uses_more(uses, v, a, b):
                     continue
                 total = cost[start[v] + a] - cost[start[v] + b]
-                barred, bar = 0, 0  # edges on which b has a partner that a has not, the last of them
+                barred, bar = 0, 0  # edges on which b has a partner that a lacks; the last of them
                 for k in range(first[v + 1] - first[v]):
                     sides = _sides(pairs, around.edges[first[v] + k], v, a, b)
                     worst[k] = _worst(pairs.table, uses.pairs, sides)
@@ -94,7 +95,7 @@ def _uses_more(uses: _Uses, v: int, a: int, b: int) -> bool:
 
 @compiled
 def _sides(pairs: Pairs, e: int, v: int, a: int, b: int) -> _Sides:
-    """Where edge e keeps the first entries of options a and b of v, the step to the next entry, and their number."""
+    """The first entries of options a and b of v in edge e's table, the step to the next entry, and their number."""
     start, ends, at, _ = pairs
     u, w = ends[e, 0], ends[e, 1]
     width = start[w + 1] - start[w]
@@ -105,7 +106,7 @@ def _sides(pairs: Pairs, e: int, v: int, a: int, b: int) -> _Sides:
 
 @compiled
 def _worst(table: Ints, pair_use: Ints, sides: _Sides) -> int:
-    """The most that the first option's entries exceed the second's finite ones, or use more (INFINITE); 0 for none."""
+    """The largest excess of the first option's entries over the second's finite ones; INFINITE if one uses more."""
     i, j, step, count = sides
     high = -INFINITE
     for _ in range(count):
@@ -122,7 +123,7 @@ def _worst(table: Ints, pair_use: Ints, sides: _Sides) -> int:
 
 @compiled
 def _bar(table: Ints, pair_use: Ints, sides: _Sides, rest: int) -> int:
-    """Make entries of the second option infinite that the first one's undercut by `rest` and use no more; how many."""
+    """Make the second option's entries infinite that the first's plus `rest` dominate; returns their number."""
     i, j, step, count = sides
     barred = 0
     for _ in range(count):

@@ -1,19 +1,22 @@
-"""A cost network as a few arrays, which compiled loops read: the form of all that handles large networks."""
+"""Cost networks as a few arrays for compiled loops: the form of all code for large networks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ...formulation.network.network import INFINITE, Network
 from ..elimination.kernels import Ints
 
-_LARGEST = (1 << 63) - 1  # use or limit that 64 bits hold; sums that could come near are refused (`fits`)
-_EXACT = 1 << 52  # below, floats add integers exactly
-_CUT = INFINITE - 1  # where sums of parallel edges are cut
+_Number = TypeVar("_Number", np.int64, np.float64)
+
+_LARGEST = (1 << 63) - 1  # use or limit; `fits` rejects sums near it
+_EXACT = 1 << 52  # floats add smaller integers exactly
+_CUT = INFINITE - 1  # clips sums of parallel edges
 
 
 class Pairs(NamedTuple):
@@ -29,11 +32,11 @@ class Pairs(NamedTuple):
 class Flat:
     """V variables, E edges with tables, P pieces of use, R capacities; all arrays are int64.
 
-    `start` [V+1]: variable v has the options start[v] to start[v+1], of which `cost` [options] is the price; INFINITE
-    or more is forbidden. `ends` [E, 2] with u < v, no pair twice; `at` [E+1]: edge e has the entries at[e] to at[e+1]
+    `start` [V+1]: variable v has the options start[v] to start[v+1], of `cost` [options]; INFINITE or more is
+    forbidden. `ends` [E, 2] with u < v, no pair twice; `at` [E+1]: edge e has the entries at[e] to at[e+1]
     of `table`, [n_u, n_v] row by row. `limits` [R]. Piece p belongs to the variable `piece_of` [P], counts on the
     capacities rows[p, 0] to rows[p, 1] (`rows` [P, 2], half-open) and uses `use[use_at[p] + option]` there (never
-    negative). `pair_use` [entries, R] is what pairs use, or None for nothing.
+    negative). `pair_use` [entries, R] is the use of pairs, None for none.
     """
 
     start: Ints
@@ -59,70 +62,74 @@ class Flat:
 
     @property
     def sizes(self) -> Ints:
-        """[V]: how many options every variable has."""
+        """[V]: the number of options of every variable."""
         return np.diff(self.start)
 
     def loads(self, choice: Ints) -> Ints:
-        """[R]: what an option of every variable uses of every capacity."""
-        steps = np.zeros(len(self.limits) + 1, np.int64)
-        used = self.use[self.use_at[:-1] + choice[self.piece_of]]
-        np.add.at(steps, self.rows[:, 0], used)
-        np.subtract.at(steps, self.rows[:, 1], used)
-        total: Ints = np.cumsum(steps)[:-1]
+        """[R]: the use of every capacity by a choice [V]."""
+        total = self.row_sums(self.use[self.use_at[:-1] + choice[self.piece_of]])
         if self.pair_use is not None:
             total += self.pair_use[self.entries(choice)].sum(axis=0)
         return total
 
+    def row_sums(self, amounts: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+        """[R]: per capacity, the sum of the amounts [P] of the pieces that count on it."""
+        steps = np.zeros(len(self.limits) + 1, amounts.dtype)
+        np.add.at(steps, self.rows[:, 0], amounts)
+        np.subtract.at(steps, self.rows[:, 1], amounts)
+        total: npt.NDArray[_Number] = np.cumsum(steps)[:-1]
+        return total
+
     def entries(self, choice: Ints) -> Ints:
-        """[E]: where every edge's entry for a choice is in `table`."""
+        """[E]: the entry of `table` of every edge under a choice."""
         u, v = self.ends.T
         places: Ints = self.at[:-1] + choice[u] * self.sizes[v] + choice[v]
         return places
 
     def price(self, choice: Ints) -> int | None:
-        """What an option of every variable costs; None where a cost is infinite or a capacity exceeded."""
+        """The cost of a choice [V]; None if it is forbidden or exceeds a capacity."""
         costs = np.concatenate([self.cost[self.start[:-1] + choice], self.table[self.entries(choice)]])
         if (costs >= INFINITE).any() or (self.loads(choice) > self.limits).any():
             return None
         return self.constant + int(costs.sum())
 
     def floor(self) -> int:
-        """What no choice costs less than, the sum of the least of all tables; INFINITE where one forbids all."""
+        """Lower bound on every choice: the sum of the minima of all tables; INFINITE if one forbids all."""
         least = _by_part(np.minimum, *_costs(self))
         return INFINITE if max(least, default=0) >= INFINITE else self.constant + sum(least)
 
 
 def flattened(network: Network) -> Flat:
-    """The same network, which has no switches; edges between the same two variables are one."""
+    """The arrays of a network without switches; parallel edges are summed."""
     assert not network.switches
     variables = network.variables
     sizes = np.array([len(v.cost) for v in variables], np.int64)
     ends, tables, uses = _merged(network)
     pieces = [(v, row, use) for v, x in enumerate(variables) for row, use in _pieces(x.use, x.rows)]
     return Flat(
-        start=_offsets(sizes),
-        cost=_joined([np.minimum(x.cost, INFINITE) for x in variables]),
+        start=offsets(sizes),
+        cost=joined([np.minimum(x.cost, INFINITE) for x in variables]),
         ends=np.array(ends, np.int64).reshape(-1, 2),
-        at=_offsets([t.size for t in tables]),
-        table=_joined([t.ravel() for t in tables]),
+        at=offsets([t.size for t in tables]),
+        table=joined([t.ravel() for t in tables]),
         limits=np.array([min(limit, _LARGEST) for limit in network.capacities], np.int64),
         piece_of=np.array([v for v, _, _ in pieces], np.int64),
         rows=np.array([row for _, row, _ in pieces], np.int64).reshape(-1, 2),
-        use_at=_offsets([len(use) for _, _, use in pieces]),
-        use=_joined([use for _, _, use in pieces]),
+        use_at=offsets([len(use) for _, _, use in pieces]),
+        use=joined([use for _, _, use in pieces]),
         pair_use=uses,
         constant=int(network.constant),
     )
 
 
 def _pieces(use: Ints, rows: Ints | None) -> list[tuple[tuple[int, int], Ints]]:
-    """The columns of a variable's use that are not all 0, with the capacities that they count on."""
+    """The nonzero columns of a variable's use, with the capacities that they count on."""
     columns = np.flatnonzero(use.any(axis=0)).tolist()
     return [((r, r + 1) if rows is None else (int(rows[r, 0]), int(rows[r, 1])), use[:, r]) for r in columns]
 
 
 def _merged(network: Network) -> tuple[list[tuple[int, int]], list[Ints], Ints | None]:
-    """Ends, tables and uses of the edges, the smaller variable first, parallel ones added up."""
+    """Ends, tables and uses of the edges, the smaller variable first; parallel edges are summed."""
     tables: dict[tuple[int, int], Ints] = {}
     uses: dict[tuple[int, int], Ints] = {}
     for e in network.edges:
@@ -134,17 +141,15 @@ def _merged(network: Network) -> tuple[list[tuple[int, int]], list[Ints], Ints |
             uses[key] = _use_sum(uses[key], use) if key in uses else use
     if not uses:
         return list(tables), list(tables.values()), None
-    none = len(network.capacities)
-    every = [
-        uses[k].reshape(t.size, none) if k in uses else np.zeros((t.size, none), np.int64) for k, t in tables.items()
-    ]
-    return list(tables), list(tables.values()), np.concatenate(every)
+    rows = len(network.capacities)
+    parts = [uses.get(k, np.zeros((*t.shape, rows), np.int64)).reshape(t.size, rows) for k, t in tables.items()]
+    return list(tables), list(tables.values()), np.concatenate(parts)
 
 
 def _sum(a: Ints, b: Ints) -> Ints:
-    """The sum of two tables; what is infinite in one of them stays so, and nothing else becomes so.
+    """The sum of two tables; infinite exactly where one of them is.
 
-    What comes near is cut and stays cut, whatever is added to it: that is too large for `fits`.
+    Other sums are clipped, and stay clipped when added to; `fits` rejects them.
     """
     total = np.clip(a + b, -_CUT, _CUT)
     total = np.where(np.abs(a) >= _CUT, a, np.where(np.abs(b) >= _CUT, b, total))
@@ -152,14 +157,14 @@ def _sum(a: Ints, b: Ints) -> Ints:
 
 
 def _use_sum(a: Ints, b: Ints) -> Ints:
-    """The sum of two uses, or `_LARGEST` where it is more."""
+    """The sum of two uses, at most `_LARGEST`."""
     return np.where(a > _LARGEST - b, _LARGEST, a + b)
 
 
 def fits(flat: Flat) -> bool:
-    """True if reduction can add up costs and uses in 64 bits, without ever coming to INFINITE.
+    """True if reduction can sum costs and uses in 64 bits, below INFINITE.
 
-    No number in there is more than the largest costs of all tables, each above the least one there, add up to.
+    No number in reduction exceeds the sum over tables of the largest cost less the least one.
     """
     finite = [(np.where(values < INFINITE, values, 0), at) for values, at in _costs(flat)]
     above, below = (sum(_by_part(np.maximum, *((np.maximum(sign * x, 0), at) for x, at in finite))) for sign in (1, -1))
@@ -170,17 +175,17 @@ def fits(flat: Flat) -> bool:
 
 
 def in_floats(flat: Flat) -> Flat | None:
-    """The same with costs so large cut to a level that what a choice costs at most adds up exactly in floats.
+    """The network with large costs clipped to a level at which every total is exact in floats.
 
-    No choice costs less than it does there, so that bounds hold; one without a cost of that level costs the same. So
-    the best one there is the best where it costs less than the level above `floor`. None where that is in vain.
+    Clipping only lowers costs, so bounds stay valid; choices without clipped costs keep their cost. An optimum there
+    that costs less than `floor` plus the level is optimal. None if clipping cannot help.
     """
     costs = [(np.where(x < INFINITE, np.abs(x), 0), at) for x, at in _costs(flat)]
-    most, room = _by_part(np.maximum, *costs), _EXACT - 1 - abs(flat.constant)
-    if sum(most) <= room:
+    largest, room = _by_part(np.maximum, *costs), _EXACT - 1 - abs(flat.constant)
+    if sum(largest) <= room:
         return flat
-    level = _level(most, room)
-    negative = min(flat.cost.min(initial=0), flat.table.min(initial=0)) < 0  # reduction leaves none if it has time
+    level = _level(largest, room)
+    negative = min(flat.cost.min(initial=0), flat.table.min(initial=0)) < 0  # only if reduction ran out of time
     if level <= 0 or negative:
         return None
     cost, table = (np.where(x < INFINITE, np.minimum(x, level), x) for x in (flat.cost, flat.table))
@@ -188,7 +193,7 @@ def in_floats(flat: Flat) -> Flat | None:
 
 
 def _level(amounts: list[int], room: int) -> int:
-    """The largest number such that amounts that are more than `room` add up to that at most once cut to it."""
+    """The largest level such that the amounts, clipped to it, sum to at most `room`."""
     left = len(amounts)
     for amount in sorted(amounts):
         if amount * left > room:
@@ -198,18 +203,25 @@ def _level(amounts: list[int], room: int) -> int:
 
 
 def _costs(flat: Flat) -> list[tuple[Ints, Ints]]:
-    """The costs of options and of pairs, and where the part of every variable and edge begins and ends."""
+    """The costs of options and of pairs, with the offsets of every variable's and edge's part."""
     return [(flat.cost, flat.start), (flat.table, flat.at)]
 
 
 def _by_part(which: np.ufunc, *parts: tuple[Ints, Ints]) -> list[int]:
-    """The least or largest number of each part of some arrays, which begin and end at the second ones."""
+    """The minimum or maximum of each part of some arrays, given the parts' offsets."""
     return [number for x, at in parts if len(x) for number in which.reduceat(x, at[:-1]).tolist()]
 
 
-def _offsets(sizes: Sequence[int] | Ints) -> Ints:
+def as_floats(costs: Ints) -> npt.NDArray[np.float64]:
+    """Costs as floats, +inf where forbidden."""
+    return np.where(costs >= INFINITE, np.inf, costs.astype(np.float64))
+
+
+def offsets(sizes: Sequence[int] | Ints) -> Ints:
+    """[n + 1]: the offsets of consecutive parts of these sizes."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _joined(parts: Sequence[Ints]) -> Ints:
+def joined(parts: Sequence[Ints]) -> Ints:
+    """The parts in one array, also if there are none."""
     return np.concatenate(parts).astype(np.int64) if len(parts) else np.zeros(0, np.int64)

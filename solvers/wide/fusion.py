@@ -1,7 +1,7 @@
-"""Fusion: the best choice that takes every option from one of several good ones.
+"""Fusion: the best choice that takes each option from one of several good ones.
 
-Good choices of a network agree in most places. What remains, with two or three options a variable where they differ,
-reduces to a small network, which is solved exactly: a crossover that inherits the best of all combinations.
+Good choices of a network mostly agree. Where they differ, two or three options per variable remain: a network that
+reduces to a small one, which is solved exactly. A crossover that finds the best of all combinations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .reduce import reduced
 
 
 def restricted(flat: Flat, choices: Sequence[Ints]) -> Flat:
-    """The network with all options forbidden that none of the choices takes."""
+    """The network with all options forbidden that no choice takes."""
     taken = np.zeros(len(flat.cost), np.bool_)
     for choice in choices:
         taken[flat.start[:-1] + choice] = True
@@ -29,10 +29,7 @@ def restricted(flat: Flat, choices: Sequence[Ints]) -> Flat:
 
 
 def fused(flat: Flat, choices: Sequence[Ints], until: Deadline, highs: Highs | None = None) -> Ints | None:
-    """The best combination found until then; None if it costs no less than the best of them.
-
-    `highs` is for who wants to cancel it.
-    """
+    """The best combination found by the deadline; None unless it beats all given choices. `highs` allows cancelling."""
     known = min((price for choice in choices if (price := flat.price(choice)) is not None), default=INFINITE)
     small = reduced(restricted(flat, choices), until.at)
     if small is None:

@@ -1,8 +1,8 @@
-"""Linear and mixed-integer programs for HiGHS, the one that scipy carries: solved here, or in a process of their own.
+"""Linear and mixed-integer programs solved by scipy's HiGHS, in this process or a child process.
 
-HiGHS does not listen to Python while it runs. What may take long runs in a child process, which an interrupt of this
-one, or its time, ends. The child reads requests from its input and writes outcomes to its output; it imports only
-numpy and scipy, so this file is also the child's program.
+HiGHS cannot be interrupted from Python. Long solves run in a child process, killed on an interrupt or at the deadline.
+The child reads requests from stdin and writes outcomes to stdout; this file is also its program, and therefore imports
+only numpy and scipy.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-_SMALL = 50_000  # entries of a matrix up to which it is tried in this process first
-_MOMENT = 1.0  # seconds that it may take there
-_GRACE = 2.0  # seconds that HiGHS may overrun its time before the process is ended
+_SMALL = 50_000  # matrix entries up to which a program is tried in this process first
+_MOMENT = 1.0  # seconds it may take here
+_GRACE = 2.0  # seconds HiGHS may overrun its time limit before it is killed
 
 
 class End(Enum):
@@ -40,12 +40,12 @@ class End(Enum):
 
     SOLVED = "solved"
     INFEASIBLE = "infeasible"
-    STOPPED = "stopped"  # by its time, or by its own trouble
+    STOPPED = "stopped"  # by the time limit, or a failure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearProgram:
-    """min cost·z with below z <= limits, equal z = right and 0 <= z <= 1; z[:whole] are whole numbers."""
+    """min cost·z with below z <= limits, equal z = right and 0 <= z <= 1; z[:whole] are integers."""
 
     cost: Floats
     equal: csr_array
@@ -57,8 +57,7 @@ class LinearProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """A point (None where there is none), its objective, a bound, and the prices of both kinds of rows (programs
-    without whole numbers)."""
+    """A point (or None), its objective, a bound, and for linear programs the dual prices of both kinds of rows."""
 
     end: End
     point: Floats | None = None
@@ -69,7 +68,7 @@ class Outcome:
 
 
 def run(program: LinearProgram, seconds: float = math.inf) -> Outcome:
-    """The program's outcome, in this process: nothing but its end or its time ends it."""
+    """Solve in this process; only the time limit stops it."""
     if seconds <= 0:
         return Outcome(End.STOPPED)
     return _mixed(program, seconds) if program.whole else _linear(program, seconds)
@@ -104,7 +103,7 @@ def _mixed(program: LinearProgram, seconds: float) -> Outcome:
         integrality=whole.astype(np.uint8),
         bounds=Bounds(np.zeros(columns), np.ones(columns)),
         constraints=LinearConstraint(csc_array(rows), least, np.concatenate([program.right, program.limits])),
-        # Its presolve has cut off optima of such programs (1.12); ours is done before.
+        # Its presolve has cut off optima of such programs (1.12); they are reduced already.
         options={"time_limit": min(seconds, 1e6), "mip_rel_gap": 0.0, "presolve": False},
     )
     if found.status == 2:
@@ -115,10 +114,9 @@ def _mixed(program: LinearProgram, seconds: float) -> Outcome:
 
 
 class Highs:
-    """Solves one program after another; those with whole numbers, which may overrun any time, and those that take more
-    than a moment in a child process.
+    """Solves programs one by one: integer ones, which may overrun any time limit, and long ones in a child process.
 
-    Leaving the block ends the process at once.
+    Leaving the context kills the child.
     """
 
     def __init__(self) -> None:
@@ -133,7 +131,7 @@ class Highs:
         self.stop()
 
     def solve(self, program: LinearProgram, seconds: float = math.inf) -> Outcome:
-        """The program's outcome within so many seconds."""
+        """Solve a program within `seconds`."""
         if seconds <= 0 or self._cancelled:
             return Outcome(End.STOPPED)
         began = time.perf_counter()
@@ -144,13 +142,13 @@ class Highs:
         self.ask(program, began + seconds - time.perf_counter())
         outcome = self.answer()
         if outcome.end is End.STOPPED:
-            self.stop()  # it may be busy still
+            self.stop()  # it may still be busy
         return outcome
 
     def ask(self, program: LinearProgram, seconds: float) -> None:
-        """Start on a program; one at a time."""
+        """Send a program to the child; one at a time."""
         if self._process is None:
-            # Apart from the terminal, whose interrupt is for this process alone.
+            # In its own session: the terminal's interrupt is for this process only.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", __file__],
                 stdin=subprocess.PIPE,
@@ -168,7 +166,7 @@ class Highs:
             into.flush()
 
     def answer(self, seconds: float = math.inf) -> Outcome:
-        """What it answers within so many seconds (all that it was given); STOPPED where that is nothing."""
+        """The child's answer within `seconds` (default: its time limit); STOPPED if there is none."""
         process, until = self._process, min(self._until + _GRACE, time.perf_counter() + seconds)
         assert process is not None and process.stdout is not None
         while not select.select([process.stdout], [], [], max(0.0, min(until - time.perf_counter(), 3600.0)))[0]:
@@ -176,20 +174,20 @@ class Highs:
                 return Outcome(End.STOPPED)
         try:
             fields = pickle.load(process.stdout)
-        except (EOFError, pickle.UnpicklingError):  # it died, perhaps in the middle: out of memory, as a rule
+        except (EOFError, pickle.UnpicklingError):  # it died, usually out of memory
             self.stop()
             return Outcome(End.STOPPED)
         return Outcome(End(fields.pop("end")), **fields)
 
     def cancel(self) -> None:
-        """From another thread: end what is being solved, and solve nothing more."""
+        """Stop the current solve and reject further ones; callable from another thread."""
         self._cancelled = True
         process = self._process
         if process is not None:
-            process.kill()  # `answer` sees its end
+            process.kill()  # `answer` notices
 
     def stop(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the child."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -197,7 +195,7 @@ class Highs:
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Solve what comes until the input ends."""
+    """Solve requests until the input ends."""
     while True:
         try:
             fields, seconds = pickle.load(requests)
@@ -210,7 +208,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Let the kernel end this process with the one that started it (Linux)."""
+    """Have the kernel kill this process when its parent dies (Linux)."""
     import ctypes
 
     if sys.platform == "linux":
@@ -220,5 +218,5 @@ def _end_with_parent() -> None:
 if __name__ == "__main__":
     _end_with_parent()
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # keep libraries' prints out of the answers
     _serve(sys.stdin.buffer, answers)

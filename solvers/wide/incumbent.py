@@ -1,4 +1,4 @@
-"""What the threads of one search know together."""
+"""The incumbent and bounds that the threads of a search share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .form import Flat
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Knowledge:
-    """The best choice with its cost, and a bound, each with the part that gave it; the parts whose bound was wrong."""
+class Snapshot:
+    """The best choice with its cost, and the bound, each with the part that found it; parts whose bound was wrong."""
 
     choice: Ints | None
     cost: int | None
@@ -23,11 +23,11 @@ class Knowledge:
     refuted: tuple[str, ...]
 
 
-class Known:
-    """The best choice of a network so far, and the bound that each part has proved of it.
+class Incumbent:
+    """The best choice of a network so far, and the bound proved by each part of a portfolio.
 
-    A choice that costs less than a bound refutes it: then no bound of that part is believed any more. `changed`: when
-    the last news came (perf_counter).
+    A choice cheaper than a part's bound refutes it: that part is ignored from then on. `changed` is the time
+    (perf_counter) of the last improvement.
     """
 
     def __init__(self, flat: Flat, bound: int = -INFINITE) -> None:
@@ -43,16 +43,16 @@ class Known:
     def bound(self) -> int:
         return self.now().bound
 
-    def now(self) -> Knowledge:
-        """All of it at one moment; of equal bounds, the first."""
+    def now(self) -> Snapshot:
+        """A consistent snapshot; of equal bounds, the first."""
         with self.lock:
             valid = {part: bound for part, bound in self.bounds.items() if part not in self.refuted}
             prover = max(valid, key=lambda part: valid[part], default="nobody")
             bound = valid.get(prover, -INFINITE)
-            return Knowledge(self.choice, self.cost, self.finder, bound, prover, self.refuted)
+            return Snapshot(self.choice, self.cost, self.finder, bound, prover, self.refuted)
 
     def take(self, choice: Ints | None, part: str) -> None:
-        """Keep a choice, if it is feasible and the best so far."""
+        """Keep a choice if it is feasible and cheaper."""
         cost = None if choice is None else self.flat.price(choice)
         with self.lock:
             if cost is not None and (self.cost is None or cost < self.cost):
@@ -60,14 +60,14 @@ class Known:
                 self._changed()
 
     def prove(self, bound: int, part: str) -> None:
-        """Note that no choice costs less."""
+        """Record a lower bound of this part."""
         with self.lock:
             if bound > self.bounds.get(part, -INFINITE):
                 self.bounds[part] = bound
                 self._changed()
 
     def withdraw(self, part: str) -> None:
-        """Believe nothing that this part has proved."""
+        """Ignore the bounds of this part."""
         with self.lock:
             if part in self.bounds and part not in self.refuted:
                 self.refuted += (part,)

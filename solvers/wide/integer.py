@@ -1,7 +1,7 @@
-"""Exact solving: linear program, reduced-cost fixing, reduction, in turn; then the mixed-integer program of the rest.
+"""Exact solving: linear program, reduced-cost fixing and reduction in turn, then a mixed-integer program of the rest.
 
-All of it looks for a choice of cost below some reach, so low that it deletes most pairs of options. What is found there
-is the optimum; else the reach is proved as a bound, and grows: to the cost of the best choice, where one is known.
+Each round looks for choices of cost below a reach low enough to delete most pairs of options. The best one found is
+optimal; if there is none, the reach is a lower bound, and grows, at most to the cost of the incumbent.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import numpy as np
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Floats, Ints
 from .covers import cover
-from .fixing import Least, fixed
+from .fixing import LowerBounds, fixed
 from .form import Flat
 from .highs import End, Highs
 from .linear import relaxed, worst
-from .polytope import Held, polytope, program
+from .polytope import ActiveRows, polytope, program
 from .reduce import reduced
 from .substitution import Reduced
 
 _FIRST = 2  # pairs per variable and edge within the first reach
 _GROWTH = 4
-_MOST = 300_000  # pairs in a program
-_RETREATS = 3  # to smaller reaches, where one holds more
-_SHRUNK = 0.8  # of the pairs: a network that fixing leaves larger than this is not reduced again
+_MOST = 300_000  # pairs per program
+_RETREATS = 3  # to smaller reaches, after programs too large
+_SHRUNK = 0.8  # of the pairs: reduction follows only if fixing leaves a smaller share
 _RANGE, _FINEST = 1e6, 1e9  # the largest cost in the objective of a mixed-integer program
-_HIDDEN = 4e-6  # of that objective's unit: what HiGHS's tolerances may hide
+_HIDDEN = 4e-6  # of that objective's unit: the error within HiGHS's tolerances
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exact:
-    """The best choice known (None for none) with its cost (INFINITE), and a bound that no better choice goes below.
+    """The best choice known (or None) with its cost (or INFINITE), and a lower bound on any better choice.
 
-    Where the bound reaches the cost or the ceiling, it is proved; INFINITE where there is no choice at all.
+    The choice is optimal once the bound reaches its cost or the ceiling. The bound is INFINITE if infeasible.
     """
 
     choice: Ints | None
@@ -58,31 +58,31 @@ def solve_exactly(
     choice: Ints | None = None,
     ceiling: Callable[[int | None], int] = _any_better,
     report: Report | None = None,
-    proved: Least | None = None,
+    proved: LowerBounds | None = None,
     highs: Highs | None = None,
 ) -> Exact:
-    """The best choice below the ceiling, as far as the time `until` (of perf_counter) suffices.
+    """The best choice below the ceiling found before `until` (of perf_counter).
 
-    `choice` is one that is known; `proved` what is proved already, in place of a linear program of the whole. The
-    ceiling is what a choice must cost less than to be wanted still, where one of the given cost (None for none) is
-    known. `report` hears of every better choice and bound. `highs` is for who wants to cancel it.
+    `choice` is an initial incumbent; `proved` replaces the linear program of the whole network. `ceiling` maps the
+    incumbent's cost (or None) to the cost that a choice must beat. `report` receives every better choice and bound.
+    Pass `highs` to be able to cancel it.
     """
     with highs or Highs() as solver:
-        closing = _Closing(flat, until, solver, ceiling, report or (lambda _: None))
+        search = _ExactSearch(flat, until, solver, ceiling, report or (lambda _: None))
         if choice is not None:
-            closing.offer(choice)
-        closing.close(proved)
-        return closing.state
+            search.offer(choice)
+        search.close(proved)
+        return search.state
 
 
-class _Closing:
-    """The choice and the bound of one network, which come closer."""
+class _ExactSearch:
+    """The incumbent and the bound of one network."""
 
     def __init__(
         self, flat: Flat, until: float, highs: Highs, ceiling: Callable[[int | None], int], report: Report
     ) -> None:
         self.flat, self.until, self.highs, self.report = flat, until, highs, report
-        self.wanted_below, self.range = ceiling, _RANGE
+        self.ceiling_for, self.range = ceiling, _RANGE
         self.state = Exact(None, INFINITE, -INFINITE)
 
     @property
@@ -91,15 +91,15 @@ class _Closing:
 
     @property
     def ceiling(self) -> int:
-        """What a choice must cost less than."""
-        return self.wanted_below(None if self.state.choice is None else self.state.cost)
+        """The cost that a choice must beat."""
+        return self.ceiling_for(None if self.state.choice is None else self.state.cost)
 
     def offer(self, choice: Ints) -> bool:
-        """Keep a choice if it is the best so far; whether it is feasible."""
+        """Keep a choice if it is feasible and cheaper; True if it is feasible."""
         cost = self.flat.price(choice)
         if cost is not None and cost < self.state.cost:
             before, self.state = self.state, Exact(choice, cost, min(cost, self.state.bound))
-            self.report(self.state)  # also where it refutes what was proved
+            self.report(self.state)  # even if it refutes the bound
             assert cost >= before.bound, (cost, before.bound)
         return cost is not None
 
@@ -109,7 +109,8 @@ class _Closing:
             self.state = Exact(self.state.choice, self.state.cost, bound)
             self.report(self.state)
 
-    def close(self, proved: Least | None) -> None:
+    def close(self, proved: LowerBounds | None) -> None:
+        """Raise the reach until the bound meets the ceiling."""
         if self.flat.variables == 0:
             nothing = np.zeros(0, np.int64)
             self.prove(self.flat.constant if self.offer(nothing) else INFINITE)
@@ -126,12 +127,12 @@ class _Closing:
         done, slack, retreats = 0.0, _at(levels, _FIRST * (self.flat.variables + len(self.flat.ends))), _RETREATS
         while self.state.bound < self.ceiling and self.seconds > 0:
             slack = min(slack, self.ceiling - self.flat.constant - proved.total)
-            all_of_it = np.searchsorted(levels, slack, side="right") > _SHRUNK * len(levels)
-            most = INFINITE if all_of_it else self.flat.constant + math.floor(proved.total + slack) + 1
-            reach = min(self.ceiling, most)
+            deletes_little = np.searchsorted(levels, slack, side="right") > _SHRUNK * len(levels)
+            limit = INFINITE if deletes_little else self.flat.constant + math.floor(proved.total + slack) + 1
+            reach = min(self.ceiling, limit)
             if reach > self.state.bound:
                 before = self.state
-                bound = self.below(reach, proved, rows)
+                bound = self.search_below(reach, proved, rows)
                 if bound is None:  # too large
                     retreats -= 1
                     if retreats < 0:
@@ -139,16 +140,16 @@ class _Closing:
                     slack = (done + slack) / 2
                     continue
                 self.prove(bound)
-                if self.state == before:  # HiGHS's tolerances hide the rest
+                if self.state == before:  # the rest is within HiGHS's tolerances
                     if self.range >= _FINEST:
                         return
                     self.range = _FINEST
             done, slack = slack, max(1.0, slack * _GROWTH, 0.0 if self.state.choice is None else _at(levels, _MOST))
 
-    def below(self, reach: int, proved: Least, rows: Sequence[int]) -> int | None:
-        """Look for the best choice of cost below `reach`; what is proved of it, `reach` or more unless time is up.
+    def search_below(self, reach: int, proved: LowerBounds, rows: Sequence[int]) -> int | None:
+        """Offer the best choice of cost below `reach`; returns a bound on it, `reach` or more unless time is up.
 
-        None where too much is left for a linear program.
+        None if too much is left for a linear program.
         """
         rest = Reduced(self.flat)
         while True:
@@ -174,8 +175,8 @@ class _Closing:
             self.prove(min(reach, proved.bound(rest.flat)))
 
     def mixed(self, small: Reduced, rows: Sequence[int]) -> int:
-        """Offer the best choice of a smaller network, which shall hold these capacities; a bound on all of it."""
-        flat, held = small.flat, Held(list(rows))
+        """Offer the best choice of a reduced network by integer programs, from the capacities `rows` on; its bound."""
+        flat, held = small.flat, ActiveRows(list(rows))
         shape = polytope(flat)
         scale = max(1.0, float(np.abs(shape.cost).max(initial=0.0)) / self.range)
         while True:
@@ -196,8 +197,8 @@ def _at(levels: Floats, count: int) -> float:
     return float(levels[min(count, len(levels) - 1)]) if len(levels) else 0.0
 
 
-def _hold(flat: Flat, choice: Ints, held: Held) -> None:
-    """Hold capacities that a choice exceeds, or where all those are held, a cover of one."""
+def _hold(flat: Flat, choice: Ints, held: ActiveRows) -> None:
+    """Add the capacities that a choice exceeds to the program, or a cover of one if all are in it."""
     over = flat.loads(choice) - flat.limits
     rows = worst(over / np.maximum(flat.limits, 1), held)
     held.rows += rows
@@ -206,5 +207,5 @@ def _hold(flat: Flat, choice: Ints, held: Held) -> None:
 
 
 def _pairs(flat: Flat) -> int:
-    """How many options and pairs are allowed."""
+    """Number of allowed options and pairs."""
     return sum(int((values < INFINITE).sum()) for values in (flat.cost, flat.table))

@@ -1,4 +1,4 @@
-"""Variables that are functions of a neighbour become part of it."""
+"""Merge variables that are functions of a neighbour into it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
-from .form import Flat, Pairs
-from .substitution import Incidence, Reduced, Substitution, incidence, offsets, substituted
+from .form import Flat, Pairs, offsets
+from .substitution import Incidence, Reduced, Substitution, incidence, substituted
 
 
 class _Forest(NamedTuple):
-    """[V] each: the neighbour that determines a variable (-1: none), the edge to it, the way to the root."""
+    """[V] each: the neighbour that determines a variable (-1: none), the edge to it, a pointer towards the root."""
 
     parent: Ints
     via: Ints
@@ -21,10 +21,10 @@ class _Forest(NamedTuple):
 
 
 def merged(flat: Flat) -> Reduced:
-    """Every variable of which each option of a neighbour leaves one option, merged into that neighbour.
+    """Merge every variable that has one finite option per option of some neighbour into that neighbour.
 
-    Its prices, edges and pieces of use move to the neighbour; pieces keep their rows. Where the neighbour has more
-    options its other tables grow: only by as many entries as the one between the two had, so that nothing gets wider.
+    Its costs, edges and pieces move to the neighbour; pieces keep their rows. If the neighbour has more options, the
+    variable's other tables grow: by no more entries than the merged edge had.
     """
     parent, via = np.full((2, flat.variables), -1, np.int64)
     forest = _Forest(parent, via, np.arange(flat.variables))
@@ -47,7 +47,7 @@ def merged(flat: Flat) -> Reduced:
 
 @compiled
 def _functional(table: Ints, rows: tuple[int, int], columns: tuple[int, int]) -> bool:
-    """True if every row has exactly one finite entry; of both sides the count and the step in the table."""
+    """True if every row has exactly one finite entry; `rows` and `columns` are (count, stride in the table)."""
     for x in range(rows[0]):
         finite = 0
         for y in range(columns[0]):
@@ -61,10 +61,10 @@ def _functional(table: Ints, rows: tuple[int, int], columns: tuple[int, int]) ->
 
 @compiled
 def _parents(pairs: Pairs, incidence: Incidence, facing: Ints, forest: _Forest, grown: Bools) -> None:
-    """Fill in the forest, without cycles.
+    """Fill in the acyclic forest.
 
-    `facing` [V] counts the options of a variable's neighbours: each option more is that many entries more. Of `grown`
-    variables some table grows: no other of theirs may, this time.
+    `facing` [V] is the total number of options of a variable's neighbours: the entries that one more option adds. A
+    table of each of the `grown` variables grows: no other one may in this pass.
     """
     start, ends, at, table = pairs
     around, edges = incidence
@@ -101,7 +101,7 @@ def _parents(pairs: Pairs, incidence: Incidence, facing: Ints, forest: _Forest, 
 
 @compiled
 def _compose(pairs: Pairs, forest: _Forest, root: Ints, first: Ints, options: Ints) -> None:
-    """Fill in, for every variable, its option under every option of its root."""
+    """Fill in the option of every variable under every option of its root."""
     start, ends, at, table = pairs
     parent, via, _ = forest
     done, path = np.zeros(len(parent), np.bool_), np.empty(len(parent), np.int64)

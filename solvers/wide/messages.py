@@ -1,9 +1,9 @@
-"""Bounds for large networks: tree-reweighted messages, sequential (TRW-S, Kolmogorov 2006), and prices of capacities.
+"""Lower bounds for large networks: sequential tree-reweighted messages (TRW-S, Kolmogorov 2006) and capacity prices.
 
-A message moves cost between an edge and the options at its end, which leaves the price of every choice as it is; what
-remains at the variables, each at its least, is a bound. A pass goes over the variables in order, or back: each collects
-what its edges know, and shares it equally among the edges ahead. A capacity is paid for by use, at a price, and its
-limit is paid back. All numbers are multiples of a `grain`, a power of two, and below 2^50 of them: floats add exactly.
+A message moves cost between an edge and the options at its end without changing the cost of any choice; the sum of the
+variables' minima is a bound. A pass visits the variables forward or backward: each sums its messages, and shares the
+sum equally among the edges ahead. Capacities are priced: use pays, limits are refunded (Lagrangian relaxation). All
+numbers are multiples of a `grain`, a power of two, and below 2^50 grains: floats add exactly.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .form import Flat
 from .passes import Sent, arcs_of, floats, margins, on_grid, origins, push_on, send
 
 _FINEST = -20  # no grain is smaller than 2^-20
-_EXACT = 2.0**50  # so many grains are added without rounding
-_BELOW = 1 - 2.0**-40  # a sum of rounded products, times this, is at most the exact one
-MOMENTUM = 0.8  # of messages: without it, three times as many passes; 0.95 swings
+_EXACT = 2.0**50  # grains that add without rounding
+_BELOW = 1 - 2.0**-40  # times a sum of rounded products: a lower bound on the exact sum
+MOMENTUM = 0.8  # of messages: without it three times as many passes; 0.95 oscillates
 INERTIA = 0.85  # of prices
-FIRST = 10  # so many sweeps before the first prices
-PEAKS = 5  # so many more capacities are priced in a step
-AIM = 0.02  # how far above the bound a step aims that knows of no solution
-PACE, FASTER = 0.01, 1.05  # the first step of prices, as a part of Polyak's; its growth until the bound first stalls
-PATIENCE, SLOWER = 20, 1.5  # after so many passes without a better bound, back to the best, and on at a slower pace
+FIRST = 10  # sweeps before the first prices
+PEAKS = 5  # further capacities priced per step
+AIM = 0.02  # relative distance above the bound that a step aims at without a solution
+PACE, FASTER = 0.01, 1.05  # the first share of Polyak's step; its growth until the bound first stalls
+PATIENCE, SLOWER = 20, 1.5  # passes without a better bound before returning to the best; slowdown then
 
 
 class Messages:
-    """The messages of a network under prices of its capacities, and what they prove.
+    """The messages of a network under prices of its capacities, and the bounds that they prove.
 
-    `bound` is proved at any time: no solution without deleted options costs less; INFINITE where there is none. `value`
-    is what the present messages prove. `hat` [options] is the least cost of an option as far as its variable knows,
-    `least` [options] what is proved of solutions that take it. `prices` [R] are per unit of every capacity.
+    `bound` is valid at any time, for solutions without deleted options; INFINITE if there is none. `value` is the bound
+    by the current messages. `hat` [options] is the min-marginal of an option at its variable, `least` [options] a lower
+    bound on solutions that take it. `prices` [R] are per unit of every capacity.
     """
 
     def __init__(self, flat: Flat) -> None:
@@ -49,7 +49,7 @@ class Messages:
         self.least = np.full(len(flat.cost), -np.inf)
         self.prices = np.zeros(len(flat.limits))
         self.value, self.bound = -math.inf, -INFINITE
-        self.forward, self.known = True, False  # the direction of the next pass; whether `rest` is of these prices
+        self.forward, self.known = True, False  # the next pass's direction; `rest` is valid at these prices
         self.pace, self.stale, self.rising = PACE, 0, True
         self.piece = np.repeat(np.arange(len(flat.piece_of)), np.diff(flat.use_at))
         self.option = np.arange(len(flat.use)) + (flat.start[flat.piece_of] - flat.use_at[:-1])[self.piece]
@@ -59,22 +59,22 @@ class Messages:
         self._load()
 
     def copy(self) -> Messages:
-        """The same state, to go on from apart."""
+        """An independent copy of the state."""
         other = copy.copy(self)
         for name in ("said", "rest", "alive", "hat", "proved", "least", "cost"):
             setattr(other, name, getattr(self, name).copy())
         return other
 
     def sweep(self, times: int = 1) -> float:
-        """Pass over the variables and back; returns what that proves at these prices, never less than before."""
+        """Forward and backward passes; returns the bound at these prices, which never decreases."""
         for _ in range(2 * times):
             self._step()
         return self.value
 
     def climb(self, passes: int, target: float | None = None, until: Deadline = NEVER) -> float:
-        """Passes, messages and prices moving on uphill in between; ends where the bound was best, and returns it.
+        """Alternate passes with ascent steps of messages and prices; ends at the best bound and returns it.
 
-        `target`: the cost of a solution, if one is known. Another thread may read `bound` meanwhile.
+        `target`: the cost of the incumbent, if any. Another thread may read `bound` meanwhile.
         """
         for _ in range(1 if self.known else FIRST):
             self.sweep()
@@ -104,7 +104,7 @@ class Messages:
         return self.value
 
     def reprice(self, prices: Floats) -> None:
-        """Take other prices (negative ones as 0), rounded so that their sums are exact."""
+        """Set the prices (negative ones to 0), rounded so that their sums are exact."""
         prices = np.maximum(prices, 0.0)
         total = float(prices.sum())
         step = 2.0 ** (math.frexp(total)[1] - 50) if total > 0 else 1.0
@@ -112,23 +112,23 @@ class Messages:
         self._load()
 
     def delete(self, options: Bools) -> None:
-        """Go on without these options ([options])."""
+        """Delete these options ([options])."""
         self.alive &= ~options
         self.cost[options] = np.inf
 
     def fix(self, cost: float) -> Bools:
-        """[options]: which no solution of at most this cost takes."""
+        """[options]: True if no solution of at most this cost takes the option."""
         above: Bools = self.least > cost
         return above
 
     def choice(self) -> tuple[Ints, Floats]:
-        """The option of every variable that seems best now, and how much worse the next seems (inf: there is none)."""
+        """The best option of every variable by `hat`, and the margin to the next (inf: there is none)."""
         best, gap = np.zeros(self.flat.variables, np.int64), np.zeros(self.flat.variables)
         margins(self.flat.start, self.hat, best, gap)
         return best, gap
 
     def shares(self) -> tuple[Floats, Floats]:
-        """[options] how much of every option makes up the present bound, 1 for every variable; [R] what they use."""
+        """A subgradient: the weight [options] of each option in the bound, of sum 1 per variable, and their use [R]."""
         flat, weight = self.flat, np.zeros(len(self.hat))
         pairs = np.zeros(0 if flat.pair_use is None else len(self.table))
         last = not self.forward, self.arcs, self.table, self._sent(), self.grain
@@ -141,7 +141,7 @@ class Messages:
         return weight, loads
 
     def _uphill(self, goal: float) -> Floats:
-        """[R]: a step of the prices by Polyak's rule, on the priced capacities and the peaks of excess."""
+        """[R]: a step of the prices by Polyak's rule, over priced capacities and peaks of excess."""
         excess = self.shares()[1] - self.flat.limits
         steps = np.where(self.prices > 0, excess, 0.0)
         peaks = _peaks(excess)
@@ -150,13 +150,13 @@ class Messages:
         return steps * (self.pace * max(goal - self.value, 1e-4 * abs(goal)) / norm) if norm > 0 else steps
 
     def _return(self, prices: Floats, said: Floats) -> None:
-        """Back to these prices and messages, which may be of a finer grain."""
+        """Restore these prices and messages, rounded to the current grain."""
         self.said[:] = on_grid(said, self.grain)
         self.reprice(prices)
         self.sweep()
 
     def _load(self) -> None:
-        """Costs and tables under the present prices and grain; nothing is proved of them yet."""
+        """Recompute costs and tables for the current prices and grain."""
         flat, grain = self.flat, self.grain
         sums = np.concatenate([[0.0], np.cumsum(self.prices)])
         price = sums[flat.rows[:, 1]] - sums[flat.rows[:, 0]]
@@ -175,7 +175,7 @@ class Messages:
         return Sent(self.cost, self.said, self.hat, self.rest, self.proved)
 
     def _step(self) -> None:
-        """One pass; where numbers grow too large for the grain, again with a coarser one."""
+        """One pass; repeated with a coarser grain if numbers grow too large."""
         if self.bound >= INFINITE:
             return
         while True:
@@ -197,7 +197,7 @@ class Messages:
 
 
 def _peaks(excess: Floats) -> Ints:
-    """The largest of every run of capacities in excess, at most `PEAKS` of them, the largest first."""
+    """The largest of every run of exceeded capacities, at most `PEAKS`, the largest first."""
     over = np.concatenate([[False], excess > 0, [False]])
     first, last = np.flatnonzero(over[1:] & ~over[:-1]), np.flatnonzero(~over[1:] & over[:-1])
     peaks = np.array([a + int(np.argmax(excess[a:b])) for a, b in zip(first, last, strict=True)], np.int64)

@@ -1,4 +1,4 @@
-"""The compiled loops of tree-reweighted messages: edges from both ends, a pass, its gradient."""
+"""Compiled loops of tree-reweighted messages: arcs, a pass, its gradient."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Floats, Ints, compiled
-from .form import Flat
+from .form import Flat, as_floats
 
 
 class Arcs(NamedTuple):
-    """The edges of a network from both ends, sorted by variable, then by the other end.
+    """Both directions of a network's edges, sorted by variable, then by the other end.
 
-    Variable v has the options start[v] to start[v+1] and the arcs first[v] to first[v+1], from middle[v] on to later
-    variables. Arc a leads to target[a]; the same edge from there is arc back[a]. The message to v along a begins at
-    inbox[a], its costs [n_v, n_target] at at[a] of a table that holds equal ones once.
+    Variable v has the options start[v] to start[v+1] and the arcs first[v] to first[v+1], those from middle[v]
+    on to later variables. Arc a leads to target[a]; its reverse is arc back[a]. The message to v along a begins at
+    inbox[a], its costs [n_v, n_target] at at[a] of a table that stores equal ones once.
     """
 
     start: Ints
@@ -29,7 +28,7 @@ class Arcs(NamedTuple):
 
 
 def arcs_of(flat: Flat) -> tuple[Arcs, Ints]:
-    """The arcs, and which entry of the network's table each entry of theirs is."""
+    """The arcs, and the entry of the network's table for each entry of theirs."""
     edges, sizes = len(flat.ends), flat.sizes
     here, there = np.concatenate([flat.ends, flat.ends[:, ::-1]]).T
     order = np.lexsort((there, here))
@@ -51,7 +50,7 @@ def arcs_of(flat: Flat) -> tuple[Arcs, Ints]:
 
 
 def _distinct(flat: Flat) -> tuple[Ints, Ints]:
-    """Where the table of each edge begins, then where its transpose does, equal ones once; the source of each entry."""
+    """Offsets of each edge's table, then of its transpose, equal ones shared; and the source of each entry."""
     u, v = flat.ends.T
     seen: dict[tuple[int, bytes, bytes], int] = {}
     places, sources, total = [], [np.zeros(0, np.int64)], 0
@@ -69,12 +68,12 @@ def _distinct(flat: Flat) -> tuple[Ints, Ints]:
 
 
 def floats(costs: Ints, grain: float) -> Floats:
-    """Costs as floats, the infinite ones as inf, rounded down to the grain."""
-    return on_grid(np.where(costs >= INFINITE, np.inf, costs.astype(np.float64)), grain)
+    """Costs as floats, +inf where forbidden, rounded down to the grain."""
+    return on_grid(as_floats(costs), grain)
 
 
 def on_grid(values: Floats, grain: float) -> Floats:
-    """The multiples of the grain at or below."""
+    """Round down to multiples of the grain."""
     rounded: Floats = np.floor(values / grain) * grain
     return rounded
 
@@ -107,10 +106,10 @@ def least_sums(ahead: Floats, rows: Ints, count: int, table: Floats, at: int, ou
 
 
 class Sent(NamedTuple):
-    """The state of messages: costs [options], the messages `said`, and what a pass leaves.
+    """The state of a pass: costs [options], messages `said`, and results.
 
-    `hat` [options] is what a variable knows of its options, `rest` [V] what it keeps; its sum is the bound. If it was
-    so before a pass too, `proved` [options] bounds the solutions that take the option.
+    `hat` [options] are min-marginals, `rest` [V] what each variable keeps; the sum of `rest` is the bound. If `rest`
+    was valid before a pass, `proved` [options] bounds the solutions that take the option.
     """
 
     cost: Floats
@@ -122,9 +121,9 @@ class Sent(NamedTuple):
 
 @compiled
 def send(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float) -> float:
-    """One pass over all variables: renews the messages one way; returns the largest number met.
+    """One pass over all variables, renewing the messages of one direction; returns the largest magnitude met.
 
-    Options without a partner get an infinite cost; returns inf where a variable has none left.
+    Options without a partner get an infinite cost; returns inf if a variable has none left.
     """
     cost, said, hat, rest, proved = state
     start, first, middle = arcs.start, arcs.first, arcs.middle
@@ -133,7 +132,7 @@ def send(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float) ->
     for v in range(variables):
         most = max(most, start[v + 1] - start[v])
     ahead, share, rows = np.empty(most), np.empty(most), np.empty(most, np.int64)
-    credit = rest.copy()  # what is proved of every variable apart from the others
+    credit = rest.copy()  # each variable's part of the bound
     total, largest, spread = credit.sum(), 0.0, 0.0
     for step in range(variables):
         v = step if forward else variables - 1 - step
@@ -185,10 +184,10 @@ def send(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float) ->
 
 @compiled
 def origins(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float, weight: Floats, pairs: Floats) -> None:
-    """Where the bound after a pass comes from: `weight` [options], of sum 1 for every variable, and `pairs` [entries].
+    """A subgradient of the bound after a pass: `weight` [options], of sum 1 per variable, and `pairs` [entries].
 
-    The bound is a sum of minima; its gradient by the costs is followed back from what each variable keeps. `pairs` is
-    left alone where it is empty.
+    The bound is a sum of minima; its gradient by the costs is propagated back from what each variable keeps. An empty
+    `pairs` is not filled.
     """
     start, first, middle = arcs.start, arcs.first, arcs.middle
     said, hat = state.said, state.hat
@@ -198,7 +197,7 @@ def origins(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float,
     for step in range(variables):
         v = variables - 1 - step if forward else step
         low, high = start[v], start[v + 1]
-        begin, end = (first[v], middle[v]) if forward else (middle[v], first[v + 1])  # from where it has heard
+        begin, end = (first[v], middle[v]) if forward else (middle[v], first[v + 1])  # arcs of received messages
         sent = first[v + 1] - first[v] - (end - begin)
         parts = max(sent, end - begin, 1)
         kept, best = -1, np.inf
@@ -231,7 +230,7 @@ def origins(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float,
 
 @compiled
 def push_on(said: Floats, before: Floats, momentum: float, grain: float) -> None:
-    """Move the messages on in the direction in which they went since `before`, which is set to where they were."""
+    """Momentum: extrapolate the messages by their change since `before`, and set `before` to them."""
     for i in range(said.shape[0]):
         here = said[i]
         if abs(here) < np.inf and abs(before[i]) < np.inf:
@@ -241,7 +240,7 @@ def push_on(said: Floats, before: Floats, momentum: float, grain: float) -> None
 
 @compiled
 def margins(start: Ints, hat: Floats, best: Ints, gap: Floats) -> None:
-    """The best option of every variable, the first of equals, and how much worse the next is (inf: there is none)."""
+    """The best option of every variable, the first of equals, and the margin to the next (inf: there is none)."""
     for v in range(best.shape[0]):
         first, second, at = np.inf, np.inf, 0
         for x in range(start[v], start[v + 1]):

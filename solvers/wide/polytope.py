@@ -1,4 +1,4 @@
-"""The local polytope of a network, and the capacities that bind it, as rows of a linear program.
+"""The local polytope of a network, with active capacities, as a linear program.
 
     x[v,i] >= 0      variable v takes option i
     y[e,p,q] >= 0    edge e = (u,v) joins an option of u's class p to one of v's class q
@@ -6,12 +6,12 @@
     s.t. (1) Σ_i x[v,i] = 1                                         ∀ v
          (2) Σ_q y[e,p,q] = Σ_{i ∈ p} x[u,i]                        ∀ e, p
          (3) Σ_p y[e,p,q] = Σ_{j ∈ q} x[v,j]                        ∀ e, q
-         (4) Σ m[v,i,r] x[v,i] + Σ m[e,p,q,r] y[e,p,q] ≤ M_r        ∀ r that is held (bytes)
-         (5) Σ_{(v,i) ∈ C} x[v,i] ≤ |C's variables| - 1             ∀ covers C that are held
+         (4) Σ m[v,i,r] x[v,i] + Σ m[e,p,q,r] y[e,p,q] ≤ M_r        ∀ active r (bytes)
+         (5) Σ_{(v,i) ∈ C} x[v,i] ≤ |C's variables| - 1             ∀ active covers C
 
-Rows of an edge's table that differ by a constant are one class, and so are columns; the constants move to the options.
-Forbidden x and y do not exist. Prices of (2) and (3) are messages, those of (4) prices of bytes (`fixing.py`).
-A cover is a set of options that exceed a capacity together: what (4) lets through because floats are not exact.
+Rows of an edge's table that differ by a constant are one class, as are columns; the constants move to the options.
+Forbidden x and y do not exist. Dual prices of (2) and (3) are messages, those of (4) prices of bytes (`fixing.py`).
+A cover is a set of options that together exceed a capacity, which (4) admits within float tolerances.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ import numpy as np
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Floats, Ints
 from .fixing import pieces
-from .form import Flat
+from .form import Flat, as_floats, joined
 from .highs import LinearProgram
 
-_NONE = np.zeros(0, np.int64)
-_SPARE = 1e-9  # the share by which a capacity is loosened, so that rounding cuts off nothing within it
+_SPARE = 1e-9  # relative slack of capacities, so that rounding cuts off no feasible point
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Polytope:
-    """The columns and the rows (1) to (3).
+    """Columns, and rows (1) to (3).
 
-    Column k is `option[k]` for k < len(option), then a pair of classes, of which `entry` is one entry of the table.
-    `column` [options] is -1 where an option is forbidden.
-    Message m of the network stands for `offset[m]` plus the price of row `row[m]`, where that is not -1.
+    Column k is `option[k]` for k < len(option), then a pair of classes, with one of its table entries in `entry`.
+    `column` [options] is -1 for forbidden options. Message m of the network is `offset[m]` plus the price of row
+    `row[m]`, if that is not -1.
     """
 
     flat: Flat
@@ -52,7 +51,7 @@ class Polytope:
     offset: Floats
 
     def choice(self, point: Floats) -> Ints:
-        """[V]: the option of every variable that a point takes most of."""
+        """[V]: the option of the largest value per variable."""
         x = np.zeros(len(self.column))
         x[self.option] = point[: len(self.option)]
         whose = np.repeat(np.arange(self.flat.variables), self.flat.sizes)
@@ -60,9 +59,9 @@ class Polytope:
         return order[self.flat.start[1:] - 1] - self.flat.start[:-1]
 
     def messages(self, prices: Floats) -> Floats:
-        """The messages that the prices of the rows are, in the order of `fixing.least`."""
-        known = np.where(self.row < 0, 0.0, prices[self.row]) if len(prices) else np.zeros(len(self.row))
-        return self.offset + known
+        """The messages given by the prices of the rows, in the order of `fixing.lower_bounds`."""
+        priced = np.where(self.row < 0, 0.0, prices[self.row]) if len(prices) else np.zeros(len(self.row))
+        return self.offset + priced
 
 
 def polytope(flat: Flat) -> Polytope:
@@ -89,7 +88,7 @@ def polytope(flat: Flat) -> Polytope:
             offset.append(move)
             cost[flat.start[w] : flat.start[w + 1]] += move
             row.append(here[k])
-        if classes.apart:
+        if classes.separable:
             continue
         p, q = classes.cells
         for k, (of, c) in enumerate(zip(classes.of, (p, q), strict=True)):
@@ -105,21 +104,20 @@ def polytope(flat: Flat) -> Polytope:
         flat=flat,
         option=option,
         column=column,
-        entry=_joined(entries),
+        entry=joined(entries),
         cost=np.concatenate([cost[option], *costs]),
         ends=(np.concatenate(rows), np.concatenate(columns)),
         ones=np.concatenate(signs),
         right=(np.arange(below) < flat.variables).astype(np.float64),
-        row=_joined(row),
+        row=joined(row),
         offset=np.concatenate([np.zeros(0), *offset]),
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Classes:
-    """The classes of one edge: `of` every option at each end, their `count`, the `first` of each; the cells between
-    them that are not forbidden, their cost; what moves to the options. `apart`: neither cost nor use is left between
-    the ends."""
+    """Classes of one edge: class `of` every option at each end, `count`, `first` member; allowed `cells` and their
+    cost; `offsets` moved to the options. `separable`: neither cost nor use is left between the ends."""
 
     of: tuple[Ints, Ints]
     count: tuple[int, int]
@@ -127,7 +125,7 @@ class _Classes:
     cells: tuple[Ints, Ints]
     cost: Floats
     offsets: tuple[Floats, Floats]
-    apart: bool
+    separable: bool
 
 
 def _classes(flat: Flat, e: int, at: list[Ints]) -> _Classes:
@@ -135,7 +133,7 @@ def _classes(flat: Flat, e: int, at: list[Ints]) -> _Classes:
     shape = flat.sizes[u], flat.sizes[v]
     span = slice(flat.at[e], flat.at[e + 1])
     table = flat.table[span].reshape(shape)[np.ix_(*at)]
-    table = np.where(table >= INFINITE, np.inf, table.astype(np.float64))
+    table = as_floats(table)
     offsets = []
     for axis in (1, 0):
         least = table.min(axis=axis, initial=np.inf)
@@ -155,20 +153,20 @@ def _classes(flat: Flat, e: int, at: list[Ints]) -> _Classes:
         cells=(p, q),
         cost=both[p, q, 0],
         offsets=(offsets[0], offsets[1]),
-        apart=both.shape[:2] == (1, 1) and len(p) == 1 and not both[..., 1:].any(),
+        separable=both.shape[:2] == (1, 1) and len(p) == 1 and not both[..., 1:].any(),
     )
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """The capacities (4) and covers (5) in a program, in this order; a cover: options, most taken."""
+class ActiveRows:
+    """The capacities (4), then covers (5), in a program; a cover: options, and how many may be taken."""
 
     rows: list[int] = field(default_factory=list)
     covers: list[tuple[Ints, int]] = field(default_factory=list)
 
 
-def program(shape: Polytope, held: Held, scale: float, whole: bool = False) -> tuple[LinearProgram, Floats]:
-    """The polytope under what is held, and the bytes that 1 is in every row (4); `scale` ns are 1 in its objective."""
+def program(shape: Polytope, held: ActiveRows, scale: float, whole: bool = False) -> tuple[LinearProgram, Floats]:
+    """The linear program of the active rows, in units of `scale` ns, and the unit (bytes) of every row (4)."""
     from scipy.sparse import csr_array, vstack
 
     width = len(shape.cost)
@@ -177,27 +175,27 @@ def program(shape: Polytope, held: Held, scale: float, whole: bool = False) -> t
     unit = np.maximum(np.maximum(limits, uses.max(axis=1).toarray().ravel() if len(limits) else limits), 1.0)
     at = [shape.column[options] for options, _ in held.covers]
     covers = csr_array(
-        (np.ones(sum(map(len, at))), (np.repeat(np.arange(len(at)), list(map(len, at))), _joined(at))),
+        (np.ones(sum(map(len, at))), (np.repeat(np.arange(len(at)), list(map(len, at))), joined(at))),
         shape=(len(at), width),
     )
     equal = csr_array((shape.ones, shape.ends), shape=(len(shape.right), width))
     below = vstack([uses.multiply(1 / unit[:, None]), covers], format="csr")
-    most = np.concatenate([limits / unit * (1 + _SPARE), [float(count) for _, count in held.covers]])
-    return LinearProgram(shape.cost / scale, equal, shape.right, below, most, len(shape.option) if whole else 0), unit
+    bounds = np.concatenate([limits / unit * (1 + _SPARE), [float(count) for _, count in held.covers]])
+    return LinearProgram(shape.cost / scale, equal, shape.right, below, bounds, len(shape.option) if whole else 0), unit
 
 
 def _uses(shape: Polytope, rows: list[int]) -> Any:
-    """[rows, columns]: what every column uses of some capacities, sparse."""
+    """[rows, columns]: the use of these capacities by every column, sparse."""
     from scipy.sparse import csr_array
 
     flat, whose = shape.flat, np.repeat(np.arange(len(shape.flat.piece_of)), np.diff(shape.flat.use_at))
     column = shape.column[pieces(flat)]
-    many = np.flatnonzero((flat.use > 0) & (column >= 0))
+    used = np.flatnonzero((flat.use > 0) & (column >= 0))
     at: list[Ints] = []
     columns: list[Ints] = []
     amounts: list[Ints] = []
     for k, r in enumerate(rows):
-        here = many[(flat.rows[whose[many], 0] <= r) & (r < flat.rows[whose[many], 1])]
+        here = used[(flat.rows[whose[used], 0] <= r) & (r < flat.rows[whose[used], 1])]
         at.append(np.full(len(here), k))
         columns.append(column[here])
         amounts.append(flat.use[here])
@@ -207,9 +205,5 @@ def _uses(shape: Polytope, rows: list[int]) -> Any:
             at.append(np.full(len(here), k))
             columns.append(len(shape.option) + here)
             amounts.append(pairs[here])
-    places = _joined(at), _joined(columns)
-    return csr_array((_joined(amounts).astype(np.float64), places), shape=(len(rows), len(shape.cost)))
-
-
-def _joined(parts: list[Ints]) -> Ints:
-    return np.concatenate([_NONE, *parts])
+    places = joined(at), joined(columns)
+    return csr_array((joined(amounts).astype(np.float64), places), shape=(len(rows), len(shape.cost)))

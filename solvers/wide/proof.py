@@ -1,20 +1,20 @@
-"""What tree-reweighted messages prove of options and pairs: more than they say of themselves (`messages.py`)."""
+"""Lower bounds on options and pairs from tree-reweighted messages (`messages.py`)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ..elimination.kernels import Ints
-from .fixing import Least, Places, least
+from .fixing import LowerBounds, Places, lower_bounds
 from .messages import Messages
 from .substitution import ragged
 
 
-def proved(state: Messages) -> Least:
-    """The bounds under its present messages and prices.
+def proved(state: Messages) -> LowerBounds:
+    """The bounds by the current messages and prices.
 
-    What is left at the variables is shared out equally among their edges: the bound is about the same, and every pair
-    of options is weighed with all that is known of both.
+    What is left at the variables is shared equally among their edges: the total is about the same, and the bounds of
+    pairs become tighter.
     """
     flat = state.flat
     places = Places.of(flat)
@@ -23,16 +23,16 @@ def proved(state: Messages) -> Least:
         sizes = flat.sizes[flat.ends[:, end]]
         edge, x = ragged(sizes)
         messages[places.side[edge, end] + x] = state.said[begin[edge] + x]
-    messages = np.where(np.isfinite(messages), messages, 0.0)  # of options that are out
+    messages = np.where(np.isfinite(messages), messages, 0.0)  # of deleted options
     left = state.cost.copy()
     np.add.at(left, places.end, messages)
     degree = np.maximum(np.bincount(flat.ends.ravel(), minlength=flat.variables), 1)
     shares = np.where(np.isfinite(left), left, 0.0) / np.repeat(degree, flat.sizes)
-    return least(flat, messages - shares[places.end], state.prices, places)
+    return lower_bounds(flat, messages - shares[places.end], state.prices, places)
 
 
 def _inboxes(state: Messages) -> tuple[Ints, Ints]:
-    """Per end of every edge, where the messages to it begin: they are sorted by variable, then by the other end."""
+    """For either end, the offset of every edge's message to it; arcs are sorted by variable, then by the other end."""
     ends = state.flat.ends
     here, there = np.concatenate([ends, ends[:, ::-1]]).T
     place = np.empty(len(here), np.int64)

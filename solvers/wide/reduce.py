@@ -1,4 +1,4 @@
-"""Exact reduction: a network of the same optimum, as small as local reasoning makes it, with the way back."""
+"""Exact reduction: local steps to a smaller network of the same optimum, and the way back."""
 
 from __future__ import annotations
 
@@ -25,12 +25,9 @@ STEPS: tuple[Callable[[Flat], Reduced | None], ...] = (
 
 
 def reduced(flat: Flat, until: float = math.inf) -> Reduced | None:
-    """The network after all steps, in turn until none changes it or the time `until` (of perf_counter) has come.
-
-    None where a step proves that there is no feasible choice.
-    """
+    """Apply all steps until none changes the network, or until `until` (of perf_counter); None if infeasible."""
     found = Reduced(flat)
-    quiet = 0  # how many steps in a row changed nothing
+    quiet = 0  # consecutive steps without change
     while quiet < len(STEPS):
         for step in STEPS:
             if time.perf_counter() > until:

@@ -1,4 +1,4 @@
-"""Repair: descent under prices that rise where a capacity is exceeded, until none is."""
+"""Repair: descent under prices that rise while capacities are exceeded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .blocks import Net, Scratch, changed_load, clear, grow, random, solve_tree,
 def relax(
     net: Net, room: Scratch, choice: Ints, load: Ints, prices: Floats, blocks: int, most: int, state: Ints
 ) -> None:
-    """Solve blocks under fixed prices, whatever they use."""
+    """Solve blocks under fixed prices, ignoring capacities."""
     sum_prices(prices, room.prefix)
     for _ in range(blocks):
         count = grow(net, room, random(state, choice.shape[0]), most, state)
@@ -23,7 +23,7 @@ def relax(
 
 
 def risen(prices: Floats, load: Ints, limits: Ints, share: float, unit: float) -> Floats:
-    """Prices raised where a row is exceeded, most where it is exceeded most, by a share of the largest (or `unit`)."""
+    """Raise prices in proportion to the excess of each row, at most by a share of the largest price (or `unit`)."""
     excess = np.maximum(load - limits, 0).astype(np.float64)
     step = share * max(prices.max(initial=0.0), unit)
     raised: Floats = prices + step * excess / max(excess.max(initial=0.0), 1.0)

@@ -1,4 +1,4 @@
-"""Fewer and shorter pieces of use, fewer capacities."""
+"""Tightening of capacities: redundant pieces of use and rows are removed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
-from .form import Flat
-from .substitution import Reduced, offsets, pair_columns, ragged
+from .form import Flat, offsets
+from .substitution import Reduced, pair_columns, ragged
 
 
 def tightened(flat: Flat) -> Reduced | None:
-    """Without needless uses and capacities, and with infinite prices for options that use too much by themselves.
+    """Remove redundant uses and capacities, and forbid options that exceed a limit on their own; None if infeasible.
 
-    Pieces of one variable do not overlap any more; the least use of each is taken from the limits; capacities that
-    cannot be exceeded, or only together with the next one that is kept, are left out. None where a limit is exceeded.
+    Afterwards pieces of one variable are disjoint; the least use of each is subtracted from the limits; capacities that
+    cannot be exceeded, or only together with another kept one, are gone.
     """
     if not len(flat.limits):
         return Reduced(flat)
-    new = _drained(_disjoint(_drained(flat)))  # first without those that are constant, often most
+    new = _drained(_disjoint(_drained(flat)))  # constant pieces first, often the majority
     if (new.limits < 0).any():
         return None
     new = _within(new)
@@ -33,7 +33,7 @@ def tightened(flat: Flat) -> Reduced | None:
 
 
 def _disjoint(flat: Flat) -> Flat:
-    """With pieces that share no row with another of their variable."""
+    """Split pieces so that those of one variable share no row."""
     if not len(flat.piece_of):
         return flat
     width = len(flat.limits) + 1
@@ -56,19 +56,19 @@ def _disjoint(flat: Flat) -> Flat:
 
 
 def _drained(flat: Flat) -> Flat:
-    """With the least use of every piece, over the options of finite price, taken from its limits."""
+    """Subtract the least use of every piece, over allowed options, from its limits."""
     if not len(flat.piece_of):
         return flat
     piece, x = ragged(flat.sizes[flat.piece_of])
     open_ = flat.cost[flat.start[flat.piece_of[piece]] + x] < INFINITE
     least = np.minimum.reduceat(np.where(open_, flat.use, INFINITE), flat.use_at[:-1])
-    least[least >= INFINITE] = 0  # no option is open: infeasible, which others find
+    least[least >= INFINITE] = 0  # no allowed option: other steps detect infeasibility
     use = np.where(open_, flat.use - least[piece], 0)
-    return _pieces(replace(flat, limits=flat.limits - _per_row(flat, least), use=use))
+    return _pieces(replace(flat, limits=flat.limits - flat.row_sums(least), use=use))
 
 
 def _pieces(flat: Flat) -> Flat:
-    """Without pieces that use nothing or count on no row."""
+    """Drop pieces without use or rows."""
     if not len(flat.piece_of):
         return flat
     keep = (flat.rows[:, 0] < flat.rows[:, 1]) & (np.maximum.reduceat(flat.use, flat.use_at[:-1]) > 0)
@@ -79,17 +79,8 @@ def _pieces(flat: Flat) -> Flat:
     return replace(flat, piece_of=flat.piece_of[keep], rows=flat.rows[keep], use_at=offsets(sizes[keep]), use=use)
 
 
-def _per_row(flat: Flat, amounts: Ints) -> Ints:
-    """[R]: the amounts of the pieces that count on every row."""
-    steps = np.zeros(len(flat.limits) + 1, np.int64)
-    np.add.at(steps, flat.rows[:, 0], amounts)
-    np.subtract.at(steps, flat.rows[:, 1], amounts)
-    total: Ints = np.cumsum(steps)[:-1]
-    return total
-
-
 def _within(flat: Flat) -> Flat:
-    """With an infinite price for every option that exceeds a limit while all others use their least."""
+    """Forbid options that exceed a limit even if all others use their least."""
     if not len(flat.piece_of):
         return flat
     levels = [flat.limits]  # levels[k][r]: the least limit of 2^k rows from r on
@@ -111,9 +102,9 @@ def _within(flat: Flat) -> Flat:
 
 
 def _needed(flat: Flat) -> Bools:
-    """The rows that can be exceeded while no other kept row is."""
+    """[R]: True for rows that can be exceeded while no other kept row is."""
     most = np.maximum.reduceat(flat.use, flat.use_at[:-1]) if len(flat.piece_of) else np.zeros(0, np.int64)
-    load = _per_row(flat, most)
+    load = flat.row_sums(most)
     for r in pair_columns(flat):
         column = flat.pair_use[:, r] if flat.pair_use is not None else load
         load[r] += np.maximum.reduceat(column, flat.at[:-1]).sum() if len(flat.ends) else 0
@@ -134,7 +125,7 @@ def _needed(flat: Flat) -> Bools:
 
 
 def _fused(flat: Flat) -> Flat:
-    """With one piece for those of a variable that follow each other and use the same."""
+    """Merge adjacent pieces of a variable that use the same."""
     before, after, change, at = _steps(flat)
     if not len(before):
         return flat
@@ -157,7 +148,7 @@ def _fused(flat: Flat) -> Flat:
 
 
 def _steps(flat: Flat) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pieces of a variable and their successors on the next row; how the use of every option changes, from at[k] on."""
+    """Pieces, their successors on the next row, and the change of every option's use from at[k] on."""
     order = np.lexsort((flat.rows[:, 0], flat.piece_of))
     before, after = order[:-1], order[1:]
     touch = (flat.piece_of[before] == flat.piece_of[after]) & (flat.rows[before, 1] == flat.rows[after, 0])
@@ -169,7 +160,7 @@ def _steps(flat: Flat) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _changes(flat: Flat, most: Ints) -> tuple[Ints, Ints]:
-    """[R], [R]: the most that the load of row r can be above, or below, that of row r - 1."""
+    """[R], [R]: the most by which the load of row r can exceed, or fall below, that of row r - 1."""
     up, down = np.zeros(len(flat.limits) + 1, np.int64), np.zeros(len(flat.limits) + 1, np.int64)
     np.add.at(up, flat.rows[:, 0], most)
     np.add.at(down, flat.rows[:, 1], most)
@@ -183,7 +174,7 @@ def _changes(flat: Flat, most: Ints) -> tuple[Ints, Ints]:
 
 @compiled
 def _sweep(use_at: Ints, use: Ints, where: Ints, owner: Ints, at: Ints, total: Ints) -> None:
-    """Add to `total` what each variable uses from each of its points on, piece p between the points where[p]."""
+    """Add each variable's use from each of its points on to `total`; piece p lies between the points where[p]."""
     for p in range(where.shape[0]):
         for x in range(use_at[p + 1] - use_at[p]):
             total[at[where[p, 0]] + x] += use[use_at[p] + x]

@@ -1,4 +1,4 @@
-"""Putting new variables for the old ones of a `Flat`, the common ground of all steps that reduce it."""
+"""Substitution of variables in a `Flat`, shared by all reduction steps."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
-from .form import Flat, Pairs
+from .form import Flat, Pairs, offsets
 
-_SUMS = 1 << 62  # in place of INFINITE where plain sums are wanted
+_SUMS = 1 << 62  # in place of INFINITE for plain sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduced:
-    """A smaller network of the same optimum, and the way back to the one it was made of; `cut` as by `in_floats`."""
+    """A reduced network, and the maps of its choices back to the original; `cut` if `in_floats` clipped costs."""
 
     flat: Flat
     lifts: tuple[Callable[[Ints], Ints], ...] = ()
     cut: bool = False
 
     def lift(self, choice: Ints) -> Ints:
-        """The choice of the original network, no dearer, for one of `flat`."""
+        """The original network's choice, of no greater cost, for one of `flat`."""
         for back in reversed(self.lifts):
             choice = back(choice)
         return choice
@@ -33,8 +33,8 @@ class Reduced:
 class Substitution(NamedTuple):
     """Every old variable as a function of a new one.
 
-    Old variable v takes the option `options[first[v] + x]` where the new variable `root[v]` takes x; where `root[v]`
-    is -1, v is gone (no edge, no piece), with the option 0. The new variables' options lie at `start`.
+    Old variable v takes the option `options[first[v] + x]` if the new variable `root[v]` takes x; if `root[v]` is -1,
+    v is removed (no edge, no piece) and takes option 0. `start` holds the offsets of the new variables' options.
     """
 
     root: Ints
@@ -56,15 +56,8 @@ class Incidence(NamedTuple):
     edges: Ints
 
 
-def offsets(sizes: Ints) -> Ints:
-    """[n + 1]: where parts of these sizes begin and end when they lie in a row."""
-    at = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=at[1:])
-    return at
-
-
 def ragged(sizes: Ints) -> tuple[Ints, Ints]:
-    """The part that every element belongs to and its place in there, for parts of these sizes in a row."""
+    """The part of every element and its index there, for consecutive parts of these sizes."""
     part = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
     return part, np.arange(len(part), dtype=np.int64) - offsets(sizes)[part]
 
@@ -81,14 +74,14 @@ def pair_columns(flat: Flat) -> range:
 
 
 def idle_edges(flat: Flat) -> Bools:
-    """[E]: whether an edge uses no capacity."""
+    """[E]: True if an edge uses no capacity."""
     if flat.pair_use is None or not len(flat.ends):
         return np.ones(len(flat.ends), np.bool_)
     return ~np.logical_or.reduceat(flat.pair_use.any(axis=1), flat.at[:-1])
 
 
 def kept_options(flat: Flat, keep: Bools) -> Reduced:
-    """Only these options [options], at least one of every variable."""
+    """Keep only these options [options], at least one per variable."""
     counts = np.add.reduceat(keep, flat.start[:-1], dtype=np.int64)
     start, everyone = offsets(counts), np.arange(flat.variables, dtype=np.int64)
     _, options = ragged(flat.sizes)
@@ -96,7 +89,7 @@ def kept_options(flat: Flat, keep: Bools) -> Reduced:
 
 
 def kept_edges(flat: Flat, keep: Bools) -> Flat:
-    """Only these edges [E]."""
+    """Keep only these edges [E]."""
     if keep.all():
         return flat
     sizes = np.diff(flat.at)
@@ -106,7 +99,7 @@ def kept_edges(flat: Flat, keep: Bools) -> Flat:
 
 
 def substituted(flat: Flat, by: Substitution) -> Reduced:
-    """The network over the new variables: edges within one become its price and pieces, parallel ones are added up."""
+    """The network over the new variables; edges within one become its cost and pieces, parallel ones are summed."""
     fresh = len(by.start) - 1
     sizes = np.diff(by.start)
     ends = by.root[flat.ends]
@@ -144,7 +137,7 @@ def substituted(flat: Flat, by: Substitution) -> Reduced:
 
 
 def _costs(flat: Flat, by: Substitution) -> Ints:
-    """What the new variables' options cost: the prices of all old variables in them."""
+    """The costs of the new variables' options: sums over the old variables."""
     live = np.flatnonzero(by.root >= 0)
     part, x = ragged(np.diff(by.start)[by.root[live]])
     v = live[part]
@@ -156,7 +149,7 @@ def _costs(flat: Flat, by: Substitution) -> Ints:
 
 
 def _piece_uses(flat: Flat, by: Substitution) -> Ints:
-    """What the pieces use, by options of the new variables."""
+    """The use of the pieces, by options of the new variables."""
     sizes = np.diff(by.start)[by.root[flat.piece_of]]
     piece, x = ragged(sizes)
     uses: Ints = flat.use[flat.use_at[piece] + by.options[by.first[flat.piece_of[piece]] + x]]
@@ -164,7 +157,7 @@ def _piece_uses(flat: Flat, by: Substitution) -> Ints:
 
 
 def _joined(parts: list[tuple[Ints, Ints, Ints]], sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """`piece_of`, `rows`, `use_at` and `use` of these pieces, those of one variable and the same rows added up."""
+    """`piece_of`, `rows`, `use_at` and `use` of these pieces; those of one variable and equal rows are summed."""
     owner, rows = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
     use = np.concatenate([p[2] for p in parts])
     width = int(rows.max(initial=0)) + 1
@@ -179,7 +172,7 @@ def _joined(parts: list[tuple[Ints, Ints, Ints]], sizes: Ints) -> tuple[Ints, In
 
 
 class _Sums(NamedTuple):
-    """Where old tables are added up: edge e in the entries from at[of[e]] of `table`, or, of[e] = -1, in `unary`."""
+    """Targets of old tables: edge e adds to the entries from at[of[e]] of `table`, or, if of[e] = -1, to `unary`."""
 
     of: Ints
     at: Ints
@@ -189,7 +182,7 @@ class _Sums(NamedTuple):
 
 @compiled
 def _add_tables(old: Pairs, by: Substitution, sums: _Sums, most: int) -> None:
-    """Add every old edge's table to that of its new edge, or, within one new variable, to the prices of its options."""
+    """Add every old edge's table to its new edge's, or, within one new variable, to the costs of its options."""
     start, ends, at, table = old
     root, first, options, new_start = by
     of, new_at, out, unary = sums

@@ -26,7 +26,7 @@ from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.training import Training
 from partita.solvers.cache.cached_solver import Cached
-from partita.solvers.cache.digest import asked_of, digest
+from partita.solvers.cache.digest import digest, solve_key
 from partita.solvers.cache.store import FILE, Store
 from partita.solvers.protocol import INTERRUPTED, NO_LIMITS, STOPPED, Limits, Progress, Solution, Status, solver
 from partita.solvers.search.planning_problem import PlanningProblem
@@ -164,7 +164,7 @@ def test_what_does_not_hold_is_forgotten(wrong: dict[str, object], what: str, li
     store, scripted = Store(), Scripted(answer(WORST, 9), answer(BEST, 2))
     cached = Cached(scripted, store)
     cached.solve(SMALL)
-    key = asked_of(scripted, SMALL)
+    key = solve_key(scripted, SMALL)
     for part, record in store.read(key).items():
         store.write(key, part, {**record, **wrong})
     assert told(cached.solve(SMALL, limits)) == ("optimal", BEST, 2)
@@ -262,7 +262,7 @@ def test_the_digest_is_of_what_a_network_says() -> None:
 
 
 def test_answers_are_of_one_solver() -> None:
-    assert len({asked_of(solver(name), SMALL) for name in ("auto", "elimination", "cpsat")}) == 3
+    assert len({solve_key(solver(name), SMALL) for name in ("auto", "elimination", "cpsat")}) == 3
 
 
 def test_the_digest_of_many_layers_is_quick(make_transformer: Callable[..., Network]) -> None:

@@ -12,12 +12,12 @@ import pytest
 from partita.formulation.network.network import INFINITE, Edge, Network, Variable
 from partita.solvers.wide import highs, integer
 from partita.solvers.wide.covers import cover
-from partita.solvers.wide.fixing import Least, fixed, least
+from partita.solvers.wide.fixing import LowerBounds, fixed, lower_bounds
 from partita.solvers.wide.form import Flat, fits, flattened, in_floats
 from partita.solvers.wide.integer import solve_exactly
 from partita.solvers.wide.linear import relaxed
 from partita.solvers.wide.messages import Messages
-from partita.solvers.wide.polytope import Held, polytope, program
+from partita.solvers.wide.polytope import ActiveRows, polytope, program
 from partita.solvers.wide.proof import proved
 from partita.solvers.wide.substitution import Reduced
 
@@ -82,7 +82,7 @@ def optimum(flat: Flat) -> int | None:
     return min((price for price, _ in priced(flat)), default=None)
 
 
-def confirm(flat: Flat, bounds: Least, feasible) -> None:
+def confirm(flat: Flat, bounds: LowerBounds, feasible) -> None:
     """No bound is above the price of a feasible choice to which it applies."""
     for price, c in feasible:
         price -= flat.constant
@@ -112,7 +112,7 @@ def test_any_messages_and_prices_are_valid(block: int) -> None:
         feasible = priced(flat)
         messages = rng.normal(size=int(flat.sizes[flat.ends].sum())) * rng.choice([0, 1, 1e9])
         prices = np.maximum(rng.normal(size=len(flat.limits)), 0) * rng.choice([0, 1e-3, 1, 1e5])
-        bounds = least(flat, messages, prices)
+        bounds = lower_bounds(flat, messages, prices)
         confirm(flat, bounds, feasible)
         best = min((price for price, _ in feasible), default=None)
         if best is not None:  # what is deleted below best + 1 leaves the best
@@ -271,7 +271,7 @@ def test_what_pairs_use_counts_where_it_is_the_same_for_all() -> None:
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_messages_that_are_no_numbers_prove_nothing(number: float) -> None:
     flat = flattened(network([[3, 5], [0, 1]], edges=[(0, 1, [[0, 1], [1, 0]])], limits=(3,)))
-    assert least(flat, np.full(4, number), np.full(1, number)).bound(flat) == 3
+    assert lower_bounds(flat, np.full(4, number), np.full(1, number)).bound(flat) == 3
 
 
 def test_without_time_nothing_is_claimed() -> None:
@@ -319,7 +319,7 @@ def test_a_child_answers_as_this_process_does(monkeypatch: pytest.MonkeyPatch) -
 def test_a_child_that_died_is_no_answer_and_another_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(highs, "_SMALL", -1)
     shape = polytope(flattened(network([[3, 1, 2]])))
-    program_ = program(shape, Held(), 1.0)[0]
+    program_ = program(shape, ActiveRows(), 1.0)[0]
     with highs.Highs() as child:
         assert child.solve(program_, 60).end is highs.End.SOLVED
         assert child._process is not None

@@ -17,7 +17,7 @@ from partita.solvers.protocol import INTERRUPTED, NO_MEMORY, STOPPED, Limits, Pr
 from partita.solvers.wide import close, portfolio
 from partita.solvers.wide.deadline import Deadline
 from partita.solvers.wide.form import flattened
-from partita.solvers.wide.incumbent import Known
+from partita.solvers.wide.incumbent import Incumbent
 
 
 def table(values: np.ndarray) -> np.ndarray:
@@ -182,7 +182,7 @@ def test_known() -> None:
     best = least(network(0))
     assert best is not None
     choice = next(x for x in product(*map(range, flat.sizes.tolist())) if flat.price(np.array(x)) == best)
-    known = Known(flat, 0)
+    known = Incumbent(flat, 0)
     assert (known.now().bound, known.now().prover) == (0, "reduction")
     known.prove(best - 1, "messages")
     known.prove(best - 1, "HiGHS")
