@@ -180,7 +180,7 @@ def test_networks_without_variables_edges_or_rows():
 def test_pairs_that_use_a_capacity_are_refused():
     flat = network(np.random.default_rng(0))
     uses = Flat(**{name: getattr(flat, name) for name in Flat.__slots__} | {"pair_use": np.zeros((len(flat.table), 3))})
-    with pytest.raises(PartitaError, match="pairs use nothing"):
+    with pytest.raises(PartitaError, match="pairs use no capacity"):
         Descent(uses, np.zeros(6, np.int64))
 
 

@@ -270,8 +270,8 @@ def test_the_least_recently_used_is_forgotten(
 WRITER = """
 import sys
 from pathlib import Path
-from partita.solvers.digest import digest_of
-from partita.solvers.store import Store
+from partita.solvers.cache.digest import digest_of
+from partita.solvers.cache.store import Store
 folder, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store = Store(folder)
 for n in range(count):
