@@ -24,9 +24,8 @@ from typing import Any
 from ..model.errors import PartitaError
 
 PATIENCE = 0.1
-"""Share of the limit, at least LEAST seconds, after which a solver is interrupted; GRACE times that ends it."""
+"""Share of the limit, at least LEAST seconds, after which a solver is interrupted; after as much again it is ended."""
 LEAST = 2.0
-GRACE = 4
 START = 60.0
 """Seconds for what comes before a limited solve: the start, the instance, the libraries."""
 SHARE = 0.75
@@ -65,7 +64,7 @@ def contained(request: Request, folder: Path) -> dict[str, Any]:
         command = [sys.executable, "-m", f"{__package__}.contained", str(asked)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         try:
-            code = process.wait(request.seconds + (GRACE + 1) * _patience(request.seconds) + START)
+            code = process.wait(request.seconds + 3 * _patience(request.seconds) + START)
         except subprocess.TimeoutExpired:
             code = -signal.SIGALRM
         finally:  # also when the benchmark is interrupted; and what the solver started ends with it
@@ -182,13 +181,14 @@ def _limit_memory() -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Interrupt this process some time after `seconds`, and end it after GRACE times that."""
+    """Interrupt this process some time after `seconds`, and end it after as long again."""
     patience = _patience(seconds)
     interrupt = threading.Timer(seconds + patience, os.kill, (os.getpid(), signal.SIGINT))
     interrupt.daemon = True
     interrupt.start()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without it
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds + GRACE * patience)
+    signal.setitimer(signal.ITIMER_REAL, seconds + 2 * patience)
 
 
 if __name__ == "__main__":
