@@ -17,7 +17,7 @@ from ..emission.common.defaults import SEED
 from ..emission.templates.counters import dropout_mask, projection_weights
 from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
-from .reference import Optimizer, Semantics, random_weight, state_of
+from .reference import PLAIN, Optimizer, Semantics, random_weight, state_of
 from .statistics import InPieces
 from .synthetic import synthetic
 from .verify import TOLERANCE, Trial, semantics
@@ -63,7 +63,7 @@ def _numbers(shape: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _truth(
-    graph: PCG, optimizer: str, steps: int, semantics: Semantics
+    graph: PCG, optimizer: str, steps: int, semantics: Semantics = PLAIN
 ) -> tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...], Outcome]:
     """Initial weights, batches, and what training on whole tensors gives."""
     module = GraphModule(graph)

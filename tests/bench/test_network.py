@@ -22,6 +22,7 @@ from partita.formulation.reduction.cost import program_price
 from partita.formulation.reduction.enumeration import programs
 from partita.formulation.reduction.program import Collective, Reduction, ReductionProgram, Step, flat
 from partita.model.errors import PartitaError
+from partita.model.machine.link_kinds import SharedMedium
 
 AR, RS, AG, R, B = (
     Collective.ALL_REDUCE,
@@ -47,7 +48,8 @@ def test_machine() -> None:
     assert [level.bandwidth * 8 * WIRE_BYTES for level in machine.levels[:2]] == pytest.approx([50e6, 100e6])
     inside = machine.levels[2].wiring
     assert inside is not None
-    assert inside.shared == pytest.approx(0.8e9)  # a node's quarter of what the preset's four ranks have together
+    (shared,) = inside.of_kind(SharedMedium)
+    assert shared.bandwidth == pytest.approx(0.8e9)  # a node's quarter of what the preset's four ranks have together
     assert (machine.collectives, machine.hierarchy) == ("gloo", (2, 2, 2))
 
 

@@ -196,7 +196,7 @@ def test_figure_16_a_not_through_the_fused_operator() -> None:
     """It is no sum of what its shards give, so what it sums over cannot be cut."""
     (rule,) = parse_rules(FUSED)
     verdict = verify_rule(rule)
-    assert verdict.verdict == "ill-typed" and "sums over is cut" in verdict.note, verdict
+    assert verdict.verdict == "ill-typed" and "contracted dim is cut" in verdict.note, verdict
 
 
 def test_figure_16_a_no_sum_is_split_through_an_activation() -> None:

@@ -299,11 +299,12 @@ def test_a_plan_has_one_program_in_every_process() -> None:
     """Nothing depends on the order of a set."""
     script = (
         "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('plans', {str(Path(__file__))!r})\n"
-        "plans = sys.modules['plans'] = importlib.util.module_from_spec(spec)\n"
+        f"spec = importlib.util.spec_from_file_location('tests.codegen.plans', {str(Path(__file__))!r})\n"
+        "plans = sys.modules['tests.codegen.plans'] = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(plans)\n"
         "print(*plans.digests())\n"
     )
     other = {**os.environ, "PYTHONHASHSEED": "1"}
-    ran = subprocess.run([sys.executable, "-c", script], env=other, check=True, capture_output=True, text=True)
+    command, root = [sys.executable, "-c", script], Path(__file__).parents[2]
+    ran = subprocess.run(command, env=other, cwd=root, check=True, capture_output=True, text=True)
     assert ran.stdout.split() == digests() == digests()

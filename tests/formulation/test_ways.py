@@ -349,8 +349,8 @@ def two_layers() -> tuple[PCG, list[int]]:
 def test_ways_that_read_what_is_computed_from_them_are_dropped() -> None:
     graph, (_, relu, second, last) = two_layers()
     union = Union(graph)
-    union.way(union.add("linear_relu", graph.nodes[second].inputs), last)
-    union.way(union.add("tanh", (last,)), relu)
+    union.add_alternative(union.add("linear_relu", graph.nodes[second].inputs), last)
+    union.add_alternative(union.add("tanh", (last,)), relu)
     made = union.build()
     assert union.dropped == 1
     assert [(made.nodes[a].op, made.nodes[c].op) for a, c in made.alternatives] == [("linear_relu", "relu")]
@@ -362,15 +362,15 @@ def test_ways_that_read_each_other_are_not_both_taken() -> None:
     one, other = (b.add("linear", x, b.parameter(n, (WIDTH, WIDTH)), shape=(BATCH, WIDTH)) for n in "vw")
     y = b.add("add", one, other, shape=(BATCH, WIDTH))
     union = Union(b.build(b.add("projection", y, shape=(), site=0)))
-    union.way(union.add("neg", (one,)), other)
-    union.way(union.add("neg", (other,)), one)
+    union.add_alternative(union.add("neg", (one,)), other)
+    union.add_alternative(union.add("neg", (other,)), one)
     assert len(union.build().alternatives) == 1 and union.dropped == 1
 
 
 def test_a_graph_without_fitting_ways_stays_as_it_is() -> None:
     graph, (first, relu, *_) = two_layers()
     union = Union(graph)
-    union.way(union.add("slice", (first,), [("dim", 1), ("start", 0), ("step", 1), ("stop", 4)]), relu)
+    union.add_alternative(union.add("slice", (first,), [("dim", 1), ("start", 0), ("step", 1), ("stop", 4)]), relu)
     assert union.build() is graph and union.dropped == 1
 
 
@@ -380,8 +380,8 @@ def test_dims_are_not_cut_finer() -> None:
     union = Union(graph)
     halves = [union.add("part", (first,), [("dim", 1), ("number", n), ("of", 2)]) for n in range(2)]
     swapped = union.add("cat", [halves[1], halves[0]], [("dim", 1)])
-    union.way(swapped, relu)
-    union.way(union.add("linear_relu", graph.nodes[second].inputs), last)
+    union.add_alternative(swapped, relu)
+    union.add_alternative(union.add("linear_relu", graph.nodes[second].inputs), last)
     made = union.build()
     assert [made.nodes[a].op for a, _ in made.alternatives] == ["linear_relu"] and union.dropped == 1
     place = {node.name: i for i, node in enumerate(made.nodes)}
