@@ -5,6 +5,7 @@ A plan is a value: what writes, emits, verifies or describes it imports it. Its 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -38,13 +39,13 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
     return getattr(import_module(f"...{module}", __name__), function)(*arguments, **options)
 
 
-class PlanMethods:
+class PlanMethods(ABC):
     """Methods of plans with and without a pipeline."""
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """How many parts the devices are divided into: a pipeline has several."""
-        raise NotImplementedError
 
     def summary(self) -> dict[str, Any]:
         """What `partita plan --json` prints; `program` is known where the plan is saved."""
@@ -81,9 +82,9 @@ class PlanMethods:
         return result
 
     @classmethod
+    @abstractmethod
     def from_json(cls, data: Any) -> Self:
         """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
-        raise NotImplementedError
 
     def save(self, path: Path | str) -> None:
         """Write the plan to a `.json` file, or plan.json and program.py into a folder."""

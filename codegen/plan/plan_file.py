@@ -103,12 +103,8 @@ def _errors_at(where: str, prefix: bool = False) -> Iterator[None]:
         raise PartitaError(f"{where}: {error}") from error
 
 
-# One stage
-
-
-def _stage_to_json(plan: Plan) -> dict[str, Any]:
-    nodes = enumerate(zip(plan.graph.nodes, plan.choices, strict=True))
-    price = plan.transfer
+def _shared_json(plan: Plan | PipelinePlan) -> dict[str, Any]:
+    """The fields of both kinds of plan; a pipeline has them once for all of its stages."""
     return {
         "format": FORMAT,
         "model": plan.model,
@@ -116,6 +112,17 @@ def _stage_to_json(plan: Plan) -> dict[str, Any]:
         "optimizer": plan.optimizer,
         "micro_batches": plan.micro_batches,
         "machine": plan.machine.to_json(),
+    }
+
+
+# One stage
+
+
+def _stage_to_json(plan: Plan) -> dict[str, Any]:
+    nodes = enumerate(zip(plan.graph.nodes, plan.choices, strict=True))
+    price = plan.transfer
+    return {
+        **_shared_json(plan),
         "placement": [list(row) for row in plan.placement.matrix],
         "choices": {node.name: choice_json(plan.graph, index, choice) for index, (node, choice) in nodes},
         **({"recompute": dict(plan.recompute)} if plan.recompute else {}),
@@ -197,19 +204,11 @@ def _report(data: Mapping[str, Any]) -> dict[str, Any]:
 
 # Several stages
 
-_SHARED = ("format", "model", "dtype", "optimizer", "micro_batches", "machine")
-"""Fields that stages share, and the pipeline has."""
-
 
 def _pipeline_to_json(plan: PipelinePlan) -> dict[str, Any]:
     return {
         "kind": PIPELINE,
-        "format": FORMAT,
-        "model": plan.model,
-        "dtype": plan.dtype,
-        "optimizer": plan.optimizer,
-        "micro_batches": plan.micro_batches,
-        "machine": plan.machine.to_json(),
+        **_shared_json(plan),
         "row": list(plan.row),
         "bounds": list(plan.bounds),
         "schedule": plan.schedule.name,
@@ -225,7 +224,7 @@ def _own_json(plan: PipelinePlan, number: int) -> dict[str, Any]:
     """The fields of one stage; its graph only if that was rewritten."""
     part = plan.stages[number]
     plain = part.graph == stage(plan.graph, *plan.bounds[number : number + 2]).graph
-    left_out = (*_SHARED, "graph") if plain else _SHARED
+    left_out = {*_shared_json(part), *(["graph"] if plain else [])}
     return {key: value for key, value in part.to_json().items() if key not in left_out}
 
 

@@ -283,10 +283,10 @@ def test_time_limit() -> None:
 
 def test_many_ranks_start_quickly() -> None:
     run_threads(all_reduce, 8)
-    start = time.process_time()
+    start = time.perf_counter()
     total = run_threads(all_reduce, 64)
     assert total == [[2016, 20160]] * 64
-    assert time.process_time() - start < 10  # 0.2 s
+    assert time.perf_counter() - start < 10  # 0.2 s on an idle machine
 
 
 def test_no_ranks() -> None:
