@@ -1,4 +1,4 @@
-"""A configuration under consideration: what is known of it, how far it was taken, and which goes first."""
+"""A configuration in the search: its state, its level, and its priority."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .state import Level, State
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A configuration, what is known of it, and how far it was taken (None: not at all)."""
+    """A configuration, what is proved of it, and its level (None: untouched)."""
 
     configuration: Configuration
     state: State
     level: Level | None = None
-    charted: bool = False  # True if its bound includes what is known of its parts
-    under_way: bool = False
-    dived: bool = False  # True once it was tried for a first plan
-    merged: bool = False  # True if it stands for all that have as many stages and micro-batches
+    has_part_bounds: bool = False  # True if the bound includes what is proved of its parts
+    running: bool = False
+    dived: bool = False  # True once tried for a first plan
+    merged: bool = False  # True if it bounds all of its size (`MergedDeviceBound`)
 
     @property
     def bound(self) -> int:
@@ -29,7 +29,7 @@ class Candidate:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Stages (of a device one each) and micro-batches."""
+        """Numbers of pipeline devices and of micro-batches."""
         return self.configuration.devices, self.configuration.micro_batches
 
     @property
@@ -38,19 +38,19 @@ class Candidate:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Smaller for what is taken further first."""
+        """Sort key: smaller goes first."""
         c = self.configuration
         return self.level in (Level.BOUNDED, Level.PRICED), self.bound, len(c.matrix), c
 
 
 def evenly_spread(pipeline: PipelineProblem, configuration: Configuration) -> int:
-    """A bound: the step, in ns, if all arithmetic is spread evenly over the devices."""
+    """Lower bound on the step, in ns: all arithmetic spread evenly over the devices."""
     total = int(pipeline.floors(configuration)[0, -1])
     share = total // configuration.devices
     return share if configuration.rounds is None else share + (total - share) // configuration.rounds
 
 
 def plainness(row: Row, matrix: tuple[Row, ...]) -> tuple[object, ...]:
-    """Small for few stages, over the outermost level, and for meshes with one axis for every level."""
-    apart = all(sum(factor > 1 for factor in level) <= 1 for level in zip(*matrix, strict=True))
-    return prod(row), tuple(-f for f in row), not apart or len(matrix) > 2, -len(matrix), matrix
+    """Sort key: few stages first, then stages over the outermost level, then one mesh axis per level."""
+    one_axis_per_level = all(sum(factor > 1 for factor in level) <= 1 for level in zip(*matrix, strict=True))
+    return prod(row), tuple(-f for f in row), not one_axis_per_level or len(matrix) > 2, -len(matrix), matrix

@@ -1,9 +1,9 @@
-"""One configuration, lazily: the master problem over what is known of the parts, until its optimum is known.
+"""The optimal cuts of one configuration, solving only the parts that matter.
 
-The master chooses the cuts for bounds alone. What it chose is asked of the parts, which raises bounds, and the master
-chooses again; when all that it chose is known, that is the optimum. Both sides of a boundary must agree on layouts:
-where they do not, the boundary is split into one place for each of the layouts that they took, and one for all others.
-So few of the parts, and few of the layouts, are ever solved for. Weights that several stages have are agreed on alike.
+A master problem (`shortest_cut`) chooses the cuts by the lower bounds of the parts. The chosen parts are solved, their
+bounds rise, and the master chooses again; once every chosen part is solved, the choice is optimal. Both sides of a
+boundary must agree on layouts: where they do not, its place is split into one for each layout that they took and one
+for all others. So few parts, and few layouts, are ever solved. Layouts of shared weights are agreed on the same way.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ import numpy.typing as npt
 from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
 from ...model.graph.layout import Layout
-from .interval_bounds import added, around, positions
-from .interval_table import Bounds
-from .part_bounds import ANY, Answer, Letters, Need, Query, Side
+from .interval_bounds import max_adjacent_sum, max_disjoint_sum, positions_by_kind
+from .interval_table import BoundTables
+from .part_bounds import ANY, Answer, Layouts, LayoutSet, MemoryNeed, Query
 from .shortest_cut import Times, best_path
 from .state import Effort, Level, Stages, State
 from .zero_bubble_bound import ZeroBubbleBound
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-_LITTLE = 0.25
-"""The part of the gap that a bound may be lower for stages that are not asked."""
+_SLACK_SHARE = 0.25
+"""Share of the gap that a bound may lose by leaving short stages unsolved."""
 
-Place: TypeAlias = tuple[int, Side]
-"""A boundary, and the layouts that are meant there."""
+Place: TypeAlias = tuple[int, LayoutSet]
+"""A boundary and the layouts allowed there."""
 
 
 class Parts(Protocol):
-    """The parts of a model in one configuration, whose times can be asked for."""
+    """The parts of a model in one configuration and their times."""
 
     @property
     def floors(self) -> Times:
-        """[n, n]: no time of part (i, j) is less, and those of disjoint parts add up; INFINITE where i >= j."""
+        """[n, n]: lower bounds on the times of parts (i, j); disjoint parts add up. INFINITE where i >= j."""
         ...
 
     @property
-    def handed(self) -> Times:
-        """[n]: no less comes on top of it at a boundary."""
+    def transfer_floors(self) -> Times:
+        """[n]: lower bounds on what a transfer over each boundary adds."""
         ...
 
     @property
     def zero_bubble(self) -> ZeroBubbleBound | None:
-        """Until when stages work, where that is not what they are busy."""
+        """Bound on finish times, if the step is more than the sum of busy times."""
         ...
 
     @property
     def stages(self) -> npt.NDArray[np.bool_]:
-        """[n, n]: which parts can be stages."""
+        """[n, n]: True for parts that can be stages."""
         ...
 
     def kind(self, i: int, j: int) -> Hashable:
@@ -70,92 +70,92 @@ class Parts(Protocol):
         ...
 
     def shared(self, i: int, j: int) -> tuple[bool, ...]:
-        """Of every weight that several stages may have, whether this part has it and leaves it to others too."""
+        """For every shared weight: True if both this part and another one have it."""
         ...
 
     def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
         """The least time of a part."""
         ...
 
-    def need(self, i: int, j: int, in_flight: int) -> Need:
-        """The least memory of a part inside of any other, whatever time it takes."""
+    def memory_need(self, i: int, j: int, in_flight: int) -> MemoryNeed:
+        """Lower bound on the memory that a part adds to any part that contains it."""
         ...
 
 
-def search_cuts(parts: Parts, configuration: Configuration, state: State, reach: int, effort: Effort) -> Stages | None:
-    """Raise the bound of a configuration until it is `reach` or proved best within the effort; the best plan found.
+def search_cuts(parts: Parts, configuration: Configuration, state: State, target: int, effort: Effort) -> Stages | None:
+    """Raise the bound of a configuration to `target`, or until its best plan is proved within the effort; that plan.
 
-    `effort.cutoff` is not used: it follows from `reach`.
+    `effort.cutoff` is not used: it follows from `target`.
     """
-    return _CutSearch(parts, configuration, state, reach, effort).run()
+    return _CutSearch(parts, configuration, state, target, effort).run()
 
 
 def raise_bound(parts: Parts, configuration: Configuration, state: State) -> None:
-    """Raise the bound of a configuration by what is known of its parts."""
+    """Raise the bound of a configuration by what is proved of its parts, without solving any."""
     _CutSearch(parts, configuration, state, INFINITE, Effort(Level.RELAXED)).raise_bound()
 
 
 class _CutSearch:
-    def __init__(self, parts: Parts, configuration: Configuration, state: State, reach: int, effort: Effort) -> None:
+    def __init__(self, parts: Parts, configuration: Configuration, state: State, target: int, effort: Effort) -> None:
         self.parts, self.configuration, self.state = parts, configuration, state
-        self.reach, self.effort = reach, effort
+        self.target, self.effort = target, effort
         self.until = monotonic() + effort.seconds
-        self.floors, self.handed, self.stages = parts.floors, parts.handed, parts.stages
+        self.floors, self.transfer_floors, self.stages = parts.floors, parts.transfer_floors, parts.stages
         self.zero_bubble = parts.zero_bubble
         self.count = len(self.floors)
-        self.kinds = positions(parts.stages, parts.kind, parts.shared)
-        self.proved = Bounds(state.known, self._groups, self._sides)
-        self.places, self.first = self._laid_out()
-        self.times: dict[tuple[int, tuple[Side, ...]], Times] = {}
-        self.least: dict[int, Times] = {}
-        self.within: dict[int, Times] = {}
+        self.kinds = positions_by_kind(parts.stages, parts.kind, parts.shared)
+        self.bound_tables = BoundTables(state.known, self._groups, self._layout_sets)
+        self.places, self.first = self._places()
+        self.times: dict[tuple[int, tuple[LayoutSet, ...]], Times] = {}
+        self.lower_bounds: dict[int, Times] = {}
+        self.by_subparts: dict[int, Times] = {}
         self.has_shared = np.array([[parts.shared(i, j) for j in range(self.count)] for i in range(self.count)])
 
     def run(self) -> Stages | None:
-        """Choose, ask, and choose again."""
+        """Choose cuts and solve their parts until the choice is solved; the plan, if any."""
         state = self.state
         while True:
             chosen = self.raise_bound()
             if chosen is None:
                 return None
             places, queries = chosen
-            if state.bound >= self.reach or monotonic() > self.until:
+            if state.bound >= self.target or monotonic() > self.until:
                 return None
-            wanted = self._wanted(places, queries)
-            if wanted is not None:
-                self._ask(*wanted)
+            query = self._next_query(places, queries)
+            if query is not None:
+                self._solve_part(*query)
                 continue
             answers = [self._best(places, queries, s) for s in range(len(queries))]
             found = tuple(a for a in answers if a is not None)
-            if len(found) < len(answers):  # without memory only bounds are wanted; else none was found in time
+            if len(found) < len(answers):  # a bounding level, or out of time
                 return None
-            apart, parted = self._disagreements(places, found), self._parted(places, found)
-            if not apart and not parted:
+            layouts, storage = self._disagreements(places, found), self._storage_disagreements(places, found)
+            if not layouts and not storage:
                 step = self._step_ns(places, [a.objective or 0 for a in found])
                 return Stages(step, tuple(b for b, _ in places), found)
-            self.proved.split(_split(state.sides, apart))
-            if _split(state.shared, parted):
-                self.proved = Bounds(state.known, self._groups, self._sides)
-            self.places, self.first = self._laid_out()
+            self.bound_tables.split(_split(state.layout_sets, layouts))
+            if _split(state.shared, storage):
+                self.bound_tables = BoundTables(state.known, self._groups, self._layout_sets)
+            self.places, self.first = self._places()
             self.times = {}
 
     def raise_bound(self) -> tuple[list[Place], list[Query]] | None:
-        """What the master chooses; None where there is no path."""
+        """The master's choice: places and queries; None if there is no path."""
         chosen = self._choose()
         self.state.bound = max(self.state.bound, INFINITE if chosen is None else chosen[0])
         return None if chosen is None else chosen[1:]
 
     def _choose(self) -> tuple[int, list[Place], list[Query]] | None:
-        """The least step that is not excluded: its cuts with the sides taken there, and what it asks of every stage."""
+        """The least step not excluded by bounds, its places, and the query of every stage."""
         parts, p = self.parts, self.configuration.stages
         places = self.places
         best: tuple[int, list[Place], list[Query]] | None = None
         weights = range(len(parts.shared(0, self.count - 1)))
         for shared in product(*(self.state.shared.get(w, (ANY,)) for w in weights)):
             flights = [self._in_flight(s) for s in range(p)]
-            times = {f: self._times(f, shared) for f in set(flights)}
+            times = {f: self._stage_times(f, shared) for f in set(flights)}
             path = best_path(
-                self._ended([times[f] for f in flights]), self.configuration.rounds, self.configuration.devices
+                self._finish_times([times[f] for f in flights]), self.configuration.rounds, self.configuration.devices
             )
             if path is None or (best is not None and path.objective >= best[0]):
                 continue
@@ -164,93 +164,93 @@ class _CutSearch:
             best = path.objective, taken, queries
         return best
 
-    def _ended(self, busy: list[Times]) -> list[Times]:
-        """Until when the stages work, from any place to any other."""
+    def _finish_times(self, busy: list[Times]) -> list[Times]:
+        """[p] arrays: bounds on each stage's finish time, between any two places."""
         if self.zero_bubble is None:
             return busy
         at = np.array([b for b, _ in self.places])
-        return [self.zero_bubble.until(s, at[:, None], at[None, :], times) for s, times in enumerate(busy)]
+        return [self.zero_bubble.finish_time(s, at[:, None], at[None, :], times) for s, times in enumerate(busy)]
 
-    def _ends(self, places: list[Place], busy: Sequence[int]) -> Sequence[int]:
-        """Until when stages work that are busy so long."""
+    def _stage_finish_times(self, places: list[Place], busy: Sequence[int]) -> Sequence[int]:
+        """Bounds on the finish times of stages with these busy times."""
         if self.zero_bubble is None:
             return busy
         spans = enumerate(pairwise(b for b, _ in places))
-        return [int(self.zero_bubble.until(s, i, j, busy[s])) for s, (i, j) in spans]
+        return [int(self.zero_bubble.finish_time(s, i, j, busy[s])) for s, (i, j) in spans]
 
     def _step_ns(self, places: list[Place], busy: Sequence[int]) -> int:
-        return self.configuration.step_ns(self._ends(places, busy))
+        return self.configuration.step_ns(self._stage_finish_times(places, busy))
 
-    def _laid_out(self) -> tuple[list[Place], npt.NDArray[np.int64]]:
-        """All places, and the first of every boundary."""
-        sides = [self._sides(self._group(b)) for b in range(self.count)]
+    def _places(self) -> tuple[list[Place], npt.NDArray[np.int64]]:
+        """All places, and the index of the first one of every boundary."""
+        sides = [self._layout_sets(self._group(b)) for b in range(self.count)]
         return [(b, side) for b, own in enumerate(sides) for side in own], np.cumsum([0, *map(len, sides)])
 
     def _group(self, boundary: int) -> Hashable:
-        """Those whose sides are told apart alike; the ends of the model have none."""
+        """The group of boundaries that are split alike; None at the ends of the model."""
         return (self.parts.group(boundary),) if 0 < boundary < self.count - 1 else None
 
     def _groups(self, kind: Hashable) -> tuple[Hashable, Hashable]:
         starts, ends = self.kinds[kind][0]
         return self._group(int(starts[0])), self._group(int(ends[0]))
 
-    def _sides(self, group: Hashable) -> tuple[Side, ...]:
-        return (ANY,) if group is None else self.state.sides.get(group, (ANY,))
+    def _layout_sets(self, group: Hashable) -> tuple[LayoutSet, ...]:
+        return (ANY,) if group is None else self.state.layout_sets.get(group, (ANY,))
 
     def _in_flight(self, stage: int) -> int:
         return 0 if self.effort.level is Level.RELAXED else self.configuration.in_flight(stage)
 
-    def _query(self, left: Place, right: Place, in_flight: int, shared: Sequence[Side]) -> Query:
-        return Query(in_flight, left[1], right[1], self._had(left[0], right[0], shared))
+    def _query(self, left: Place, right: Place, in_flight: int, shared: Sequence[LayoutSet]) -> Query:
+        return Query(in_flight, left[1], right[1], self._stored_sets(left[0], right[0], shared))
 
-    def _had(self, i: int, j: int, shared: Sequence[Side]) -> tuple[Side, ...]:
-        """How a part stores the weights that it shares with others."""
+    def _stored_sets(self, i: int, j: int, shared: Sequence[LayoutSet]) -> tuple[LayoutSet, ...]:
+        """The allowed layouts of the shared weights that a part has."""
         return tuple(x if has else ANY for has, x in zip(self.parts.shared(i, j), shared, strict=True))
 
-    def _times(self, in_flight: int, shared: tuple[Side, ...]) -> Times:
-        """What is proved of every part between two places."""
+    def _stage_times(self, in_flight: int, shared: tuple[LayoutSet, ...]) -> Times:
+        """Lower bounds on the times of all parts between two places."""
         if (in_flight, shared) not in self.times:
             index = [b for b, _ in self.places]
-            times = self.times[in_flight, shared] = self._least(in_flight)[np.ix_(index, index)].copy()
+            times = self.times[in_flight, shared] = self._lower_bounds(in_flight)[np.ix_(index, index)].copy()
             for kind in self.state.known.answers:
-                self._enter(times, kind, in_flight, shared)
+                self._raise_times(times, kind, in_flight, shared)
         return self.times[in_flight, shared]
 
-    def _enter(self, times: Times, kind: Hashable, in_flight: int, shared: tuple[Side, ...]) -> None:
-        """Raise times by what is proved of the parts of a kind."""
+    def _raise_times(self, times: Times, kind: Hashable, in_flight: int, shared: tuple[LayoutSet, ...]) -> None:
+        """Raise the times of all parts of a kind to what is proved of them."""
         first = self.first
         for starts, ends in self.kinds.get(kind, ()):
-            values = self.proved.of(kind, in_flight, self._had(int(starts[0]), int(ends[0]), shared))
+            values = self.bound_tables.of(kind, in_flight, self._stored_sets(int(starts[0]), int(ends[0]), shared))
             left, right = map(np.arange, values.shape)
             at = (first[starts, None] + left)[:, :, None], (first[ends, None] + right)[:, None, :]
             times[at] = np.maximum(times[at], values)
 
-    def _least(self, in_flight: int) -> Times:
-        """What every part takes at the least, as far as that follows from what is known of parts inside of it."""
-        if in_flight not in self.least:
-            handed, answers = self.handed, self.state.known.answers.values()
+    def _lower_bounds(self, in_flight: int) -> Times:
+        """[n, n]: lower bounds that follow from the parts inside of every part; INFINITE if it cannot be a stage."""
+        if in_flight not in self.lower_bounds:
+            transfer_floors, answers = self.transfer_floors, self.state.known.answers.values()
             flights = sorted({q.in_flight for own in answers for q, _ in own if 0 < q.in_flight <= in_flight})
-            most = reduce(np.maximum, map(self._within, flights), self._within(0))
-            most = np.minimum(most + handed[:, None] + handed[None, :], INFINITE)
-            self.least[in_flight] = np.where(self.stages & self._fits(in_flight), most, INFINITE)
-        return self.least[in_flight]
+            most = reduce(np.maximum, map(self._bounds_by_subparts, flights), self._bounds_by_subparts(0))
+            most = np.minimum(most + transfer_floors[:, None] + transfer_floors[None, :], INFINITE)
+            self.lower_bounds[in_flight] = np.where(self.stages & self._fits(in_flight), most, INFINITE)
+        return self.lower_bounds[in_flight]
 
-    def _within(self, in_flight: int) -> Times:
-        """[n, n]: what follows for every part from one within of which that is known, and from the rest of it."""
-        if in_flight not in self.within:
-            known = self._inside(in_flight)
+    def _bounds_by_subparts(self, in_flight: int) -> Times:
+        """[n, n]: lower bounds by one proved part within each part, plus the floors of the rest."""
+        if in_flight not in self.by_subparts:
+            known = self._proved_inside(in_flight)
             if in_flight == 0:
-                found = added(np.maximum(self.floors, known))
+                found = max_disjoint_sum(np.maximum(self.floors, known))
             elif known.any():
-                rest = self._within(0)
-                found = around(around(rest, np.where(known > 0, known, -INFINITE)), rest)
+                rest = self._bounds_by_subparts(0)
+                found = max_adjacent_sum(max_adjacent_sum(rest, np.where(known > 0, known, -INFINITE)), rest)
             else:
                 found = known
-            self.within[in_flight] = found
-        return self.within[in_flight]
+            self.by_subparts[in_flight] = found
+        return self.by_subparts[in_flight]
 
-    def _inside(self, in_flight: int) -> Times:
-        """[n, n]: what is proved of parts that have a part (i, j) within; 0 where nothing is."""
+    def _proved_inside(self, in_flight: int) -> Times:
+        """[n, n]: what is proved of every part that contains part (i, j); 0 where nothing is."""
         found = np.zeros_like(self.floors)
         for kind in self.state.known.answers:
             value = self.state.known.inside(kind, in_flight)
@@ -259,74 +259,74 @@ class _CutSearch:
         return found
 
     def _fits(self, in_flight: int) -> npt.NDArray[np.bool_]:
-        """[n, n]: which parts are not known to need more memory than they have, by what is known of parts inside."""
+        """[n, n]: False for parts that are proved not to fit, by the needs of the parts inside."""
         own, room = np.zeros_like(self.floors), np.full_like(self.floors, INFINITE)
         shared = np.zeros(len(self.parts.shared(0, self.count - 1)), dtype=np.int64)
-        for kind, needs in self.state.known.needs.items() if in_flight else ():
+        for kind, needs in self.state.known.memory_needs.items() if in_flight else ():
             for need in (need for flight, need in needs.items() if flight <= in_flight):
                 shared = np.maximum(shared, need.shared or 0)
                 for starts, ends in self.kinds.get(kind, ()):
                     own[starts, ends] = np.maximum(own[starts, ends], need.bytes)
                     for i, j in zip(starts, ends, strict=True):
                         room[: i + 1, j:] = np.minimum(room[: i + 1, j:], need.room)
-        return added(own) + self.has_shared @ shared <= room
+        return max_disjoint_sum(own) + self.has_shared @ shared <= room
 
-    def _wanted(self, places: list[Place], queries: list[Query]) -> tuple[int, int, Query, int] | None:
-        """The stage of the chosen that takes longest and is not known yet: its part, what is asked, and the cutoff."""
+    def _next_query(self, places: list[Place], queries: list[Query]) -> tuple[int, int, Query, int] | None:
+        """The longest chosen stage that is not settled: its part, query and cutoff; None if all are."""
         spans = [(places[s][0], places[s + 1][0]) for s in range(len(queries))]
         busy = [
-            max(int(self._least(q.in_flight)[i, j]), self.state.known.bound(self.parts.kind(i, j), q))
+            max(int(self._lower_bounds(q.in_flight)[i, j]), self.state.known.bound(self.parts.kind(i, j), q))
             for (i, j), q in zip(spans, queries, strict=True)
         ]
-        for s in self._worth(self._ends(places, busy)):
+        for s in self._stages_to_solve(self._stage_finish_times(places, busy)):
             kind, cutoff = self.parts.kind(*spans[s]), self._cutoff(places, busy, s)
-            if not self._settled(kind, queries[s], busy[s], cutoff):
+            if not self._is_settled(kind, queries[s], busy[s], cutoff):
                 return (*spans[s], queries[s], cutoff)
         return None
 
-    def _worth(self, busy: Sequence[int]) -> list[int]:
-        """Which stages to ask, the longest first; where a bound is sought, not those that can add little to it."""
+    def _stages_to_solve(self, busy: Sequence[int]) -> list[int]:
+        """Stages to solve, longest first; at bounding levels without those that can add little to the bound."""
         order, rounds = sorted(range(len(busy)), key=lambda s: -busy[s]), self.configuration.rounds
-        slack = inf if rounds is None else _LITTLE * self.effort.gap * max(busy) * rounds
+        slack = inf if rounds is None else _SLACK_SHARE * self.effort.gap * max(busy) * rounds
         while self.effort.level < Level.PRICED and len(order) > 1 and slack >= max(busy) - busy[order[-1]] > 0:
             slack -= max(busy) - busy[order.pop()]
         return order
 
-    def _settled(self, kind: Hashable, query: Query, bound: int, cutoff: int) -> bool:
-        """Whether no more is asked of a part with this effort."""
+    def _is_settled(self, kind: Hashable, query: Query, bound: int, cutoff: int) -> bool:
+        """True if this effort cannot add anything to a part."""
         if bound >= INFINITE:
             return True
         best = self.state.known.best(kind, query)
-        if best is not None and best.objective is not None and self._close(best.objective, bound):
+        if best is not None and best.objective is not None and self._is_within_gap(best.objective, bound):
             return True
         return any(
             self.state.tried.get((kind, query, level), -1) >= cutoff for level in Level if level >= self.effort.level
         )
 
-    def _close(self, objective: int, bound: int) -> bool:
+    def _is_within_gap(self, objective: int, bound: int) -> bool:
         return bound >= ceil(objective - abs(objective) * Fraction(self.effort.gap))
 
     def _cutoff(self, places: list[Place], busy: list[int], stage: int) -> int:
-        """The least time of a stage with which the step reaches `reach`, where the others take what is proved."""
-        if self.reach >= INFINITE:
+        """The least time of a stage with which the step reaches `target` if the others take their lower bounds."""
+        if self.target >= INFINITE:
             return INFINITE
-        low, high = busy[stage], self.reach
+        low, high = busy[stage], self.target
         while low < high:
             middle = (low + high) // 2
             step = self._step_ns(places, [*busy[:stage], middle, *busy[stage + 1 :]])
-            low, high = (low, middle) if step >= self.reach else (middle + 1, high)
+            low, high = (low, middle) if step >= self.target else (middle + 1, high)
         return low
 
-    def _ask(self, i: int, j: int, query: Query, cutoff: int) -> None:
+    def _solve_part(self, i: int, j: int, query: Query, cutoff: int) -> None:
         prices = self.state.prices or self.effort.prices
         effort = Effort(self.effort.level, self.effort.gap, cutoff, self.until - monotonic(), prices)
         answer = self.parts.solve(i, j, query, effort)
         self.state.prices = answer.prices or self.state.prices
         kind = self.parts.kind(i, j)
         self.state.known.add(kind, query, answer)
-        self.proved.learn(kind, query, answer.bound)
+        self.bound_tables.learn(kind, query, answer.bound)
         for key, times in self.times.items():
-            self._enter(times, kind, *key)
+            self._raise_times(times, kind, *key)
         self.state.tried[kind, query, self.effort.level] = cutoff
         self.state.solved += 1
         self.state.refusal = self.state.refusal or answer.refusal
@@ -334,48 +334,48 @@ class _CutSearch:
             before = self.state.missing
             self.state.missing = answer.missing if before is None else min(answer.missing, before)
         if answer.inside:
-            self.least, self.times = {}, {}
-            self.within = {f: v for f, v in self.within.items() if 0 < query.in_flight != f}
+            self.lower_bounds, self.times = {}, {}
+            self.by_subparts = {f: v for f, v in self.by_subparts.items() if 0 < query.in_flight != f}
         if answer.bound >= INFINITE and query.in_flight:
-            self._weigh(i, j, query.in_flight)
+            self._learn_memory_needs(i, j, query.in_flight)
 
-    def _weigh(self, i: int, j: int, in_flight: int) -> None:
-        """Learn what all within a part that does not fit needs, which tells of other parts too."""
-        needs = self.state.known.needs
+    def _learn_memory_needs(self, i: int, j: int, in_flight: int) -> None:
+        """Find the memory needs of everything within a part that does not fit; they bound other parts too."""
+        needs = self.state.known.memory_needs
         for a, b in ((i, j), *((k, k + 1) for k in range(i, j))):
             own = needs.setdefault(self.parts.kind(a, b), {})
             if in_flight not in own:
-                own[in_flight] = self.parts.need(a, b, in_flight)
-        self.least, self.times = {}, {}
+                own[in_flight] = self.parts.memory_need(a, b, in_flight)
+        self.lower_bounds, self.times = {}, {}
 
     def _best(self, places: list[Place], queries: list[Query], stage: int) -> Answer | None:
         kind = self.parts.kind(places[stage][0], places[stage + 1][0])
         return self.state.known.best(kind, queries[stage])
 
-    def _disagreements(self, places: list[Place], answers: Sequence[Answer]) -> dict[Hashable, list[Letters]]:
-        """The groups of boundaries on whose layouts stages do not agree, with those taken."""
-        apart: dict[Hashable, list[Letters]] = {}
+    def _disagreements(self, places: list[Place], answers: Sequence[Answer]) -> dict[Hashable, list[Layouts]]:
+        """Groups of boundaries at which neighbouring stages took different layouts, with these layouts."""
+        layouts: dict[Hashable, list[Layouts]] = {}
         for s in range(1, len(answers)):
             before, after = answers[s - 1].ends[1], answers[s].ends[0]
             if before != after:
-                apart.setdefault(self._group(places[s][0]), []).extend((before, after))
-        return apart
+                layouts.setdefault(self._group(places[s][0]), []).extend((before, after))
+        return layouts
 
-    def _parted(self, places: list[Place], answers: Sequence[Answer]) -> dict[int, list[Letters]]:
-        """The weights that stages do not store alike, with the layouts taken."""
+    def _storage_disagreements(self, places: list[Place], answers: Sequence[Answer]) -> dict[int, list[Layouts]]:
+        """Shared weights that stages store in different layouts, with these layouts."""
         has = [self.parts.shared(places[s][0], places[s + 1][0]) for s in range(len(answers))]
         stored = {
             w: _taken(a.ends[2][w] for a, own in zip(answers, has, strict=True) if own[w]) for w in range(len(has[0]))
         }
-        return {w: letters for w, letters in stored.items() if len(set(letters)) > 1}
+        return {w: layouts for w, layouts in stored.items() if len(set(layouts)) > 1}
 
 
-def _split(sides: dict[_Key, tuple[Side, ...]], apart: Mapping[_Key, list[Letters]]) -> dict[_Key, list[int]]:
-    """Look at each of these layouts by itself; into how many each side was split."""
-    parts = {key: [side.split(letters) for side in sides.get(key, (ANY,))] for key, letters in apart.items()}
+def _split(sides: dict[_Key, tuple[LayoutSet, ...]], layouts: Mapping[_Key, list[Layouts]]) -> dict[_Key, list[int]]:
+    """Split these layouts off their sets; the number of sets that each one became."""
+    parts = {key: [side.split(layouts) for side in sides.get(key, (ANY,))] for key, layouts in layouts.items()}
     sides.update({key: tuple(chain.from_iterable(own)) for key, own in parts.items()})
     return {key: list(map(len, own)) for key, own in parts.items()}
 
 
-def _taken(layouts: Iterable[Layout | None]) -> list[Letters]:
+def _taken(layouts: Iterable[Layout | None]) -> list[Layouts]:
     return [(layout,) for layout in layouts if layout is not None]

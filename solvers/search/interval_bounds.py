@@ -1,4 +1,4 @@
-"""What holds for all parts between two boundaries at once, as arrays [n, n]."""
+"""Operations on values of all parts at once: arrays [n, n] indexed by the boundaries of a part."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...formulation.network.network import INFINITE
 from .shortest_cut import Times
 
 Positions: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""The boundaries where parts start, and where they end."""
+"""Start and end boundaries of parts."""
 
 
-def positions(
+def positions_by_kind(
     stages: npt.NDArray[np.bool_], kind: Callable[[int, int], Hashable], shared: Callable[[int, int], tuple[bool, ...]]
 ) -> dict[Hashable, list[Positions]]:
-    """Where parts of every kind start and end, apart where they have other weights that several stages have."""
+    """Start and end boundaries of the parts of every kind, one entry per set of shared weights that they have."""
     found: dict[Hashable, dict[tuple[bool, ...], list[tuple[int, int]]]] = {}
     for i, j in np.argwhere(stages).tolist():
         found.setdefault(kind(i, j), {}).setdefault(shared(i, j), []).append((i, j))
@@ -28,16 +28,16 @@ def positions(
     }
 
 
-def around(one: Times, other: Times) -> Times:
-    """[n, n]: the most that two neighbours add up to, within each part: one up to some boundary, the other from it."""
+def max_adjacent_sum(one: Times, other: Times) -> Times:
+    """[n, n]: for each part, the largest one[i, k] + other[k, j] over its boundaries k."""
     sums = np.full_like(one, -INFINITE)
     for k in range(len(one)):
         np.maximum(sums, one[:, k, None] + other[None, k, :], out=sums)
     return np.clip(sums, -INFINITE, INFINITE)
 
 
-def added(inside: Times) -> Times:
-    """[n, n]: the most that is proved of disjoint parts of each part together; 0 where i = j, no part where i > j."""
+def max_disjoint_sum(inside: Times) -> Times:
+    """[n, n]: for each part, the largest sum over disjoint parts within it; 0 where i = j, -INFINITE where i > j."""
     n = len(inside)
     sums = np.where(np.triu(np.ones((n, n)), 1) > 0, inside, -INFINITE)
     np.fill_diagonal(sums, 0)

@@ -1,7 +1,6 @@
-"""What is proved of all parts of one kind at once: for all sides of their ends, as an array.
+"""Lower bounds of all parts of a kind at once: an array over the layout sets of both ends.
 
-Sides are only ever split, so what was proved of a side holds for each that it was split into. Nothing else is to be
-learnt then of what was known before: a query has sides of its time, or, without a limit of memory, none at all.
+Layout sets are only ever split, so a bound proved for a set holds for every set that it was split into.
 """
 
 from __future__ import annotations
@@ -11,26 +10,26 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .part_bounds import PartBounds, Query, Side
+from .part_bounds import LayoutSet, PartBounds, Query
 from .shortest_cut import Times
 
-Sides: TypeAlias = tuple[Side, ...]
+LayoutSets: TypeAlias = tuple[LayoutSet, ...]
 
 
-class Bounds:
-    """`groups` tells what boundaries a kind of parts begins and ends at, `sides` what is told apart at such a one."""
+class BoundTables:
+    """Arrays of bounds by kind. `groups(kind)`: the groups of its end boundaries; `sides(group)`: the sets there."""
 
     def __init__(
         self,
         known: PartBounds,
         groups: Callable[[Hashable], tuple[Hashable, Hashable]],
-        sides: Callable[[Hashable], Sides],
+        sides: Callable[[Hashable], LayoutSets],
     ) -> None:
         self.known, self.groups, self.sides = known, groups, sides
-        self.arrays: dict[Hashable, dict[tuple[int, Sides], Times]] = {}
+        self.arrays: dict[Hashable, dict[tuple[int, LayoutSets], Times]] = {}
 
-    def of(self, kind: Hashable, in_flight: int, shared: Sides) -> Times:
-        """[left, right]: what is proved between each two sides."""
+    def of(self, kind: Hashable, in_flight: int, shared: LayoutSets) -> Times:
+        """[left sets, right sets]: lower bounds."""
         own = self.arrays.setdefault(kind, {})
         if (in_flight, shared) not in own:
             left, right = self.groups(kind)
@@ -41,21 +40,23 @@ class Bounds:
         return own[in_flight, shared]
 
     def learn(self, kind: Hashable, query: Query, bound: int) -> None:
-        """A query has this bound."""
+        """Record the bound of a query."""
         self._raise(kind, query, bound, [*self.arrays.get(kind, ())])
 
-    def _raise(self, kind: Hashable, query: Query, bound: int, keys: Sequence[tuple[int, Sides]]) -> None:
+    def _raise(self, kind: Hashable, query: Query, bound: int, keys: Sequence[tuple[int, LayoutSets]]) -> None:
         left, right = self.groups(kind)
-        rows = np.array([side.within(query.left) for side in self.sides(left)])
-        columns = np.array([side.within(query.right) for side in self.sides(right)])
+        rows = np.array([side.is_subset_of(query.left) for side in self.sides(left)])
+        columns = np.array([side.is_subset_of(query.right) for side in self.sides(right)])
         asked = rows[:, None] & columns
         for in_flight, shared in keys:
-            if in_flight >= query.in_flight and all(a.within(b) for a, b in zip(shared, query.shared, strict=True)):
+            if in_flight >= query.in_flight and all(
+                a.is_subset_of(b) for a, b in zip(shared, query.shared, strict=True)
+            ):
                 values = self.arrays[kind][in_flight, shared]
                 np.maximum(values, bound, out=values, where=asked)
 
     def split(self, parts: Mapping[Hashable, Sequence[int]]) -> None:
-        """Of groups of boundaries, each side was split into so many."""
+        """Follow a split: each set of these groups of boundaries became so many."""
         for kind, own in self.arrays.items():
             for axis, group in enumerate(self.groups(kind)):
                 if group in parts:

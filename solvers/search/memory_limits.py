@@ -1,4 +1,4 @@
-"""Cost networks without their limit of memory, and the least memory that they need."""
+"""Cost networks without their memory limit, and lower bounds on the memory they need."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..elimination.order import TooWideError, compile_network
 
 
 def without_limit(network: Network) -> Network:
-    """The network with a capacity that no assignment reaches."""
+    """The network with a capacity that no assignment exceeds."""
     most = sum(int(t.max()) for term in network.terms() for t in (term.use, term.extra) if t is not None)
     return replace(network, capacities=(most,))
 
 
 def least_use(network: Network) -> int:
-    """A lower bound on what any assignment uses of the first capacity, whatever it costs; 0 if that takes too long."""
+    """Lower bound on every assignment's use of the first capacity; 0 if computing it is too much work."""
     try:
         least = least_use_of(compile_network(network), 0)
     except TooWideError:

@@ -1,10 +1,9 @@
-"""What no placement goes below: a stage whose devices compute, and keep, as one device that is as fast and as large.
+"""Lower bound over all placements: each stage runs on one device with the speed and memory of all its devices.
 
-On any mesh a device has at least its even share of all arithmetic, of all memory traffic and of every tensor that is
-kept, launches every kernel, and sends something besides. So the plan of one device that is all devices of a stage at
-once is a bound for every mesh and every placement, of which there is one network for each number of stages and of
-micro-batches, with one option for most nodes. It knows of memory: where all placements have to compute segments again,
-so has it to.
+On any mesh, some device has at least its even share of all arithmetic, memory traffic and kept tensors, launches every
+kernel, and communicates on top. So the plan of the merged device bounds every mesh and placement: one network for each
+number of stages and micro-batches, with one option for most nodes. It includes memory: if every placement must
+recompute, so must the merged device.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ _ONE = Placement((1,), ((1,),))
 
 @dataclass
 class MergedDeviceBound(PartNetworks):
-    """The parts of a model on merged devices; of the configuration only the stages and the micro-batches count."""
+    """The parts of a model on merged devices; only the stages and micro-batches of the configuration matter."""
 
     @property
     def merged(self) -> int:
         return self.pipeline.problem.machine.devices // self.configuration.devices
 
     @property
-    def handed(self) -> Times:
-        """[n]: the least over all places of the pipeline."""
+    def transfer_floors(self) -> Times:
+        """[n]: the least over all pipeline rows of this size."""
         own, hierarchy = self.configuration, self.pipeline.problem.machine.hierarchy
         places = rows(hierarchy, own.devices)
-        return reduce(np.minimum, (self.pipeline.handed(own.along(row)) for row in places))
+        return reduce(np.minimum, (self.pipeline.transfer_floors(own.along(row)) for row in places))
 
     def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
-        """What bounds the least time of a part: nothing is one solution for all placements."""
+        """The bound of a part; its solution is none of a real placement."""
         return replace(super().solve(i, j, query, effort), objective=None, assignment=None)
 
     def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
@@ -71,7 +70,7 @@ def _encoding(
     modes: tuple[str, ...],
     stage: StageContext,
 ) -> Encoding:
-    """The network of a part on so many devices merged. Branches that may run side by side launch nothing there."""
+    """The network of a part on merged devices; with parallel branches, without kernel launches."""
     q = pipeline.problem
     graph, form = pipeline.graph(*part, micro_batches), precision(q.training.dtype)
     machine = merged_device(q.machine, devices, launches=not (q.space.bundles and find_bundles(graph)))
@@ -95,5 +94,5 @@ def _encoding(
 
 @lru_cache(maxsize=2)
 def _tables(pipeline: PipelineProblem, devices: int, micro_batches: int) -> SharedTables:
-    """What the parts have in common."""
+    """Tables shared by the parts."""
     return SharedTables()

@@ -1,4 +1,4 @@
-"""How many axes a mesh may have before formulating and eliminating its network takes too long."""
+"""The number of mesh axes at which formulating and eliminating a network becomes too much work."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .planning_problem import PlanningProblem, divisors
 
 
 def elimination_work(problem: PlanningProblem) -> dict[int, float]:
-    """Additions of formulating and of one elimination, by the number of axes of a mesh.
+    """Additions to formulate and eliminate a network once, by number of mesh axes.
 
-    Estimated for the shortest axis, which has the most splits; 0 where the problem does not limit the work.
+    Estimated from the shortest axis, which has the most splits; 0 if the problem does not limit the work.
     """
     most = max(len(p.sizes) for p in problem.placements)
     if most == 1 or problem.most_work == inf:
@@ -31,6 +31,6 @@ def elimination_work(problem: PlanningProblem) -> dict[int, float]:
 
 
 def quick_axes(problem: PlanningProblem) -> int:
-    """The most axes for which formulating and eliminating one network stays within the work that is allowed."""
+    """Most mesh axes for which one network stays within the work limit."""
     work = elimination_work(problem)
     return max((n for n in work if work[n] <= problem.most_work), default=1)

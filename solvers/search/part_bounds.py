@@ -1,12 +1,12 @@
-"""What is known of the parts of a model in one configuration: bounds and solutions, and what follows from them.
+"""Bounds and solutions of the parts of a model in one configuration, and what they imply for other parts.
 
-A *part* (i, j) lies between two boundaries. A *query* asks for its least time with so many micro-batches in flight,
-its ends and its shared weights in certain layouts. What holds for a query holds for others:
+A *part* (i, j) is the subgraph between two boundaries. A *query* asks for its least time with a number of micro-batches
+in flight and with its ends and shared weights in given sets of layouts. One query's answer serves others:
 
-- a bound for those that ask for more: more in flight, or fewer layouts at an end;
-- a solution for those that ask for less, as long as its layouts are among theirs.
+- a bound holds for every more restrictive query: more in flight, or fewer layouts;
+- a solution solves every less restrictive query that admits its layouts.
 
-Parts that compute the same (equal layers) have one *kind*, and share what is known.
+Parts that compute the same (equal layers) have one *kind* and share their answers.
 """
 
 from __future__ import annotations
@@ -17,55 +17,55 @@ from typing import TypeAlias
 
 from ...model.graph.layout import Layout
 
-Letters: TypeAlias = tuple[Layout, ...]
+Layouts: TypeAlias = tuple[Layout, ...]
 """The layouts of the tensors that cross a boundary, or of a weight."""
-Ends: TypeAlias = tuple[Letters, Letters, tuple[Layout | None, ...]]
-"""What a solution of a part takes at its left and right, and how it stores weights that several stages have."""
+Ends: TypeAlias = tuple[Layouts, Layouts, tuple[Layout | None, ...]]
+"""The layouts of a solution at its left and right end, and of its shared weights (None: not in this part)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """Which letters are meant: those named if `named`, else all but them."""
+class LayoutSet:
+    """A set of layouts: those in `layouts` if `listed`, else all others."""
 
-    letters: frozenset[Letters] = frozenset()
-    named: bool = False
+    layouts: frozenset[Layouts] = frozenset()
+    listed: bool = False
 
-    def __contains__(self, letters: Letters) -> bool:
-        return (letters in self.letters) == self.named
+    def __contains__(self, layouts: Layouts) -> bool:
+        return (layouts in self.layouts) == self.listed
 
-    def within(self, other: Side) -> bool:
-        """Whether all that is meant here is meant there."""
-        if self.named:
-            return all(letters in other for letters in self.letters)
-        return not other.named and other.letters <= self.letters
+    def is_subset_of(self, other: LayoutSet) -> bool:
+        """True if this is a subset of `other`."""
+        if self.listed:
+            return all(layouts in other for layouts in self.layouts)
+        return not other.listed and other.layouts <= self.layouts
 
-    def split(self, letters: Iterable[Letters]) -> tuple[Side, ...]:
-        """Each of the letters that are meant alone, and the rest of this side."""
-        alone = tuple(dict.fromkeys(x for x in letters if x in self))
-        rest = self.letters - {*alone} if self.named else self.letters | {*alone}
-        sides = tuple(Side(frozenset({x}), True) for x in alone)
-        return sides if self.named and not rest else (*sides, Side(rest, self.named))
+    def split(self, layouts: Iterable[Layouts]) -> tuple[LayoutSet, ...]:
+        """Singletons of the given layouts that are in this set, and the rest of it."""
+        alone = tuple(dict.fromkeys(x for x in layouts if x in self))
+        rest = self.layouts - {*alone} if self.listed else self.layouts | {*alone}
+        sides = tuple(LayoutSet(frozenset({x}), True) for x in alone)
+        return sides if self.listed and not rest else (*sides, LayoutSet(rest, self.listed))
 
 
-ANY = Side()
+ANY = LayoutSet()
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The least time of a part: with so many micro-batches in flight (0: without a limit of memory)."""
+    """The least time of a part with `in_flight` micro-batches (0: ignoring the memory limit), in these layouts."""
 
     in_flight: int
-    left: Side = ANY
-    right: Side = ANY
-    shared: tuple[Side, ...] = ()  # of every weight that several stages have; ANY where this part has it not
+    left: LayoutSet = ANY
+    right: LayoutSet = ANY
+    shared: tuple[LayoutSet, ...] = ()  # one per shared weight; ANY if not in this part
 
-    def asks_no_less(self, other: Query) -> bool:
-        """Whether what solves this query would solve the other one too."""
+    def is_restriction_of(self, other: Query) -> bool:
+        """True if every solution of this query also solves `other`."""
         return (
             self.in_flight >= other.in_flight
-            and self.left.within(other.left)
-            and self.right.within(other.right)
-            and all(a.within(b) for a, b in zip(self.shared, other.shared, strict=True))
+            and self.left.is_subset_of(other.left)
+            and self.right.is_subset_of(other.right)
+            and all(a.is_subset_of(b) for a, b in zip(self.shared, other.shared, strict=True))
         )
 
     def admits(self, ends: Ends) -> bool:
@@ -75,13 +75,13 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a query gave: no solution takes less than `bound` ns (INFINITE: there is none).
+    """The answer to a query: no solution takes less than `bound` ns (INFINITE: there is none).
 
-    `objective` ns with `assignment` (of the part's network) is one; None where none was found. It fits with `in_flight`
-    micro-batches. `inside` is a bound for every part that has this one within, with as many in flight or more: where
-    there is no limit of memory, such bounds of disjoint parts add up. Of a part that does not fit, `missing` bytes are
-    missing at the least (0: nobody knows how many); `refusal` says why there is no network. `prices` of a byte prove
-    the bound, where memory is scarce.
+    `objective`: ns of the solution found, with `assignment` of the part's network and room for `in_flight`
+    micro-batches (None: none was found). `inside`: lower bound for every part that contains this one with at least as
+    many in flight; ignoring memory, such bounds of disjoint parts add up. `missing`: lower bound on the bytes that a
+    part lacks if it does not fit (0: unknown). `refusal`: why the part could not be encoded. `prices`: ns per byte that
+    prove the bound where memory is scarce.
     """
 
     bound: int
@@ -96,10 +96,10 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """A part needs so many bytes at the least inside of any other, where they add up; all that it is in has `room`.
+class MemoryNeed:
+    """Lower bound on the bytes that a part adds to any part that contains it; disjoint parts add up. `room`: capacity.
 
-    Weights that several stages have come on top, `shared` bytes each, in every part that has them.
+    Every shared weight adds its `shared` bytes once, in each part that has it.
     """
 
     bytes: int
@@ -109,16 +109,16 @@ class Need:
 
 @dataclass(slots=True)
 class PartBounds:
-    """All answers so far, by the kind of the part."""
+    """All answers so far, by kind of part."""
 
     answers: dict[Hashable, list[tuple[Query, Answer]]] = field(default_factory=dict)
-    needs: dict[Hashable, dict[int, Need]] = field(default_factory=dict)  # by micro-batches in flight
+    memory_needs: dict[Hashable, dict[int, MemoryNeed]] = field(default_factory=dict)  # by micro-batches in flight
 
     def add(self, kind: Hashable, query: Query, answer: Answer) -> None:
         self.answers.setdefault(kind, []).append((query, answer))
 
     def inherit(self, other: PartBounds) -> None:
-        """What holds without a limit of memory also holds where micro-batches are cut finer by a whole factor."""
+        """Take over the bounds that ignore memory from a configuration with a coarser split into micro-batches."""
         for kind, answers in other.answers.items():
             mine = self.answers.get(kind, [])
             for query, answer in answers:
@@ -126,16 +126,16 @@ class PartBounds:
                     self.add(kind, query, Answer(answer.bound, inside=answer.inside))
 
     def bound(self, kind: Hashable, query: Query) -> int:
-        """What is proved of a query."""
-        return max((a.bound for q, a in self.answers.get(kind, ()) if query.asks_no_less(q)), default=0)
+        """Lower bound on a query, in ns."""
+        return max((a.bound for q, a in self.answers.get(kind, ()) if query.is_restriction_of(q)), default=0)
 
     def inside(self, kind: Hashable, in_flight: int) -> int:
-        """What is proved of parts that have one of this kind within."""
+        """Lower bound on every part that contains one of this kind, in ns."""
         found = self.answers.get(kind, ())
         return max((a.inside for q, a in found if q.in_flight == in_flight), default=0)
 
     def best(self, kind: Hashable, query: Query) -> Answer | None:
-        """The fastest solution that is one of the query too; the earliest of them."""
+        """The fastest known solution that the query admits; ties go to the earliest."""
         found = (
             a
             for _, a in self.answers.get(kind, ())

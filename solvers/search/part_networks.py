@@ -1,6 +1,6 @@
-"""The parts of a model as cost networks: encoded when they are asked for, their ends and shared weights restricted.
+"""The parts of a model as cost networks, encoded on demand, with their ends and shared weights restricted.
 
-What a process has encoded last is kept, since a part is asked several times: without a limit of memory, then with it.
+A process caches its last encodings, since a part is solved several times: first ignoring memory, then within it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...model.machine.machine import stage_machine
 from ..backends.table_spread import balanced
 from ..protocol import INTERRUPTED, Limits, Solution, Solver, Status
 from .memory_limits import least_use, without_limit
-from .part_bounds import ANY, Answer, Ends, Letters, Need, Query, Side
+from .part_bounds import ANY, Answer, Ends, Layouts, LayoutSet, MemoryNeed, Query
 from .pipeline_problem import PipelineProblem
 from .shortest_cut import Times
 from .state import Effort, Level
@@ -39,12 +39,12 @@ from .zero_bubble_bound import ZeroBubbleBound
 _T = TypeVar("_T")
 
 Choices: TypeAlias = tuple[int, tuple[Layout, ...]]
-"""A variable, and the layout that each of its options stands for."""
+"""A variable and the layout that each of its options stands for."""
 
 
 @lru_cache(maxsize=6)
 def encoding(pipeline: PipelineProblem, configuration: Configuration, i: int, j: int, in_flight: int) -> Encoding:
-    """The cost network of part (i, j), with so many micro-batches in flight (0: where memory is no matter)."""
+    """The cost network of part (i, j) with `in_flight` micro-batches (0: ignoring the memory limit)."""
     q, row = pipeline.problem, configuration.row
     if configuration.devices == 1 and (i, j) == (0, pipeline.count - 1):
         return q.encoding(configuration.placement, configuration.micro_batches, fast=in_flight == 0)
@@ -76,15 +76,15 @@ def encoding(pipeline: PipelineProblem, configuration: Configuration, i: int, j:
 
 @lru_cache(maxsize=2)
 def _tables(pipeline: PipelineProblem, configuration: Configuration) -> SharedTables:
-    """What the parts of one configuration have in common."""
+    """Tables shared by the parts of one configuration."""
     return SharedTables()
 
 
 @dataclass
 class PartNetworks:
-    """The parts of a model in one configuration, as a solver of cost networks finds their times.
+    """The `Parts` of a model in one configuration, solved as cost networks.
 
-    `options` are those of the largest network so far, `solving` the seconds inside the solver.
+    `options`: the options of the largest network so far; `solving`: seconds inside the solver.
     """
 
     pipeline: PipelineProblem
@@ -95,7 +95,7 @@ class PartNetworks:
 
     @property
     def merged(self) -> int:
-        """Of how many devices the memory that a network speaks of is."""
+        """Number of devices merged into the one of a network."""
         return 1
 
     @property
@@ -103,8 +103,8 @@ class PartNetworks:
         return self.pipeline.floors(self.configuration)
 
     @property
-    def handed(self) -> Times:
-        return self.pipeline.handed(self.configuration)
+    def transfer_floors(self) -> Times:
+        return self.pipeline.transfer_floors(self.configuration)
 
     @property
     def zero_bubble(self) -> ZeroBubbleBound | None:
@@ -112,7 +112,7 @@ class PartNetworks:
 
     @property
     def stages(self) -> npt.NDArray[np.bool_]:
-        """All parts but the whole, or the whole alone."""
+        """[n, n]: every proper part, or the whole alone if there is one stage."""
         count = self.pipeline.count
         found = np.triu(np.ones((count, count), dtype=np.bool_), 1)
         found[0, -1] = False
@@ -131,10 +131,10 @@ class PartNetworks:
         return encoding(self.pipeline, self.configuration, i, j, in_flight)
 
     def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
-        """The least time of a part. Without a limit of memory only a bound is sought, one for what is inside."""
+        """Solve a part; if memory is ignored, only for a bound on every part that contains it."""
         try:
             found = self.encoding(i, j, query.in_flight)
-        except PartitaError as refusal:  # something cannot be cut so finely
+        except PartitaError as refusal:  # a tensor cannot be split so finely
             return Answer(INFINITE, refusal=str(refusal))
         variables, whole = _Variables(found, tuple(self.pipeline.weights)), (i, j) == (0, self.pipeline.count - 1)
         within = found.network if whole else self._inside(found, variables, i, j)
@@ -146,7 +146,7 @@ class PartNetworks:
         solution = self._solved(network, effort)
         prices = tuple(p * self.merged for p in solution.prices if any(solution.prices))
         if solution.status is Status.INFEASIBLE:
-            missing = (least_use(network) - network.capacities[0]) // self.merged  # but for what is used for a while
+            missing = (least_use(network) - network.capacities[0]) // self.merged  # transient memory not counted
             return Answer(INFINITE, inside=INFINITE if bounded else 0, missing=max(0, missing))
         inside = solution.bound if bounded else 0
         if solution.assignment is None or (bounded and not whole):
@@ -155,7 +155,7 @@ class PartNetworks:
         return Answer(solution.bound, solution.objective, flights, ends, solution.assignment, inside, prices=prices)
 
     def decoded(self, i: int, j: int, in_flight: int, answer: Answer) -> tuple[Encoding, tuple[int, ...]]:
-        """The network of a stage, and its assignment for an answer that a part of its kind gave."""
+        """The network of a stage, and its assignment from the answer of any part of its kind."""
         found = self.encoding(i, j, in_flight)
         assert answer.assignment is not None and answer.objective is not None
         verdict = evaluate(found.network, answer.assignment)
@@ -163,48 +163,48 @@ class PartNetworks:
         return found, answer.assignment
 
     def count_options(self, network: Network) -> None:
-        """Note the options of a network if it is the largest so far."""
+        """Record the size of the largest network."""
         self.options = max(self.options, sum(len(v.cost) for v in network.variables))
 
     def timed(self, solve: Callable[[], _T]) -> _T:
-        """What `solve` returns; its time counts as solving."""
+        """Call `solve` and add its time to `solving`."""
         began = monotonic()
         result = solve()
         self.solving += monotonic() - began
         return result
 
     def _inside(self, found: Encoding, variables: _Variables, i: int, j: int) -> Network:
-        """What a part costs at the least inside of a larger one: ends in whatever layouts, and handed on for nothing.
+        """The network of a part inside a larger one: ends in any layout, free transfers.
 
-        Without what other parts may have too: weights of several stages, and nodes that each stage computes itself.
+        Leaves out what other parts may have too: shared weights, and nodes that every stage computes for itself.
         """
         shared, sent = _of_nodes(found, self.pipeline.repeated(i, j)), {variable for variable, _ in variables.right}
         ends = sent | {variable for variable, _ in variables.left}
         return replace(_without(found.network, cost=shared | sent, own=ends), constant=0)
 
-    def need(self, i: int, j: int, in_flight: int) -> Need:
-        """The least memory of a part inside of any other, whatever time it takes; nothing where it cannot be cut."""
+    def memory_need(self, i: int, j: int, in_flight: int) -> MemoryNeed:
+        """Lower bound on the memory that a part adds to any part that contains it; 0 if it cannot be encoded."""
         try:
             found = self.encoding(i, j, in_flight)
         except PartitaError:
-            return Need(0, INFINITE)
+            return MemoryNeed(0, INFINITE)
         variables = _Variables(found, tuple(self.pipeline.weights))
         shared = self.pipeline.repeated(i, j) | self.pipeline.held_elsewhere(i, j)
-        ends = {variable for variable, _ in (*variables.left, *variables.right)}  # inside there are no messages
+        ends = {variable for variable, _ in (*variables.left, *variables.right)}  # no messages inside a part
         within = self._in_share(_without(found.network, use=_of_nodes(found, shared), lone=ends))
         stored = [None if own is None else found.network.variables[own[0]].use for own in variables.stored]
         least = tuple(0 if use is None else int(use.min()) for use in stored)
-        return Need(least_use(within), within.capacities[0], least)
+        return MemoryNeed(least_use(within), within.capacities[0], least)
 
     def _in_share(self, network: Network) -> Network:
-        """The network with a stage's part of the memory, where a device has several stages."""
+        """The network with a virtual stage's share of the device memory."""
         capacity = self.pipeline.problem.machine.device.capacity_bytes
         others = self.merged * (capacity - capacity // self.configuration.chunks)
         return replace(network, capacities=(network.capacities[0] - others,)) if others else network
 
     def _solved(self, network: Network, effort: Effort) -> Solution:
         cutoff, level = None, effort.level
-        if effort.cutoff is not None and effort.cutoff < INFINITE:  # a bound must reach it, not only nearly
+        if effort.cutoff is not None and effort.cutoff < INFINITE:  # so that a bound within the gap still reaches it
             cutoff = ceil(effort.cutoff / (1 - Fraction(effort.gap)))
         prices = tuple(p / self.merged for p in effort.prices)
         quick, rough = level in (Level.BOUNDED, Level.PRICED), level is Level.BOUNDED
@@ -218,7 +218,7 @@ class PartNetworks:
 
 
 class _Variables:
-    """The variables of a part that other stages must agree with."""
+    """The variables of a part on whose layouts stages must agree."""
 
     def __init__(self, found: Encoding, weights: tuple[str, ...]) -> None:
         nodes = found.pcg.nodes
@@ -239,14 +239,14 @@ class _Variables:
         return variable, (*ordinary, *(ordinary[placed.option] for placed in further))
 
     def ends(self, assignment: tuple[int, ...]) -> Ends:
-        def taken(choices: list[Choices]) -> Letters:
+        def taken(choices: list[Choices]) -> Layouts:
             return tuple(layouts[assignment[variable]] for variable, layouts in choices)
 
         stored = tuple(None if own is None else own[1][assignment[own[0]]] for own in self.stored)
         return taken(self.left), taken(self.right), stored
 
     def restricted(self, query: Query) -> Network:
-        """The network in which layouts that are not meant are forbidden; no stage is handed addends."""
+        """The network without the layouts that the query excludes; a stage never receives partial sums."""
         network = self.found.network
         for variable, layouts in self.left:
             network = _forbid(network, variable, [P in layout for layout in layouts])
@@ -258,8 +258,8 @@ class _Variables:
         return network
 
 
-def _only(network: Network, choices: list[Choices], side: Side) -> Network:
-    """The network where the layouts of one or two variables are among those meant."""
+def _only(network: Network, choices: list[Choices], side: LayoutSet) -> Network:
+    """The network in which the layouts of one or two variables are in a set."""
     if len(choices) == 1:
         variable, layouts = choices[0]
         return _forbid(network, variable, [(layout,) not in side for layout in layouts])
@@ -269,14 +269,14 @@ def _only(network: Network, choices: list[Choices], side: Side) -> Network:
 
 
 def _forbid(network: Network, variable: int, forbidden: Sequence[bool]) -> Network:
-    """The network without some options of a variable, on whose tables no switch decides."""
+    """The network without some options of a variable whose tables no switch changes."""
     old = network.variables[variable]
     new = replace(old, cost=np.where(forbidden, INFINITE, old.cost))
     return replace(network, variables=(*network.variables[:variable], new, *network.variables[variable + 1 :]))
 
 
 def _of_nodes(found: Encoding, nodes: Iterable[int]) -> set[int]:
-    """The variables of nodes: what computes or stores them, and their hubs."""
+    """The variables of nodes: their operators, stored weights and hubs."""
     variables: set[int] = set()
     for n in nodes:
         base = found.classes.base[n]
@@ -293,8 +293,11 @@ def _without(
     use: AbstractSet[int] = frozenset(),
     lone: AbstractSet[int] = frozenset(),
 ) -> Network:
-    """The network without what variables cost or use, by themselves and with others, and without what is used for a
-    while; of those in `own` only what they cost by themselves, of those in `lone` what they use."""
+    """The network without transient memory and with some tables zeroed.
+
+    `cost`, `use`: variables whose own tables and edges cost, or use, nothing; `own`, `lone`: likewise, but only their
+    own tables.
+    """
     none: dict[tuple[int, ...], Table] = {}
 
     def nothing(table: Table) -> Table:

@@ -1,4 +1,4 @@
-"""A planning problem whose plans may be pipelines: the parts of its graph between boundaries."""
+"""A planning problem as a pipeline: the parts of its graph between boundaries where it can be cut."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .zero_bubble_bound import ZeroBubbleBound
 
 @dataclass(frozen=True, eq=False)
 class PipelineProblem:
-    """A problem, and the parts between boundaries of its graph: 0 is its start, the last one its end."""
+    """A problem and the parts between the boundaries of its graph; boundary 0 is its start, the last one its end."""
 
     problem: PlanningProblem
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Elsewhere what is known of the problem is found once, however often it is sent."""
+        """Another process unpickles a problem once, however often it is sent, so that its caches last."""
         return _read, (self._written,)
 
     @cached_property
@@ -42,7 +42,7 @@ class PipelineProblem:
 
     @cached_property
     def count(self) -> int:
-        """The number of boundaries, both ends included."""
+        """Number of boundaries, both ends included."""
         return len(boundaries(self.problem.pcg))
 
     @cached_property
@@ -51,7 +51,7 @@ class PipelineProblem:
         return tuple(stage(self.problem.pcg, i, i + 1).graph for i in range(self.count - 1))
 
     def kind(self, i: int, j: int) -> Hashable:
-        """Equal for parts that are computed, and cost, alike."""
+        """Equal for parts with equal computation and cost."""
         return self._kinds[i, j]
 
     @cached_property
@@ -63,7 +63,7 @@ class PipelineProblem:
 
     @cached_property
     def weights(self) -> dict[str, frozenset[int]]:
-        """The weights that several segments have, and in which they are."""
+        """Weights shared by several segments, with the numbers of these segments."""
         found: dict[str, set[int]] = {}
         for number, graph in enumerate(self._segments):
             for node in graph.nodes:
@@ -78,25 +78,25 @@ class PipelineProblem:
         )
 
     def shared(self, i: int, j: int) -> tuple[bool, ...]:
-        """Of every weight in `weights`, whether it is in part (i, j) and in others too."""
+        """For every shared weight: True if both part (i, j) and another one have it."""
         inside = frozenset(range(i, j))
         return tuple(bool(own & inside) and not own <= inside for own in self.weights.values())
 
     def floors(self, configuration: Configuration) -> Times:
-        """[n, n]: what the nodes of part (i, j) take at the least, wherever they are placed; INFINITE where i >= j."""
+        """[n, n]: lower bounds on the times of parts (i, j) at any placement; INFINITE where i >= j."""
         return _floors(self, configuration.micro_batches, configuration.devices)
 
     def zero_bubble(self, configuration: Configuration) -> ZeroBubbleBound | None:
-        """Until when stages work at the least, where that is not what their times alone say."""
-        if not configuration.schedule.priced_by_slots or configuration.chunks > 1:  # times of a device add up
+        """Bound on finish times if the schedule is priced by slots; None if busy times give the step."""
+        if not configuration.schedule.priced_by_slots or configuration.chunks > 1:  # busy times of a device add up
             return None
         p, k = configuration.devices, configuration.micro_batches
         _, forward, backward, inward = _sums(self, k, p)
         ahead = tuple(map(configuration.forwards_ahead, range(configuration.stages)))
         return ZeroBubbleBound(forward, backward, inward, ahead, k)
 
-    def handed(self, configuration: Configuration) -> Times:
-        """[n]: what a stage takes at the least to hand on, or to be handed, what crosses a boundary."""
+    def transfer_floors(self, configuration: Configuration) -> Times:
+        """[n]: lower bounds on a stage's time to send, or receive, what crosses each boundary."""
         q, k, item = self.problem, configuration.micro_batches, precision(self.problem.training.dtype).itemsize
         price = transfer_price(q.machine, configuration.row)
         devices = q.machine.devices // configuration.devices
@@ -105,16 +105,16 @@ class PipelineProblem:
         return np.array([k * 2 * sum(price.ns(n.numel * item(n.dtype) // devices) for n in own) for own in crossing])
 
     def graph(self, i: int, j: int, micro_batches: int) -> PCG:
-        """What part (i, j) computes of a micro-batch; it may be handed addends, as inside of a larger part."""
+        """The graph of part (i, j) for one micro-batch; it may receive partial sums, as inside a larger part."""
         graph = stage(with_batch(self.problem.pcg, self.problem.batch // micro_batches), i, j).graph
         return graph if i == 0 else _loose(graph)
 
     def repeated(self, i: int, j: int) -> frozenset[int]:
-        """The nodes of part (i, j) that other segments may have too."""
+        """Nodes of part (i, j) that other segments compute too."""
         return frozenset(n for n, old in enumerate(stage(self.problem.pcg, i, j).nodes) if self._times[old] > 1)
 
     def held_elsewhere(self, i: int, j: int) -> frozenset[int]:
-        """The `receive` nodes of part (i, j) whose tensors other parts may keep for backward too."""
+        """The `receive` nodes of part (i, j) whose tensors other parts may also keep for backward."""
         pcg, known, bounds = self.problem.pcg, classes(self.problem.pcg), boundaries(self.problem.pcg)
         found = stage(pcg, i, j)
 
@@ -128,7 +128,7 @@ class PipelineProblem:
 
     @cached_property
     def _times(self) -> Counter[int]:
-        """How many segments have a node; what crosses a boundary belongs to the one that computes it."""
+        """Number of segments that compute each node."""
         return Counter(
             old
             for i in range(self.count - 1)
@@ -144,7 +144,7 @@ def _read(written: bytes) -> PipelineProblem:
 
 @lru_cache(maxsize=64)
 def _loose(graph: PCG) -> PCG:
-    """The graph whose `receive` nodes may have addends."""
+    """The graph with `receive` nodes that accept partial sums."""
     nodes = (
         replace(n, attributes=tuple(sorted((*n.attributes, ("loose", True))))) if n.op == "receive" else n
         for n in graph.nodes
@@ -154,7 +154,7 @@ def _loose(graph: PCG) -> PCG:
 
 @lru_cache(maxsize=512)
 def _floors(pipeline: PipelineProblem, micro_batches: int, stages: int) -> Times:
-    """The times of parts that their nodes take at the least."""
+    """[n, n]: lower bounds on the times of parts, summed over their nodes."""
     at = micro_batches * _sums(pipeline, micro_batches, stages)[0]
     times = at[None, :] - at[:, None]
     return np.where(np.triu(np.ones_like(times), 1) > 0, times, INFINITE)
@@ -162,7 +162,7 @@ def _floors(pipeline: PipelineProblem, micro_batches: int, stages: int) -> Times
 
 @lru_cache(maxsize=512)
 def _sums(pipeline: PipelineProblem, micro_batches: int, stages: int) -> Times:
-    """[4, n]: what the nodes before every boundary take at the least for one micro-batch (see `Floor`)."""
+    """[4, n]: lower bounds on the times of everything before each boundary, for one micro-batch (see `Floor`)."""
     q = pipeline.problem
     small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
     before = np.cumsum(floors_ns(small, q.machine, count, precision(q.training.dtype)), axis=1)

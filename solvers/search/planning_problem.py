@@ -1,4 +1,4 @@
-"""What is planned: a graph and a batch on a machine, and what alone bounds the answer, before any network is made."""
+"""The planning problem: a graph and a batch on a machine, and its bounds that need no network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ from ..backends.table_spread import balanced
 
 @dataclass(frozen=True)
 class PlanningProblem:
-    """What is planned: the training of `pcg`, over these placements and numbers of micro-batches of a search space.
+    """Train `pcg` over these placements and numbers of micro-batches.
 
-    Placements of so many axes that one elimination takes about `most_work` additions are left out. Where `pcg` has
-    alternatives, `plain` is the graph without them: it stands in for placements of more than `rewritten_axes` axes.
+    Placements with so many axes that one elimination takes more than `most_work` additions are left out. If `pcg` has
+    alternatives, `plain` is the graph without them, used for placements of more than `rewritten_axes` axes.
     """
 
     pcg: PCG
@@ -49,15 +49,15 @@ class PlanningProblem:
 
     @property
     def fastest(self) -> tuple[str, ...]:
-        """The recomputation modes worth choosing where memory is no matter: none, unless another one is fixed."""
+        """Recomputation modes worth choosing if memory is ignored: none, unless another one is fixed."""
         return ("none",) if "none" in self.space.modes else self.space.modes
 
     def too_wide(self, placement: Placement) -> bool:
-        """True if a placement has so many axes that `plain` stands in for the graph."""
+        """True if a placement has too many axes to search it with alternatives."""
         return self.plain is not None and len(placement.sizes) > self.rewritten_axes
 
     def encoding(self, placement: Placement, k: int, fast: bool = False) -> Encoding:
-        """The network of one placement and number of micro-batches; `fast`: in the modes that are fastest only."""
+        """The network of a placement with k micro-batches; `fast`: in the fastest recomputation modes only."""
         return encode(
             with_batch(self.plain if self.plain and self.too_wide(placement) else self.pcg, self.batch // k),
             self.machine,
@@ -75,17 +75,17 @@ class PlanningProblem:
         )
 
     def floor_ns(self) -> int:
-        """No plan is faster: all arithmetic at the devices' full rate, evenly spread, and nothing else."""
+        """Lower bound on the step: all arithmetic spread evenly at the devices' full rate."""
         rate = self.machine.device.flops(precision(self.training.dtype).compute) * self.machine.devices
         whole = with_batch(self.pcg, self.batch)
         work = sum(min(_work(whole, way) for way in ways) for ways in Alternatives(whole, classes(whole)).needed())
         return int(work / rate * 1e9 * (1 - 1e-9))
 
     def fits(self) -> tuple[int, ...]:
-        """The numbers of micro-batches without those that need too much memory at any split.
+        """The numbers of micro-batches, without those that exceed the memory however tensors are split.
 
-        Every tensor that is kept for backward is kept somewhere, as is every parameter: a device holds its share at
-        least. Of segments that may be computed again only what enters them is sure to be kept.
+        Parameters and tensors kept for backward are held by at least one device each, so their total bounds the use. Of
+        segments that may be recomputed only the inputs are sure to be kept.
         """
         whole, form = with_batch(self.pcg, self.batch), precision(self.training.dtype)
         grouped = classes(whole)
@@ -113,7 +113,7 @@ class PlanningProblem:
 
 
 def _work(pcg: PCG, index: int) -> float:
-    """Arithmetic of a node, forward and backward."""
+    """FLOPs of a node, forward and backward."""
     node, inputs = pcg.nodes[index], tuple(pcg.nodes[i] for i in pcg.nodes[index].inputs)
     if node.op in SOURCES or not operator(node.op).passes:
         return 0.0
@@ -127,7 +127,7 @@ def divisors(n: int) -> tuple[int, ...]:
 
 
 def atom_sizes(pcg: PCG, batch: int, micro_batches: Sequence[int]) -> set[int]:
-    """The sizes that can be split, of every tensor at every number of micro-batches."""
+    """Sizes of all splittable dims at every number of micro-batches."""
     sizes: set[int] = set()
     for found in set(atoms(with_batch(pcg, batch))):
         for atom, size in enumerate(found.sizes):

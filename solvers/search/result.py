@@ -1,4 +1,4 @@
-"""Which configurations are searched, and what a search found."""
+"""The space of configurations and the result of a search."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..protocol import Status
 from .planning_problem import PlanningProblem
 
 Solved: TypeAlias = tuple[Encoding, tuple[int, ...]]
-"""The network of a stage and its assignment."""
+"""A stage's network and its assignment."""
 StepNs: TypeAlias = Callable[[PlanningProblem, Configuration, tuple[int, ...], Sequence[Solved]], int]
-"""The step of a problem's configuration, from the boundaries where it is cut and its stages; it can be pickled."""
+"""Exact step, in ns, of a configuration with these cuts and stages; picklable."""
 
 
 @dataclass(frozen=True)
 class ConfigurationSpace:
-    """The configurations to search: placements of a stage's inner mesh for every row of the pipeline's axis.
+    """The configurations to search: for every pipeline row, the placements of a stage's mesh.
 
-    `step_ns` gives the step of solved stages where the search only minimizes a lower bound of it.
+    `step_ns`: the exact step of solved stages, if the search minimizes only a lower bound of it.
     """
 
     placements: Mapping[Row, tuple[Placement, ...]]
@@ -38,20 +38,19 @@ class ConfigurationSpace:
 
 
 def without_pipelines(problem: PlanningProblem) -> ConfigurationSpace:
-    """All placements of a problem on the whole machine."""
+    """The placements of a problem on the whole machine, one stage each."""
     return ConfigurationSpace({(1,) * len(problem.machine.hierarchy): problem.placements})
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best plan (None: none found), what is proved, and how the search went.
+    """The best plan (None: none found), its bound, and statistics of the search.
 
-    `stages` are the networks of the plan's stages with their assignments, `asked` the configurations of which any part
-    was solved, `solved` and `kept` the networks, those answered by the cache among them; `solving` are the seconds
-    inside solvers. `source` is the solver that found a plan of one stage. `near`: the plan is proved within the gap.
-    `exhausted`: nothing was left to ask, whatever is proved. `left_out` counts placements of too many axes;
-    `unrewritten` are those searched with the graph as it was captured. `missing_bytes`: the least by which a
-    configuration that does not fit exceeds the capacity.
+    `stages`: networks and assignments of the plan's stages. `asked`: configurations of which any part was solved.
+    `solved`: networks solved, `kept` of them answered by the cache. `solving`: seconds inside solvers. `source`: the
+    solver that found a plan of one stage. `near`: the plan is proved within the gap. `exhausted`: the search was
+    complete. `left_out`: number of placements with too many axes. `unrewritten`: placements searched with the graph as
+    captured. `missing_bytes`: the least excess over the capacity of a configuration that does not fit.
     """
 
     status: Status
@@ -77,10 +76,10 @@ class SearchResult:
 
     @property
     def encoding(self) -> Encoding | None:
-        """The network of a plan of one stage."""
+        """The network of a single-stage plan."""
         return self.stages[0][0] if len(self.stages) == 1 else None
 
     @property
     def assignment(self) -> tuple[int, ...] | None:
-        """The assignment of a plan of one stage."""
+        """The assignment of a single-stage plan."""
         return self.stages[0][1] if len(self.stages) == 1 else None

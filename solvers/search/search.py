@@ -1,15 +1,15 @@
-"""The search over pipelines, inner placements and numbers of micro-batches, best first by what is proved of each.
+"""Best-first search over pipelines, inner placements and numbers of micro-batches.
 
-Every configuration begins with a bound on its arithmetic. It is taken further level by level: bounds without a limit
-of memory, then by prices of memory, then solutions, then to the gap that is asked for. What is proved without a limit
-of memory also holds where micro-batches are cut finer by a whole factor, so the coarsest cut that is still possible
-goes first. A configuration whose bound reaches what is known is left: most are never solved. A configuration of one
-stage is one network (`single_stage`), one of several stages a choice of cuts (`cut_search`).
+Every configuration starts with the lower bound that its arithmetic gives and advances level by level (`state.Level`):
+bounds that ignore the memory limit, bounds that price memory, solutions, and finally the requested gap. A bound that
+ignores memory also holds when micro-batches are split further by a whole factor, so the coarsest split goes first. A
+configuration whose bound reaches the target (the incumbent, less the gap) is dropped: most are never solved. One of
+a single stage is one network (`single_stage`); one of several stages is a choice of cuts (`cut_search`).
 
-Where there are pipelines, a configuration is first compared with one that has as many stages and micro-batches, where
-each stage's devices are merged into one; and several configurations are under way at once. Results are heard in the
-order in which they were begun, and what is begun depends on what was heard, so the answer does not depend on who
-computes, and how fast.
+With pipelines, a configuration is bounded first by the one of equally many stages and micro-batches whose stages each
+run on one merged device (`merged_device_bound`), and several configurations run at once. Results are recorded in the
+order in which they were started, and what starts next depends only on recorded results, so the answer does not depend
+on the executor or its timing.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from .result import ConfigurationSpace, SearchResult, Solved, StepNs, without_pi
 from .single_stage import solve_single_stage
 from .state import BOUNDS, Effort, Level, Stages, State
 
-AHEAD = 3
-"""Configurations that are under way at once, where there are pipelines."""
-MOST = 16
-"""Times the work that one network may take: what one elimination of each of them may take in all."""
-LEAST = 1 << 24
-"""Additions that take about as long as what every configuration takes besides."""
-FIRST = 0.1
-"""The gap of the first plan, of which only a cost to compare with is wanted."""
-COARSE = 0.01
-"""Without pipelines, the gap to which all networks are solved before one is solved further: pricing alone proves it."""
-CLOSER = 0.25
-"""The part of the gap to which the best plan is improved before others are closed, within the gap itself or not: the
-better it is, the less is asked of all others."""
-FAR = 1.5
-"""Times itself a bound is raised at a time."""
-DEEP = 3.0
-"""Times the least bound, beyond which no solution is sought before its turn."""
+CONCURRENT = 3
+"""Configurations that run at once if there are pipelines."""
+TOTAL_WORK = 16
+"""Limit on the work of eliminating every network once, as a multiple of the limit for one network."""
+LEAST_WORK = 1 << 24
+"""Fixed cost of a configuration, in additions."""
+FIRST_GAP = 0.1
+"""Gap of the first plan, which only has to give a cost to compare with."""
+COARSE_GAP = 0.01
+"""Without pipelines, all networks are solved to this gap, which pricing alone proves, before any is solved further."""
+LEADER_GAP = 0.25
+"""The incumbent's configuration is solved to this share of the gap before others are closed: a better incumbent drops
+more of them."""
+BOUND_STEP = 1.5
+"""Factor by which one call may raise a bound."""
+DIVE_REACH = 3.0
+"""A begun configuration is continued out of turn only while its bound is below this multiple of the least bound."""
 
 
 def search(
@@ -71,42 +71,42 @@ def search(
 ) -> SearchResult:
     """The best plan of a space (None: the problem's placements, without pipelines).
 
-    Ends early on time or KeyboardInterrupt, with the best plan so far and its bound. `executor` computes where there
-    are pipelines (None: this thread); anything that it sends elsewhere can be pickled.
+    A time limit or KeyboardInterrupt ends it early with the best plan so far and its bound. `executor` runs the work
+    if there are pipelines (None: this thread); everything submitted to it can be pickled.
     """
     space = space or without_pipelines(problem)
     return _Search(PipelineProblem(problem), space, solver, limits, executor or Serial()).run()
 
 
-class _Asked(NamedTuple):
-    """How far a configuration is taken, the bound with which it is left, and the level that it has then."""
+class _Work(NamedTuple):
+    """Work on a candidate: the levels to try in order, the target bound that ends it, and the level it then has."""
 
     candidate: Candidate
     levels: tuple[Level, ...]
     gap: float
-    reach: int
-    heard_as: Level | None
+    target: int
+    level_after: Level | None
 
 
 class _Task(NamedTuple):
-    """What one call of the executor computes."""
+    """The arguments of one executor call."""
 
     pipeline: PipelineProblem
     configuration: Configuration
     merged: bool
     state: State
-    reach: int
+    target: int
     efforts: tuple[Effort, ...]
     solver: Solver
     step_ns: StepNs | None
 
 
 _Family: TypeAlias = dict[int, Candidate]
-"""The configurations of one row and mesh, by their number of micro-batches."""
+"""The configurations of one pipeline row and mesh, by number of micro-batches."""
 
 
 class _Search:
-    """Also the iterator of the next tasks: it has none while all that is worthwhile is under way."""
+    """The search; iterating it yields the next tasks, until all that may improve the plan is running."""
 
     def __init__(
         self, pipeline: PipelineProblem, space: ConfigurationSpace, solver: Solver, limits: Limits, executor: Executor
@@ -118,11 +118,11 @@ class _Search:
         self.best: tuple[Configuration, Stages] | None = None
         self.families: dict[tuple[Row, tuple[Row, ...]], _Family] = {}
         self.merged: dict[tuple[int, int], Candidate] = {}  # by stages and micro-batches
-        self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # of a byte, likewise
+        self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # ns per byte, likewise
         self.plainest: _Family = {}
-        self.leader: Candidate | None = None  # that of the best
-        self.reach = limits.ceiling(None)  # what is not proved to cost this much is still asked
-        self.under_way: deque[_Asked] = deque()
+        self.leader: Candidate | None = None  # the incumbent's
+        self.target = limits.ceiling(None)  # configurations with a bound below it stay open
+        self.running: deque[_Work] = deque()
         self.left_out = 0
         self.interrupted = False
 
@@ -132,7 +132,7 @@ class _Search:
 
     @property
     def cutoff(self) -> int | None:
-        """The cost below which a plan is wanted."""
+        """Cost that a plan must beat."""
         return min((x for x in (self.objective, self.limits.cutoff) if x is not None), default=None)
 
     def left(self) -> float:
@@ -149,23 +149,23 @@ class _Search:
         return self._result()
 
     def _search(self) -> None:
-        """Ask and hear until nothing worthwhile is left; in this thread where the executor breaks down."""
+        """Run tasks until no open configuration is left; continue in this thread if the executor breaks."""
         try:
-            for state, stages in in_order(self.executor, _take_further, self, AHEAD if self.has_pipelines else 1):
-                self._hear(state, stages)
-                if self.interrupted or all(candidate.bound >= self.reach for candidate in self._candidates()):
-                    return  # whatever is under way
-        except BrokenExecutor:  # a process was killed, perhaps for its memory
-            for asked in self.under_way:
-                asked.candidate.under_way = False
-            self.under_way.clear()
+            for state, stages in in_order(self.executor, _advance, self, CONCURRENT if self.has_pipelines else 1):
+                self._record(state, stages)
+                if self.interrupted or all(candidate.bound >= self.target for candidate in self._candidates()):
+                    return  # drop what is still running
+        except BrokenExecutor:  # a worker was killed, perhaps for its memory
+            for work in self.running:
+                work.candidate.running = False
+            self.running.clear()
             self.executor = Serial()
             self._search()
 
-    # Which configurations there are
+    # Configurations
 
     def _enumerate(self) -> None:
-        """Every configuration, with the bound that its arithmetic gives."""
+        """Create every configuration with the bound that its arithmetic gives."""
         space, axes, problem = self.space, self._axes(), self.pipeline.problem
         floor = 0 if self.has_pipelines else problem.floor_ns()
         fitting = problem.micro_batches if self.has_pipelines else problem.fits() or problem.micro_batches[-1:]
@@ -184,11 +184,11 @@ class _Search:
                     family[k] = Candidate(made, State(bound=bound))
                     if self.has_pipelines:
                         self.merged.setdefault(
-                            (made.devices, k), Candidate(made, State(bound=bound), charted=True, merged=True)
+                            (made.devices, k), Candidate(made, State(bound=bound), has_part_bounds=True, merged=True)
                         )
 
     def _axes(self) -> int:
-        """The most axes of a mesh for which a network, and all configurations together, are not too much work."""
+        """Most mesh axes for which one network, and all configurations together, stay within the work limit."""
         problem = self.pipeline.problem
         if not self.has_pipelines:
             rewritten = quick_axes(problem)
@@ -196,26 +196,26 @@ class _Search:
             return quick_axes(replace(problem, rewritten_axes=0)) if problem.plain else rewritten
         work, counts, most = elimination_work(problem), len(problem.micro_batches), problem.most_work
         meshes = [len(p.sizes) for places in self.space.placements.values() for p in places]
-        in_all = {n: counts * sum(max(LEAST, work[axes]) for axes in meshes if axes <= n) for n in work}
-        return max((n for n in work if work[n] <= most and in_all[n] <= MOST * most), default=1)
+        in_all = {n: counts * sum(max(LEAST_WORK, work[axes]) for axes in meshes if axes <= n) for n in work}
+        return max((n for n in work if work[n] <= most and in_all[n] <= TOTAL_WORK * most), default=1)
 
-    # What is asked next
+    # Choosing what runs next
 
     def __iter__(self) -> Iterator[_Task]:
         return self
 
     def __next__(self) -> _Task:
-        asked = self._next() if self.left() > 0 else None
-        if asked is None:
+        work = self._next_work() if self.left() > 0 else None
+        if work is None:
             raise StopIteration
-        candidate = asked.candidate
-        candidate.under_way = True
-        self.under_way.append(asked)
-        state = replace(candidate.state)  # its bound may be raised before it is sent
+        candidate = work.candidate
+        candidate.running = True
+        self.running.append(work)
+        state = replace(candidate.state)  # the bound may be raised before the task is sent
         prices = state.prices or self.prices.get(candidate.size, ()) if self.has_pipelines else ()
         efforts = tuple(
-            Effort(level, asked.gap, self.cutoff, self.left(), prices, self._progress(candidate, level))
-            for level in asked.levels
+            Effort(level, work.gap, self.cutoff, self.left(), prices, self._progress(candidate, level))
+            for level in work.levels
         )
         step_ns = self.space.step_ns if candidate.configuration.schedule.priced_by_slots else None
         return _Task(
@@ -223,126 +223,126 @@ class _Search:
             configuration=candidate.configuration,
             merged=candidate.merged,
             state=state,
-            reach=asked.reach,
+            target=work.target,
             efforts=efforts,
             solver=self.solver,
             step_ns=step_ns,
         )
 
     def _progress(self, candidate: Candidate, level: Level) -> Callable[[Progress], None] | None:
-        """Reports progress within a network; without a limit of memory its incumbents are no plans yet."""
-        tell = self.limits.progress
-        if tell is None or self.has_pipelines:  # computed elsewhere
+        """Reports progress within a network; incumbents that ignore the memory limit are not plans yet."""
+        callback = self.limits.progress
+        if callback is None or self.has_pipelines:  # may run in another process
             return None
 
-        def report(news: Progress) -> None:
-            found = news.incumbent if level is not Level.RELAXED else None
+        def report(progress: Progress) -> None:
+            found = progress.incumbent if level is not Level.RELAXED else None
             best = min((x for x in (found, self.cutoff) if x is not None), default=None)
             others = (c.bound for c in self._candidates() if c is not candidate)
-            bound = min([max(candidate.bound, news.bound), *others, *([] if best is None else [best])])
-            tell(Progress(best, bound, time.monotonic() - self.start))
+            bound = min([max(candidate.bound, progress.bound), *others, *([] if best is None else [best])])
+            callback(Progress(best, bound, time.monotonic() - self.start))
 
         return report
 
-    def _next(self) -> _Asked | None:
+    def _next_work(self) -> _Work | None:
         dive, leader = self._dive(), self.leader
         if dive is not None:
             return dive
         closer = None
-        if leader is not None and not leader.under_way and leader.level is not Level.CLOSED:
-            limits = replace(self.limits, gap=self.limits.gap * CLOSER)
-            if leader.level is Level.PRICED and leader.bound < self.reach:
-                return self._asked(leader, (Level.CLOSED,), limits.gap, self.reach)
-            closer = self._asked(leader, (Level.CLOSED,), limits.gap, limits.ceiling(self.objective))
+        if leader is not None and not leader.running and leader.level is not Level.CLOSED:
+            limits = replace(self.limits, gap=self.limits.gap * LEADER_GAP)
+            if leader.level is Level.PRICED and leader.bound < self.target:
+                return self._work(leader, (Level.CLOSED,), limits.gap, self.target)
+            closer = self._work(leader, (Level.CLOSED,), limits.gap, limits.ceiling(self.objective))
         while (chosen := self._most_promising()) is not None:
-            if chosen.level is Level.PRICED and closer is not None:  # which a better plan may make needless
+            if chosen.level is Level.PRICED and closer is not None:  # a better incumbent may make this unnecessary
                 return closer
-            if not (chosen.merged or chosen.charted):
-                self._chart(chosen)
-            elif self._is_nearly_known(chosen):
+            if not (chosen.merged or chosen.has_part_bounds):
+                self._add_part_bounds(chosen)
+            elif self._is_coarsely_solved(chosen):
                 chosen.level = Level.PRICED
             else:
-                return self._further(chosen)
+                return self._next_level(chosen)
         return None
 
-    def _further(self, chosen: Candidate) -> _Asked:
-        """What takes a configuration to its next level."""
+    def _next_level(self, chosen: Candidate) -> _Work:
+        """The work that takes a configuration to its next level."""
         ladder = tuple(Level) if self.has_pipelines else (Level.RELAXED, Level.PRICED, Level.CLOSED)
         following = ladder[0 if chosen.level is None else ladder.index(chosen.level) + 1]
         levels = BOUNDS if chosen.merged else (following,)
         coarse = following is Level.PRICED and not self.has_pipelines
-        gap = max(COARSE, self.limits.gap) if coarse else self.limits.gap
-        reach = self._far(chosen) if levels[-1] in BOUNDS and not chosen.single_stage else self.reach
-        return self._asked(chosen, levels, gap, reach)
+        gap = max(COARSE_GAP, self.limits.gap) if coarse else self.limits.gap
+        target = self._raised_target(chosen) if levels[-1] in BOUNDS and not chosen.single_stage else self.target
+        return self._work(chosen, levels, gap, target)
 
     @staticmethod
-    def _asked(candidate: Candidate, levels: tuple[Level, ...], gap: float, reach: int) -> _Asked:
-        return _Asked(candidate, levels, gap, reach, levels[-1])
+    def _work(candidate: Candidate, levels: tuple[Level, ...], gap: float, target: int) -> _Work:
+        return _Work(candidate, levels, gap, target, levels[-1])
 
-    def _is_nearly_known(self, candidate: Candidate) -> bool:
-        """True if a network is known as well as a coarse solution would make it."""
+    def _is_coarsely_solved(self, candidate: Candidate) -> bool:
+        """True if the bound of a network is already as good as a coarse solution would make it."""
         if self.has_pipelines or candidate.level is not Level.RELAXED:
             return False
-        return candidate.bound >= self.limits.within(COARSE).ceiling(self.objective)
+        return candidate.bound >= self.limits.within(COARSE_GAP).ceiling(self.objective)
 
-    def _dive(self) -> _Asked | None:
-        """Towards a first plan: the plainest mesh, with the fewest micro-batches with which it may fit."""
+    def _dive(self) -> _Work | None:
+        """Work towards a first plan: the plainest mesh with the fewest micro-batches that may fit."""
         for _, candidate in sorted(self.plainest.items()) if self.best is None else ():
             merged = self.merged.get(candidate.size)
-            if candidate.under_way or candidate.bound >= INFINITE or candidate.dived:
+            if candidate.running or candidate.bound >= INFINITE or candidate.dived:
                 continue
-            if merged is not None and merged.under_way:
+            if merged is not None and merged.running:
                 continue
             if merged is not None and merged.level is None and not merged.dived:
                 merged.dived = True
-                return self._asked(merged, BOUNDS, self.limits.gap, self._far(merged))
-            candidate.dived, gap = True, max(FIRST, self.limits.gap)
-            if not self.has_pipelines:  # its bound without a limit of memory is still to be asked
-                return _Asked(candidate, (Level.PRICED,), gap, self.reach, None)
+                return self._work(merged, BOUNDS, self.limits.gap, self._raised_target(merged))
+            candidate.dived, gap = True, max(FIRST_GAP, self.limits.gap)
+            if not self.has_pipelines:  # the bound that ignores memory comes later
+                return _Work(candidate, (Level.PRICED,), gap, self.target, None)
             last = Level.BOUNDED if candidate.configuration.devices == 1 else Level.PRICED
-            return self._asked(candidate, (Level.RELAXED, last), gap, self.reach)
+            return self._work(candidate, (Level.RELAXED, last), gap, self.target)
         return None
 
-    def _far(self, candidate: Candidate) -> int:
-        """How far a bound is raised at a time: others may be least then, and never was this one worth more."""
-        return min(self.reach, int(FAR * candidate.bound)) if candidate.bound > 0 else self.reach
+    def _raised_target(self, candidate: Candidate) -> int:
+        """The target of one bounding call: past it, another configuration may have the least bound."""
+        return min(self.target, int(BOUND_STEP * candidate.bound)) if candidate.bound > 0 else self.target
 
     def _most_promising(self) -> Candidate | None:
-        """The one of least bound; but one of those begun is always taken further, for it may lead to a better plan."""
-        reach = self.reach
-        idle = [c for c in self._candidates() if c.bound < reach and c.level is not Level.CLOSED and not c.under_way]
-        near = DEEP * min((c.bound for c in idle), default=0)
+        """The open candidate of least bound; but one slot is always for a begun one, which may give a better plan."""
+        target = self.target
+        idle = [c for c in self._candidates() if c.bound < target and c.level is not Level.CLOSED and not c.running]
+        near = DIVE_REACH * min((c.bound for c in idle), default=0)
         begun = [c for c in idle if c.level in BOUNDS and c.bound <= near]
-        if begun and all(a.candidate.merged or a.levels[-1] < Level.BOUNDED for a in self.under_way):
+        if begun and all(a.candidate.merged or a.levels[-1] < Level.BOUNDED for a in self.running):
             return min(begun, key=lambda c: (c.bound, c.order))
         while idle:
             chosen = min(idle, key=attrgetter("order"))
-            first = chosen if chosen.level is not None else self._before(chosen)
-            if not first.under_way:
+            first = chosen if chosen.level is not None else self._prerequisite(chosen)
+            if not first.running:
                 return first
             family = self._family(chosen)
             idle = [c for c in idle if c.level is not None or self._family(c) is not family]
         return None
 
-    def _before(self, candidate: Candidate) -> Candidate:
-        """What is asked before a candidate that was not taken up yet."""
+    def _prerequisite(self, candidate: Candidate) -> Candidate:
+        """The candidate whose bound an untouched candidate should wait for: its merged twin, or a coarser split."""
         merged = self.merged.get(candidate.size)
         return merged if merged is not None and merged.level is None else self._coarsest(candidate)
 
     def _coarsest(self, candidate: Candidate) -> Candidate:
-        """The coarsest cut that is still possible, and whose bound without a limit of memory holds for this one too."""
+        """The coarsest open split of the family; its bound that ignores memory holds for this candidate too."""
         k, family = candidate.configuration.micro_batches, self._family(candidate)
         coarser = (other for count, other in sorted(family.items()) if k % count == 0 and other.level is None)
 
         def is_open(other: Candidate) -> bool:
             merged = self.merged.get(other.size)
-            return other.bound < self.reach and (merged is None or merged.level is not None)
+            return other.bound < self.target and (merged is None or merged.level is not None)
 
         return next(filter(is_open, coarser))
 
-    def _chart(self, candidate: Candidate) -> None:
-        """Raise a bound by what follows from arithmetic and from coarser cuts."""
-        candidate.charted, k, state = True, candidate.configuration.micro_batches, candidate.state
+    def _add_part_bounds(self, candidate: Candidate) -> None:
+        """Raise the bound by what is proved of parts, here and for coarser splits."""
+        candidate.has_part_bounds, k, state = True, candidate.configuration.micro_batches, candidate.state
         coarser = [c.state for count, c in self._family(candidate).items() if count < k and k % count == 0]
         if candidate.single_stage:
             state.bound = max([state.bound, *(other.relaxed for other in coarser)])
@@ -352,30 +352,30 @@ class _Search:
             state.known.inherit(other.known)
         raise_bound(PartNetworks(self.pipeline, candidate.configuration, self.solver), candidate.configuration, state)
 
-    # What is heard
+    # Recording results
 
-    def _hear(self, state: State, stages: Stages | None) -> None:
-        asked = self.under_way.popleft()
-        candidate = asked.candidate
-        if asked.heard_as is not None and not asked.reach <= state.bound < self.reach:
-            candidate.level = asked.heard_as
-        state.bound = max(state.bound, candidate.bound)  # which others may have raised meanwhile
-        candidate.state, candidate.under_way = state, False
+    def _record(self, state: State, stages: Stages | None) -> None:
+        work = self.running.popleft()
+        candidate = work.candidate
+        if work.level_after is not None and not work.target <= state.bound < self.target:
+            candidate.level = work.level_after
+        state.bound = max(state.bound, candidate.bound)  # other results may have raised it meanwhile
+        candidate.state, candidate.running = state, False
         self.interrupted |= state.interrupted
         self.prices[candidate.size] = state.prices
         if candidate.merged:
             self._share_bound(candidate)
         if stages is not None and stages.objective < min(self.objective or INFINITE, self.limits.cutoff or INFINITE):
             self.best, self.leader = (candidate.configuration, stages), candidate
-            self.reach = self.limits.ceiling(stages.objective)
-        if asked.levels[-1] is Level.RELAXED:
+            self.target = self.limits.ceiling(stages.objective)
+        if work.levels[-1] is Level.RELAXED:
             for other in self._family(candidate).values():
-                other.charted &= other is candidate
+                other.has_part_bounds &= other is candidate
         if self.limits.progress is not None:
             self.limits.progress(Progress(self.objective, self._bound(), time.monotonic() - self.start))
 
     def _share_bound(self, merged: Candidate) -> None:
-        """What holds wherever stages are placed; where memory is scarce then, bounds without it are left out."""
+        """Apply a merged bound to all of its size; if memory was scarce, skip their bounds that ignore it."""
         for candidate in self._candidates():
             if candidate.size == merged.size:
                 candidate.state.bound = max(candidate.bound, merged.bound)
@@ -424,7 +424,7 @@ class _Search:
             solving=seconds * sum(s.solving for s in states) / worked if worked else 0.0,
             source=stages.source if stages else "",
             missing_bytes=missing,
-            near=objective is not None and bound >= self.reach,
+            near=objective is not None and bound >= self.target,
             interrupted=self.interrupted,
             left_out=self.left_out,
             exhausted=not self.interrupted and self.left() > 0,
@@ -432,24 +432,24 @@ class _Search:
         )
 
     def _unrewritten(self) -> tuple[Placement, ...]:
-        """The placements that were searched with the graph as it was captured."""
-        asked = {c.configuration.placement for c in self._candidates() if c.state.options}
-        return tuple(p for p in self.pipeline.problem.placements if self.pipeline.problem.too_wide(p) and p in asked)
+        """Placements that were searched with the graph as captured, without rewritings."""
+        searched = {c.configuration.placement for c in self._candidates() if c.state.options}
+        return tuple(p for p in self.pipeline.problem.placements if self.pipeline.problem.too_wide(p) and p in searched)
 
 
 @seldom_collected()
-def _take_further(task: _Task) -> tuple[State, Stages | None]:
-    """Take a configuration further, in whatever process."""
+def _advance(task: _Task) -> tuple[State, Stages | None]:
+    """Advance a configuration; runs in any process."""
     configuration, solver = task.configuration, task.solver
-    state = task.state.copy()  # what is found is known when it is heard, whoever computes
+    state = task.state.copy()  # results count once recorded, in every process alike
     kept, began = getattr(solver, "kept", 0), time.monotonic()
     parts = (MergedDeviceBound if task.merged else PartNetworks)(task.pipeline, configuration, solver)
     stages = None
     for effort in task.efforts:
         if configuration.devices == 1 and not task.merged:
-            stages = solve_single_stage(parts, state, task.reach, effort)
+            stages = solve_single_stage(parts, state, task.target, effort)
         else:
-            stages = search_cuts(parts, configuration, state, task.reach, effort)
+            stages = search_cuts(parts, configuration, state, task.target, effort)
         if stages is not None:
             break
     if stages is not None and task.step_ns is not None:
@@ -465,7 +465,7 @@ def _take_further(task: _Task) -> tuple[State, Stages | None]:
 
 
 def _decoded(parts: PartNetworks, stages: Stages) -> tuple[Solved, ...]:
-    """The networks of the stages with their assignments; an answer without a limit of memory is of its own network."""
+    """The networks and assignments of the stages; an answer that ignored memory belongs to the network that does."""
     flights = (parts.configuration.in_flight(s) if a.in_flight else 0 for s, a in enumerate(stages.answers))
     ends = pairwise(stages.bounds)
     return tuple(

@@ -1,14 +1,14 @@
-"""The master problem: where a pipeline is cut, if every stage's time is known for every part of the model.
+"""The master problem: the best cuts of a pipeline, given the time of every stage for every part of the model.
 
     min  M + ⌈(Σ_s W_s(i_s, i_s+1) - M) / R⌉   over paths  0 = i_0, i_1, ..., i_p = n - 1  and  M ≥ W_s(i_s, i_s+1) ∀ s
 
-For a given M that is a shortest path through p layers. The sum of a shortest path never grows with M, so an interval of
-values of M is done where its ends have the same sum, or where its least M with the sum of its largest one is no better
-than what is known: few of the values are looked at. (As one CP-SAT program over y[s, i, j] it takes seconds to minutes
-for 25 to 50 places to cut, where this takes milliseconds.)
+For a given M this is a shortest path through p layers, whose sum never grows with M. So an interval of values of M is
+done once both ends have the same sum, or once its least M with the sum of its largest one does not beat the best: few
+values are tried. (One CP-SAT program over y[s, i, j] takes seconds to minutes for 25 to 50 boundaries; this takes
+milliseconds.)
 
-Where each of d devices has several stages, M is the longest of their sums. Of these only M ≥ ⌈Σ_s W_s / d⌉ is used: the
-optimum is a bound of what the stages take then.
+With several virtual stages on each of d devices, M is the largest sum of a device. Only M ≥ ⌈Σ_s W_s / d⌉ is used here,
+so the optimum is a lower bound.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Times: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The nodes of a path, p + 1 of them, and what it costs (ns)."""
+    """The p + 1 nodes of a path and its cost (ns)."""
 
     nodes: tuple[int, ...]
     objective: int
@@ -38,15 +38,15 @@ class Path:
 def best_path(times: Sequence[Times], rounds: int | None, devices: int) -> Path | None:
     """The cheapest path from node 0 to the last; `times[s]` [n, n] holds W_s, INFINITE where there is none.
 
-    `rounds` is R: K, times the stages of each of the `devices` (None: min M). Ties go to the smaller M, then to the
-    earlier nodes. None: there is no path.
+    `rounds` is R, the micro-batches times the stages of each of the `devices` (None: minimize M). Ties go to the
+    smaller M, then to the earlier nodes. None if there is no path.
     """
     loosest = _shortest(times, INFINITE - 1)
     if loosest is None:
         return None
     least, taken = loosest[0], [int(t[u, v]) for t, (u, v) in zip(times, pairwise(loosest[1]), strict=True)]
     each = [t[(t >= least // len(times)) & (t <= max(taken))] for t in {id(t): t for t in times}.values()]
-    values = np.unique(np.concatenate(each))  # no sum is less than the loosest path's, and for no larger M any less
+    values = np.unique(np.concatenate(each))  # the loosest path has the least sum, so no smaller M can win
     known = {len(values) - 1: loosest}
 
     def shortest(at: int) -> tuple[int, tuple[int, ...]]:
@@ -71,7 +71,7 @@ def best_path(times: Sequence[Times], rounds: int | None, devices: int) -> Path 
 
 
 def _shortest(times: Sequence[Times], most: int) -> tuple[int, tuple[int, ...]] | None:
-    """The least sum of a path whose stages take at most `most`, and that path."""
+    """The least sum of a path whose stages take at most `most` each, and its nodes."""
     last = len(times[0]) - 1
     reach, came = np.zeros(1, dtype=np.int64), []
     for s, t in enumerate(times):  # from node 0, and to the last one only

@@ -1,9 +1,9 @@
-"""A configuration of one stage: its network is that of the whole graph, and there are no cuts to choose.
+"""A configuration of one stage: one network of the whole graph, without cuts to choose.
 
-The network is first solved without its limit of memory. That bound also holds for every multiple of the number of
-micro-batches, since no entry of a table falls when micro-batches are cut finer (k·⌈x/k⌉ ≥ ⌈x⌉ for sizes and for
-nanoseconds, latencies are paid k times, kernels too). Where its solution fits the memory, it is a plan. Otherwise the
-network is solved with the limit; only then may segments be computed again, which never pays where memory is no matter.
+The network is solved first without its memory limit. That bound also holds for every multiple of the number of
+micro-batches, since no table entry falls when micro-batches get smaller (k·⌈x/k⌉ ≥ ⌈x⌉ for sizes and nanoseconds;
+latencies and kernel launches are paid k times). If the solution fits the memory, it is a plan. Otherwise the network is
+solved with the limit; only then are segments recomputed, which never pays if memory is plentiful.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .part_networks import PartNetworks
 from .state import Effort, Level, Stages, State
 
 
-def solve_single_stage(parts: PartNetworks, state: State, reach: int, effort: Effort) -> Stages | None:
-    """Raise the bound of the configuration with the effort; the plan that this found, if any.
+def solve_single_stage(parts: PartNetworks, state: State, target: int, effort: Effort) -> Stages | None:
+    """Raise the bound of the configuration with this effort; the plan found, if any.
 
-    `effort.cutoff` is the cost below which a plan is wanted; an interrupt or the time limit keeps what was found.
+    `effort.cutoff`: the cost that a plan must beat. An interrupt or the time limit keeps what was found.
     """
-    if state.bound >= reach:
+    if state.bound >= target:
         return None
     relaxed, end = effort.level is Level.RELAXED, parts.pipeline.count - 1
     in_flight = 0 if relaxed else parts.configuration.in_flight(0)
     try:
         encoding = parts.encoding(0, end, in_flight)
-    except PartitaError as refusal:  # a fixed strategy, or the batch itself, cannot be cut so finely
+    except PartitaError as refusal:  # a fixed strategy, or the batch, cannot be split so finely
         state.bound, state.refusal = INFINITE, str(refusal)
         return None
     parts.count_options(encoding.network)
@@ -61,7 +61,7 @@ def solve_single_stage(parts: PartNetworks, state: State, reach: int, effort: Ef
 
 
 def _has_room(parts: PartNetworks, state: State, network: Network) -> bool:
-    """True if anything of a network may fit the memory; what did with fewer micro-batches does."""
+    """True if some assignment may fit the memory; if one did with fewer micro-batches, one does."""
     if not state.has_room:
         missing = parts.timed(lambda: least_use(network)) - network.capacities[0]
         if missing > 0:

@@ -1,4 +1,4 @@
-"""How far a configuration is taken, what is known of it so far, and what is found."""
+"""Levels of effort, the state of a configuration between calls, and the plan found."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from enum import IntEnum
 from math import inf
 
 from ..protocol import Progress
-from .part_bounds import Answer, PartBounds, Query, Side
+from .part_bounds import Answer, LayoutSet, PartBounds, Query
 
 
 class Level(IntEnum):
-    """How closely parts are solved."""
+    """How closely the parts of a configuration are solved."""
 
-    RELAXED = 0  # bounds, without a limit of memory
-    BOUNDED = 1  # bounds by prices of memory
-    PRICED = 2  # bounds and solutions by prices of memory
-    CLOSED = 3  # within the gap that is asked for
+    RELAXED = 0  # bounds that ignore the memory limit
+    BOUNDED = 1  # bounds that price memory
+    PRICED = 2  # bounds and solutions that price memory
+    CLOSED = 3  # solutions within the requested gap
 
 
 BOUNDS = (Level.RELAXED, Level.BOUNDED)
-"""The levels that seek bounds, not solutions."""
+"""Levels that seek bounds, not solutions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How far a part is solved: a time of `cutoff` or more is not wanted, nor one closer to the optimum than `gap`.
+    """How closely to solve: to a relative `gap`, below `cutoff` ns, within `seconds`.
 
-    `prices`: those of a byte that were found before, for parts much like these.
+    `prices`: ns per byte found earlier for similar parts, a starting point.
     """
 
     level: Level
@@ -41,36 +41,38 @@ class Effort:
 
 @dataclass(slots=True)
 class State:
-    """What is known of a configuration; it can be put aside, and taken up again elsewhere."""
+    """Everything proved of a configuration so far; it can be resumed in any process."""
 
     bound: int = 0
     known: PartBounds = field(default_factory=PartBounds)
-    sides: dict[Hashable, tuple[Side, ...]] = field(default_factory=dict)  # of groups of boundaries
-    shared: dict[int, tuple[Side, ...]] = field(default_factory=dict)  # of weights that several stages have
-    tried: dict[tuple[Hashable, Query, Level], int] = field(default_factory=dict)  # under which cutoff
-    solved: int = 0
-    kept: int = 0  # of the solved, those that were solved before
+    layout_sets: dict[Hashable, tuple[LayoutSet, ...]] = field(default_factory=dict)  # by group of boundaries
+    shared: dict[int, tuple[LayoutSet, ...]] = field(default_factory=dict)  # by shared weight
+    tried: dict[tuple[Hashable, Query, Level], int] = field(default_factory=dict)  # the cutoff used
+    solved: int = 0  # networks
+    kept: int = 0  # of these, answered by the cache
     options: int = 0  # of the largest network
-    seconds: float = 0.0  # in all
-    solving: float = 0.0  # of these, in solvers
-    missing: int | None = None  # bytes that some part misses at the least
-    prices: tuple[float, ...] = ()  # of a byte, ns, where memory was scarce last
-    refusal: str = ""  # why a part has no network
-    relaxed: int = 0  # of one stage, the bound without a limit of memory
-    has_room: bool = False  # of one stage, True if something is known to fit the memory
+    seconds: float = 0.0  # of work
+    solving: float = 0.0  # of these, inside solvers
+    missing: int | None = None  # lower bound on the bytes that some part lacks
+    prices: tuple[float, ...] = ()  # ns per byte, where memory was scarce last
+    refusal: str = ""  # why a part could not be encoded
+    relaxed: int = 0  # single stage: the bound that ignores memory
+    has_room: bool = False  # single stage: True if some assignment fits the memory
     interrupted: bool = False
 
     def copy(self) -> State:
-        """Another state with what is known here."""
+        """An independent copy."""
         known = PartBounds(
-            {k: [*v] for k, v in self.known.answers.items()}, {k: {**v} for k, v in self.known.needs.items()}
+            {k: [*v] for k, v in self.known.answers.items()}, {k: {**v} for k, v in self.known.memory_needs.items()}
         )
-        return replace(self, known=known, sides={**self.sides}, shared={**self.shared}, tried={**self.tried})
+        return replace(
+            self, known=known, layout_sets={**self.layout_sets}, shared={**self.shared}, tried={**self.tried}
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A plan: the boundaries where the model is cut, and the solution of every stage; `source` found that of one."""
+    """A plan: its step in ns, its cuts, each stage's solution; `source`: the solver, if there is one stage."""
 
     objective: int
     bounds: tuple[int, ...]

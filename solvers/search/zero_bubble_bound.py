@@ -1,12 +1,12 @@
 """Lower bound on a stage's finish time where the step is priced slot by slot (ZB-H1, registered schedules).
 
-With f, b and w a stage's forward, backward to the stage before and backward to weights, of one micro-batch, stage s of
-p begins when those ahead have passed the first one on, and has it back when all others have gone there and back too.
-Until then it has run m forwards (of ZB-H1 min(K, p - s)), so all else that makes it busy is still to be done:
+Let f, b and w be a stage's forward, input gradient and weight gradient for one micro-batch, and W its busy time. Stage
+s of p starts once the stages before it have run the first forward, and sees its first gradient once all stages after
+it have run forward and backward. Until then it has run at most m forwards (ZB-H1: min(K, p - s)); the rest follows:
 
     step ≥ Σ_(r < s) f_r + W_s        step ≥ Σ_r f_r + Σ_(r > s) b_r + W_s - m f_s,    f_s ≤ W_s / K - b_s - w_s
 
-f, b and b + w of any part have a floor: the time of its nodes at an even share (`strategies/node_floors.py`).
+Floors of f, b and b + w of any part: the times of its nodes at an even share (`strategies/node_floors.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Index = npt.NDArray[np.int64] | int
 
 @dataclass(frozen=True, eq=False)
 class ZeroBubbleBound:
-    """`forward`, `backward` and `inward` [n]: the least ns of everything before a boundary.
+    """`forward`, `backward` and `inward` (input gradient) [n]: lower bounds in ns on everything before a boundary.
 
-    `ahead`: forwards that every stage runs before its first backward, at the most.
+    `ahead`: the most forwards that each stage runs before its first backward.
     """
 
     forward: Times
@@ -35,8 +35,8 @@ class ZeroBubbleBound:
     ahead: tuple[int, ...]
     micro_batches: int
 
-    def until(self, stage: int, i: Index, j: Index, busy: Times | int) -> Times:
-        """No step is shorter if this stage, from boundary i to j, is busy so long; any shapes that go together."""
+    def finish_time(self, stage: int, i: Index, j: Index, busy: Times | int) -> Times:
+        """Lower bound on the step if this stage, from boundary i to j, is busy so long; arguments broadcast."""
         ahead = self.ahead[stage]
         own, rest = np.asarray(busy), self.micro_batches - ahead
         begun = self.forward[i] + own

@@ -58,7 +58,7 @@ def zero_bubble_bound(plan: PipelinePlan, batch: int) -> ZeroBubbleBound:
 
 def bound_ns(plan: PipelinePlan, waits: ZeroBubbleBound) -> int:
     busy, ends = plan_price(plan).busy_ns, enumerate(pairwise(plan.bounds))
-    return max(int(waits.until(s, i, j, busy[s])) for s, (i, j) in ends)
+    return max(int(waits.finish_time(s, i, j, busy[s])) for s, (i, j) in ends)
 
 
 SIZES = {"gpt2": 3, "mlp": 4, "mbart-32b": 2}

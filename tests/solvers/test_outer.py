@@ -141,7 +141,7 @@ def best_of_all(problem: PlanningProblem, space: ConfigurationSpace) -> int | No
                 if agree:
                     busy = [times[ends] for times, ends in zip(fronts, taken, strict=True)]
                     if waits is not None:
-                        busy = [int(waits.until(s, *bounds[s : s + 2], ns)) for s, ns in enumerate(busy)]
+                        busy = [int(waits.finish_time(s, *bounds[s : s + 2], ns)) for s, ns in enumerate(busy)]
                     step = step_ns(p, schedule.rounds(1, k), busy)
                     least = step if least is None else min(least, step)
     return least

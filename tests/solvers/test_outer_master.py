@@ -11,8 +11,8 @@ import pytest
 from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import waited
 from partita.model.graph.layout import S
-from partita.solvers.search.interval_table import Bounds
-from partita.solvers.search.part_bounds import ANY, Answer, PartBounds, Query, Side
+from partita.solvers.search.interval_table import BoundTables
+from partita.solvers.search.part_bounds import ANY, Answer, LayoutSet, PartBounds, Query
 from partita.solvers.search.shortest_cut import best_path
 
 
@@ -49,9 +49,9 @@ LETTERS = [((S(n),),) for n in range(5)]
 def test_arrays_hold_what_is_known_of_every_query(seed: int) -> None:
     rng = random.Random(seed)
     groups = ("left", "right")
-    sides: dict[object, tuple[Side, ...]] = dict.fromkeys(groups, (ANY,))
+    sides: dict[object, tuple[LayoutSet, ...]] = dict.fromkeys(groups, (ANY,))
     known = PartBounds()
-    bounds = Bounds(known, lambda _: groups, lambda group: sides[group])
+    bounds = BoundTables(known, lambda _: groups, lambda group: sides[group])
     for _ in range(40):
         left, right = (rng.choice(sides[group]) for group in groups)
         query = Query(rng.randint(1, 3), left, right, (ANY,))

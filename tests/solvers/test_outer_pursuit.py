@@ -12,7 +12,7 @@ from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import Configuration
 from partita.formulation.pipeline.schedule import schedule_named
 from partita.solvers.search.cut_search import search_cuts
-from partita.solvers.search.part_bounds import Answer, Need, Query
+from partita.solvers.search.part_bounds import Answer, MemoryNeed, Query
 from partita.solvers.search.state import Effort, Level, State
 from partita.solvers.search.zero_bubble_bound import ZeroBubbleBound
 
@@ -42,7 +42,7 @@ class Made:
         self.floors = np.full((n, n), INFINITE)
         for i, j in combinations(range(n), 2):
             self.floors[i, j] = sum(int(own[0].min()) for own in each[i:j])
-        self.handed = np.zeros(n, dtype=np.int64)
+        self.transfer_floors = np.zeros(n, dtype=np.int64)
         self.stages = self.floors < INFINITE
         self.zero_bubble: ZeroBubbleBound | None = None
         self.asked = 0
@@ -56,8 +56,8 @@ class Made:
     def shared(self, i: int, j: int) -> tuple[bool, ...]:
         return ((i == 0) != (j == len(self.segments)) and self.tied,)
 
-    def need(self, i: int, j: int, in_flight: int) -> Need:
-        return Need(sum(int((s[1] + in_flight * s[2]).min()) for s in self.segments[i:j]), self.capacity, (0,))
+    def memory_need(self, i: int, j: int, in_flight: int) -> MemoryNeed:
+        return MemoryNeed(sum(int((s[1] + in_flight * s[2]).min()) for s in self.segments[i:j]), self.capacity, (0,))
 
     def every(self, i: int, j: int, in_flight: int):
         """All solutions of a part: time, left, right and stored layouts."""
@@ -115,7 +115,7 @@ def best_of_all(made: Made, configuration: Configuration) -> int | None:
             if agree and len(stored) == 1:
                 busy = [stages[s][ends] for s, ends in enumerate(taken)]
                 if made.zero_bubble is not None:
-                    busy = [int(made.zero_bubble.until(s, *bounds[s : s + 2], ns)) for s, ns in enumerate(busy)]
+                    busy = [int(made.zero_bubble.finish_time(s, *bounds[s : s + 2], ns)) for s, ns in enumerate(busy)]
                 step = configuration.step_ns(busy)
                 least = step if least is None else min(least, step)
     return least
