@@ -21,6 +21,7 @@ MOVED = {
     "formulation.contest": "formulation.network.contest",
     "formulation.encode": "formulation.encoding.encode",
     "formulation.mappings": "formulation.placement.mappings",
+    "formulation.reduction.schedule": "formulation.reduction.optimal",
     "formulation.row": "formulation.strategies.row",
     "formulation.strategy": "formulation.strategies.strategy",
     "model.layout": "model.graph.layout",
@@ -32,10 +33,14 @@ MOVED = {
     "solvers.rvd": "solvers.reduction.rvd",
     "solvers.store": "solvers.cache.store",
 }
-"""The modules that the documents of version 0.1.0 named, below the package."""
+"""The modules that earlier versions of the documents named, below the package."""
 
 RENAMED = {
     "codegen.price": {"priced": ("codegen.pricing.plan_price", "plan_price")},
+    "formulation.reduction.schedule": {
+        "Schedule": ("formulation.reduction.optimal", "CheapestPrograms"),
+        "schedule": ("formulation.reduction.optimal", "cheapest_programs"),
+    },
     "model.pcg": {"Builder": ("model.graph.builder", "Builder")},
 }
 """What such a module had under another name, or lies elsewhere: old names, where each is, and what it is called."""

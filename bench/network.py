@@ -26,7 +26,7 @@ from typing import Any
 
 from ..codegen.emission.reduction import emit
 from ..formulation.placement.placement import Placement, arrangements, of_rows
-from ..formulation.reduction.cost import held, step_price
+from ..formulation.reduction.cost import step_price, with_shares
 from ..formulation.reduction.enumeration import programs
 from ..formulation.reduction.optimal import optimal
 from ..formulation.reduction.program import Collective, Reduction, ReductionProgram, Step, flat, groups
@@ -189,7 +189,7 @@ def profile_of(step: Step, ring: bool) -> str:
 
 def price(machine: Machine, reduction: Reduction, program: ReductionProgram, ring: bool) -> CollectivePrice:
     """`program_price` where gloo runs all steps, or all but the reduce-scatters."""
-    steps = held(program, reduction.sizes)
+    steps = with_shares(program, reduction.sizes)
     return sum((step_price(machine, reduction, s, share, profile_of(s, ring)) for s, share in steps), FREE)
 
 
@@ -198,7 +198,7 @@ def wire_bytes(network: Network, reduction: Reduction, program: ReductionProgram
     members = reduction.members() // network.per_node
     hosts = len(network.sizes) - 1
     total = 0.0
-    for step, share in held(program, reduction.sizes):
+    for step, share in with_shares(program, reduction.sizes):
         across = sum(reduction.machine_levels[level] < hosts for level in step.levels)
         phases = PATTERNS[profile_of(step, ring)][step.collective](reduction.sizes[step.first : step.last + 1], across)
         for group in groups(step, reduction.sizes):

@@ -237,6 +237,7 @@ def test_module_imports_and_its_examples_hold(name: str) -> None:
 def test_old_import_paths_answer() -> None:
     """In a process of its own: what was imported before stays."""
     names = {"model.pcg": "PCG, Builder", "codegen.price": "priced", "formulation.network": "Network"}
+    names["formulation.reduction.schedule"] = "Schedule, schedule"
     names |= {"formulation.placement": "placements", "codegen.plan": "Plan", "codegen.explicit": "graph"}
     lines = [f"from partita.{name} import {names.get(name, '__doc__')}" for name in [*MOVED, *names]]
     run(sys.executable, "-W", "ignore", "-c", "\n".join(lines))

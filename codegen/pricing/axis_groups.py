@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...formulation.reduction.optimal import CheapestPrograms, cheapest_programs
 from ...formulation.reduction.program import Reduction, ReductionProgram, Step
-from ...formulation.reduction.schedule import Schedule, schedule
 from ...formulation.reduction.statuses import KINDS
 from ...model.graph.layout import Action, B
 from ..plan.memo import once_per_plan
@@ -24,13 +24,13 @@ ACTIONS = dict(zip(KINDS, (Action.SUM, Action.SCATTER_SUM, Action.GATHER), stric
 class Group:
     """One axis, or several that sum gradients together: its name, its levels (name to size), and what runs there.
 
-    `schedules` has the collectives of this plan for which some payload takes more than one step.
+    `programs` has the collectives of this plan for which some payload takes more than one step.
     """
 
     axes: tuple[int, ...]
     name: str
     levels: Mapping[str, int]
-    schedules: Mapping[str, Schedule]
+    programs: Mapping[str, CheapestPrograms]
 
     def level(self, step: Step) -> str:
         """The name of the levels of a step: `gpu`, `node+gpu`, or `node of first gpu` where the other gpus rest."""
@@ -78,7 +78,7 @@ def _group(plan: StagePlan, axes: tuple[int, ...], used: set[str]) -> Group:
     reduction = Reduction(plan.placement, axes)
     names = _level_names([level.name for level in plan.machine.levels])
     levels = {names[i]: m for i, m in zip(reduction.machine_levels, reduction.sizes, strict=True)}
-    found = {kind: schedule(plan.machine, plan.placement, axes, kind) for kind in KINDS if kind in used}
+    found = {kind: cheapest_programs(plan.machine, plan.placement, axes, kind) for kind in KINDS if kind in used}
     return Group(axes, joint_name(plan, axes), levels, {k: s for k, s in found.items() if not s.is_flat})
 
 

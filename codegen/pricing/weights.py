@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from math import prod
 
-from ...formulation.reduction.schedule import schedule
+from ...formulation.reduction.optimal import cheapest_programs
 from ...formulation.reduction.statuses import Kind
 from ...formulation.strategies.tensor_classes import Use, without_addends
 from ...formulation.weights.storage import BUCKET_BYTES
@@ -142,7 +142,7 @@ class Weights(Operators):
 
     def bucket(self, axes: tuple[int, ...], kind: Kind) -> CollectivePrice:
         """The price of what moves a full bucket of gradients or weights."""
-        return schedule(self.plan.machine, self.plan.placement, axes, kind).at(BUCKET_BYTES)
+        return cheapest_programs(self.plan.machine, self.plan.placement, axes, kind).at(BUCKET_BYTES)
 
     def train_rows(self, index: int, stored: int, item: int) -> None:
         """A table with sparse gradient, of which a rank stores `stored` elements: gradients are rows with their ids."""

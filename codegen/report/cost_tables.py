@@ -174,7 +174,7 @@ def programs_table(plan: Plan) -> Table:
     rows = []
     for group in axis_groups(plan):
         axes = "+".join(plan.axes[a] for a in group.axes)
-        for kind, known in group.schedules.items():
+        for kind, known in group.programs.items():
             name, where = kind.replace("_", "-"), place(plan, group.axes)
             for start, program in zip(known.starts, known.programs, strict=True):
                 rows.append((name, axes, where, steps_text(group, program), bytes_text(start)))

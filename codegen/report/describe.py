@@ -131,7 +131,7 @@ def _programs_sentence(plan: Plan | PipelinePlan) -> str:
     """How collectives over several levels of the machine run: of programs of several steps that for most bytes."""
     parts: dict[str, list[str]] = {}
     for group in axis_groups(plan):
-        for kind, known in group.schedules.items():
+        for kind, known in group.programs.items():
             last = max(i for i, program in enumerate(known.programs) if len(program) > 1)
             bounds = [f"from {_bytes(known.starts[last])}"] if last else []
             bounds += [f"to {_bytes(start)}" for start in known.starts[last + 1 : last + 2]]

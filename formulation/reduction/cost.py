@@ -42,8 +42,7 @@ def step_price(
     `share`: the fraction of D0 on a device before the step (all-gather: after it). PartitaError: an unknown profile, a
     reduction of another machine, a step outside the reduction's levels.
     """
-    line = _line(machine, reduction, (step.first, step.last, step.zero), step.collective, profile)
-    return CollectivePrice(line.latency_ns, line.ns_per_byte * share)
+    return _line(machine, reduction, (step.first, step.last, step.zero), step.collective, profile).of_share(share)
 
 
 def exchange_price(
@@ -61,16 +60,15 @@ def program_price(
     machine: Machine, reduction: Reduction, program: ReductionProgram, profile: str | None = None
 ) -> CollectivePrice:
     """Total price of the steps."""
-    steps = held(program, reduction.sizes)
+    steps = with_shares(program, reduction.sizes)
     return sum((step_price(machine, reduction, step, share, profile) for step, share in steps), FREE)
 
 
-def held(program: ReductionProgram, sizes: Sequence[int]) -> Iterator[tuple[Step, float]]:
+def with_shares(program: ReductionProgram, sizes: Sequence[int], share: float = 1.0) -> Iterator[tuple[Step, float]]:
     """Every step with the share of the buffer on a member before it (all-gather: after it).
 
-    A reduce-scatter in groups of m divides the share by m; an all-gather multiplies it.
+    A reduce-scatter in groups of m divides the share by m; an all-gather multiplies it. `share`: before the first step.
     """
-    share = 1.0
     for step in program:
         members = math.prod(sizes[step.first : step.last + 1])
         if step.collective is Collective.ALL_GATHER:

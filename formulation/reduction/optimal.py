@@ -1,4 +1,4 @@
-"""The cheapest reduction program: a shortest path over the statuses of the levels.
+"""The cheapest reduction programs, for one payload or for every payload: shortest paths over the levels' statuses.
 
 The price of a step depends only on its collective, its levels, the levels on which only digit 0 takes part, and the
 number of parts the bytes are split into. So the cheapest program is a shortest path over the states of `statuses`,
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -19,19 +20,18 @@ from numpy.typing import NDArray
 from ...model.errors import PartitaError
 from ...model.machine.collective_price import FREE, CollectivePrice
 from ...model.machine.machine import Machine
-from ..placement.placement import of_rows
-from .cost import step_price
+from ..placement.placement import Placement, of_rows
+from .cost import step_price, with_shares
 from .program import Collective, Reduction, ReductionProgram, Step
 from .statuses import Kind, graph, mirrored, task, transposes
 
 Entry: TypeAlias = tuple[CollectivePrice, ReductionProgram]
-Envelope: TypeAlias = tuple[Entry, ...]
 
 MOST_BYTES = 2**40
 """The largest payload covered by an envelope."""
 
 TIE = 1e-14  # relative; above the rounding error of equal sums
-LEAST_NS = 0.1  # minimum saving of an envelope entry
+LEAST_NS = 0.1  # minimum saving of an entry of an envelope
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,57 @@ def optimal(
     return Best(program, price.ns(size_bytes), price)
 
 
-def envelope(machine: Machine, reduction: Reduction, kind: Kind = "all_reduce", profile: str | None = None) -> Envelope:
-    """The cheapest programs and their prices as lines over the bytes of the whole buffer, for small payloads first.
+@dataclass(frozen=True, slots=True)
+class CheapestPrograms:
+    """The cheapest programs of one collective and their prices, small payloads first.
 
-    The lower envelope of the lines is the price of `optimal` up to `MOST_BYTES`, to a tenth of a nanosecond; each
-    program is the cheapest from the crossing with the line before. A group of one device has one empty program.
-    PartitaError: an unknown kind.
+    The payload is the whole buffer: the input of an all-reduce or reduce-scatter, the output of an all-gather.
+    """
+
+    prices: tuple[CollectivePrice, ...]
+    programs: tuple[ReductionProgram, ...]
+
+    def at(self, size_bytes: int) -> CollectivePrice:
+        """The price of the program that runs for a payload."""
+        return self.prices[sum(start <= size_bytes for start in self.starts) - 1]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The payload in bytes from which each program is the cheapest; the first is 0."""
+        crossings = (
+            math.ceil((after.latency_ns - before.latency_ns) / (before.ns_per_byte - after.ns_per_byte))
+            for before, after in pairwise(self.prices)
+        )
+        return (0, *crossings)
+
+    @property
+    def is_flat(self) -> bool:
+        """True if every program has at most one step."""
+        return all(len(program) <= 1 for program in self.programs)
+
+
+@lru_cache(maxsize=4096)
+def cheapest_programs(
+    machine: Machine, placement: Placement, axes: tuple[int, ...], kind: Kind, flat: bool = False
+) -> CheapestPrograms:
+    """What the planner prices and the emitted program runs: the envelope of a collective over some axes.
+
+    `flat`: a single step over the whole group.
+    """
+    reduction = Reduction(placement, axes)
+    if flat and reduction.sizes:
+        step = Step(Collective(kind), 0, len(reduction.sizes) - 1)
+        return CheapestPrograms((step_price(machine, reduction, step, 1.0),), ((step,),))
+    return envelope(machine, reduction, kind)
+
+
+def envelope(
+    machine: Machine, reduction: Reduction, kind: Kind = "all_reduce", profile: str | None = None
+) -> CheapestPrograms:
+    """The cheapest programs for all payloads: the lower envelope of their prices, which are lines over the bytes.
+
+    It is the price of `optimal` up to `MOST_BYTES`, to a tenth of a nanosecond. A group of one device has one empty
+    program. PartitaError: an unknown kind.
     """
     task(kind)
     return _envelope(machine, profile, kind, _canonical(machine, reduction))
@@ -92,15 +137,18 @@ def _paths(machine: Machine, profile: str | None, kind: Kind, reduction: Reducti
 
 
 @lru_cache(maxsize=4096)
-def _envelope(machine: Machine, profile: str | None, kind: Kind, reduction: Reduction) -> Envelope:
+def _envelope(machine: Machine, profile: str | None, kind: Kind, reduction: Reduction) -> CheapestPrograms:
     paths = _paths(machine, profile, kind, reduction)
     low, high = paths.best(1), paths.best(MOST_BYTES)
-    between = _between(paths, low, high)
-    return (low, *between, high) if between or _at(high, MOST_BYTES) < _at(low, MOST_BYTES) - LEAST_NS else (low,)
+    found = [low, *_between(paths, low, high)]
+    if len(found) > 1 or _at(high, MOST_BYTES) < _at(low, MOST_BYTES) - LEAST_NS:
+        found.append(high)
+    prices, programs = zip(*found, strict=True)
+    return CheapestPrograms(prices, programs)
 
 
-def _between(paths: _Paths, low: Entry, high: Entry) -> Envelope:
-    """The envelope entries strictly between two, found recursively at crossings."""
+def _between(paths: _Paths, low: Entry, high: Entry) -> tuple[Entry, ...]:
+    """The entries of the envelope strictly between two, found recursively at crossings."""
     saved = low[0].ns_per_byte - high[0].ns_per_byte
     if saved <= 0:
         return ()
@@ -165,17 +213,9 @@ class _Paths:
 
     def _entry(self, program: ReductionProgram) -> Entry:
         """A program with its price."""
-        share = 1 / math.prod(self.sizes) if self.kind == "all_gather" else 1.0
-        price = FREE
-        for step in program:
-            members = math.prod(self.sizes[i] for i in step.levels)
-            if step.collective is Collective.ALL_GATHER:
-                share *= members
-            line = self.lines[step]
-            price += CollectivePrice(line.latency_ns, line.ns_per_byte * share)
-            if step.collective is Collective.REDUCE_SCATTER:
-                share /= members
-        return price, program
+        start = 1 / math.prod(self.sizes) if self.kind == "all_gather" else 1.0
+        steps = with_shares(program, self.sizes, start)
+        return sum((self.lines[step].of_share(share) for step, share in steps), FREE), program
 
 
 def _at(entry: Entry, size_bytes: float) -> float:

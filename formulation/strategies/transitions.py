@@ -4,7 +4,7 @@ The direct program of a pair is `model.layout.steps`; here the same phases run o
 only on letters, so it is worked out once for a set of layouts; prices and sizes enter afterwards. A route may pass
 through other layouts: the table is closed under shortest paths (as SuperScaler searches RVD transitions), so for
 example an all-reduce becomes a reduce-scatter and an all-gather where that is cheaper. A collective costs what its best
-program over the levels of the machine costs (`reduction.schedule`).
+program over the levels of the machine costs (`reduction.optimal`).
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from ...model.machine.collective_price import FREE, ROUNDING_NS, CollectivePrice
 from ...model.machine.machine import Machine
 from ..placement.placement import Placement
 from ..reduction.cost import exchange_price
+from ..reduction.optimal import cheapest_programs
 from ..reduction.program import Reduction
-from ..reduction.schedule import schedule
 from ..reduction.statuses import Kind
 
 Codes = npt.NDArray[np.int64]
@@ -284,7 +284,7 @@ class Transitions:
         if self.axes[axis] == 1 and action in COLLECTIVES:
             return (launch,)
         if action in _KINDS:
-            return schedule(self.machine, self.placement, (axis,), _KINDS[action], self.flat).prices
+            return cheapest_programs(self.machine, self.placement, (axis,), _KINDS[action], self.flat).prices
         if action in (Action.EXCHANGE, Action.SEND):
             kind: Literal["all_to_all", "send"] = "send" if action is Action.SEND else "all_to_all"
             return (exchange_price(self.machine, Reduction(self.placement, (axis,)), kind),)

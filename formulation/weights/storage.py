@@ -25,7 +25,7 @@ from ...model.machine.precision import Precision
 from ...model.machine.roofline import Roofline
 from ..network.network import INFINITE
 from ..pipeline.stage_transfers import exchanged_bytes
-from ..reduction.schedule import schedule
+from ..reduction.optimal import cheapest_programs
 from ..special.table_spread import TableSpread
 from ..strategies.transitions import Codes, Space, Transitions, space
 
@@ -186,7 +186,7 @@ def per_step_ns(choice: Storage, mesh: Transitions, precision: Precision, roofli
     total = np.zeros(len(choice), dtype=np.int64)
     for axes, here in _summed(choice):
         total_of, part_of, whole_of = (
-            schedule(mesh.machine, mesh.placement, axes, kind, mesh.flat).at(BUCKET_BYTES)
+            cheapest_programs(mesh.machine, mesh.placement, axes, kind, mesh.flat).at(BUCKET_BYTES)
             for kind in ("all_reduce", "reduce_scatter", "all_gather")
         )
         for those, moved in (
@@ -218,7 +218,7 @@ def scatter_ns(choice: Storage, mesh: Transitions, precision: Precision) -> Arra
     """Time of adding up and splitting scattered gradients over the axes at B: in every micro-batch."""
     total, gradient = np.zeros(len(choice), dtype=np.int64), ITEMSIZE[precision.gradients]
     for axes, here in _summed(choice):
-        line = schedule(mesh.machine, mesh.placement, axes, "reduce_scatter", mesh.flat).at(BUCKET_BYTES)
+        line = cheapest_programs(mesh.machine, mesh.placement, axes, "reduce_scatter", mesh.flat).at(BUCKET_BYTES)
         those = here & choice.scattered
         total[those] += _bucketed([(line, gradient)], choice.numel[those])
     return total

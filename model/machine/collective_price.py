@@ -33,6 +33,10 @@ class CollectivePrice:
         times: NDArray[np.float64] = np.ceil(self.latency_ns + self.ns_per_byte * sizes_bytes - ROUNDING_NS)
         return times.astype(np.int64)
 
+    def of_share(self, share: float) -> CollectivePrice:
+        """The price where only this share of the bytes takes part."""
+        return CollectivePrice(self.latency_ns, self.ns_per_byte * share)
+
     def __add__(self, other: CollectivePrice) -> CollectivePrice:
         return CollectivePrice(self.latency_ns + other.latency_ns, self.ns_per_byte + other.ns_per_byte)
 

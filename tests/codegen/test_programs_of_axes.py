@@ -29,8 +29,8 @@ from partita.codegen.verification.worker import load_program
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding_options import EncodingOptions
 from partita.formulation.placement.placement import Placement, distinct, of_rows, placements
+from partita.formulation.reduction.optimal import CheapestPrograms, cheapest_programs
 from partita.formulation.reduction.program import Collective, ReductionProgram, Step
-from partita.formulation.reduction.schedule import Schedule, schedule
 from partita.formulation.reduction.statuses import KINDS
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.row import Row
@@ -165,7 +165,9 @@ def test_programs_that_few_envelopes_have_add_up_too(
 ) -> None:
     """With roots, with ranks that rest, and with chunks gathered in another order than they were scattered in."""
     lines = tuple(CollectivePrice(float(i), 10.0 - i) for i in range(len(programs)))
-    monkeypatch.setattr("partita.codegen.pricing.axis_groups.schedule", lambda *_: Schedule(lines, programs))
+    monkeypatch.setattr(
+        "partita.codegen.pricing.axis_groups.cheapest_programs", lambda *_: CheapestPrograms(lines, programs)
+    )
     plan = of_all_kinds(hierarchy, machine_of(hierarchy), force)
     plan.emit(tmp_path / "program.py")
     program = load_program(tmp_path / "program.py")
@@ -252,12 +254,12 @@ def test_gradients_are_summed_over_all_axes_at_once(
     judge(plan)
     group = axis_groups(plan)[-1]
     assert group.axes == tuple(range(len(matrix)))
-    assert set(group.schedules) <= ({"reduce_scatter", "all_gather"} if sharded else {"all_reduce"})
+    assert set(group.programs) <= ({"reduce_scatter", "all_gather"} if sharded else {"all_reduce"})
     program = plan.emit()
     assert f"summed={group.name}" in program
-    assert ("PROGRAMS" in program) == bool(group.schedules)
+    assert ("PROGRAMS" in program) == bool(group.programs)
     if not sharded:
-        assert [[c for c, _ in group.steps(p)] for p in group.schedules["all_reduce"].programs][-1] == [
+        assert [[c for c, _ in group.steps(p)] for p in group.programs["all_reduce"].programs][-1] == [
             *["reduce_scatter"] * (len(group.levels) - 1), "all_reduce", *["all_gather"] * (len(group.levels) - 1),
         ]  # fmt: skip
 
@@ -295,16 +297,18 @@ def test_levels_whose_names_become_one_are_told_apart() -> None:
 @pytest.mark.parametrize("hierarchy", HIERARCHIES)
 def test_the_program_that_runs_is_the_one_that_is_paid(hierarchy: tuple[int, ...], latency: float, kind: Any) -> None:
     """At and around every threshold the step that `starts` names has the least line; arrays say the same."""
-    known = schedule(machine_of(hierarchy, latency), of_rows([hierarchy]), (0,), kind)
+    known = cheapest_programs(machine_of(hierarchy, latency), of_rows([hierarchy]), (0,), kind)
     assert known.starts[0] == 0
     assert list(known.starts) == sorted(known.starts)
     sizes = sorted({max(0, start + d) for start in known.starts for d in (-2, -1, 0, 1, 10**6)} | {0, 2**34})
+    least = {size: min(line.ns(size) for line in known.prices) for size in sizes}
     for size in sizes:
-        assert known.at(size).ns(size) == known.ns(size), size
-    assert known.ns_array(np.array(sizes)).tolist() == [known.ns(size) for size in sizes]
-    flat = schedule(machine_of(hierarchy, latency), of_rows([hierarchy]), (0,), kind, flat=True)
+        assert known.at(size).ns(size) == least[size], size
+    arrays = [line.ns_array(np.array(sizes)) for line in known.prices]
+    assert np.minimum.reduce(arrays).tolist() == list(least.values())
+    flat = cheapest_programs(machine_of(hierarchy, latency), of_rows([hierarchy]), (0,), kind, flat=True)
     assert flat.is_flat
-    assert all(known.ns(size) <= flat.ns(size) for size in sizes)
+    assert all(least[size] <= flat.prices[0].ns(size) for size in sizes)
 
 
 @pytest.mark.parametrize("latency", [1e-3, 1.0])
@@ -352,7 +356,7 @@ def test_slow_links_change_the_placement() -> None:
 
 def test_slow_links_change_the_programs() -> None:
     fast, slow = (
-        {kind: known.programs for kind, known in group.schedules.items()}
+        {kind: known.programs for kind, known in group.programs.items()}
         for group in (max(axis_groups(best(slower)), key=lambda group: len(group.levels)) for slower in (1, 10))
     )
     assert fast["reduce_scatter"] != slow["reduce_scatter"]

@@ -39,7 +39,9 @@ def enumerated(levels: int) -> dict[str, ReductionProgram]:
 def optima(reduction: Reduction, machine: Machine | None = None) -> dict[str, ReductionProgram]:
     """The optimal programs of all payloads and profiles, on a given machine or one whose levels get slower outwards."""
     machine = machine or Machine.adhoc(reduction.placement.hierarchy)
-    entries = [program for profile in PROFILES for _, program in envelope(machine, reduction, "all_reduce", profile)]
+    entries = [
+        program for profile in PROFILES for program in envelope(machine, reduction, "all_reduce", profile).programs
+    ]
     return {f"optimal {i}": program for i, program in enumerate(dict.fromkeys(entries))}
 
 

@@ -134,22 +134,22 @@ def test_the_envelope_is_the_optimum_everywhere(
 ) -> None:
     machine, reduction = where
     found = envelope(machine, reduction, kind, profile)
-    least = min(at(price, size) for price, _ in found)
+    least = min(at(price, size) for price in found.prices)
     assert least == pytest.approx(at(optimal(machine, reduction, size, kind, profile).price, size), abs=0.2, rel=1e-9)
-    rates = [price.ns_per_byte for price, _ in found]
+    rates = [price.ns_per_byte for price in found.prices]
     assert rates == sorted(set(rates), reverse=True)
-    for (small, _), (large, _) in pairwise(found):
+    for small, large in pairwise(found.prices):
         assert at(small, 1) <= at(large, 1) + 0.2
 
 
 def test_of_a_big_machine_the_envelope_has_few_entries_from_latency_to_bandwidth() -> None:
     machine = tree(8, 8, 16)
     found = envelope(machine, whole(machine))
-    assert 2 <= len(found) <= 10
-    assert all(step.collective is AR for step in found[0][1])
-    assert any({RS, AG} <= {step.collective for step in program} for _, program in found)
-    assert found[-1][1] == flat((8, 8, 16))  # a ring over all moves the fewest bytes, in the most messages
-    assert found[-1][0].ns(MOST_BYTES) == optimal(machine, whole(machine), MOST_BYTES).ns
+    assert 2 <= len(found.programs) <= 10
+    assert all(step.collective is AR for step in found.programs[0])
+    assert any({RS, AG} <= {step.collective for step in program} for program in found.programs)
+    assert found.programs[-1] == flat((8, 8, 16))  # a ring over all moves the fewest bytes, in the most messages
+    assert found.prices[-1].ns(MOST_BYTES) == optimal(machine, whole(machine), MOST_BYTES).ns
 
 
 # What the programs do
@@ -172,7 +172,7 @@ def test_programs_keep_the_rules_and_sum_rightly(
 def test_all_programs_of_envelopes_sum_rightly(kind: Kind) -> None:
     for hierarchy in ((4,), (2, 3), (3, 2, 4), (2, 3, 2, 2)):
         for profile in PROFILES:
-            for _, program in envelope(tree(*hierarchy), whole(tree(*hierarchy)), kind, profile):
+            for program in envelope(tree(*hierarchy), whole(tree(*hierarchy)), kind, profile).programs:
                 check_sums(program, hierarchy, kind)
 
 
@@ -263,4 +263,5 @@ def test_what_cannot_be_asked_is_refused(arguments: dict[str, Any], words: str) 
 def test_one_device_needs_no_program() -> None:
     alone = Reduction(of_rows([(1, 1), (2, 2)]), (0,))
     assert optimal(tree(2, 2), alone, 10**9).ns == 0
-    assert [(price.ns(10**9), program) for price, program in envelope(tree(2, 2), alone)] == [(0, ())]
+    found = envelope(tree(2, 2), alone)
+    assert [price.ns(10**9) for price in found.prices] == [0] and found.programs == ((),)

@@ -13,7 +13,7 @@ from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import INFINITE, evaluate
 from partita.formulation.placement.placement import of_rows
-from partita.formulation.reduction.schedule import schedule
+from partita.formulation.reduction.optimal import cheapest_programs
 from partita.formulation.weights.storage import BUCKET_BYTES, Storage, worthwhile
 from partita.model.errors import PartitaError
 from partita.model.graph.builder import Builder
@@ -110,7 +110,7 @@ def test_each_option_by_hand(dtype: str, optimizer: str) -> None:
         return ceil(size / rate * 1e9)
 
     def message(kind: str, item: int) -> float:
-        line = schedule(MACHINE, ALL, (0,), kind).at(BUCKET_BYTES)  # type: ignore[arg-type]
+        line = cheapest_programs(MACHINE, ALL, (0,), kind).at(BUCKET_BYTES)  # type: ignore[arg-type]
         return line.ns_per_byte * n * item + line.latency_ns * n * item / BUCKET_BYTES
 
     seen = 0

@@ -13,7 +13,7 @@ from ..common.text import WIDTH, shape_text, wrap
 
 def table(found: Sequence[Group]) -> list[str]:
     """PROGRAMS: for every axis and collective the steps by the bytes from which on they are the fastest."""
-    groups = [group for group in found if group.schedules]
+    groups = [group for group in found if group.programs]
     if not groups:
         return []
     lines = ["", "# Collectives over several levels of the machine: from so many bytes on, which steps on which level."]
@@ -24,7 +24,7 @@ def table(found: Sequence[Group]) -> list[str]:
         lines.append(f'    # "{resting[0]}": only ranks that are first on {first} take part, the others rest.')
     for group in groups:
         lines.append(f'    "{group.name}": {{')
-        for kind, known in group.schedules.items():
+        for kind, known in group.programs.items():
             lines.append(f'        "{kind}": [')
             for start, program in zip(known.starts, known.programs, strict=True):
                 steps = [f'("{collective}", "{level}")' for collective, level in group.steps(program)]
@@ -42,7 +42,7 @@ def table(found: Sequence[Group]) -> list[str]:
 
 def all_steps(found: Sequence[Group]) -> list[Step]:
     """The steps of all programs."""
-    programs = (p for group in found for known in group.schedules.values() for p in known.programs)
+    programs = (p for group in found for known in group.programs.values() for p in known.programs)
     return [step for program in programs for step in program]
 
 
@@ -51,7 +51,7 @@ def disordered(found: Sequence[Group]) -> bool:
     return any(
         transposes(program, tuple(group.levels.values()), "all_reduce") != (None, None)
         for group in found
-        for kind, known in group.schedules.items()
+        for kind, known in group.programs.items()
         if kind == "all_reduce"
         for program in known.programs
     )
@@ -87,7 +87,7 @@ def mesh_lines(placement: Placement, names: Sequence[str], found: Sequence[Group
 
 
 def _levels(group: Group) -> str:
-    if not group.schedules:
+    if not group.programs:
         return ""
     sizes = ", ".join(f'"{name}": {size}' for name, size in group.levels.items())
     return f', {{{sizes}}}, PROGRAMS["{group.name}"]'
