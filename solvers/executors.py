@@ -1,7 +1,7 @@
-"""Independent problems beside each other: by processes, or by any executor of `concurrent.futures`.
+"""Parallel execution of independent tasks, by worker processes or any `concurrent.futures` executor.
 
-`in_order` hands out tasks and hears results in one order, whatever finishes first, so that a search which looks at its
-results before it asks more does the same with every executor.
+`in_order` submits tasks and yields results in one order, whichever finishes first, so that a search whose next task
+depends on earlier results behaves the same with every executor.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _STARTING = threading.Lock()
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_executor(workers: int | None = None) -> Executor:
-    """As many processes as `workers` (default: usable cores); for one, this process itself.
+    """`workers` processes (default: usable cores), or this process itself for one worker.
 
-    Use it as a context: leaving it by an interrupt or any other error ends the processes at once.
+    Use it as a context manager: leaving it by an interrupt or another error kills the processes at once.
     """
     count = usable_cores() if workers is None else workers
     return Processes(count) if count > 1 else Serial()
 
 
 def in_order(executor: Executor, function: Callable[[A], T], tasks: Iterable[A], ahead: int) -> Iterator[T]:
-    """`function` of each task, in the order of the tasks; `ahead` of them are under way before the first is heard.
+    """Yield `function(task)` in the order of the tasks, with up to `ahead` of them submitted at a time.
 
-    The next task is drawn when a result has been taken: what it depends on is the results before, `ahead` less.
-    Those that wait are cancelled where no more are wanted.
+    The next task is drawn after a result has been consumed, so task n may depend on results up to n - `ahead`. Closing
+    the iterator cancels pending tasks.
     """
     waiting: deque[Future[T]] = deque()
     coming = iter(tasks)
@@ -65,10 +65,10 @@ def in_order(executor: Executor, function: Callable[[A], T], tasks: Iterable[A],
 
 
 class Serial(Executor):
-    """Runs each task at once, in this thread."""
+    """Runs each task immediately, in this thread."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """A future that is done; an interrupt goes to the caller."""
+        """Run the task; a KeyboardInterrupt reaches the caller."""
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -78,9 +78,9 @@ class Serial(Executor):
 
 
 class DelayedProcesses(Executor):
-    """This thread for the first seconds, then as many processes as `workers`: what is done soon needs none.
+    """Runs tasks in this thread for the first seconds, then in `workers` processes, so that short work starts none.
 
-    For one worker this thread only. Use it as a context: leaving it ends the processes at once.
+    Use it as a context manager: leaving it kills the processes at once.
     """
 
     def __init__(self, workers: int, seconds: float = 3.0) -> None:
@@ -88,7 +88,7 @@ class DelayedProcesses(Executor):
         self._now: Executor = Serial()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """A future, which is done where this thread does it."""
+        """Run the task in this thread, or in a process if the first seconds have passed."""
         if isinstance(self._now, Serial) and self._workers > 1 and time.monotonic() > self._until:
             self._now = Processes(self._workers)
         return self._now.submit(fn, *args, **kwargs)
@@ -102,10 +102,10 @@ class DelayedProcesses(Executor):
 
 
 class Processes(ProcessPoolExecutor):
-    """New processes of one thread each, which end with this one, however it ends.
+    """Single-threaded worker processes that die with this process, however it ends.
 
-    They start from nothing, not as copies of a process with threads, and do not import the user's program again: only
-    functions of modules can be sent.
+    They are spawned, not forked from a process with threads, and do not import the user's main module: only functions
+    of importable modules can be submitted.
     """
 
     def __init__(self, workers: int) -> None:
@@ -114,10 +114,10 @@ class Processes(ProcessPoolExecutor):
         super().__init__(workers, context, _prepare, (alive,))
 
     def end(self) -> None:
-        """End the processes at once, whatever they do."""
+        """Kill the processes at once."""
         self.shutdown(wait=False, cancel_futures=True)
         if not self._alive.closed:
-            self._alive.send_bytes(b"end")  # nobody takes it away: all see it
+            self._alive.send_bytes(b"end")  # never read, so every worker sees it
             self._alive.close()
 
     def __exit__(
@@ -129,13 +129,13 @@ class Processes(ProcessPoolExecutor):
 
 
 def _prepare(alive: Connection) -> None:
-    """What a process does first: leave the terminal's interrupt to the one that asks, and end with it."""
+    """Initialize a worker: ignore the terminal's interrupt, which the parent handles, and die with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
 
 
 def _end_with(alive: Connection) -> None:
-    alive.poll(None)  # until there is a word, or nobody any more who could say one
+    alive.poll(None)  # until `end`, or the parent's death closes the pipe
     os._exit(1)
 
 
@@ -147,14 +147,14 @@ class _Process(SpawnProcess):
 
 
 class _Context(SpawnContext):
-    """Spawn, but for what it does with the main module: a program without a guard would start processes in each."""
+    """Spawn without importing the main module, which would start processes again if it lacks a `__main__` guard."""
 
     Process = _Process
 
 
 @contextmanager
 def _as_library() -> Iterator[None]:
-    """What starts meanwhile sees no main module to import, and one thread for each library."""
+    """Hide the main module from processes started meanwhile, and give them one thread per library."""
     main = sys.modules["__main__"]
     hidden = {name: getattr(main, name) for name in ("__spec__", "__file__") if hasattr(main, name)}
     before = {name: os.environ.get(name) for name in _ONE_THREAD}
