@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import Entry, Input
+from .entry import Entry, Input, superscaler
 
 RESIDUES = 23
 """Kinds of an entry of an alignment: 20 amino acids, unknown, gap, masked."""
@@ -163,8 +163,7 @@ class Evoformer(nn.Module):
         z = z + self.incoming(z)
         z = z + self.starting(z)
         z = z + self.ending(z)
-        z = z + self.pair_transition(z)
-        return m, z
+        return m, z + self.pair_transition(z)
 
 
 class Embedder(nn.Module):
@@ -237,39 +236,20 @@ class AlphaFold(nn.Module):
         return torch.cat((first, m[:, 1:]), 1), z + self.pair_norm(pairs)
 
 
+SIZES = ("layers", "width", "heads", "pair_width", "pair_heads", "outer", "sequences", "residues")
+
+
 def _alphafold(layers: int, width: int, heads: int, pair_width: int, outer: int, nodes: int) -> Entry:
-    return Entry(
+    return superscaler(
         AlphaFold,
-        {
-            "layers": layers,
-            "width": width,
-            "heads": heads,
-            "pair_width": pair_width,
-            "pair_heads": pair_width // 32,
-            "outer": outer,
-            "sequences": 128,
-            "residues": 256,
-        },
-        {
-            "layers": 2,
-            "width": 24,
-            "heads": 6,
-            "pair_width": 16,
-            "pair_heads": 4,
-            "outer": 4,
-            "sequences": 6,
-            "residues": 8,
-        },
+        dict(zip(SIZES, (layers, width, heads, pair_width, pair_width // 32, outer, 128, 256), strict=True)),
+        dict(zip(SIZES, (2, 24, 6, 16, 4, 4, 6, 8), strict=True)),
         {
             "alignment": Input(("sequences", "residues"), integer=True),
             "masked": Input(("sequences", "residues"), integer=True),
             "distances": Input(("residues", "residues"), integer=True),
         },
         batch=128,
-        per_device=False,
-        dtype="mixed-float16",
-        optimizer="adam",
-        machine="v100-32gb",
         nodes=nodes,
     )
 

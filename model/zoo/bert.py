@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import TOKENS, Entry
+from .entry import TOKENS, unity
 
 
 class Attention(nn.Module):
@@ -82,18 +82,14 @@ class Bert(nn.Module):
 
 
 ENTRIES = {
-    "bert-large": Entry(  # trained as by Unity (OSDI'22)
+    "bert-large": unity(
         Bert,
         {},
         {"vocabulary": 90, "layers": 2, "width": 48, "heads": 6, "inner": 96},
         {"ids": TOKENS, "types": TOKENS, "labels": TOKENS},
         batch=4,
-        per_device=True,
+        optimizer="adam",
         sequence=512,
         small_sequence=8,
-        dtype="float32",
-        optimizer="adam",
-        machine="summit",
-        nodes=1,
     ),
 }

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import Entry, Input
+from .entry import Input, unity
 
 
 class Tower(nn.Module):
@@ -68,7 +68,7 @@ class Uno(nn.Module):
 _DRUG = {"descriptors": Input(("descriptors",)), "fingerprints": Input(("fingerprints",))}
 
 ENTRIES = {
-    "candle-uno": Entry(  # trained as by Unity (OSDI'22)
+    "candle-uno": unity(
         Uno,
         {},
         {"genes": 12, "descriptors": 24, "fingerprints": 16, "width": 12, "tower": 2, "trunk": 3},
@@ -79,10 +79,5 @@ ENTRIES = {
             "growth": Input(),
         },
         batch=256,
-        per_device=True,
-        dtype="float32",
-        optimizer="sgd",
-        machine="summit",
-        nodes=1,
     ),
 }

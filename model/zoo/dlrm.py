@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import Entry, Input
+from .entry import Input, unity
 
 CRITEO_KAGGLE = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
@@ -81,28 +81,18 @@ class XDL(nn.Module):
 FEW = (24, 4, 60, 8, 36, 6, 16, 12)
 
 ENTRIES = {
-    "dlrm": Entry(  # sizes and training as by Unity (OSDI'22)
+    "dlrm": unity(
         DLRM,
         {},
         {"dense": 6, "tables": FEW, "bottom": (24, 12), "top": (24, 12)},
         {"dense": Input(("dense",)), "ids": Input(("tables",), integer=True), "clicks": Input()},
         batch=1024,
-        per_device=True,
-        dtype="float32",
-        optimizer="sgd",
-        machine="summit",
-        nodes=1,
     ),
-    "xdl": Entry(  # sizes and training as by Unity (OSDI'22): one id a category
+    "xdl": unity(  # one id per category
         XDL,
         {"bag": 1},
         {"tables": FEW, "width": 12, "top": (24, 24), "bag": 3},
         {"ids": Input(("tables", "bag"), integer=True), "clicks": Input()},
         batch=1024,
-        per_device=True,
-        dtype="float32",
-        optimizer="sgd",
-        machine="summit",
-        nodes=1,
     ),
 }

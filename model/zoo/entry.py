@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -20,16 +21,17 @@ class Input:
 
 
 TOKENS = Input(("sequence",), integer=True)
-CLASS = Input((), integer=True)
+NEXT_TOKEN = {"ids": TOKENS, "labels": TOKENS}
+IMAGES = {"images": Input((3, "resolution", "resolution")), "labels": Input((), integer=True)}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One model: `make` builds it from sizes, at full size or as a small twin; `inputs` describes its arguments.
 
-    `make` gets the sizes that it takes; the others, such as the resolution of images, are for the inputs alone.
-    `sequence` and `small_sequence` are a size too, None for models without one. `batch`: samples per step, of each
-    device if `per_device`, else of all together.
+    `make` gets the sizes that it takes; the others, such as the resolution of images, only shape the inputs.
+    `sequence` and `small_sequence` are sizes too, None for models without one. `batch`: samples per step, per device
+    if `per_device`, otherwise in total.
     """
 
     make: Callable[..., nn.Module]
@@ -37,11 +39,11 @@ class Entry:
     small: dict[str, Any]
     inputs: dict[str, Input]
     batch: int
-    per_device: bool
     dtype: str
     optimizer: str
     machine: str
-    nodes: int
+    nodes: int = 1
+    per_device: bool = False
     sequence: int | None = None
     small_sequence: int | None = None
     small_batch: int = 12
@@ -58,3 +60,10 @@ class Entry:
         if small:
             return self.small_batch
         return self.batch * devices if self.per_device else self.batch
+
+
+unity = partial(Entry, dtype="float32", optimizer="sgd", machine="summit", per_device=True)
+"""An entry with the training of Unity's evaluation (OSDI'22)."""
+
+superscaler = partial(Entry, batch=512, dtype="mixed-float16", optimizer="adam", machine="v100-32gb")
+"""An entry with the training of SuperScaler's evaluation (its table 2)."""

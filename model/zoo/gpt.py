@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import TOKENS, Entry
+from .entry import NEXT_TOKEN, Entry, superscaler
 
 
 class Attention(nn.Module):
@@ -76,23 +76,21 @@ class GPT(nn.Module):
         return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
+_SMALL = {"vocabulary": 96, "layers": 4, "width": 64, "heads": 4, "dropout": 0.0}
+
+
 def _gpt3(layers: int, width: int, nodes: int) -> Entry:
     """One of SuperScaler's sizes, there at sequence 16,384 and here at 2048.
 
     The vocabulary is padded to 51,200, the embeddings are tied, and there is no dropout.
     """
-    return Entry(
+    return superscaler(
         GPT,
         {"vocabulary": 51200, "layers": layers, "width": width, "heads": 32, "dropout": 0.0},
-        {"vocabulary": 96, "layers": 4, "width": 64, "heads": 4, "dropout": 0.0},
-        {"ids": TOKENS, "labels": TOKENS},
-        batch=512,
-        per_device=False,
+        _SMALL,
+        NEXT_TOKEN,
         sequence=2048,
         small_sequence=8,
-        dtype="mixed-float16",
-        optimizer="adam",
-        machine="v100-32gb",
         nodes=nodes,
     )
 
@@ -102,15 +100,13 @@ ENTRIES = {
         GPT,
         {},
         {"vocabulary": 101, "layers": 3, "width": 48, "heads": 4},
-        {"ids": TOKENS, "labels": TOKENS},
+        NEXT_TOKEN,
         batch=512,
-        per_device=False,
         sequence=1024,
         small_sequence=12,
         dtype="mixed-bfloat16",
         optimizer="adamw",
         machine="dgx-a100",
-        nodes=1,
     ),
     "gpt3-1.3b": _gpt3(24, 2048, 1),
     "gpt3-2.6b": _gpt3(32, 2560, 1),
@@ -119,10 +115,9 @@ ENTRIES = {
     "gpt-1008b": Entry(
         GPT,
         {"vocabulary": 51200, "layers": 128, "width": 25600, "heads": 160, "dropout": 0.0},
-        {"vocabulary": 96, "layers": 4, "width": 64, "heads": 4, "dropout": 0.0},
-        {"ids": TOKENS, "labels": TOKENS},
+        _SMALL,
+        NEXT_TOKEN,
         batch=3072,
-        per_device=False,
         sequence=2048,
         small_sequence=8,
         dtype="mixed-float16",

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import CLASS, Entry, Input
+from .entry import IMAGES, unity
 
 
 class Conv(nn.Module):
@@ -43,12 +43,12 @@ def column(inputs: int, outputs: int, length: int) -> Conv:
 
 
 def average() -> nn.AvgPool2d:
-    """The mean of the 3 x 3 pixels around each."""
+    """The mean of each pixel's 3 x 3 neighbourhood."""
     return nn.AvgPool2d(3, stride=1, padding=1)
 
 
 class Branches(nn.Module):
-    """Several ways from the same input, side by side in the channels."""
+    """Parallel branches over the same input; their results are concatenated along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -166,16 +166,11 @@ class Inception(nn.Module):
 
 
 ENTRIES = {
-    "inception-v3": Entry(  # trained as by Unity (OSDI'22)
+    "inception-v3": unity(
         Inception,
         {"resolution": 299},
         {"unit": 1, "blocks": ONE_OF_EACH, "classes": 12, "resolution": 107},
-        {"images": Input((3, "resolution", "resolution")), "labels": CLASS},
+        IMAGES,
         batch=64,
-        per_device=True,
-        dtype="float32",
-        optimizer="sgd",
-        machine="summit",
-        nodes=1,
     ),
 }

@@ -3,11 +3,13 @@
 Llama 3 70B has eight times as many heads of queries as of keys and values, 405B sixteen times.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import TOKENS, Entry
+from .entry import NEXT_TOKEN, Entry
 
 
 def rotary_tables(length: int, width: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,45 +101,36 @@ class Llama(nn.Module):
         return F.cross_entropy(self.scores(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
+decoder = partial(
+    Entry,
+    inputs=NEXT_TOKEN,
+    small_sequence=8,
+    dtype="mixed-bfloat16",
+    optimizer="adamw",
+    machine="dgx-h100",
+)
+"""The entry of a decoder that is trained in bfloat16 on H100."""
+
+
 def _llama3(layers: int, width: int, heads: int, inner: int, nodes: int) -> Entry:
-    return Entry(
+    return decoder(
         Llama,
-        {
-            "vocabulary": 128256,
-            "layers": layers,
-            "width": width,
-            "heads": heads,
-            "key_heads": 8,
-            "inner": inner,
-            "theta": 500000.0,
-        },
+        {"layers": layers, "width": width, "heads": heads, "inner": inner}
+        | {"vocabulary": 128256, "key_heads": 8, "theta": 500000.0},
         {"vocabulary": 96, "layers": 2, "width": 64, "heads": 8, "key_heads": 4, "inner": 120},
-        {"ids": TOKENS, "labels": TOKENS},
         batch=1024,
-        per_device=False,
         sequence=8192,
-        small_sequence=8,
-        dtype="mixed-bfloat16",
-        optimizer="adamw",
-        machine="dgx-h100",
         nodes=nodes,
     )
 
 
 ENTRIES = {
-    "llama-7b": Entry(
+    "llama-7b": decoder(
         Llama,
         {},
         {"vocabulary": 96, "layers": 2, "width": 48, "heads": 6, "key_heads": 6, "inner": 120},
-        {"ids": TOKENS, "labels": TOKENS},
         batch=512,
-        per_device=False,
         sequence=4096,
-        small_sequence=8,
-        dtype="mixed-bfloat16",
-        optimizer="adamw",
-        machine="dgx-h100",
-        nodes=1,
     ),
     "llama-70b": _llama3(80, 8192, 64, 28672, 8),
     "llama-405b": _llama3(126, 16384, 128, 53248, 64),

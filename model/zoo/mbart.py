@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import TOKENS, Entry
+from .entry import TOKENS, Entry, superscaler
 
 
 class Attention(nn.Module):
@@ -129,18 +129,13 @@ class MBart(nn.Module):
 
 
 def _mbart(layers: int, width: int, heads: int, nodes: int) -> Entry:
-    return Entry(
+    return superscaler(
         MBart,
         {"vocabulary": 500_000, "layers": layers, "width": width, "heads": heads},
         {"vocabulary": 96, "layers": 4, "width": 24, "heads": 6},
         {"source": TOKENS, "target": TOKENS, "labels": TOKENS},
-        batch=512,
-        per_device=False,
         sequence=1024,
         small_sequence=8,
-        dtype="mixed-float16",
-        optimizer="adam",
-        machine="v100-32gb",
         nodes=nodes,
     )
 

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import TOKENS, Entry
-from .llama import Attention, rotary_tables
+from .llama import Attention, decoder, rotary_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +146,12 @@ class Mixtral(nn.Module):
 
 
 ENTRIES = {
-    "mixtral-8x7b": Entry(
+    "mixtral-8x7b": decoder(
         Mixtral,
         {},
         {"vocabulary": 96, "layers": 2, "width": 32, "heads": 4, "key_heads": 2, "inner": 24},
-        {"ids": TOKENS, "labels": TOKENS},
         batch=512,
-        per_device=False,
         sequence=4096,
-        small_sequence=8,
-        dtype="mixed-bfloat16",
-        optimizer="adamw",
-        machine="dgx-h100",
         nodes=8,
     ),
 }

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import Entry, Input
+from .entry import Input, unity
 
 
 class MLP(nn.Module):
@@ -21,16 +21,11 @@ class MLP(nn.Module):
 
 
 ENTRIES = {
-    "mlp": Entry(
+    "mlp": unity(
         MLP,
         {},
         {"layers": 4, "width": 48},
         {"x": Input(("width",)), "target": Input(("width",))},
         batch=256,
-        per_device=True,
-        dtype="float32",
-        optimizer="sgd",
-        machine="summit",
-        nodes=1,
     ),
 }

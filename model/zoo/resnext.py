@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import CLASS, Entry, Input
+from .entry import IMAGES, unity
 
 
 class Block(nn.Module):
@@ -66,16 +66,11 @@ class ResNeXt(nn.Module):
 
 
 ENTRIES = {
-    "resnext-50": Entry(  # trained as by Unity (OSDI'22)
+    "resnext-50": unity(
         ResNeXt,
         {"resolution": 224},
         {"stem": 12, "blocks": (1, 2), "width": 12, "groups": 6, "classes": 12, "resolution": 16},
-        {"images": Input((3, "resolution", "resolution")), "labels": CLASS},
+        IMAGES,
         batch=64,
-        per_device=True,
-        dtype="float32",
-        optimizer="sgd",
-        machine="summit",
-        nodes=1,
     ),
 }

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .entry import CLASS, Entry, Input
+from .entry import IMAGES, Entry, superscaler
 
 
 def cut(x: Tensor, size: int) -> Tensor:
@@ -161,24 +161,11 @@ class Swin(nn.Module):
 
 
 def _swin(depths: tuple[int, ...], width: int, heads: int, nodes: int) -> Entry:
-    return Entry(
+    return superscaler(
         Swin,
         {"width": width, "heads": heads, "depths": depths},
-        {
-            "width": 12,
-            "heads": 4,
-            "depths": (2, 4),
-            "resolution": 24,
-            "patch": 2,
-            "window": 3,
-            "classes": 10,
-        },
-        {"images": Input((3, "resolution", "resolution")), "labels": CLASS},
-        batch=512,
-        per_device=False,
-        dtype="mixed-float16",
-        optimizer="adam",
-        machine="v100-32gb",
+        {"width": 12, "heads": 4, "depths": (2, 4), "resolution": 24, "patch": 2, "window": 3, "classes": 10},
+        IMAGES,
         nodes=nodes,
     )
 

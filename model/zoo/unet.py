@@ -65,10 +65,8 @@ ENTRIES = {
             "labels": Input(("resolution", "resolution"), integer=True),
         },
         batch=1,
-        per_device=False,
         dtype="float32",
         optimizer="sgd",
         machine="dgx-a100",
-        nodes=1,
     ),
 }
