@@ -9,22 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..graph.pcg import Node
+from . import sharded
 from .algebra import Algebra
-from .operator import Operator, register
-from .sharded import (
-    WHOLE,
-    Array,
-    Attributes,
-    IllTyped,
-    Shape,
-    Signature,
-    Tasks,
-    broadcast,
-    exponentials,
-    letters,
-    operands,
-    ranked,
-)
+from .operator import Operator
+from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, Signature, Tasks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,15 +95,15 @@ def _reference(node: Node, x: Sequence[Tensor]) -> Tensor:
 
 def _attention_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     """softmax(q kᵀ scale + bias) v; a causal mask counts queries from the start of the whole sequence."""
-    q, k, v, *bias = operands(shapes, 3, 4)
+    q, k, v, *bias = sharded.operands(shapes, 3, 4)
     rank = len(q)
     repeat = q[-3] // k[-3] if given.get("grouped") else 1
     if not rank == len(k) == len(v) >= 2 or q[-1] != k[-1] or k[-2] != v[-2]:
         raise IllTyped(f"attention of {q}, {k}, {v}")
-    batch = letters(rank - 2)
+    batch = sharded.letters(rank - 2)
     grouped = frozenset(batch[-1:]) if repeat > 1 else frozenset[str]()
     inputs = ((*batch, "s", WHOLE), (*batch, WHOLE, WHOLE), (*batch, WHOLE, "e"))
-    masks = tuple((*broadcast([q[:-2], m[:-2]], rank - 2)[1], "s", WHOLE) for m in bias)
+    masks = tuple((*sharded.broadcast([q[:-2], m[:-2]], rank - 2)[1], "s", WHOLE) for m in bias)
     scale = given.get("scale") or q[-1] ** -0.5
 
     def local(t: Tasks, a: list[Array]) -> list[Array]:
@@ -124,9 +112,11 @@ def _attention_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
             keys, values = (np.repeat(x, repeat, axis=-3) for x in (keys, values))
         scores = f.sum(f.mul(queries[..., :, None, :], keys[..., None, :, :]), -1)
         scores = f.scale(scores, scale)
-        scores = f.add(scores, ranked(a[3], rank)) if bias else scores
+        scores = f.add(scores, sharded.ranked(a[3], rank)) if bias else scores
         powers, total = (
-            exponentials(t, scores, scores.ndim - 1) if not given.get("causal") else _causal_exponentials(t, scores)
+            sharded.exponentials(t, scores, scores.ndim - 1)
+            if not given.get("causal")
+            else _causal_exponentials(t, scores)
         )
         shares = f.mul(powers, total)
         return [f.sum(f.mul(shares[..., :, :, None], values[..., None, :, :]), -2)]
@@ -143,7 +133,7 @@ def _causal_exponentials(t: Tasks, scores: Array) -> tuple[Array, Array]:
     return powers, f.inverse(f.sum(powers, -1, keepdims=True))
 
 
-register(
+OPERATORS = (
     Operator(
         "attention",
         ("q", "k", "v", "bias"),
@@ -156,5 +146,5 @@ register(
         matmul=True,
         reference=_reference,
         algebra=Algebra(_attention_shards),
-    )
+    ),
 )

@@ -15,25 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..graph.pcg import Node
+from . import sharded
 from .algebra import Algebra
 from .normalization import EPS
-from .operator import Operator, register
-from .sharded import (
-    WHOLE,
-    Array,
-    Attributes,
-    Evaluation,
-    IllTyped,
-    Shape,
-    Signature,
-    Tasks,
-    by_channel,
-    letters,
-    named_operands,
-    operands,
-    rsqrt,
-    standardized,
-)
+from .operator import Operator
+from .sharded import WHOLE, Array, Attributes, Evaluation, IllTyped, Shape, Signature, Tasks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,12 +116,12 @@ def _batch_norm_reference(node: Node, x: Sequence[Tensor]) -> Tensor:
 def _channels(x: Shape) -> tuple[str, ...]:
     if len(x) < 2:
         raise IllTyped(f"a tensor of shape {x} has no channels")
-    return ("n", "c", *letters(len(x) - 2))
+    return ("n", "c", *sharded.letters(len(x) - 2))
 
 
 def _moments_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     """y[0, c] sums x, y[1, c] its squares."""
-    (x,) = operands(shapes, 1)
+    (x,) = sharded.operands(shapes, 1)
     named = _channels(x)
     dims = tuple(d + 1 for d in range(len(x)) if d != 1)
 
@@ -153,7 +139,9 @@ def _batch_norm_shards(local_statistics: bool) -> Evaluation:
     def evaluation(given: Attributes, shapes: Sequence[Shape]) -> Signature:
         every = (*first, "mean", "var", "w", "bias")
         given_operands = (
-            named_operands(given, every, shapes) if "operands" in given else (*first, "w", "bias")[: len(shapes)]
+            sharded.named_operands(given, every, shapes)
+            if "operands" in given
+            else (*first, "w", "bias")[: len(shapes)]
         )
         named, x = _channels(shapes[0]), shapes[0]
         space = (WHOLE,) * (len(x) - 2) if local_statistics else named[2:]
@@ -165,14 +153,14 @@ def _batch_norm_shards(local_statistics: bool) -> Evaluation:
             x = values["x"]
             if local_statistics:
                 dims = tuple(d for d in range(1, x.ndim) if d != 2)
-                y = standardized(t, x, dims, True, given.get("eps", EPS))
+                y = sharded.standardized(t, x, dims, True, given.get("eps", EPS))
             else:
                 mean, square = np.moveaxis(f.scale(values["s"], Fraction(1, count)), 1, 0)
                 variance = f.sub(square, f.mul(mean, mean))
-                scale = by_channel(rsqrt(t, variance, given.get("eps", EPS)), x)
-                y = f.mul(f.sub(x, by_channel(mean, x)), scale)
-            y = f.mul(y, by_channel(values["w"], x)) if "w" in values else y
-            return [f.add(y, by_channel(values["bias"], x)) if "bias" in values else y]
+                scale = sharded.by_channel(sharded.rsqrt(t, variance, given.get("eps", EPS)), x)
+                y = f.mul(f.sub(x, sharded.by_channel(mean, x)), scale)
+            y = f.mul(y, sharded.by_channel(values["w"], x)) if "w" in values else y
+            return [f.add(y, sharded.by_channel(values["bias"], x)) if "bias" in values else y]
 
         others = tuple((WHOLE, "c") if name == "s" else ("c",) for name in given_operands[1:])
         return Signature((wide, *others), (wide,), local)
@@ -180,8 +168,8 @@ def _batch_norm_shards(local_statistics: bool) -> Evaluation:
     return evaluation
 
 
-# Two reductions read the input once each.
-register(
+OPERATORS = (
+    # Two reductions read the input once each.
     Operator(
         "moments",
         ("x",),
@@ -192,9 +180,7 @@ register(
         passes=2,
         reference=_moments_reference,
         algebra=Algebra(_moments_shards),
-    )
-)
-register(
+    ),
     Operator(
         "batch_norm",
         ("x", "s", *_OPERANDS[1:]),
@@ -205,9 +191,7 @@ register(
         updates=("mean", "var"),
         reference=_batch_norm_reference,
         algebra=Algebra(_batch_norm_shards(local_statistics=False)),
-    )
-)
-register(
+    ),
     Operator(
         "local_batch_norm",
         _OPERANDS,
@@ -217,5 +201,5 @@ register(
         passes=2,
         updates=("mean", "var"),
         algebra=Algebra(_batch_norm_shards(local_statistics=True), unprovable="normalizes by what each rank has"),
-    )
+    ),
 )

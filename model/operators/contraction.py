@@ -7,37 +7,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..graph.pcg import Node
+from . import sharded
 from .algebra import Algebra, Rewriting, require
-from .operator import Operator, register
-from .sharded import (
-    WHOLE,
-    Array,
-    Attributes,
-    IllTyped,
-    Shape,
-    Signature,
-    Tasks,
-    activated,
-    broadcast,
-    letters,
-    operands,
-    ranked,
-)
+from .operator import Operator
+from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, Signature, Tasks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def _linear_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
-    x, w, *bias = operands(shapes, 2, 3)
+    x, w, *bias = sharded.operands(shapes, 2, 3)
     if not x or len(w) != 2:
         raise IllTyped(f"linear takes x[.., i] and w[o, i], not {x} and {w}")
-    batch = letters(len(x) - 1)
+    batch = sharded.letters(len(x) - 1)
 
     def local(t: Tasks, a: list[Array]) -> list[Array]:
         f, flat = t.arithmetic, a[0].reshape(a[0].shape[0], -1, a[0].shape[-1])
         y = f.einsum("tbi,toi->tbo", flat, a[1]).reshape(*a[0].shape[:-1], a[1].shape[1])
-        return [activated(t, given, f.add(y, ranked(a[2], len(x))) if bias else y)]
+        return [sharded.activated(t, given, f.add(y, sharded.ranked(a[2], len(x))) if bias else y)]
 
     return Signature(((*batch, "i"), ("o", "i"), *(("o",) for _ in bias)), ((*batch, "o"),), local, ("i",))
 
@@ -50,24 +38,24 @@ def _linear_relu_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature
 
 
 def _matmul_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
-    a, b = operands(shapes, 2)
+    a, b = sharded.operands(shapes, 2)
     if not a or not b:
         raise IllTyped(f"matmul takes tensors of at least one dim, not {a} and {b}")
     rows, columns = ("m",) * (len(a) > 1), ("n",) * (len(b) > 1)
     rank = max(len(a), len(b), 2) - 2
     batches = [shape[: max(len(shape) - 2, 0)] for shape in (a, b)]
-    left, right = broadcast(batches, rank)
+    left, right = sharded.broadcast(batches, rank)
 
     def local(t: Tasks, args: list[Array]) -> list[Array]:
-        x = ranked(args[0] if rows else args[0][:, None, :], rank + 2)
-        w = ranked(args[1] if columns else args[1][:, :, None], rank + 2)
+        x = sharded.ranked(args[0] if rows else args[0][:, None, :], rank + 2)
+        w = sharded.ranked(args[1] if columns else args[1][:, :, None], rank + 2)
         y = t.arithmetic.sum(t.arithmetic.mul(x[..., :, :, None], w[..., None, :, :]), -2)
         y = y if columns else y[..., 0]
         y = y if rows else y[..., 0, :] if columns else y[..., 0]
-        return [activated(t, given, y)]
+        return [sharded.activated(t, given, y)]
 
     inputs = ((*left, *rows, "k"), (*right, "k", *columns))
-    return Signature(inputs, ((*letters(rank), *rows, *columns),), local, ("k",))
+    return Signature(inputs, ((*sharded.letters(rank), *rows, *columns),), local, ("k",))
 
 
 def _einsum_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
@@ -99,21 +87,6 @@ def _matmul_shape(shapes: Sequence[Shape], attributes: Attributes) -> Shape:
 _LINEAR_REWRITING = Rewriting(_linear_shape, leading=True)
 
 
-register(
-    Operator(
-        "linear",
-        ("x", "w", "bias"),
-        "y[b.., o] = sum(i) x[b.., i] * w[o, i] + bias[o]",
-        lambda node, names: f"F.linear({', '.join(names)})",
-        saved=("x", "w"),
-        saved_for=(("x", "w"), ("w", "x")),
-        matmul=True,
-        algebra=Algebra(_linear_shards, changes_rank=True),
-        rewriting=_LINEAR_REWRITING,
-    )
-)
-
-
 def _with_relu(node: Node, inputs: tuple[Node, ...]) -> str:
     """ReLU is opaque, so the sum inside cannot be split into addends: `i` is whole."""
     if inputs[0].shape[-1:] != inputs[1].shape[-1:]:
@@ -130,24 +103,6 @@ def _linear_relu(node: Node, x: Sequence[Tensor]) -> Tensor:
     import torch.nn.functional as F
 
     return F.linear(*x).relu()
-
-
-# The sum before ReLU never reaches memory. Backward sets the gradient to zero where y is, in a kernel of its own.
-register(
-    Operator(
-        "linear_relu",
-        ("x", "w", "bias"),
-        _with_relu,
-        lambda node, names: f"linear_relu({', '.join(names)})",  # a helper of the program
-        saved=("x", "w", "y"),
-        flops=_linear_work,
-        matmul=True,
-        masked=True,
-        reference=_linear_relu,
-        algebra=Algebra(_linear_relu_shards),
-        rewriting=_LINEAR_REWRITING,
-    )
-)
 
 
 def _matmul(node: Node, inputs: tuple[Node, ...]) -> str:
@@ -176,20 +131,44 @@ def _equation(node: Node, names: Sequence[str]) -> str:
     return f'torch.einsum("{node["equation"]}", {", ".join(names)})'
 
 
-for _name, _notation, _emit, _shards, _shape in (
-    ("einsum", _einsum, _equation, _einsum_shards, None),
-    ("matmul", _matmul, "{a} @ {b}", _matmul_shards, _matmul_shape),
-):
-    register(
+OPERATORS = (
+    Operator(
+        "linear",
+        ("x", "w", "bias"),
+        "y[b.., o] = sum(i) x[b.., i] * w[o, i] + bias[o]",
+        lambda node, names: f"F.linear({', '.join(names)})",
+        saved=("x", "w"),
+        saved_for=(("x", "w"), ("w", "x")),
+        matmul=True,
+        algebra=Algebra(_linear_shards, changes_rank=True),
+        rewriting=_LINEAR_REWRITING,
+    ),
+    # The sum before ReLU never reaches memory. Backward sets the gradient to zero where y is, in a kernel of its own.
+    Operator(
+        "linear_relu",
+        ("x", "w", "bias"),
+        _with_relu,
+        lambda node, names: f"linear_relu({', '.join(names)})",  # a helper of the program
+        saved=("x", "w", "y"),
+        flops=_linear_work,
+        matmul=True,
+        masked=True,
+        reference=_linear_relu,
+        algebra=Algebra(_linear_relu_shards),
+        rewriting=_LINEAR_REWRITING,
+    ),
+    *(
         Operator(
-            _name,
-            ("a", "b"),
-            _notation,
-            _emit,
+            *(name, ("a", "b"), notation, emit),
             saved=("a", "b"),
             saved_for=(("a", "b"), ("b", "a")),
             matmul=True,
-            algebra=Algebra(_shards, changes_rank=_name == "einsum"),
-            rewriting=Rewriting(_shape) if _shape else None,
+            algebra=Algebra(shards, changes_rank=name == "einsum"),
+            rewriting=rewriting,
         )
-    )
+        for name, notation, emit, shards, rewriting in (
+            ("einsum", _einsum, _equation, _einsum_shards, None),
+            ("matmul", _matmul, "{a} @ {b}", _matmul_shards, Rewriting(_matmul_shape)),
+        )
+    ),
+)

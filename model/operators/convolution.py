@@ -15,26 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..graph.pcg import Node
+from . import sharded
 from .algebra import Algebra, Rewriting, require
 from .keywords import keywords
-from .operator import Operator, register
-from .sharded import (
-    WHOLE,
-    Array,
-    Attributes,
-    IllTyped,
-    Shape,
-    Signature,
-    Tasks,
-    activated,
-    by_channel,
-    letters,
-    numbers,
-    operands,
-    paddings,
-    window,
-    window_places,
-)
+from .operator import Operator
+from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, Signature, Tasks
 
 CONVOLUTIONS = ("conv", "conv_transpose")
 _DEFAULTS = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
@@ -73,14 +58,14 @@ def _emit(node: Node, names: Sequence[str]) -> str:
 
 
 def _conv_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
-    x, w, *bias = operands(shapes, 2, 3)
+    x, w, *bias = sharded.operands(shapes, 2, 3)
     count, groups = len(x) - 2, given.get("groups", 1)
     if count < 1 or len(w) != len(x) or x[1] != w[1] * groups or w[0] % groups:
         raise IllTyped(f"a convolution in {groups} groups of {x} with {w}")
-    stride, dilation = (numbers(given.get(name, 1), count) for name in ("stride", "dilation"))
-    pairs = paddings(given.get("padding", 0), w[2:], dilation)
+    stride, dilation = (sharded.numbers(given.get(name, 1), count) for name in ("stride", "dilation"))
+    pairs = sharded.paddings(given.get("padding", 0), w[2:], dilation)
     single = [k == 1 and s == 1 and p == (0, 0) for k, s, p in zip(w[2:], stride, pairs, strict=True)]
-    space = tuple(name if one else WHOLE for name, one in zip(letters(count), single, strict=True))
+    space = tuple(name if one else WHOLE for name, one in zip(sharded.letters(count), single, strict=True))
     inner, outer = ("g", "g") if groups > 1 else ("c", "o")
     filters = (outer, WHOLE if groups > 1 else "c", *(WHOLE,) * count)
 
@@ -93,17 +78,17 @@ def _conv_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
         wide = np.pad(a[0], ((0, 0), (0, 0), (0, 0), *pairs))
         wide = wide.reshape(tasks, samples, here, -1, *wide.shape[3:])
         kernel = a[1].reshape(tasks, here, -1, *a[1].shape[2:])
-        places = window_places(wide.shape[4:], taps, stride, dilation)
+        places = sharded.window_places(wide.shape[4:], taps, stride, dilation)
         y = None
         for tap in product(*map(range, taps)):
-            seen = wide[window(tap, places, stride, dilation)]
+            seen = wide[sharded.window(tap, places, stride, dilation)]
             seen = seen.reshape(*seen.shape[:4], -1)
             last: Any = (..., *tap)
             term = f.einsum("tngcs,tgoc->tngos", seen, kernel[last])
             y = term if y is None else f.add(y, term)
         assert y is not None
         y = y.reshape(tasks, samples, -1, *places)
-        return [activated(t, given, f.add(y, by_channel(a[2], y)) if bias else y)]
+        return [sharded.activated(t, given, f.add(y, sharded.by_channel(a[2], y)) if bias else y)]
 
     inputs = (("n", inner, *space), filters, *((outer,) for _ in bias))
     return Signature(inputs, (("n", outer, *space),), local, ("c",) * (groups == 1), frozenset("g"))
@@ -122,27 +107,19 @@ def _conv_shape(shapes: Sequence[Shape], attributes: Attributes) -> Shape:
     return (x[0], w[0], *space)
 
 
-register(
+_REWRITING = Rewriting(_conv_shape, {"dilation": None, "groups": 1, "padding": None, "stride": None})
+
+OPERATORS = tuple(
     Operator(
-        "conv",
-        ("x", "w", "bias"),
-        _product("(g o), c"),
-        _emit,
+        *(name, ("x", "w", "bias"), _product(channels), _emit),
         saved=("x", "w"),
         flops=_work,
         matmul=True,
-        algebra=Algebra(_conv_shards),
-        rewriting=Rewriting(_conv_shape, {"dilation": None, "groups": 1, "padding": None, "stride": None}),
+        algebra=Algebra(evaluation),
+        rewriting=rewriting,
     )
-)
-register(
-    Operator(
-        "conv_transpose",
-        ("x", "w", "bias"),
-        _product("(g c), o"),
-        _emit,
-        saved=("x", "w"),
-        flops=_work,
-        matmul=True,
+    for name, channels, evaluation, rewriting in (
+        ("conv", "(g o), c", _conv_shards, _REWRITING),
+        ("conv_transpose", "(g c), o", None, None),
     )
 )

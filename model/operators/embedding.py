@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..graph.pcg import Node
+from . import sharded
 from .algebra import Algebra
-from .operator import Operator, register
-from .sharded import Array, Attributes, IllTyped, Shape, Signature, Tasks, letters, operands
+from .operator import Operator
+from .sharded import Array, Attributes, IllTyped, Shape, Signature, Tasks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,10 +69,10 @@ def _index_call(node: Node, names: Sequence[str]) -> str:
 
 def _embedding_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     """Rows by number; a shard of the table contributes its rows, zero for others."""
-    w, ids = operands(shapes, 2)
+    w, ids = sharded.operands(shapes, 2)
     if len(w) != 2:
         raise IllTyped(f"an embedding takes w[rows, e], not {w}")
-    batch = letters(len(ids))
+    batch = sharded.letters(len(ids))
     return Signature((("v", "e"), batch), ((*batch, "e"),), lambda t, a: [_rows(t, a[0], a[1], w[0])], ("v",))
 
 
@@ -88,7 +89,7 @@ def _rows(t: Tasks, table: Array, ids: Array, total: int) -> Array:
 
 def _bag_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     """The sum of a bag's rows, weighted if there are weights."""
-    w, ids, *weights = operands(shapes, 2, 3)
+    w, ids, *weights = sharded.operands(shapes, 2, 3)
     if len(w) != 2 or len(ids) != 2 or any(shape != ids for shape in weights):
         raise IllTyped(f"a bag of embeddings takes w[rows, e], ids[b, l], weights[b, l], not {list(shapes)}")
 
@@ -106,7 +107,7 @@ def _bag_reference(node: Node, x: Sequence[Tensor]) -> Tensor:
     return (rows * x[2].unsqueeze(-1) if len(x) > 2 else rows).sum(1)
 
 
-register(
+OPERATORS = (
     Operator(
         "embedding",
         ("w", "ids"),
@@ -115,9 +116,7 @@ register(
         saved=("ids",),
         reference=lambda node, x: x[0][x[1]],
         algebra=Algebra(_embedding_shards, table=True, changes_rank=True),
-    )
-)
-register(
+    ),
     Operator(
         "embedding_bag",
         ("w", "ids", "p"),
@@ -127,15 +126,13 @@ register(
         flops=_bag_work,
         reference=_bag_reference,
         algebra=Algebra(_bag_shards, table=True),
-    )
-)
-register(
+    ),
     Operator(
         "gather",
         ("x", "ids"),
         _gather,
         lambda node, names: f"{names[0]}.take_along_dim({names[1]}, {node['dim']})",
         saved=("ids",),
-    )
+    ),
+    Operator("index", ("x", "ids"), _index, _index_call, saved=("ids",), algebra=Algebra(changes_rank=True)),
 )
-register(Operator("index", ("x", "ids"), _index, _index_call, saved=("ids",), algebra=Algebra(changes_rank=True)))

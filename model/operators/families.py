@@ -1,4 +1,4 @@
-"""Imports every family of operators, whose entries register themselves."""
+"""Registers the operators of every family."""
 
 from . import (
     attention,
@@ -10,28 +10,17 @@ from . import (
     embedding,
     loss,
     normalization,
-    order,
     reduction,
     space,
     transfer,
     unknown,
     views,
 )
+from .operator import register
 
-__all__ = [
-    "attention",
-    "batch_norm",
-    "contraction",
-    "convolution",
-    "creation",
-    "elementwise",
-    "embedding",
-    "loss",
-    "normalization",
-    "order",
-    "reduction",
-    "space",
-    "transfer",
-    "unknown",
-    "views",
-]
+_PRODUCTS = (attention, contraction, convolution, embedding)
+_OTHERS = (batch_norm, creation, elementwise, loss, normalization, reduction, space, transfer, unknown, views)
+
+for _family in (*_PRODUCTS, *_OTHERS):
+    for _entry in _family.OPERATORS:
+        register(_entry)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..graph.dtypes import FLOATS
 from ..graph.pcg import Node
 from .algebra import Algebra
-from .operator import Operator, operator, register
+from .operator import Operator, operator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,12 +60,13 @@ def _reference(node: Node, x: Sequence[Tensor]) -> Tensor:
     return result
 
 
-# Their divisors depend on the plan: emitted by `codegen.program.losses`.
-for _name, _operands in POINTWISE.items():
-    register(Operator(_name, _operands, _pointwise, saved=_operands, reference=_reference))
-for _name in CLASSIFIED:
-    register(Operator(_name, ("x", "t", "weight"), _classes, saved=("x", "t"), passes=3, reference=_reference))
-register(
+OPERATORS = (
+    # Their divisors depend on the plan: `codegen/emission/common/losses.py` writes their lines.
+    *(Operator(name, names, _pointwise, saved=names, reference=_reference) for name, names in POINTWISE.items()),
+    *(
+        Operator(name, ("x", "t", "weight"), _classes, saved=("x", "t"), passes=3, reference=_reference)
+        for name in CLASSIFIED
+    ),
     Operator(
         "projection",
         ("x",),
@@ -73,5 +74,5 @@ register(
         "projection({x})",
         saved=("noise",),
         algebra=Algebra(unprovable="draws random numbers"),
-    )
+    ),
 )

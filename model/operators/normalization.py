@@ -6,27 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..graph.pcg import Node
+from . import sharded
 from .algebra import Algebra
 from .keywords import keywords
-from .operator import Operator, register
-from .sharded import (
-    WHOLE,
-    Array,
-    Attributes,
-    Evaluation,
-    IllTyped,
-    Shape,
-    Signature,
-    Tasks,
-    dim_of,
-    exponentials,
-    letters,
-    named_operands,
-    operands,
-    ranked,
-    standardized,
-    whole_along,
-)
+from .operator import Operator, along_dim
+from .sharded import WHOLE, Array, Attributes, Evaluation, IllTyped, Shape, Signature, Tasks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,12 +58,6 @@ def _rms_norm(node: Node, names: Sequence[str]) -> str:
     return f"F.rms_norm({names[0]}, {shape}, {names[1] if len(names) > 1 else None}, {node['eps']!r})"
 
 
-def _softmax(node: Node, inputs: tuple[Node, ...]) -> str:
-    names = [f"d{i}" for i in range(len(node.shape))]
-    inside = ", ".join(":" if d == node["dim"] else name for d, name in enumerate(names))
-    return f"y[{', '.join(names)}] = f(x[{inside}])[{names[node['dim']]}]"
-
-
 def _group_norm_reference(node: Node, x: Sequence[Tensor]) -> Tensor:
     """Normalize each group; then scale and shift by channel."""
     grouped = x[0].reshape(x[0].shape[0], node["groups"], -1)
@@ -94,18 +72,18 @@ def _norm_shards(centered: bool) -> Evaluation:
     """Layer norm, or without the mean: RMS norm."""
 
     def evaluation(given: Attributes, shapes: Sequence[Shape]) -> Signature:
-        given_operands = named_operands(given, ("x", "w", "bias"), shapes)
+        given_operands = sharded.named_operands(given, ("x", "w", "bias"), shapes)
         x, count = shapes[0], given.get("normalized", 1)
         if not 0 < count <= len(x) or any(shape != x[len(x) - count :] for shape in shapes[1:]):
             raise IllTyped(f"a norm of the last {count} dims of {x} with weights of shapes {list(shapes[1:])}")
-        batch, whole = letters(len(x) - count), (WHOLE,) * count
+        batch, whole = sharded.letters(len(x) - count), (WHOLE,) * count
         dims = tuple(range(1 + len(batch), 1 + len(x)))
 
         def local(t: Tasks, a: list[Array]) -> list[Array]:
             f, values = t.arithmetic, dict(zip(given_operands, a, strict=True))
-            y = standardized(t, values["x"], dims, centered, given.get("eps", EPS))
-            y = f.mul(y, ranked(values["w"], len(x))) if "w" in values else y
-            return [f.add(y, ranked(values["bias"], len(x))) if "bias" in values else y]
+            y = sharded.standardized(t, values["x"], dims, centered, given.get("eps", EPS))
+            y = f.mul(y, sharded.ranked(values["w"], len(x))) if "w" in values else y
+            return [f.add(y, sharded.ranked(values["bias"], len(x))) if "bias" in values else y]
 
         return Signature(((*batch, *whole), *(whole for _ in shapes[1:])), ((*batch, *whole),), local)
 
@@ -113,19 +91,19 @@ def _norm_shards(centered: bool) -> Evaluation:
 
 
 def _softmax_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
-    (shape,) = operands(shapes, 1)
-    dim = dim_of(given["dim"], len(shape))
-    whole = whole_along(shape, dim)
+    (shape,) = sharded.operands(shapes, 1)
+    dim = sharded.dim_of(given["dim"], len(shape))
+    whole = sharded.whole_along(shape, dim)
 
     def local(t: Tasks, a: list[Array]) -> list[Array]:
-        return [t.arithmetic.mul(*exponentials(t, a[0], dim + 1))]
+        return [t.arithmetic.mul(*sharded.exponentials(t, a[0], dim + 1))]
 
     return Signature((whole,), (whole,), local)
 
 
 def _log_softmax_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     plain = _softmax_shards(given, shapes)
-    dim = dim_of(given["dim"], len(shapes[0])) + 1
+    dim = sharded.dim_of(given["dim"], len(shapes[0])) + 1
 
     def local(t: Tasks, a: list[Array]) -> list[Array]:
         f = t.arithmetic
@@ -135,14 +113,19 @@ def _log_softmax_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature
     return Signature(plain.inputs, plain.outputs, local)
 
 
-_DEFAULTS = {"normalized": 1, "eps": EPS}
-for _name, _operands, _emit, _centered in (
-    ("layer_norm", ("x", "w", "bias"), _layer_norm, True),
-    ("rms_norm", ("x", "w"), _rms_norm, False),
-):
-    _algebra = Algebra(_norm_shards(_centered), defaults=_DEFAULTS, keeps_sizes=True)
-    register(Operator(_name, _operands, _normalized, _emit, saved=("x",), passes=1.5, algebra=_algebra))
-register(
+OPERATORS = (
+    *(
+        Operator(
+            *(name, names, _normalized, emit),
+            saved=("x",),
+            passes=1.5,
+            algebra=Algebra(_norm_shards(centered), defaults={"normalized": 1, "eps": EPS}, keeps_sizes=True),
+        )
+        for name, names, emit, centered in (
+            ("layer_norm", ("x", "w", "bias"), _layer_norm, True),
+            ("rms_norm", ("x", "w"), _rms_norm, False),
+        )
+    ),
     Operator(
         "group_norm",
         ("x", "w", "bias"),
@@ -151,8 +134,14 @@ register(
         saved=("x",),
         passes=1.5,
         reference=_group_norm_reference,
-    )
+    ),
+    *(
+        Operator(
+            *(name, ("x",), along_dim("f"), f"torch.{name}({{x}}, {{dim}})"),
+            saved=("y",),
+            passes=1.5,
+            algebra=Algebra(shards),
+        )
+        for name, shards in (("softmax", _softmax_shards), ("log_softmax", _log_softmax_shards))
+    ),
 )
-for _name, _shards in (("softmax", _softmax_shards), ("log_softmax", _log_softmax_shards)):
-    _call = f"torch.{_name}({{x}}, {{dim}})"
-    register(Operator(_name, ("x",), _softmax, _call, saved=("y",), passes=1.5, algebra=Algebra(_shards)))

@@ -155,6 +155,19 @@ def find_operator(name: str) -> Operator | None:
     return _REGISTRY.get(name)
 
 
+def along(node: Node, dims: Sequence[int], function: str) -> str:
+    """The notation of `function` that needs `dims` whole, in a result of the operands' rank; other dims are free."""
+    names = [f"d{i}" for i in range(len(node.shape))]
+    inside = ", ".join(":" if d in dims else name for d, name in enumerate(names))
+    arguments = ", ".join(f"{x}[{inside}]" for x in operator(node.op).named(node))
+    return f"y[{', '.join(names)}] = {function}({arguments})[{', '.join(names[d] for d in dims)}]"
+
+
+def along_dim(function: str) -> Callable[[Node, tuple[Node, ...]], str]:
+    """As `along`, for the attribute `dim`."""
+    return lambda node, inputs: along(node, (node["dim"],), function)
+
+
 def algebra_of(name: str) -> Algebra:
     """What rules know of an operator; the default for operators that only rules have."""
     entry = find_operator(name)

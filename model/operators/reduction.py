@@ -1,4 +1,7 @@
-"""Sums and means over dims; a mean divides by the whole count, also where the dim is split."""
+"""Reductions over dims, running sums and products, and positions in an order.
+
+A mean divides by the whole count, also where the dim is split.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,11 @@ from math import prod
 import numpy as np
 
 from ..graph.pcg import Node
+from . import sharded
 from .algebra import Algebra
-from .operator import Operator, register
-from .sharded import (
-    WHOLE,
-    Array,
-    Attributes,
-    Evaluation,
-    Shape,
-    Signature,
-    Tasks,
-    dim_of,
-    letters,
-    operands,
-    whole_along,
-)
+from .keywords import keywords
+from .operator import Operator, along_dim
+from .sharded import WHOLE, Array, Attributes, Evaluation, Shape, Signature, Tasks
 
 
 def _reduced(node: Node, inputs: tuple[Node, ...]) -> str:
@@ -41,20 +34,12 @@ def _whole(node: Node, inputs: tuple[Node, ...]) -> str:
     return f"y[{', '.join(kept)}] = f(x[{inside}])"
 
 
-def _along(node: Node, inputs: tuple[Node, ...]) -> str:
-    """Whole along `dim`, free elsewhere."""
-    names = [f"d{i}" for i in range(len(node.shape))]
-    inside = ", ".join(":" if i == node["dim"] else name for i, name in enumerate(names))
-    function = "L" if node.op == "cumsum" else "f"
-    return f"y[{', '.join(names)}] = {function}(x[{inside}])[{names[node['dim']]}]"
-
-
 def _sum_shards(mean: bool) -> Evaluation:
     def evaluation(given: Attributes, shapes: Sequence[Shape]) -> Signature:
-        (shape,) = operands(shapes, 1)
+        (shape,) = sharded.operands(shapes, 1)
         given_dims = given["dims"] if isinstance(given["dims"], tuple) else (given["dims"],)
-        dims, keep = {dim_of(d, len(shape)) for d in given_dims}, bool(given.get("keepdim", False))
-        all_names = letters(len(shape))
+        dims, keep = {sharded.dim_of(d, len(shape)) for d in given_dims}, bool(given.get("keepdim", False))
+        all_names = sharded.letters(len(shape))
         kept = tuple(WHOLE if i in dims else n for i, n in enumerate(all_names) if keep or i not in dims)
         divisor = given.get("count", prod(shape[d] for d in dims)) if mean else 1
 
@@ -76,31 +61,57 @@ def _amax_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
 
 
 def _cumsum_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
-    (shape,) = operands(shapes, 1)
-    dim = dim_of(given["dim"], len(shape))
-    whole = whole_along(shape, dim)
+    (shape,) = sharded.operands(shapes, 1)
+    dim = sharded.dim_of(given["dim"], len(shape))
+    whole = sharded.whole_along(shape, dim)
     return Signature((whole,), (whole,), lambda t, a: [t.arithmetic.reduced(np.cumsum(a[0], dim + 1))])
 
 
-register(
-    Operator("cumsum", ("x",), _along, "torch.cumsum({x}, {dim})", algebra=Algebra(_cumsum_shards, keeps_sizes=True))
-)
-register(
-    Operator(
-        "cumprod", ("x",), _along, "torch.cumprod({x}, {dim})", saved=("x", "y"), algebra=Algebra(keeps_sizes=True)
-    )
-)
 _KEEPDIM = {"keepdim": False}
-for _name, _emit, _mean in (
-    ("sum", "{x}.sum({dims}, keepdim={keepdim})", False),
-    ("mean", "{x}.sum({dims}, keepdim={keepdim}) / {count}", True),
-):
-    _algebra = Algebra(_sum_shards(_mean), defaults=_KEEPDIM, changes_rank=True)
-    register(Operator(_name, ("x",), _reduced, _emit, algebra=_algebra))
-for _name, _emit, _shards in (
-    ("amax", "{x}.amax({dims}, keepdim={keepdim})", _amax_shards),
-    ("logsumexp", "{x}.logsumexp({dims}, keepdim={keepdim})", None),
-    ("norm", "torch.linalg.vector_norm({x}, {ord}, {dims}, keepdim={keepdim})", None),
-):
-    _algebra = Algebra(_shards, defaults=_KEEPDIM, any_order=True, changes_rank=True)
-    register(Operator(_name, ("x",), _whole, _emit, saved=("x", "y"), algebra=_algebra))
+
+
+OPERATORS = (
+    Operator(
+        "cumsum", ("x",), along_dim("L"), "torch.cumsum({x}, {dim})", algebra=Algebra(_cumsum_shards, keeps_sizes=True)
+    ),
+    Operator(
+        "cumprod",
+        ("x",),
+        along_dim("f"),
+        "torch.cumprod({x}, {dim})",
+        saved=("x", "y"),
+        algebra=Algebra(keeps_sizes=True),
+    ),
+    *(
+        Operator(name, ("x",), _reduced, emit, algebra=Algebra(_sum_shards(mean), defaults=_KEEPDIM, changes_rank=True))
+        for name, emit, mean in (
+            ("sum", "{x}.sum({dims}, keepdim={keepdim})", False),
+            ("mean", "{x}.sum({dims}, keepdim={keepdim}) / {count}", True),
+        )
+    ),
+    *(
+        Operator(
+            *(name, ("x",), _whole, emit),
+            saved=("x", "y"),
+            algebra=Algebra(shards, defaults=_KEEPDIM, any_order=True, changes_rank=True),
+        )
+        for name, emit, shards in (
+            ("amax", "{x}.amax({dims}, keepdim={keepdim})", _amax_shards),
+            ("logsumexp", "{x}.logsumexp({dims}, keepdim={keepdim})", None),
+            ("norm", "torch.linalg.vector_norm({x}, {ord}, {dims}, keepdim={keepdim})", None),
+        )
+    ),
+    # Positions: integers without gradient.
+    Operator(
+        "topk",
+        ("x",),
+        along_dim("f"),
+        lambda node, names: f"{names[0]}.topk({node['k']}, {node['dim']}{keywords(node, {'largest': True})}).indices",
+    ),
+    Operator(
+        "searchsorted",
+        ("x", "v"),
+        "y[b.., i] = f(x[b.., :], v[b.., i])",
+        "torch.searchsorted({x}.contiguous(), {v}.contiguous())",
+    ),
+)

@@ -13,25 +13,11 @@ from math import prod
 import numpy as np
 
 from ..graph.pcg import Node
+from . import sharded
 from .algebra import Algebra
 from .keywords import keywords, text
-from .operator import Operator, register
-from .sharded import (
-    WHOLE,
-    Array,
-    Attributes,
-    Evaluation,
-    IllTyped,
-    Shape,
-    Signature,
-    Tasks,
-    letters,
-    numbers,
-    operands,
-    paddings,
-    window,
-    window_places,
-)
+from .operator import Operator
+from .sharded import WHOLE, Array, Attributes, Evaluation, IllTyped, Shape, Signature, Tasks
 
 
 def _over_last(function: str, rank: Callable[[Node], int]) -> Callable[[Node, tuple[Node, ...]], str]:
@@ -80,22 +66,25 @@ def _interpolate(node: Node, names: Sequence[str]) -> str:
 
 def _pool_shards(largest: bool) -> Evaluation:
     def evaluation(given: Attributes, shapes: Sequence[Shape]) -> Signature:
-        (x,) = operands(shapes, 1)
+        (x,) = sharded.operands(shapes, 1)
         size = given["kernel_size"]
         count = len(x) - 2 if isinstance(size, int) else len(size)
-        taps = numbers(size, count)
-        stride, dilation = numbers(given.get("stride", taps), count), numbers(given.get("dilation", 1), count)
-        pairs = paddings(given.get("padding", 0), taps, dilation)
+        taps = sharded.numbers(size, count)
+        stride, dilation = (
+            sharded.numbers(given.get("stride", taps), count),
+            sharded.numbers(given.get("dilation", 1), count),
+        )
+        pairs = sharded.paddings(given.get("padding", 0), taps, dilation)
         if given.get("ceil_mode") or not given.get("count_include_pad", True) or given.get("divisor_override"):
             raise IllTyped("pooling is evaluated without ceil_mode, divisor_override, and with count_include_pad")
-        whole = (*letters(len(x) - count), *(WHOLE,) * count)
+        whole = (*sharded.letters(len(x) - count), *(WHOLE,) * count)
 
         def local(t: Tasks, a: list[Array]) -> list[Array]:
             f = t.arithmetic
             filled = f.lowest if largest else f.constant(0)
             wide = np.pad(a[0], ((0, 0),) * (a[0].ndim - count) + pairs, constant_values=filled)
-            places = window_places(wide.shape[wide.ndim - count :], taps, stride, dilation)
-            seen = [wide[window(tap, places, stride, dilation)] for tap in product(*map(range, taps))]
+            places = sharded.window_places(wide.shape[wide.ndim - count :], taps, stride, dilation)
+            seen = [wide[sharded.window(tap, places, stride, dilation)] for tap in product(*map(range, taps))]
             if largest:
                 return [np.max(seen, 0)]
             return [f.scale(f.sum(np.stack(seen), 0), Fraction(1, prod(taps)))]
@@ -109,25 +98,33 @@ def _pool_shards(largest: bool) -> Evaluation:
 # three times. A maximum also writes, keeps and reads int64 indices, which makes up for it with 2 x 2 windows in 32
 # bits. Autograd also keeps the input of a mean, though only for its shape.
 _LINEAR_PASSES = 2 / 3
-for _name, _rank, _emit, _flops, _shards in (
+_POOLS = (
     ("{}_pool", _window_rank, _window, _window_work, _pool_shards),
-    ("adaptive_{}_pool", _adaptive_rank, _adaptive, _adaptive_work, lambda largest: None),
-):
-    _largest, _mean = _over_last("f", _rank), _over_last("L", _rank)
-    _maximum, _average = Algebra(_shards(True)), Algebra(_shards(False))
-    register(
+    ("adaptive_{}_pool", _adaptive_rank, _adaptive, _adaptive_work, None),
+)
+
+
+OPERATORS = (
+    *(
         Operator(
-            *(_name.format("max"), ("x",), _largest, _emit), saved=("x", "indices"), flops=_flops, algebra=_maximum
+            *(name.format("max"), ("x",), _over_last("f", rank), emit),
+            saved=("x", "indices"),
+            flops=flops,
+            algebra=Algebra(shards and shards(True)),
         )
-    )
-    register(
+        for name, rank, emit, flops, shards in _POOLS
+    ),
+    *(
         Operator(
-            *(_name.format("avg"), ("x",), _mean, _emit),
+            *(name.format("avg"), ("x",), _over_last("L", rank), emit),
             saved=("x",),
-            flops=_flops,
+            flops=flops,
             passes=_LINEAR_PASSES,
-            algebra=_average,
+            algebra=Algebra(shards and shards(False)),
         )
-    )
-_resampled = _over_last("L", lambda node: len(node.shape) - 2)
-register(Operator("interpolate", ("x",), _resampled, _interpolate, passes=_LINEAR_PASSES))
+        for name, rank, emit, flops, shards in _POOLS
+    ),
+    Operator(
+        "interpolate", ("x",), _over_last("L", lambda node: len(node.shape) - 2), _interpolate, passes=_LINEAR_PASSES
+    ),
+)

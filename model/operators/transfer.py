@@ -5,7 +5,9 @@ are the factors of its dims there, 0 for the samples. A `loose` receive may have
 inside a larger part when bounds are computed.
 """
 
-from .operator import Operator, register
+from .operator import Operator
 
-register(Operator("receive", (), "y[i..] = f()", flops=lambda node, inputs: 0, passes=0, transfer=True))
-register(Operator("send", ("x",), "y[i..] = f(x[i..])", "{x}", flops=lambda node, inputs: 0, passes=0, transfer=True))
+OPERATORS = (
+    Operator("receive", (), "y[i..] = f()", flops=lambda node, inputs: 0, passes=0, transfer=True),
+    Operator("send", ("x",), "y[i..] = f(x[i..])", "{x}", flops=lambda node, inputs: 0, passes=0, transfer=True),
+)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..graph.pcg import Node
-from .operator import Operator, register
+from .operator import Operator
 
 
 def _whole(node: Node, inputs: tuple[Node, ...]) -> str:
@@ -47,4 +47,4 @@ def _call(node: Node, names: Sequence[str]) -> str:
     return f"torch.ops.{node['target']}({', '.join(arguments)}){part}"
 
 
-register(Operator("opaque", ("x",), _whole, _call, saved=("x0", "x1", "x2", "x3", "y"), variadic=True))
+OPERATORS = (Operator("opaque", ("x",), _whole, _call, saved=("x0", "x1", "x2", "x3", "y"), variadic=True),)

@@ -8,41 +8,16 @@ from math import prod
 import numpy as np
 
 from ..graph.pcg import Node
+from . import sharded
 from .algebra import Algebra, Rewriting, require
 from .keywords import keywords
-from .operator import Operator, register
-from .sharded import (
-    WHOLE,
-    Array,
-    Attributes,
-    IllTyped,
-    Shape,
-    Signature,
-    Tasks,
-    broadcast,
-    dim_of,
-    letters,
-    operands,
-    ranked,
-    whole_along,
-)
-
-
-def _names(count: int) -> list[str]:
-    return [f"d{i}" for i in range(count)]
+from .operator import Operator, along, along_dim
+from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, Signature, Tasks
 
 
 def _permute(node: Node, inputs: tuple[Node, ...]) -> str:
-    names = _names(len(node.shape))
+    names = sharded.letters(len(node.shape))
     return f"y[{', '.join(names[d] for d in node['dims'])}] = L(x[{', '.join(names)}])"
-
-
-def _along(node: Node, inputs: tuple[Node, ...]) -> str:
-    """Whole along `dim`, free elsewhere."""
-    names = _names(len(node.shape))
-    inside = ", ".join(":" if d == node["dim"] else name for d, name in enumerate(names))
-    arguments = ", ".join(f"{x}[{inside}]" for x in _operands(node, inputs))
-    return f"y[{', '.join(names)}] = L({arguments})[{names[node['dim']]}]"
 
 
 def _part(node: Node, inputs: tuple[Node, ...]) -> str:
@@ -50,20 +25,9 @@ def _part(node: Node, inputs: tuple[Node, ...]) -> str:
     x, dim, of, number = inputs[0].shape, node["dim"], node["of"], node["number"]
     if not 0 <= dim < len(x) or not 0 <= number < of or x[dim] != of * node.shape[dim]:
         raise ValueError(f"there is no part {number} of {of} of dim {dim} of shape {x} with shape {node.shape}")
-    names = _names(len(x))
+    names = sharded.letters(len(x))
     inside = ", ".join(f"(: {name})" if d == dim else name for d, name in enumerate(names))
     return f"y[{', '.join(names)}] = L(x[{inside}])"
-
-
-def _operands(node: Node, inputs: tuple[Node, ...]) -> list[str]:
-    return ["x"] if len(inputs) == 1 and node.op != "cat" else [f"x{i}" for i in range(len(inputs))]
-
-
-def _moved(node: Node, inputs: tuple[Node, ...]) -> str:
-    """Whole along `dims`, free elsewhere."""
-    names = _names(len(node.shape))
-    inside = ", ".join(":" if d in node["dims"] else name for d, name in enumerate(names))
-    return f"y[{', '.join(names)}] = L(x[{inside}])[{', '.join(names[d] for d in node['dims'])}]"
 
 
 def _one(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
@@ -73,11 +37,8 @@ def _one(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
 
 def _padded(node: Node, inputs: tuple[Node, ...]) -> str:
     """Whole along the dims that grow or shrink; linear unless another number than zero is filled in."""
-    names = _names(len(node.shape))
-    grown = [d for d in range(len(names)) if _padding(node, d) != (0, 0)]
-    inside = ", ".join(":" if d in grown else name for d, name in enumerate(names))
-    function = "f" if node["value"] else "L"
-    return f"y[{', '.join(names)}] = {function}(x[{inside}])[{', '.join(names[d] for d in grown)}]"
+    grown = [d for d in range(len(node.shape)) if _padding(node, d) != (0, 0)]
+    return along(node, grown, "f" if node["value"] else "L")
 
 
 def _padding(node: Node, dim: int) -> tuple[int, int]:
@@ -97,18 +58,18 @@ def _range(start: int, stop: int, step: int) -> str:
 
 
 def permute_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
-    (shape,) = operands(shapes, 1)
-    dims = tuple(dim_of(d, len(shape)) for d in given["dims"])
+    (shape,) = sharded.operands(shapes, 1)
+    dims = tuple(sharded.dim_of(d, len(shape)) for d in given["dims"])
     if sorted(dims) != list(range(len(shape))):
         raise IllTyped(f"{given['dims']} is not a permutation of {len(shape)} dims")
-    named = letters(len(shape))
+    named = sharded.letters(len(shape))
     order = (0, *(d + 1 for d in dims))
     return Signature((named,), (tuple(named[d] for d in dims),), lambda t, a: [a[0].transpose(order)])
 
 
 def _view_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     """Merged or split dims keep their digits if the outermost of them has them."""
-    (shape,) = operands(shapes, 1)
+    (shape,) = sharded.operands(shapes, 1)
     wanted: Shape = tuple(given["shape"])
     if prod(wanted) != prod(shape):
         raise IllTyped(f"a view of {shape} cannot have shape {wanted}")
@@ -147,24 +108,24 @@ def _outermost(before: Shape, after: Shape) -> list[tuple[int, int]]:
 
 
 def _expand_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
-    (shape,) = operands(shapes, 1)
+    (shape,) = sharded.operands(shapes, 1)
     wanted: Shape = tuple(given["shape"])
-    inside = broadcast([shape, wanted], len(wanted))[0]
+    inside = sharded.broadcast([shape, wanted], len(wanted))[0]
 
     def local(t: Tasks, a: list[Array]) -> list[Array]:
-        sizes = [n // t.degree(name) for n, name in zip(wanted, letters(len(wanted)), strict=True)]
-        return [np.broadcast_to(ranked(a[0], len(wanted)), (a[0].shape[0], *sizes))]
+        sizes = [n // t.degree(name) for n, name in zip(wanted, sharded.letters(len(wanted)), strict=True)]
+        return [np.broadcast_to(sharded.ranked(a[0], len(wanted)), (a[0].shape[0], *sizes))]
 
     if len(wanted) < len(shape) or any(n not in (1, m) for n, m in zip(shape[::-1], wanted[::-1], strict=False)):
         raise IllTyped(f"a tensor of shape {shape} cannot be expanded to {wanted}")
-    return Signature((inside,), (letters(len(wanted)),), local)
+    return Signature((inside,), (sharded.letters(len(wanted)),), local)
 
 
 def _cat_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     """Local: along a cut dim the operands' blocks alternate."""
     if not shapes or len({len(shape) for shape in shapes}) > 1 or given.get("rank", len(shapes[0])) != len(shapes[0]):
         raise IllTyped(f"cat of tensors of shapes {', '.join(map(str, shapes))}")
-    dim, named = dim_of(given["dim"], len(shapes[0])), letters(len(shapes[0]))
+    dim, named = sharded.dim_of(given["dim"], len(shapes[0])), sharded.letters(len(shapes[0]))
     return Signature(
         (named,) * len(shapes),
         (named,),
@@ -174,24 +135,24 @@ def _cat_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
 
 
 def _slice_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
-    (shape,) = operands(shapes, 1)
-    dim = dim_of(given["dim"], len(shape))
+    (shape,) = sharded.operands(shapes, 1)
+    dim = sharded.dim_of(given["dim"], len(shape))
     start, stop, step = given.get("start", 0), given.get("stop", shape[dim]), given.get("step", 1)
     if not 0 <= start < stop <= shape[dim] or step < 1:
         raise IllTyped(f"there is no slice {start}:{stop}:{step} of a dim of size {shape[dim]}")
-    whole = whole_along(shape, dim)
+    whole = sharded.whole_along(shape, dim)
     where = (slice(None),) * (dim + 1) + (slice(start, stop, step),)
     return Signature((whole,), (whole,), lambda t, a: [a[0][where]])
 
 
 def _pad_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     """Constant padding; the attribute holds pairs, the last dim first."""
-    (shape,) = operands(shapes, 1)
+    (shape,) = sharded.operands(shapes, 1)
     flat = tuple(given["pad"]) + (0, 0) * len(shape)
     pairs = [flat[2 * i : 2 * i + 2] for i in range(len(shape))][::-1]
     if min(flat) < 0 or given.get("mode", "constant") != "constant":
         raise IllTyped(f"padding by {given['pad']} in mode {given.get('mode', 'constant')} is not evaluated")
-    whole = whole_along(shape, *(d for d, pair in enumerate(pairs) if pair != (0, 0)))
+    whole = sharded.whole_along(shape, *(d for d, pair in enumerate(pairs) if pair != (0, 0)))
 
     def local(t: Tasks, a: list[Array]) -> list[Array]:
         value = t.arithmetic.constant(given.get("value", 0))
@@ -240,7 +201,10 @@ def _view_shape(shapes: Sequence[Shape], attributes: Attributes) -> Shape:
     return shape
 
 
-register(
+_SAME = Algebra(multiple=1)
+
+
+OPERATORS = (
     Operator(
         "view",
         ("x",),
@@ -249,9 +213,7 @@ register(
         reference=lambda node, x: x[0].reshape(node.shape),
         algebra=Algebra(_view_shards, changes_rank=True),
         rewriting=Rewriting(_view_shape, {"shape": None}),  # a node's own shape
-    )
-)
-register(
+    ),
     Operator(
         "permute",
         ("x",),
@@ -260,9 +222,7 @@ register(
         passes=0,
         algebra=Algebra(permute_shards, multiple=1),
         rewriting=Rewriting(_permute_shape, {"dims": None}),
-    )
-)
-register(
+    ),
     Operator(
         "expand",
         ("x",),
@@ -270,21 +230,17 @@ register(
         passes=0,
         reference=lambda node, x: x[0].expand(node.shape),
         algebra=Algebra(_expand_shards, changes_rank=True),
-    )
-)
-register(
+    ),
     Operator(
         "slice",
         ("x",),
-        _along,
+        along_dim("L"),
         _slice,
         passes=0,
         algebra=Algebra(_slice_shards),
         rewriting=Rewriting(_slice_shape, {"dim": None, "start": None, "step": 1, "stop": None}),
-    )
-)
-# One of `of` equal parts along a dim, counted from 0.
-register(
+    ),
+    # One of `of` equal parts along a dim, counted from 0.
     Operator(
         "part",
         ("x",),
@@ -292,25 +248,25 @@ register(
         "{x}.chunk({of}, {dim})[{number}]",
         passes=0,
         rewriting=Rewriting(_part_shape, {"dim": None, "number": None, "of": None}),
-    )
-)
-register(
+    ),
     Operator(
         "cat",
         ("x",),
-        _along,
+        along_dim("L"),
         lambda node, names: f"torch.cat(({', '.join(names)}), {node['dim']})",
         variadic=True,
         algebra=Algebra(_cat_shards),
         rewriting=Rewriting(_cat_shape, {"dim": None}),
-    )
-)
-for _name, _emit in (
-    ("flip", lambda node, names: f"{names[0]}.flip({_one(node['dims'])})"),
-    ("roll", lambda node, names: f"{names[0]}.roll({_one(node['shifts'])}, {_one(node['dims'])})"),
-):
-    register(Operator(_name, ("x",), _moved, _emit, algebra=Algebra(keeps_sizes=True)))
-register(
+    ),
+    *(
+        Operator(
+            name, ("x",), lambda node, inputs: along(node, node["dims"], "L"), emit, algebra=Algebra(keeps_sizes=True)
+        )
+        for name, emit in (
+            ("flip", lambda node, names: f"{names[0]}.flip({_one(node['dims'])})"),
+            ("roll", lambda node, names: f"{names[0]}.roll({_one(node['shifts'])}, {_one(node['dims'])})"),
+        )
+    ),
     Operator(
         "pad",
         ("x",),
@@ -318,8 +274,7 @@ register(
         lambda node, names: f"F.pad({names[0]}, {node['pad']}{keywords(node, {'mode': 'constant', 'value': 0.0})})",
         algebra=Algebra(_pad_shards),
         rewriting=Rewriting(_pad_shape, {"mode": "constant", "pad": None, "value": None}),
-    )
+    ),
+    Operator("contiguous", ("x",), "y[i..] = L(x[i..])", "{x}.contiguous()", algebra=_SAME),
+    Operator("detach", ("x",), "y[i..] = L(x[i..])", "{x}.detach()", passes=0, algebra=_SAME),
 )
-_SAME = Algebra(multiple=1)
-register(Operator("contiguous", ("x",), "y[i..] = L(x[i..])", "{x}.contiguous()", algebra=_SAME))
-register(Operator("detach", ("x",), "y[i..] = L(x[i..])", "{x}.detach()", passes=0, algebra=_SAME))
