@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .moved import answer_old_names
 
 if TYPE_CHECKING:
-    from .codegen.plan.pipeline_plan import PipelinePlan
-    from .codegen.plan.plan import Plan
+    from .codegen.plan.plan import PipelinePlan, Plan
     from .codegen.plan.plan_file import load_plan
     from .codegen.plan.spacetime_plan import SpaceTimePlan, graph, space_time
     from .codegen.planner.planner import optimize
@@ -64,7 +63,7 @@ _HOME = {
     "PartitaError": ".model.errors",
     "passes": ".formulation.spacetime.stages",
     "place": ".formulation.spacetime.primitives",
-    "PipelinePlan": ".codegen.plan.pipeline_plan",
+    "PipelinePlan": ".codegen.plan.plan",
     "Plan": ".codegen.plan.plan",
     "recompute": ".formulation.spacetime.primitives",
     "register_schedule": ".formulation.pipeline.schedule",

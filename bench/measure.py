@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..codegen.plan.pipeline_plan import PipelinePlan
 from ..codegen.plan.plan import Plan
 from ..codegen.plan.spacetime_plan import SpaceTimePlan
 from ..codegen.verification import reference
@@ -55,7 +54,7 @@ class Measured:
 
 
 def measure(
-    plan: Plan | PipelinePlan | SpaceTimePlan,
+    plan: Plan | SpaceTimePlan,
     module: tuple[nn.Module, Any] | None = None,
     *,
     steps: int = 3,

@@ -14,8 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..codegen.plan.pipeline_plan import PipelinePlan
-from ..codegen.plan.plan import Plan
+from ..codegen.plan.plan import PipelinePlan, Plan
 from ..codegen.planner.plan_graph import plan_graph
 from ..codegen.pricing.plan_price import plan_price
 from ..codegen.pricing.price_items import StagePrice
@@ -34,8 +33,6 @@ from .measure import Measured, measure
 MIB = 2**20
 CONSTANTS = {"BUCKET": 2**18, "PIECE": 2**14}
 """Bytes of a gradient message, and elements of a dropout's mask that are drawn at a time."""
-
-AnyPlan = Plan | PipelinePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,7 @@ def _graph(twin: Twin) -> PCG:
 
 
 @cache
-def planned(twin: Twin, split: Split) -> AnyPlan:
+def planned(twin: Twin, split: Split) -> Plan:
     """The plan without recomputation."""
     training = Training(twin.batch, "float32", "adamw")
     space = SearchSpace(
@@ -162,7 +159,7 @@ def slow(mesh: tuple[int, ...], memory: float | None = None) -> Machine:
     return Machine("slow", tuple(Level(f"level{k}", n, 1e10, 0.0) for k, n in enumerate(mesh)), device)
 
 
-def plan_of(case: Case) -> AnyPlan:
+def plan_of(case: Case) -> Plan:
     """The plan with every segment in the mode."""
     twin, split, mode = case
     plan = planned(twin, split)
@@ -175,17 +172,13 @@ def _in_mode(plan: Plan, mode: str) -> Plan:
     return replace(plan, recompute={} if mode == "none" else {s.name: mode for s in segments(plan.graph)})
 
 
-def memory_bytes(plan: AnyPlan) -> int:
+def memory_bytes(plan: Plan) -> int:
     """What the fullest rank is predicted to take."""
     return max(stage.memory_bytes for stage in _priced(plan))
 
 
-def _priced(plan: AnyPlan) -> tuple[StagePrice, ...]:
+def _priced(plan: Plan) -> tuple[StagePrice, ...]:
     return plan_price(plan).stages
-
-
-def _parts(plan: AnyPlan) -> tuple[Plan, ...]:
-    return plan.parts
 
 
 def _row(case: Case, took: Sequence[Measured], plain: Case, plain_took: Sequence[Measured]) -> dict[str, Any]:
@@ -204,10 +197,9 @@ def _row(case: Case, took: Sequence[Measured], plain: Case, plain_took: Sequence
     }
 
 
-def _layout(plan: AnyPlan) -> str:
+def _layout(plan: Plan) -> str:
     """How weights are stored: `data=2, 100% of weights in parts`."""
-    parts = _parts(plan)
-    weights = [(p.graph.nodes[i].numel, p.choices[i]) for p in parts for i in p.graph.of("parameter")]
+    weights = [(p.graph.nodes[i].numel, p.choices[i]) for p in plan.parts for i in p.graph.of("parameter")]
     split = sum(n for n, choice in weights if any(map(is_split, choice.output)))
-    axes = [f"{a}={n}" for a, n in zip(parts[0].axes, parts[0].placement.sizes, strict=True) if n > 1]
+    axes = [f"{a}={n}" for a, n in zip(plan.parts[0].axes, plan.parts[0].placement.sizes, strict=True) if n > 1]
     return ", ".join([*axes, f"{split / sum(n for n, _ in weights):.0%} of weights in parts"])

@@ -1,6 +1,10 @@
-"""Checks of a plan for one graph: it can be run as it is."""
+"""Checks of plans: they can be run as they are, and the stages of a pipeline fit each other and the machine."""
 
 from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from ...formulation.bundles.bundles import Bundle, inside
 from ...formulation.bundles.parallel_branches import innermost
@@ -12,18 +16,21 @@ from ...model.errors import PartitaError
 from ...model.graph.atoms import atoms
 from ...model.graph.buffer_updates import updated
 from ...model.graph.layout import B, Layout, R, S, atom_of, is_split, splittable
-from ...model.graph.pcg import SOURCES
+from ...model.graph.pcg import PCG, SOURCES
 from ...model.graph.segments import MODES, segments
 from ...model.graph.sparse_tables import check_optimizer, sparse_tables
+from ...model.graph.stages import boundaries, stage
+from ...model.machine.machine import stage_machine
 from ...model.machine.precision import precision
 from ...model.optimizers import OPTIMIZERS, optimizer_states
-from .branches import bundles
 from .choice import FLAGS, letter_text
-from .stage_plan import StagePlan
 from .table_spread import check_spread
 
+if TYPE_CHECKING:
+    from .plan import PipelinePlan, Plan
 
-def check(plan: StagePlan) -> None:
+
+def check(plan: Plan) -> None:
     """Raise PartitaError unless the plan can be run: its machine has the ranks, choices are legal, no rank is empty."""
     _check_settings(plan)
     joins, changed = _check_bundles(plan), updated(plan.graph)
@@ -44,7 +51,7 @@ def check(plan: StagePlan) -> None:
     _check_recompute(plan)
 
 
-def _check_settings(plan: StagePlan) -> None:
+def _check_settings(plan: Plan) -> None:
     precision(plan.dtype)  # raises if unknown
     if plan.optimizer not in OPTIMIZERS:
         raise PartitaError(f"optimizer {plan.optimizer!r} is none of {', '.join(OPTIMIZERS)}")
@@ -58,7 +65,7 @@ def _check_settings(plan: StagePlan) -> None:
         raise PartitaError(f"{len(plan.choices)} choices for {len(plan.graph.nodes)} nodes")
 
 
-def _check_layouts(plan: StagePlan, index: int, fitting: set[tuple[tuple[int, ...], Layout]]) -> None:
+def _check_layouts(plan: Plan, index: int, fitting: set[tuple[tuple[int, ...], Layout]]) -> None:
     """Every layout of a node fits its tensor; `fitting` caches those that do, by the sizes of atoms."""
     node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)
     if len(choice.inputs) != (0 if node.op in SOURCES else len(node.inputs)):
@@ -69,7 +76,7 @@ def _check_layouts(plan: StagePlan, index: int, fitting: set[tuple[tuple[int, ..
             fitting.add((known[i].sizes, layout))
 
 
-def _check_strategy(plan: StagePlan, index: int, joined: int | None) -> None:
+def _check_strategy(plan: Plan, index: int, joined: int | None) -> None:
     """A node has a strategy on every axis, except the one over which it joins branches; they are compatible."""
     node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)
     sizes = plan.placement.sizes
@@ -89,7 +96,7 @@ def _check_strategy(plan: StagePlan, index: int, joined: int | None) -> None:
         raise PartitaError(f"node {node.name!r}: a rank has a single value of a channel to normalize")
 
 
-def _check_recompute(plan: StagePlan) -> None:
+def _check_recompute(plan: Plan) -> None:
     """Recomputed are known segments, none with parallel branches in it."""
     known = {segment.name: segment.nodes for segment in segments(plan.graph)} if plan.recompute else {}
     for name, mode in plan.recompute.items():
@@ -101,7 +108,7 @@ def _check_recompute(plan: StagePlan) -> None:
             raise PartitaError(f"segment {name!r} has branches side by side, and cannot be computed again")
 
 
-def _check_training(plan: StagePlan, index: int) -> None:
+def _check_training(plan: Plan, index: int) -> None:
     """Gradients are sharded only with their states; offloading needs optimizer state and a dense gradient."""
     node, choice, device = plan.graph.nodes[index], plan.choices[index], plan.machine.device
     if choice.sharded_states and node.get("stages", 1) > 1:
@@ -119,9 +126,9 @@ def _check_training(plan: StagePlan, index: int) -> None:
         raise PartitaError(f"node {node.name!r} is offloaded, but {plan.optimizer} keeps nothing of it")
 
 
-def _check_bundles(plan: StagePlan) -> dict[int, Bundle]:
+def _check_bundles(plan: Plan) -> dict[int, Bundle]:
     """Every node at one coordinate of an axis belongs to a bundle, and is whole on that axis; return the bundles."""
-    found, taken = bundles(plan), dict[int, list[tuple[int, int]]]()
+    found, taken = plan.bundles, dict[int, list[tuple[int, int]]]()
     outermost = sorted(found, key=lambda join: -len(found[join].nodes))
     for join in outermost:
         name, (axis, *places) = plan.graph.nodes[join].name, plan.choices[join].joins
@@ -150,7 +157,7 @@ def _check_bundles(plan: StagePlan) -> dict[int, Bundle]:
     return found
 
 
-def _check_whole(plan: StagePlan, index: int, axis: int) -> None:
+def _check_whole(plan: Plan, index: int, axis: int) -> None:
     """A node or weight at one coordinate of an axis is neither split nor converted there."""
     node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)[index]
     sources = [plan.graph.nodes[i].gradient and node.gradient for i in node.inputs]
@@ -162,7 +169,7 @@ def _check_whole(plan: StagePlan, index: int, axis: int) -> None:
         raise PartitaError(f"node {node.name!r} is at one coordinate, and cannot be split there")
 
 
-def _check_sparse(plan: StagePlan) -> None:
+def _check_sparse(plan: Plan) -> None:
     """Tables with sparse gradients are read as they are stored."""
     check_optimizer(plan.graph, plan.optimizer)
     for table in sparse_tables(plan.graph):
@@ -173,7 +180,7 @@ def _check_sparse(plan: StagePlan) -> None:
             raise PartitaError(f"the gradient of {name!r} is sparse: it cannot be converted from how it is stored")
 
 
-def _check_layout(plan: StagePlan, name: str, items: tuple[int, ...], layout: Layout) -> None:
+def _check_layout(plan: Plan, name: str, items: tuple[int, ...], layout: Layout) -> None:
     """A layout has a letter for every axis and leaves no rank empty; `items` are the sizes of the tensor's atoms."""
     sizes = plan.placement.sizes
     if len(layout) != len(sizes):
@@ -188,3 +195,129 @@ def _check_layout(plan: StagePlan, name: str, items: tuple[int, ...], layout: La
     for a, parts in splits.items():
         if not splittable(items[a], parts):
             raise PartitaError(f"node {name!r}: {items[a]} items split by {parts} leave a rank empty")
+
+
+# Pipelines
+
+
+def check_pipeline(plan: PipelinePlan) -> None:
+    """Raise PartitaError unless the stages make up the graph, fit the machine, and agree at their boundaries."""
+    size, count = math.prod(plan.row), len(plan.stages)
+    if size < 2 or plan.chunks < 1:
+        raise PartitaError(f"a pipeline over {size} parts of the devices with {plan.chunks} stages each")
+    if count != size * plan.chunks:
+        raise PartitaError(f"{count} stages for {size} parts of the devices with {plan.chunks} each")
+    _check_bounds(plan)
+    first, machine = plan.stages[0], stage_machine(plan.machine, plan.row)
+    for number, part in enumerate(plan.stages):
+        where = f"stage {number}"
+        if part.machine != machine:
+            raise PartitaError(f"{where} is planned for {part.machine.name}, not for its part of {plan.machine.name}")
+        for name in ("placement", "micro_batches", "dtype", "optimizer"):
+            here, there = getattr(part, name), getattr(first, name)
+            if here != there:
+                raise PartitaError(f"{where} has {name} {here}, stage 0 {there}: all stages share them")
+        _check_graph(plan, number)
+    schedule, micro_batches = plan.schedule, first.micro_batches
+    schedule.orders(size, plan.chunks, micro_batches)  # are there any?
+    if not schedule.runs(size, micro_batches):
+        raise PartitaError(
+            f"{schedule} with {size} stages needs {schedule.needs} {size} micro-batches, not {micro_batches}"
+        )
+    for number, part in enumerate(plan.stages):
+        needed = schedule.in_flight(size, plan.chunks, micro_batches, number)
+        if schedule.splits_backward and part.recompute:
+            raise PartitaError(f"stage {number} computes segments again, which a backward in two parts would do twice")
+        if part.in_flight < needed:
+            raise PartitaError(f"stage {number} has room for {part.in_flight} micro-batches, {schedule} keeps {needed}")
+    if schedule.double_buffered:
+        for part in plan.stages:
+            check_stale(part.graph, part.dtype, part.separate_states)
+    for number, (before, after) in enumerate(pairwise(plan.stages)):
+        _check_boundary(number, before, after)
+    _check_tied(plan)
+
+
+def check_stale(graph: PCG, dtype: str, elsewhere: bool) -> None:
+    """Raise PartitaError unless two weight versions suffice, and every updated tensor can have them.
+
+    `elsewhere`: some gradients or states are not beside their weights.
+    """
+    if dtype == "mixed-float16":
+        raise PartitaError("2bw scales no losses: take mixed-bfloat16 instead of mixed-float16")
+    if elsewhere or precision(dtype).copied:
+        raise PartitaError(
+            "2bw keeps gradients and states beside two versions of weights, none elsewhere or in another dtype"
+        )
+    for table in sparse_tables(graph):
+        raise PartitaError(f"2bw keeps two versions of weights: {graph.nodes[table].name!r} is too sparse for it")
+
+
+def _check_bounds(plan: PipelinePlan) -> None:
+    last = len(boundaries(plan.graph)) - 1
+    rising = all(a < b for a, b in pairwise(plan.bounds))
+    if len(plan.bounds) != len(plan.stages) + 1 or not rising or (plan.bounds[0], plan.bounds[-1]) != (0, last):
+        raise PartitaError(
+            f"{len(plan.stages)} stages between boundaries {plan.bounds}: the graph has 0 to {last}: "
+            "a pipeline takes the first, the last, and one between any two stages"
+        )
+
+
+def _check_graph(plan: PipelinePlan, number: int) -> None:
+    """A stage's graph may be rewritten, but receives and sends what lies between its boundaries."""
+    wanted, found = stage(plan.graph, *plan.bounds[number : number + 2]).graph, plan.stages[number].graph
+    if found == wanted:
+        return
+    for op in ("receive", "send"):
+        if _transferred(found, op) != _transferred(wanted, op):
+            raise PartitaError(f"stage {number}: its graph is not what lies between its boundaries ({op})")
+    names = [{name for i in graph.of("parameter") for name in graph.nodes[i].originals} for graph in (found, wanted)]
+    if names[0] != names[1] or found.batch != wanted.batch:
+        raise PartitaError(f"stage {number}: its graph is not what lies between its boundaries (weights, batch)")
+
+
+def _transferred(graph: PCG, op: str) -> list[tuple[object, ...]]:
+    nodes = (graph.nodes[i] for i in graph.of(op))
+    return [(node.name, node.shape, node.dtype, node.gradient, node["atoms"]) for node in nodes]
+
+
+def layout_words(plan: Plan, index: int) -> list[str]:
+    """The layout of a node in letters that do not depend on its graph."""
+    return [letter_text(atoms(plan.graph)[index], letter) for letter in plan.choices[index].output]
+
+
+def _check_boundary(number: int, before: Plan, after: Plan) -> None:
+    """A stage sends every tensor in the layout in which the next one receives it."""
+    for sent, received in zip(before.graph.of("send"), after.graph.of("receive"), strict=True):
+        source, target = layout_words(before, sent), layout_words(after, received)
+        if source != target:
+            name = before.graph.nodes[sent]["peer"]
+            raise PartitaError(
+                f"stage {number} hands on {name!r} as {' '.join(source)}, the next one takes it as {' '.join(target)}"
+            )
+
+
+def tied(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """The weights shared by several stages, by name, with those stages."""
+    found: dict[str, tuple[int, ...]] = {}
+    for number, part in enumerate(plan.stages):
+        for index in part.graph.of("parameter"):
+            for name in part.graph.nodes[index].originals:
+                found[name] = (*found.get(name, ()), number)
+    return {name: stages for name, stages in found.items() if len(stages) > 1}
+
+
+def _check_tied(plan: PipelinePlan) -> None:
+    """A weight shared by several stages is stored alike in all of them."""
+    for name, stages in tied(plan).items():
+        first, *others = (_stored(plan.stages[number], name) for number in stages)
+        for number, other in zip(stages[1:], others, strict=True):
+            if other != first:
+                raise PartitaError(f"stages {stages[0]} and {number} store {name!r} differently")
+
+
+def _stored(plan: Plan, name: str) -> tuple[object, ...]:
+    """How a weight is stored, in words that do not depend on a stage."""
+    index = next(i for i in plan.graph.of("parameter") if name in plan.graph.nodes[i].originals)
+    choice = plan.choices[index]
+    return plan.graph.nodes[index].name, layout_words(plan, index), choice.sharded_states, choice.beside, choice.at

@@ -1,71 +1,226 @@
-"""A plan without a pipeline, or of one stage: for every node of a graph its layouts on a mesh of a machine."""
+"""Plans: for every node of a graph its layouts on a mesh of a machine, in one stage or in several.
+
+A plan is a value: what writes, emits, verifies or describes it imports it, and its methods find that by name.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule
+from ...formulation.bundles.bundles import Bundle, find_bundles
+from ...formulation.pipeline.orders import Orders
+from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule, schedule_named
+from ...formulation.placement.placement import Placement, of_rows
+from ...model.files import write_atomically
+from ...model.graph.atoms import atoms
+from ...model.graph.layout import Layout
 from ...model.graph.pcg import PCG
-from .checks import check
-from .delegation import PlanMethods, call
-from .stage_plan import StagePlan
+from ...model.graph.stages import boundaries
+from ...model.machine.collective_price import CollectivePrice
+from ...model.machine.machine import Machine
+from ...model.machine.precision import precision
+from .axis_names import axis_names
+from .checks import check, check_pipeline
+from .choice import Choice, letter_text
+from .delegation import call
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ..parallel_graph.graph import ParallelGraph
 
 
 @dataclass(frozen=True)
-class Plan(StagePlan, PlanMethods):
+class Plan:
     """One choice per node of `graph` (shapes at one micro-batch, global over ranks), checked: it can be run as it is.
 
-    It is its own single stage (`stages`); `PipelinePlan` has several, each of them a `Plan`. `model` says how to build
-    the module again: reference, small, sequence, batch. `report` holds what the search found: status, objective_ns,
-    bound_ns, gap, seconds, memory_bytes, capacity_bytes, space, unsplit_flops. `module` is the module that was planned,
-    with its example inputs, where the plan was made from one; it is not saved. `recompute` names the segments
-    (`model.graph.segments`) whose forward runs once more before their backward: `full` or `selective`. `names` are
-    those of the axes, where stages share them; not saved either. Of a stage of a pipeline, `in_flight` micro-batches
-    are kept for backward at once, and `transfer` prices what is sent to the next stage.
+    It is its own single stage (`stages`); a `PipelinePlan` has several, each of them a `Plan`. `model` says how to
+    build the module again: reference, small, sequence, batch. `report` holds what the search found: status,
+    objective_ns, bound_ns, gap, seconds, memory_bytes, capacity_bytes, space, unsplit_flops. `module` is the module
+    that was planned, with its example inputs, where the plan was made from one; it is not saved. `recompute` names the
+    segments (`model.graph.segments`) whose forward runs once more before their backward: `full` or `selective`.
+    `names` are those of the axes, where stages share them; not saved either. Of a stage of a pipeline, `in_flight`
+    micro-batches are kept for backward at once, and `transfer` prices what is sent to the next stage.
     """
+
+    graph: PCG
+    machine: Machine
+    placement: Placement
+    micro_batches: int
+    choices: tuple[Choice, ...]
+    dtype: str = "float32"
+    optimizer: str = "adamw"
+    _: KW_ONLY
+    model: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
+    recompute: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
+    in_flight: int = 1
+    transfer: CollectivePrice | None = None
+
+    schedule = ONE_F_ONE_B  # no fields here, since a single stage has nothing to order
+    chunks = 1
 
     def __post_init__(self) -> None:
         check(self)
 
     @property
-    def size(self) -> int:
-        """How many parts the devices are divided into: a pipeline has several."""
-        return 1
-
-    @property
-    def schedule(self) -> Schedule:
-        """That of a pipeline with one stage."""
-        return ONE_F_ONE_B
-
-    @property
-    def chunks(self) -> int:
-        """Stages that a device has."""
-        return 1
-
-    @property
     def stages(self) -> tuple[Plan, ...]:
-        """Itself."""
+        """The plans of the stages: here itself."""
         return (self,)
 
     @property
     def parts(self) -> tuple[Plan, ...]:
-        """The stages, which share the names of their axes."""
-        return (self,)
+        """The stages, with common names of their axes."""
+        return self.stages
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The boundaries of the graph between which the stages lie."""
+        return 0, len(boundaries(self.graph)) - 1
+
+    @property
+    def size(self) -> int:
+        """How many parts the devices are divided into: more than one in a pipeline."""
+        return 1
+
+    @property
+    def ranks(self) -> int:
+        return self.placement.devices
+
+    @property
+    def batch(self) -> int:
+        """Samples in one step: over all ranks and micro-batches."""
+        return self.graph.batch * self.micro_batches
+
+    @cached_property
+    def orders(self) -> Orders:
+        """For every coordinate of the pipeline its slots in order."""
+        return self.schedule.orders(self.size, self.chunks, self.micro_batches)
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """A name for every mesh axis, by what it mostly splits: data, tensor, sequence."""
+        return self.names or axis_names(len(self.placement.sizes), ((self.graph, self.choices),))
+
+    @property
+    def bundles(self) -> dict[int, Bundle]:
+        """The bundles whose branches run in parallel, by the `cat` that joins them."""
+        every = find_bundles(self.graph)
+        return {b.join: b for b in every if len(self.choices[b.join].joins) == len(b.branches) + 1}
+
+    @property
+    def separate_states(self) -> bool:
+        """True if accumulated gradients or optimizer states lie elsewhere than the weights, or have another dtype."""
+        return precision(self.dtype).copied or any(c.sharded_gradients or c.offloaded for c in self.choices)
+
+    def layout_text(self, node: int, layout: Layout) -> str:
+        """A layout in words of this plan's axes: `data:S(0) tensor:P`, `@1` at coordinate 1; R is left out."""
+        words = [letter_text(atoms(self.graph)[node], letter) for letter in layout]
+        for axis, coordinate in self.choices[node].beside:
+            words[axis] = f"@{coordinate}"
+        return " ".join(f"{a}:{word}" for a, word in zip(self.axes, words, strict=True) if word != "R") or "R"
+
+    def __str__(self) -> str:
+        return str(call("describe", self))
+
+    def summary(self) -> dict[str, Any]:
+        """What `partita plan --json` prints; `program` is known where the plan is saved."""
+        result: dict[str, Any] = call("summary", self)
+        return result
+
+    def emit(self, path: Path | str | None = None) -> str:
+        """The program as text; also written to `path` if given."""
+        text = str(call("emit_pipeline" if self.size > 1 else "emit", self))
+        if path is not None:
+            write_atomically(path, text)
+        return text
+
+    def verify(self, ranks: int | None = None, level: str = "threads") -> dict[str, Any]:
+        """Train the program on local ranks and the unsharded module, and compare losses, gradients and weights.
+
+        The module is the one that was planned, or is built as `model` says. Raises PartitaError where neither is known.
+        """
+        result: dict[str, Any] = call("verify", self, ranks=ranks, level=level)
+        return result
 
     def parallel_graph(self) -> ParallelGraph:
-        """The PCG with parallelization as operators of its own, priced to the same step."""
+        """The PCG with parallelization as operators of its own, priced to the same step; of a single stage."""
         graph: ParallelGraph = call("parallel_graph", self)
         return graph
 
-    @classmethod
-    def from_json(cls, data: Any, graph: PCG | None = None) -> Plan:
-        """Read what `to_json` gave; `graph` is the plan's where that is known.
+    def save(self, path: Path | str) -> None:
+        """Write the plan to a `.json` file, or plan.json and program.py into a folder."""
+        call("save", self, path)
 
-        Raises PartitaError that says what is wrong and where.
-        """
-        plan: Plan = call("stage_from_json", data, graph)
+    @staticmethod
+    def load(path: Path | str) -> Plan:
+        """Read what `save` wrote: a file, or a folder with plan.json. Raises PartitaError that says what is wrong."""
+        plan: Plan = call("load", path)
         return plan
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the module and the names of axes."""
+        result: dict[str, Any] = call("plan_to_json", self)
+        return result
+
+    @staticmethod
+    def from_json(data: Any) -> Plan:
+        """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
+        plan: Plan = call("plan_from_json", data)
+        return plan
+
+
+@dataclass(frozen=True)
+class PipelinePlan(Plan):
+    """A plan of several stages, checked: they fit each other and the machine, and can be run as they are.
+
+    `graph` is the whole (shapes at one micro-batch); stage i is what lies between boundaries `bounds[i]` and
+    `bounds[i + 1]` (`model.graph.stages`), counted in the order of the model. `row` is the pipeline's factor on every
+    level of the machine: with p = prod(row), stage i runs on the devices of coordinate i % p, planned as a machine of
+    their own (`stage_machine`). `schedule` is the order of their work (a name is looked up), `chunks` the number
+    of stages a device has. `placement` is the mesh of all ranks, the pipeline's axis outermost; it and the other fields
+    without an argument follow from the stages, which have the `choices`.
+    """
+
+    row: tuple[int, ...] = ()
+    bounds: tuple[int, ...] = ()
+    stages: tuple[Plan, ...] = ()
+    schedule: Schedule = ONE_F_ONE_B
+    chunks: int = 1
+    placement: Placement = field(init=False)
+    micro_batches: int = field(init=False)
+    choices: tuple[Choice, ...] = field(init=False, default=())
+    dtype: str = field(init=False)
+    optimizer: str = field(init=False)
+    recompute: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.schedule, str):
+            object.__setattr__(self, "schedule", schedule_named(self.schedule))
+        check_pipeline(self)
+        first = self.stages[0]
+        shared = {name: getattr(first, name) for name in ("micro_batches", "dtype", "optimizer")}
+        recompute = {name: mode for stage in self.stages for name, mode in stage.recompute.items()}
+        mesh = of_rows((self.row, *first.placement.matrix))
+        for name, value in (shared | {"recompute": recompute, "placement": mesh}).items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.row)
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        stages = [(stage.graph, stage.choices) for stage in self.stages]
+        return ("pipeline", *axis_names(len(self.stages[0].placement.sizes), stages))
+
+    @cached_property
+    def parts(self) -> tuple[Plan, ...]:
+        return tuple(replace(plan, names=self.axes[1:]) for plan in self.stages)

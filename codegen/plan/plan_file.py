@@ -25,8 +25,7 @@ from ...model.json_values import number, whole
 from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.machine import Machine, stage_machine
 from .choice import Choice, as_list, choice_json, read_choice
-from .pipeline_plan import PipelinePlan
-from .plan import Plan
+from .plan import PipelinePlan, Plan
 from .spacetime_file import KIND as SPACE_TIME
 from .spacetime_file import SavedSpaceTimePlan
 
@@ -36,7 +35,7 @@ FORMAT, PIPELINE = 1, "pipeline"
 T = TypeVar("T")
 
 
-def save(plan: Plan | PipelinePlan, path: Path | str) -> None:
+def save(plan: Plan, path: Path | str) -> None:
     """Write a plan to a `.json` file, or plan.json and program.py into a folder."""
     text = json.dumps(plan.to_json(), indent=1, allow_nan=False) + "\n"
     if Path(path).suffix == ".json":
@@ -46,7 +45,17 @@ def save(plan: Plan | PipelinePlan, path: Path | str) -> None:
         write_directory(path, {"plan.json": text, "program.py": plan.emit()})
 
 
-def load(path: Path | str, read: Callable[[Any], T]) -> T:
+def load_plan(path: Path | str) -> Plan:
+    """Read a plan: a file, or a folder with plan.json. Raises PartitaError that says what is wrong."""
+    return _load(path, from_json)
+
+
+def load_any(path: Path | str) -> Plan | SavedSpaceTimePlan:
+    """As `load_plan`, space-time plans included."""
+    return _load(path, lambda data: SavedSpaceTimePlan(data) if _kind(data) == SPACE_TIME else from_json(data))
+
+
+def _load(path: Path | str, read: Callable[[Any], T]) -> T:
     """Apply `read` to the JSON in a file, or in the plan.json of a folder; errors name the file."""
     source = Path(path)
     if source.is_dir():
@@ -58,34 +67,165 @@ def load(path: Path | str, read: Callable[[Any], T]) -> T:
         raise PartitaError(message if str(source) in message else f"{source}: {message}") from error
 
 
-def load_plan(path: Path | str) -> Plan | PipelinePlan:
-    """Read a plan with or without a pipeline: a file, or a folder with plan.json.
-
-    Raises PartitaError that says what is wrong.
-    """
-    return load(path, _from_json)
-
-
-def load_any(path: Path | str) -> Plan | PipelinePlan | SavedSpaceTimePlan:
-    """As `load_plan`, space-time plans included."""
-
-    def read(data: Any) -> Plan | PipelinePlan | SavedSpaceTimePlan:
-        return SavedSpaceTimePlan(data) if _kind(data) == SPACE_TIME else _from_json(data)
-
-    return load(path, read)
-
-
-def to_json(plan: Plan | PipelinePlan) -> dict[str, Any]:
-    """Everything but the module and the names of axes."""
-    return _pipeline_to_json(plan) if isinstance(plan, PipelinePlan) else _stage_to_json(plan)
-
-
-def _from_json(data: Any) -> Plan | PipelinePlan:
-    return pipeline_from_json(data) if _kind(data) == PIPELINE else stage_from_json(data)
-
-
 def _kind(data: Any) -> Any:
     return data.get("kind") if isinstance(data, Mapping) else None
+
+
+# Writing
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Everything but the module and the names of axes."""
+    return {
+        **({"kind": PIPELINE} if plan.size > 1 else {}),
+        "format": FORMAT,
+        "model": plan.model,
+        "dtype": plan.dtype,
+        "optimizer": plan.optimizer,
+        "micro_batches": plan.micro_batches,
+        "machine": plan.machine.to_json(),
+        **(_pipeline_json(plan) if plan.size > 1 else _stage_json(plan)),
+        "report": plan.report,
+        "graph": graph_to_json(plan.graph),
+    }
+
+
+def _stage_json(plan: Plan) -> dict[str, Any]:
+    """The fields that every stage has for itself, but for its report."""
+    nodes = enumerate(zip(plan.graph.nodes, plan.choices, strict=True))
+    price = plan.transfer
+    return {
+        "placement": [list(row) for row in plan.placement.matrix],
+        "choices": {node.name: choice_json(plan.graph, index, choice) for index, (node, choice) in nodes},
+        **({"recompute": dict(plan.recompute)} if plan.recompute else {}),
+        **({"in_flight": plan.in_flight} if plan.in_flight > 1 else {}),
+        **({"transfer": [price.latency_ns, price.ns_per_byte]} if price else {}),
+    }
+
+
+def _pipeline_json(plan: Plan) -> dict[str, Any]:
+    """The fields of a pipeline; a stage has a graph of its own only if it was rewritten."""
+    stages = []
+    for part, ends in zip(plan.stages, pairwise(plan.bounds), strict=True):
+        rewritten = part.graph != stage(plan.graph, *ends).graph
+        own = {"report": part.report} | ({"graph": graph_to_json(part.graph)} if rewritten else {})
+        stages.append(_stage_json(part) | own)
+    return {
+        "row": list(plan.placement.matrix[0]),
+        "bounds": list(plan.bounds),
+        "schedule": plan.schedule.name,
+        **({"orders": slot_lines(plan.orders)} if isinstance(plan.schedule.order, SlotTable) else {}),
+        "chunks": plan.chunks,
+        "stages": stages,
+    }
+
+
+# Reading
+
+
+def from_json(data: Any) -> Plan:
+    """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
+    if (kind := _kind(data)) not in (None, PIPELINE):
+        raise PartitaError(f"a plan of kind {kind!r:.40}: neither {PIPELINE!r} nor without a kind")
+    if not isinstance(data, Mapping) or "graph" not in data or ("stages" if kind else "choices") not in data:
+        raise PartitaError("not a plan")
+    if data.get("format") != FORMAT:
+        raise PartitaError(f"plan format {data.get('format')!r}; this version reads format {FORMAT}")
+    with _errors_at("the plan"):
+        graph, machine = graph_from_json(data["graph"]), Machine.from_json(data["machine"])
+        model = _object("model", data["model"])
+        if kind is None:
+            return _stage(data, graph, machine, model)
+        row, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("row", "bounds"))
+        return PipelinePlan(
+            graph,
+            machine,
+            row,
+            bounds,
+            stages=_stages(data, graph, stage_machine(machine, row), bounds),
+            schedule=_schedule(data),
+            chunks=whole(data["chunks"]),
+            model=model,
+            report=_report(data["report"]),
+        )
+
+
+def _stages(data: Mapping[str, Any], graph: PCG, machine: Machine, bounds: tuple[int, ...]) -> tuple[Plan, ...]:
+    """The stages of a pipeline on a machine each."""
+    stages = as_list(data["stages"])
+    if len(bounds) != len(stages) + 1:
+        raise ValueError(f"{len(bounds)} bounds for {len(stages)} stages")
+    if not all(0 <= a < b < len(boundaries(graph)) for a, b in pairwise(bounds)):
+        raise ValueError(f"bounds {bounds} are no rising numbers of boundaries")
+    shared = {key: data[key] for key in ("dtype", "optimizer", "micro_batches")}
+    plans = []
+    for place, (entry, ends) in enumerate(zip(stages, pairwise(bounds), strict=True)):
+        with _errors_at(f"stage {place}", prefix=True):
+            own = _object("its entry", entry)
+            part = graph_from_json(own["graph"]) if "graph" in own else stage(graph, *ends).graph
+            plans.append(_stage(own | shared, part, machine, {}))
+    return tuple(plans)
+
+
+def _stage(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[str, Any]) -> Plan:
+    """A plan of one stage."""
+    matrix = tuple(tuple(whole(x) for x in row) for row in as_list(data["placement"]))
+    return Plan(
+        graph,
+        machine,
+        Placement(tuple(math.prod(row) for row in matrix), matrix),
+        whole(data["micro_batches"]),
+        choices=_choices(graph, data["choices"]),
+        dtype=str(data["dtype"]),
+        optimizer=str(data["optimizer"]),
+        model=model,
+        report=_report(data["report"]),
+        recompute=_object("recompute", data.get("recompute", {})),
+        in_flight=whole(data.get("in_flight", 1)),
+        transfer=CollectivePrice(*map(number, as_list(data["transfer"]))) if "transfer" in data else None,
+    )
+
+
+def _choices(graph: PCG, data: Any) -> tuple[Choice, ...]:
+    data = _object("choices", data)
+    if unknown := sorted(data.keys() - {n.name for n in graph.nodes}):
+        raise ValueError(f"choices name {unknown[0]!r}, which is no node of the graph")
+    choices = []
+    for index, node in enumerate(graph.nodes):
+        with _errors_at(f"the choice of {node.name!r}"):
+            choices.append(read_choice(graph, index, data[node.name]))
+    return tuple(choices)
+
+
+def _report(data: Any) -> dict[str, Any]:
+    """The report of a search; the numbers that are shown in words are checked."""
+    report = _object("report", data)
+    for name in ("objective_ns", "bound_ns", "memory_bytes", "capacity_bytes"):
+        if report.get(name) is not None:
+            number(report[name])
+    without = report.get("without_bundles")
+    if without is not None and without["objective_ns"] is not None:
+        number(without["objective_ns"])
+    as_list(report.get("bundles", []))
+    if report.get("objective_ns") is not None and report.get("bound_ns") is None:
+        raise ValueError("the report has an objective without a bound")
+    if not isinstance(report.get("gap") or 0, int | float):
+        raise ValueError(f"gap {report['gap']!r:.60} is not a number")
+    return report
+
+
+def _schedule(data: Mapping[str, Any]) -> Schedule:
+    """The schedule by its name; one that the solver found has its orders in the file."""
+    named = schedule_named(str(data["schedule"]))
+    if named.limit is None and "orders" not in data:
+        return named
+    return with_orders(named, read_slot_lines(list(map(str, as_list(data["orders"])))), whole(data["micro_batches"]))
+
+
+def _object(name: str, data: Any) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{name} is not an object")
+    return dict(data)
 
 
 @contextmanager
@@ -101,172 +241,3 @@ def _errors_at(where: str, prefix: bool = False) -> Iterator[None]:
         raise PartitaError(f"{where}: {error} is missing") from error
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise PartitaError(f"{where}: {error}") from error
-
-
-def _shared_json(plan: Plan | PipelinePlan) -> dict[str, Any]:
-    """The fields of both kinds of plan; a pipeline has them once for all of its stages."""
-    return {
-        "format": FORMAT,
-        "model": plan.model,
-        "dtype": plan.dtype,
-        "optimizer": plan.optimizer,
-        "micro_batches": plan.micro_batches,
-        "machine": plan.machine.to_json(),
-    }
-
-
-# One stage
-
-
-def _stage_to_json(plan: Plan) -> dict[str, Any]:
-    nodes = enumerate(zip(plan.graph.nodes, plan.choices, strict=True))
-    price = plan.transfer
-    return {
-        **_shared_json(plan),
-        "placement": [list(row) for row in plan.placement.matrix],
-        "choices": {node.name: choice_json(plan.graph, index, choice) for index, (node, choice) in nodes},
-        **({"recompute": dict(plan.recompute)} if plan.recompute else {}),
-        **({"in_flight": plan.in_flight} if plan.in_flight > 1 else {}),
-        **({"transfer": [price.latency_ns, price.ns_per_byte]} if price else {}),
-        "report": plan.report,
-        "graph": graph_to_json(plan.graph),
-    }
-
-
-def stage_from_json(data: Any, graph: PCG | None = None) -> Plan:
-    """Read what `to_json` gave of one stage; `graph` is the plan's where that is known.
-
-    Raises PartitaError that says what is wrong and where.
-    """
-    if isinstance(kind := _kind(data), str):
-        raise PartitaError(f"a plan of kind {kind!r:.40}: `partita.load_plan` reads pipelined ones")
-    if not isinstance(data, Mapping) or "choices" not in data or "graph" not in data:
-        raise PartitaError("not a plan")
-    if data.get("format") != FORMAT:
-        raise PartitaError(f"plan format {data.get('format')!r}; this version reads format {FORMAT}")
-    graph = graph_from_json(data["graph"]) if graph is None else graph
-    with _errors_at("the plan"):
-        matrix = tuple(tuple(whole(x) for x in row) for row in as_list(data["placement"]))
-        placement = Placement(tuple(math.prod(row) for row in matrix), matrix)
-        machine, choices = Machine.from_json(data["machine"]), _choices(graph, data["choices"])
-        model, report, recompute = data["model"], data["report"], data.get("recompute", {})
-        if not all(isinstance(part, Mapping) for part in (model, report, recompute)):
-            raise ValueError("model, report and recompute are not all objects")
-        return Plan(
-            graph=graph,
-            machine=machine,
-            placement=placement,
-            micro_batches=whole(data["micro_batches"]),
-            choices=choices,
-            dtype=str(data["dtype"]),
-            optimizer=str(data["optimizer"]),
-            model=dict(model),
-            report=_report(report),
-            recompute=dict(recompute),
-            in_flight=whole(data.get("in_flight", 1)),
-            transfer=CollectivePrice(*_two_numbers(data["transfer"])) if "transfer" in data else None,
-        )
-
-
-def _choices(graph: PCG, data: Any) -> tuple[Choice, ...]:
-    if not isinstance(data, Mapping):
-        raise ValueError("choices are not an object")
-    unknown = sorted(data.keys() - {n.name for n in graph.nodes})
-    if unknown:
-        raise ValueError(f"choices name {unknown[0]!r}, which is no node of the graph")
-    choices = []
-    for index, node in enumerate(graph.nodes):
-        with _errors_at(f"the choice of {node.name!r}"):
-            choices.append(read_choice(graph, index, data[node.name]))
-    return tuple(choices)
-
-
-def _two_numbers(data: Any) -> tuple[float, float]:
-    first, second = map(number, as_list(data))
-    return first, second
-
-
-def _report(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The report of a search; the numbers that are shown in words are checked."""
-    for name in ("objective_ns", "bound_ns", "memory_bytes", "capacity_bytes"):
-        if data.get(name) is not None:
-            number(data[name])
-    without = data.get("without_bundles")
-    if without is not None and without["objective_ns"] is not None:
-        number(without["objective_ns"])
-    as_list(data.get("bundles", []))
-    if data.get("objective_ns") is not None and data.get("bound_ns") is None:
-        raise ValueError("the report has an objective without a bound")
-    if not isinstance(data.get("gap") or 0, int | float):
-        raise ValueError(f"gap {data['gap']!r:.60} is not a number")
-    return dict(data)
-
-
-# Several stages
-
-
-def _pipeline_to_json(plan: PipelinePlan) -> dict[str, Any]:
-    return {
-        "kind": PIPELINE,
-        **_shared_json(plan),
-        "row": list(plan.row),
-        "bounds": list(plan.bounds),
-        "schedule": plan.schedule.name,
-        **({"orders": slot_lines(plan.orders)} if isinstance(plan.schedule.order, SlotTable) else {}),
-        "chunks": plan.chunks,
-        "stages": [_own_json(plan, number) for number in range(len(plan.stages))],
-        "report": plan.report,
-        "graph": graph_to_json(plan.graph),
-    }
-
-
-def _own_json(plan: PipelinePlan, number: int) -> dict[str, Any]:
-    """The fields of one stage; its graph only if that was rewritten."""
-    part = plan.stages[number]
-    plain = part.graph == stage(plan.graph, *plan.bounds[number : number + 2]).graph
-    left_out = {*_shared_json(part), *(["graph"] if plain else [])}
-    return {key: value for key, value in part.to_json().items() if key not in left_out}
-
-
-def _schedule(data: Mapping[str, Any]) -> Schedule:
-    """The schedule by its name; one that the solver found has its orders in the file."""
-    named = schedule_named(str(data["schedule"]))
-    if named.limit is None and "orders" not in data:
-        return named
-    return with_orders(named, read_slot_lines(list(map(str, as_list(data["orders"])))), whole(data["micro_batches"]))
-
-
-def pipeline_from_json(data: Mapping[str, Any]) -> PipelinePlan:
-    """Read what `to_json` gave of a pipeline. Raises PartitaError that says what is wrong and where."""
-    if data.get("format") != FORMAT:
-        raise PartitaError(f"pipelined plan of format {data.get('format')!r}; this version reads format {FORMAT}")
-    with _errors_at("the plan"):
-        graph, machine = graph_from_json(data["graph"]), Machine.from_json(data["machine"])
-        row, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("row", "bounds"))
-        stages = as_list(data["stages"])
-        if len(bounds) != len(stages) + 1:
-            raise ValueError(f"{len(bounds)} bounds for {len(stages)} stages")
-        if not all(0 <= a < b < len(boundaries(graph)) for a, b in pairwise(bounds)):
-            raise ValueError(f"bounds {bounds} are no rising numbers of boundaries")
-        shared = {key: data[key] for key in ("dtype", "optimizer", "micro_batches")}
-        shared |= {"format": FORMAT, "model": {}, "machine": stage_machine(machine, row).to_json()}
-        plans = []
-        for number, (own, ends) in enumerate(zip(stages, pairwise(bounds), strict=True)):
-            with _errors_at(f"stage {number}", prefix=True):
-                if not isinstance(own, Mapping):
-                    raise ValueError("it is no object")
-                part = None if "graph" in own else stage(graph, *ends).graph
-                plans.append(stage_from_json({"graph": None, **own, **shared}, part))
-        if not isinstance(data["model"], Mapping) or not isinstance(data["report"], Mapping):
-            raise ValueError("model and report are not objects")
-        return PipelinePlan(
-            graph=graph,
-            machine=machine,
-            row=row,
-            bounds=bounds,
-            stages=tuple(plans),
-            schedule=_schedule(data),
-            chunks=whole(data["chunks"]),
-            model=dict(data["model"]),
-            report=_report(data["report"]),
-        )

@@ -11,7 +11,7 @@ from ...model.graph.atoms import atoms
 from ...model.graph.layout import Layout, Step, steps
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
-from .stage_plan import StagePlan
+from .plan import Plan
 
 
 @lru_cache(maxsize=32)
@@ -19,7 +19,7 @@ def _transitions(machine: Machine, placement: Placement) -> Transitions:
     return Transitions(machine, placement)
 
 
-def table(plan: StagePlan, node: int) -> Table:
+def table(plan: Plan, node: int) -> Table:
     """The priced routes between all layouts of a node's tensor."""
     declared = plan.graph.nodes[node]
     tensor = space(plan.placement.sizes, atoms(plan.graph)[node].sizes)
@@ -27,7 +27,7 @@ def table(plan: StagePlan, node: int) -> Table:
     return _transitions(plan.machine, plan.placement).table(tensor, itemsize, declared.gradient)
 
 
-def route(plan: StagePlan, node: int, source: Layout, target: Layout) -> tuple[Step, ...]:
+def route(plan: Plan, node: int, source: Layout, target: Layout) -> tuple[Step, ...]:
     """The moves that bring the tensor of `node` from `source` to `target`."""
     if source == target:
         return ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...formulation.special.table_spread import ColumnRange, TableSpread
 from ...formulation.weights.storage import stored_itemsize
@@ -14,7 +14,9 @@ from ...model.graph.layout import B, P, R
 from ...model.graph.pcg import Node
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.precision import precision
-from .stage_plan import StagePlan
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 At: TypeAlias = tuple[tuple[str, int, int, int], ...]
 """Pieces: name of the table, first column, the one after the last, coordinate."""
@@ -40,13 +42,13 @@ def spread_of(node: Node, at: At, ranks: int) -> TableSpread:
         raise PartitaError(f"parameter {node.name!r}: {error}") from error
 
 
-def spread_axis(plan: StagePlan, index: int) -> int | None:
+def spread_axis(plan: Plan, index: int) -> int | None:
     """The axis over which the tables that a parameter joins are spread."""
     choice, sizes = plan.choices[index], plan.placement.sizes
     return next((a for a, x in enumerate(choice.output) if x == P and sizes[a] > 1), None) if choice.at else None
 
 
-def plan_spread(plan: StagePlan, index: int) -> TableSpread | None:
+def plan_spread(plan: Plan, index: int) -> TableSpread | None:
     """How a plan spreads the tables that a parameter joins, if it does."""
     axis = spread_axis(plan, index)
     if axis is None:
@@ -54,7 +56,7 @@ def plan_spread(plan: StagePlan, index: int) -> TableSpread | None:
     return spread_of(plan.graph.nodes[index], plan.choices[index].at, plan.placement.sizes[axis])
 
 
-def check_spread(plan: StagePlan, index: int) -> None:
+def check_spread(plan: Plan, index: int) -> None:
     """Raise PartitaError unless spread tables are read as they are stored, and their pieces make them up."""
     node, choice, sizes = plan.graph.nodes[index], plan.choices[index], plan.placement.sizes
     axes = [axis for axis, x in enumerate(choice.output) if x == P and sizes[axis] > 1]
@@ -84,7 +86,7 @@ def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return [(found[a], found[b - 1]) for a, b in pairwise([0, *ends, len(found)])]
 
 
-def places(plan: StagePlan, index: int) -> dict[str, str]:
+def places(plan: Plan, index: int) -> dict[str, str]:
     """Where each spread table of a parameter lies, by name."""
     spread = plan_spread(plan, index)
     if spread is None:
@@ -92,13 +94,13 @@ def places(plan: StagePlan, index: int) -> dict[str, str]:
     return {name: places_text(spread, table) for table, name in enumerate(plan.graph.nodes[index].originals)}
 
 
-def spread_argument(plan: StagePlan, index: int, name: str) -> list[str]:
+def spread_argument(plan: Plan, index: int, name: str) -> list[str]:
     """The argument of the program's `weight` for spread tables; `name` is the expression of the weight's name."""
     axis = spread_axis(plan, index)
     return [] if axis is None else [f"spread=(SPREAD[{name}], {plan.axes[axis]})"]
 
 
-def loads_text(plan: StagePlan, index: int, axis: str) -> str:
+def loads_text(plan: Plan, index: int, axis: str) -> str:
     """The least and most that a coordinate of an axis has: columns to look up, and bytes."""
     spread = plan_spread(plan, index)
     assert spread is not None

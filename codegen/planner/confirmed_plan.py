@@ -15,8 +15,7 @@ from ...model.machine.machine import stage_machine
 from ...solvers.protocol import Status
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import SearchResult, Solved
-from ..plan.pipeline_plan import PipelinePlan
-from ..plan.plan import Plan
+from ..plan.plan import PipelinePlan, Plan
 from ..pricing.plan_price import plan_price
 from ..pricing.stage_price import stage_price
 from .context import Context
@@ -31,7 +30,7 @@ def confirmed_plan(
     found: SearchResult,
     facts: Mapping[str, Any],
     context: Context = WITHOUT_CONTEXT,
-) -> Plan | PipelinePlan:
+) -> Plan:
     """The plan that a search found; `facts` go into its report.
 
     AssertionError: the second pricer computes another step or memory than the search.
@@ -74,7 +73,7 @@ def _decoded(
     stages: Sequence[Solved],
     reports: Sequence[dict[str, Any]] = (),
     context: Context = WITHOUT_CONTEXT,
-) -> Plan | PipelinePlan:
+) -> Plan:
     """The plan that the assignments of all stages mean; `reports` are those of the stages."""
     machine, pipelined = problem.machine, best.devices > 1
     stage_context = WITHOUT_CONTEXT if pipelined else context
@@ -124,7 +123,7 @@ def _pipeline_report(stages: Sequence[Solved], reports: Sequence[dict[str, Any]]
     }
 
 
-def _confirm(made: Plan | PipelinePlan, best: Configuration, objective_ns: int, rewritten: bool) -> None:
+def _confirm(made: Plan, best: Configuration, objective_ns: int, rewritten: bool) -> None:
     """Assert the step and memory of a plan by the second pricer, and report what it computes.
 
     Where nodes have alternatives both may be lower: room is kept for the largest weights that any alternative gathers,

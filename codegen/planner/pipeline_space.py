@@ -14,7 +14,7 @@ from ...model.graph.stages import boundaries
 from ...model.machine.machine import Machine, stage_machine
 from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
 from ...solvers.search.result import ConfigurationSpace
-from ..plan.pipeline_checks import check_stale
+from ..plan.checks import check_stale
 from .confirmed_plan import step_ns
 
 

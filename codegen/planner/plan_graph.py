@@ -15,8 +15,7 @@ from ...model.machine.machine import Machine
 from ...model.training import Training
 from ...solvers.budget import UNLIMITED, Budget
 from ...solvers.protocol import Limits
-from ..plan.pipeline_plan import PipelinePlan
-from ..plan.plan import Plan
+from ..plan.plan import PipelinePlan, Plan
 from .confirmed_plan import confirmed_plan
 from .context import Context
 from .pipeline_space import looked_at, pipeline_space
@@ -35,7 +34,7 @@ def plan_graph(
     space: SearchSpace = EVERYTHING,
     budget: Budget = UNLIMITED,
     context: Context | None = None,
-) -> Plan | PipelinePlan:
+) -> Plan:
     """Plan a captured graph in the best dtype and schedule of those named; an interrupt keeps the best plan so far."""
     context = context or Context()
     if len(space.schedules) > 1 and not looked_at(graph, space):
@@ -43,7 +42,7 @@ def plan_graph(
     tried = variants(training, space)
     fits: set[str] = set()  # dtypes with plans that need nothing on the host: other schedules do not either
 
-    def plan_one(variant: Variant, seconds: float | None, cutoff: int | None) -> Plan | PipelinePlan:
+    def plan_one(variant: Variant, seconds: float | None, cutoff: int | None) -> Plan:
         if len(tried) > 1:
             context.tell(f"planning in {variant.training.dtype}, pipelines {variant.space.schedule}")
         if variant.space.offload is None and variant.training.dtype in fits:
@@ -57,7 +56,7 @@ def plan_graph(
 
 def plan_variant(
     graph: PCG, machine: Machine, variant: Variant, budget: Budget, context: Context, cutoff: int | None
-) -> Plan | PipelinePlan:
+) -> Plan:
     """Plan a captured graph in one dtype and schedule, for a step of less than `cutoff` ns."""
     training, space, captured = variant.training, variant.space, time.monotonic()
     rewritten = _rewritings(graph, space) if space.rules else None

@@ -20,7 +20,6 @@ from ...model.machine.machine_choice import MachineChoice
 from ...model.training import Training, dtype_names
 from ...solvers.budget import Budget
 from ...solvers.cache.store import Store, store_in
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from .context import Context, Tell, print_progress
 from .plan_graph import plan_graph
@@ -41,7 +40,7 @@ def plan(
     small: bool = False,
     save_network: Path | None = None,
     progress: Tell | None = None,
-) -> Plan | PipelinePlan:
+) -> Plan:
     """Plan a model by its name or `file.py:factory`; `given` are the fields of `Training` that are not the model's own.
 
     PartitaError: unknown names, or a model that fits no placement. NoPlanError: none was found in time.
@@ -107,7 +106,7 @@ def optimize(
     recompute: str = "auto",
     offload: bool | None = None,
     progress: Tell | bool | None = None,
-) -> Plan | PipelinePlan:
+) -> Plan:
     """Plan the training of a module.
 
     `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch

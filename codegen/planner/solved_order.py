@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...formulation.pipeline.schedule import with_orders
 from ...solvers.protocol import Status
 from ...solvers.schedule.cpsat import solve
-from ..plan.pipeline_plan import PipelinePlan
+from ..plan.plan import PipelinePlan
 from ..pricing.pipeline_runs import slot_problem
 from ..pricing.plan_price import plan_price
 

@@ -14,7 +14,6 @@ from ...formulation.search_space import SearchSpace
 from ...model.errors import NoPlanError, PartitaError
 from ...model.training import Training
 from ...solvers.protocol import Limits
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 
 
@@ -29,7 +28,7 @@ class Variant:
         return {"dtype": self.training.dtype, "schedule": self.space.schedule, "chunks": self.space.chunks}
 
 
-PlanVariant: TypeAlias = Callable[[Variant, float | None, int | None], Plan | PipelinePlan]
+PlanVariant: TypeAlias = Callable[[Variant, float | None, int | None], Plan]
 """Plans a variant within so many seconds, for less than so many ns; NoPlanError where no plan is that good."""
 
 
@@ -38,7 +37,7 @@ def variants(training: Training, space: SearchSpace) -> list[Variant]:
     return [Variant(one, other) for one in training.each_dtype() for other in space.each_schedule()]
 
 
-def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariant) -> Plan | PipelinePlan:
+def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariant) -> Plan:
     """The plan with the shortest step; ties go to the first variant listed.
 
     The time left is shared evenly among the variants left. What became of each is in the report's `space`: `worse` is
@@ -49,7 +48,7 @@ def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan
     if len(variants) == 1:
         return plan(variants[0], seconds, None)
     start, failures = time.monotonic(), list[PartitaError]()
-    best: Plan | PipelinePlan | None = None
+    best: Plan | None = None
     outcomes: list[dict[str, Any]] = []
     for number, variant in enumerate(variants):
         left = None if seconds is None else (seconds - (time.monotonic() - start)) / (len(variants) - number)
@@ -88,7 +87,7 @@ def _outcome(
     return {**variant.to_json(), "status": status, "objective_ns": objective_ns, "bound_ns": bound_ns}
 
 
-def _report(best: Plan | PipelinePlan, outcomes: list[dict[str, Any]], count: int) -> None:
+def _report(best: Plan, outcomes: list[dict[str, Any]], count: int) -> None:
     """Report what is proved of the best plan among all `count` variants."""
     report, objective = best.report, best.report["objective_ns"]
     missing = len(outcomes) < count  # nothing is known of those

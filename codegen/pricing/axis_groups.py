@@ -11,9 +11,7 @@ from ...formulation.reduction.program import Reduction, ReductionProgram, Step
 from ...formulation.reduction.statuses import KINDS
 from ...model.graph.layout import Action, B
 from ..plan.memo import once_per_plan
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
-from ..plan.stage_plan import StagePlan
 from .stage_price import stage_price
 
 ACTIONS = dict(zip(KINDS, (Action.SUM, Action.SCATTER_SUM, Action.GATHER), strict=True))
@@ -43,20 +41,20 @@ class Group:
         return [(step.collective.value, self.level(step)) for step in program]
 
 
-def summed_over(plan: StagePlan, index: int) -> tuple[int, ...]:
+def summed_over(plan: Plan, index: int) -> tuple[int, ...]:
     """The axes over which the gradient of a weight is added up."""
     choice = plan.choices[index]
     letters = zip(choice.output, plan.placement.sizes, strict=True)
     return tuple(a for a, (letter, size) in enumerate(letters) if letter == B and size > 1 and a not in choice.alone)
 
 
-def joint_name(plan: StagePlan, axes: Sequence[int]) -> str:
+def joint_name(plan: Plan, axes: Sequence[int]) -> str:
     """The name of some axes together: the ranks that differ on them only; none of no axes."""
     return "_".join(plan.axes[a] for a in axes)
 
 
 @once_per_plan
-def axis_groups(plan: Plan | PipelinePlan) -> tuple[Group, ...]:
+def axis_groups(plan: Plan) -> tuple[Group, ...]:
     """All axes of a stage's mesh, then the joint ones over which gradients are summed, each with its programs."""
     first = plan.parts[0]
     kinds = {action.value: kind for kind, action in ACTIONS.items()}
@@ -74,7 +72,7 @@ def axis_groups(plan: Plan | PipelinePlan) -> tuple[Group, ...]:
     return tuple(_group(first, axes, found) for axes, found in used.items())
 
 
-def _group(plan: StagePlan, axes: tuple[int, ...], used: set[str]) -> Group:
+def _group(plan: Plan, axes: tuple[int, ...], used: set[str]) -> Group:
     reduction = Reduction(plan.placement, axes)
     names = _level_names([level.name for level in plan.machine.levels])
     levels = {names[i]: m for i, m in zip(reduction.machine_levels, reduction.sizes, strict=True)}

@@ -12,7 +12,6 @@ from ...model.graph.layout import Action, Layout, P, S, atom_of, is_split, large
 from ...model.graph.segments import segments
 from ...model.machine.collective_price import ROUNDING_NS
 from ...model.machine.precision import precision
-from ..plan.branches import bundles
 from ..plan.plan import Plan
 from ..plan.routes import route
 from ..plan.table_spread import plan_spread
@@ -33,7 +32,7 @@ class Conversions:
         self.classes: Classes = classes(plan.graph)
         found = ((i, plan_spread(plan, i)) for i in plan.graph.of("parameter"))
         self.spreads = {i: spread for i, spread in found if spread is not None}
-        self.price, self.bundles = StagePrice(), bundles(plan)
+        self.price, self.bundles = StagePrice(), plan.bundles
         recomputed = [s for s in segments(plan.graph) if s.name in plan.recompute] if plan.recompute else []
         self.segment = {i: segment.name for segment in recomputed for i in segment.nodes}
         self.restored: dict[str, list[Kept]] = {name: [] for name in plan.recompute}  # by recomputing a segment

@@ -11,9 +11,8 @@ from ...formulation.strategies.tensor_classes import Classes
 from ...model.graph.buffer_updates import updated
 from ...model.graph.layout import is_split
 from ...model.graph.pcg import PCG
-from ..plan.branches import bundles
 from ..plan.choice import Choice
-from ..plan.stage_plan import StagePlan
+from ..plan.plan import Plan
 from .price_items import StagePrice
 
 
@@ -27,9 +26,9 @@ def as_ordinary(graph: PCG, join: int, choice: Choice) -> Choice:
     return replace(choice, inputs=inputs)
 
 
-def critical_path(plan: StagePlan, classes: Classes, price: StagePrice) -> StagePrice:
+def critical_path(plan: Plan, classes: Classes, price: StagePrice) -> StagePrice:
     """The price with, of every bundle, the times of the slowest coordinate and the memory of the fullest."""
-    found, changed = bundles(plan), updated(plan.graph)
+    found, changed = plan.bundles, updated(plan.graph)
     if not found:
         return price
     path: dict[int, list[tuple[int, int]]] = {}  # node -> the bundles it is inside of, innermost last, and its place

@@ -12,7 +12,6 @@ from .price_items import Item, Phase, StagePrice
 from .price_items import Slot as When
 
 if TYPE_CHECKING:
-    from ..plan.pipeline_plan import PipelinePlan
     from ..plan.plan import Plan
 
 
@@ -31,7 +30,7 @@ class Run(NamedTuple):
         return self.start_ns + self.length_ns
 
 
-def runs(plan: PipelinePlan, stages: tuple[StagePrice, ...]) -> tuple[Run, ...]:
+def runs(plan: Plan, stages: tuple[StagePrice, ...]) -> tuple[Run, ...]:
     """All slots, each as soon as its devices are free and its dependencies are done.
 
     Transfers are part of the slots at both ends. Equal stages whose backwards are whole end with the step
@@ -50,7 +49,7 @@ def runs(plan: PipelinePlan, stages: tuple[StagePrice, ...]) -> tuple[Run, ...]:
     return tuple(made)
 
 
-def slot_problem(plan: PipelinePlan, stages: tuple[StagePrice, ...], room: Room = None) -> Problem:
+def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) -> Problem:
     """The slots of a step as tasks of the predicted lengths; `room`: micro-batches that a device keeps at once."""
     chain, split = [], plan.schedule.splits_backward
     for number, (part, cost) in enumerate(zip(plan.stages, stages, strict=True)):

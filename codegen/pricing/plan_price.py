@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...formulation.pipeline.configuration import step_ns
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from .pipeline_runs import runs
 from .price_items import StagePrice
@@ -26,7 +25,7 @@ class PlanPrice:
         return tuple(stage.objective_ns for stage in self.stages)
 
 
-def plan_price(plan: Plan | PipelinePlan) -> PlanPrice:
+def plan_price(plan: Plan) -> PlanPrice:
     """The predicted time and memory: a device holds all its stages.
 
     The step is the formula of the schedule, if it has one; else the makespan of its slots, each as early as it can be.
@@ -39,7 +38,7 @@ def plan_price(plan: Plan | PipelinePlan) -> PlanPrice:
     )
     held = [sum(stage.memory_bytes for stage in stages[device :: plan.size]) for device in range(plan.size)]
     busy_ns = [stage.objective_ns for stage in stages]
-    if isinstance(plan, PipelinePlan) and schedule.priced_by_slots:
+    if schedule.priced_by_slots:
         step = max(run.end_ns for run in runs(plan, stages))
     else:
         step = step_ns(plan.size, schedule.rounds(plan.chunks, plan.micro_batches), busy_ns)

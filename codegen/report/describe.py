@@ -8,7 +8,6 @@ from typing import TypeAlias
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.layout import is_split
 from ..emission.common.text import WIDTH
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..plan.table_spread import places, spread_axis
 from ..pricing.axis_groups import axis_groups, steps_text
@@ -18,7 +17,7 @@ Row: TypeAlias = tuple[str, str]
 """What a line is about, and the line."""
 
 
-def describe(plan: Plan | PipelinePlan) -> str:
+def describe(plan: Plan) -> str:
     """The docstring's words, then for every stage a line for each tensor that is planned; equal layers share one."""
     words = docstring(plan).strip('"').replace("Training program for", "Plan of").partition("\n\nRun:")[0]
     lines = [words]
@@ -28,10 +27,10 @@ def describe(plan: Plan | PipelinePlan) -> str:
     return "\n".join(lines)
 
 
-def docstring(plan: Plan | PipelinePlan) -> str:
+def docstring(plan: Plan) -> str:
     """The docstring of the emitted program."""
     rows = [("mesh", mesh_sentence(plan))]
-    if isinstance(plan, PipelinePlan):
+    if plan.size > 1:
         rows.append(("pipeline", pipeline_sentence(plan)))
     rows += _predicted(plan)
     if plan.size > 1:
@@ -45,7 +44,7 @@ def docstring(plan: Plan | PipelinePlan) -> str:
     return _headed(plan, [*rows, ("batch", _batch_sentence(plan)), ("weights", _weights_sentence(plan))])
 
 
-def _headed(plan: Plan | PipelinePlan, rows: Iterable[Row]) -> str:
+def _headed(plan: Plan, rows: Iterable[Row]) -> str:
     """The program's docstring with these lines."""
     machine = plan.machine
     where = " x ".join(f"{level.size} {level.name}{'s' if level.size > 1 else ''}" for level in machine.levels)
@@ -68,7 +67,7 @@ def _headed(plan: Plan | PipelinePlan, rows: Iterable[Row]) -> str:
     return f'"""{text}\n"""'
 
 
-def _predicted(plan: Plan | PipelinePlan) -> list[Row]:
+def _predicted(plan: Plan) -> list[Row]:
     """Time and memory of a step, as far as the report has them."""
     report, rows = plan.report, list[Row]()
     if report.get("objective_ns") is not None:
@@ -85,7 +84,7 @@ def _plain(text: str) -> str:
     return text.replace("\\", "/").replace('"', "'")
 
 
-def mesh_sentence(plan: Plan | PipelinePlan) -> str:
+def mesh_sentence(plan: Plan) -> str:
     """The axes with their sizes and places: `data=2 (across node) x tensor=2 (inside)`."""
     parts = []
     for name, row in zip(plan.axes, plan.placement.matrix, strict=True):
@@ -99,7 +98,7 @@ def mesh_sentence(plan: Plan | PipelinePlan) -> str:
     return _plain(" x ".join(parts))
 
 
-def _step(plan: Plan | PipelinePlan) -> str:
+def _step(plan: Plan) -> str:
     report = plan.report
     text = f"predicted {_time(report['objective_ns'])}"
     if report.get("status") == "optimal":
@@ -110,7 +109,7 @@ def _step(plan: Plan | PipelinePlan) -> str:
     return text
 
 
-def _branches(plan: Plan | PipelinePlan) -> str:
+def _branches(plan: Plan) -> str:
     """How many groups of branches run side by side, and what the best plan takes in which none do."""
     text, without = f"{len(plan.report['bundles'])} times side by side", plan.report.get("without_bundles") or {}
     if without.get("objective_ns") is None:
@@ -119,7 +118,7 @@ def _branches(plan: Plan | PipelinePlan) -> str:
     return f"{text}; the best plan{least} without takes {_time(without['objective_ns'])}"
 
 
-def _recompute(plan: Plan | PipelinePlan) -> str:
+def _recompute(plan: Plan) -> str:
     """The recomputed segments, and without a pipeline their share of the step."""
     if plan.size > 1:
         return recompute_text(plan.recompute)
@@ -127,7 +126,7 @@ def _recompute(plan: Plan | PipelinePlan) -> str:
     return recompute_text(plan.recompute) + (f"; {100 * time / step:.1f}% of the step" if time and step else "")
 
 
-def _programs_sentence(plan: Plan | PipelinePlan) -> str:
+def _programs_sentence(plan: Plan) -> str:
     """How collectives over several levels of the machine run: of programs of several steps that for most bytes."""
     parts: dict[str, list[str]] = {}
     for group in axis_groups(plan):
@@ -141,7 +140,7 @@ def _programs_sentence(plan: Plan | PipelinePlan) -> str:
     return "; ".join(f"{', '.join(names)} {words}" for words, names in parts.items())
 
 
-def pipeline_sentence(plan: PipelinePlan) -> str:
+def pipeline_sentence(plan: Plan) -> str:
     """How many stages, and in which order they work."""
     chunks = f", {plan.chunks} on every rank" if plan.chunks > 1 else ""
     order = plan.report.get("order")
@@ -149,7 +148,7 @@ def pipeline_sentence(plan: PipelinePlan) -> str:
     return f"{len(plan.stages)} stages{chunks}, {plan.schedule.label}{proved} over {plan.micro_batches} micro-batches"
 
 
-def _batch_sentence(plan: Plan | PipelinePlan) -> str:
+def _batch_sentence(plan: Plan) -> str:
     """How many samples, in which pieces, in which precision."""
     text = f"{plan.batch} samples"
     if plan.micro_batches > 1:
@@ -157,7 +156,7 @@ def _batch_sentence(plan: Plan | PipelinePlan) -> str:
     return f"{text}, {plan.dtype}, {plan.optimizer}"
 
 
-def _weights_sentence(plan: Plan | PipelinePlan) -> str:
+def _weights_sentence(plan: Plan) -> str:
     """How the elements of the weights are stored, axis by axis, over all stages."""
     trained = [(part, i, part.choices[i]) for part in plan.parts for i in part.graph.of("parameter")]
     numel = [part.graph.nodes[i].numel for part, i, _ in trained]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...model.errors import PartitaError
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..pricing.plan_price import PlanPrice, plan_price
 from ..pricing.price_items import StagePrice
@@ -24,7 +23,7 @@ from .words import bytes_text, percent, ranges, recompute_text
 class Facts:
     """A plan's report: `summary` has (label, text) pairs; every number follows from `price` and `plan`."""
 
-    plan: Plan | PipelinePlan
+    plan: Plan
     price: PlanPrice
     title: str
     summary: tuple[tuple[str, str], ...]
@@ -32,7 +31,7 @@ class Facts:
     optimum: tuple[str, ...]
 
 
-def facts(plan: Plan | PipelinePlan) -> Facts:
+def facts(plan: Plan) -> Facts:
     """Everything there is to say about a plan. Raises PartitaError if its report is malformed."""
     price = plan_price(plan)
     name = plan.model.get("reference") or "a model"
@@ -40,10 +39,10 @@ def facts(plan: Plan | PipelinePlan) -> Facts:
     return Facts(plan, price, title, _summary(plan, price), tuple(_tables(plan, price)), _optimum(plan, price))
 
 
-def _tables(plan: Plan | PipelinePlan, price: PlanPrice) -> Iterator[Table]:
+def _tables(plan: Plan, price: PlanPrice) -> Iterator[Table]:
     """Those of the only stage; or of a pipeline, and of its stages: equal ones once, without their memory."""
     found = [_stage_tables(part, own) for part, own in zip(plan.parts, price.stages, strict=True)]
-    if not isinstance(plan, PipelinePlan):
+    if plan.size == 1:
         yield from found[0]
         return
     yield stages_table(plan, price)
@@ -69,7 +68,7 @@ def _equal_stages(tables: Sequence[tuple[Table, ...]]) -> list[list[int]]:
     return list(found.values())
 
 
-def _summary(plan: Plan | PipelinePlan, price: PlanPrice) -> tuple[tuple[str, str], ...]:
+def _summary(plan: Plan, price: PlanPrice) -> tuple[tuple[str, str], ...]:
     """What a step takes, where, of what."""
     unit, size = time_unit(price)
     step = f"{price.objective_ns / size:,.2f} {unit} predicted"
@@ -99,11 +98,11 @@ def _summary(plan: Plan | PipelinePlan, price: PlanPrice) -> tuple[tuple[str, st
         *((("recompute", again),) if again else ()),
         ("mesh", mesh_sentence(plan)),
         ("batch", f"{batch}, {plan.dtype}, {plan.optimizer}"),
-        *((("stages", pipeline_sentence(plan)),) if isinstance(plan, PipelinePlan) else ()),
+        *((("stages", pipeline_sentence(plan)),) if plan.size > 1 else ()),
     )
 
 
-def _number(plan: Plan | PipelinePlan, *keys: str) -> float | None:
+def _number(plan: Plan, *keys: str) -> float | None:
     """A number of the plan's report; None if it is not there."""
     value: Any = plan.report
     for key in keys:
@@ -117,7 +116,7 @@ def _number(plan: Plan | PipelinePlan, *keys: str) -> float | None:
     return value
 
 
-def _optimum(plan: Plan | PipelinePlan, price: PlanPrice) -> tuple[str, ...]:
+def _optimum(plan: Plan, price: PlanPrice) -> tuple[str, ...]:
     """What the optimum is the optimum of."""
     unit, size = time_unit(price)
     status, bound = plan.report.get("status"), _number(plan, "bound_ns")

@@ -9,7 +9,6 @@ from typing import Any
 from ...formulation.placement.placement import Placement, ranks
 from ...model.machine.machine import Machine
 from ..emission.templates import environment
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..pricing.pipeline_runs import runs
 from ..pricing.plan_price import PlanPrice
@@ -63,7 +62,7 @@ def page(facts: Facts) -> str:
     """The HTML of a report."""
     plan, placement, levels = facts.plan, facts.plan.placement, facts.plan.machine.levels
     width = placement.devices // levels[0].size if len(levels) > 1 else placement.devices  # of an outermost unit
-    if isinstance(plan, PipelinePlan):
+    if plan.size > 1:
         name, own = "show_pipeline.html", _pipeline(plan, facts.price)
     else:
         name, own = "show.html", _single_stage(plan, facts.price.stages[0])
@@ -91,7 +90,7 @@ def _single_stage(plan: Plan, price: StagePrice) -> dict[str, Any]:
     }
 
 
-def _pipeline(plan: PipelinePlan, price: PlanPrice) -> dict[str, Any]:
+def _pipeline(plan: Plan, price: PlanPrice) -> dict[str, Any]:
     """What only the page of a pipeline shows."""
     unit, size = time_unit(price)
     slots, numbered = _slots(plan, price), list(enumerate(price.stages))
@@ -159,7 +158,7 @@ def _memory(name: str, price: StagePrice, machine: Machine) -> Bar:
 _COLORS = {"forward": "compute", "backward": "weights", "weights": "states", "update": "gradients"}
 
 
-def _slots(plan: PipelinePlan, price: PlanPrice) -> list[Slot]:
+def _slots(plan: Plan, price: PlanPrice) -> list[Slot]:
     found = runs(plan, price.stages)
     whole = max(run.end_ns for run in found)
     slots = []

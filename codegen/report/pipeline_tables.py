@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan.pipeline_plan import PipelinePlan
+from ..plan.plan import Plan
 from ..pricing.plan_price import PlanPrice
 from ..pricing.price_items import MEMORY
 from .cost_tables import time_unit
@@ -10,7 +10,7 @@ from .tables import Table
 from .words import bytes_text, contents, percent
 
 
-def stages_table(plan: PipelinePlan, price: PlanPrice) -> Table:
+def stages_table(plan: Plan, price: PlanPrice) -> Table:
     """What every stage is, how long it works, what its devices hold."""
     unit, size = time_unit(price)
     rows = []
@@ -33,7 +33,7 @@ def stages_table(plan: PipelinePlan, price: PlanPrice) -> Table:
     )
 
 
-def sent_table(plan: PipelinePlan, price: PlanPrice) -> Table:
+def sent_table(plan: Plan, price: PlanPrice) -> Table:
     """What stages send to the next one, in which layout."""
     unit, size = time_unit(price)
     rows = []

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ...model.errors import PartitaError
 from ...model.files import write_atomically
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan_file import load_any
 from ..plan.spacetime_file import SavedSpaceTimePlan, copy_trace
 from .facts import facts
@@ -46,7 +45,7 @@ def show_graph(folder: Path | str, as_json: bool = False) -> str:
     plan = load_any(folder)
     if isinstance(plan, SavedSpaceTimePlan):
         raise PartitaError(f"{folder} holds a space-time plan: it has a program and a --trace, no PCG")
-    if isinstance(plan, PipelinePlan):
+    if plan.size > 1:
         raise PartitaError(
             f"{folder} holds a pipelined plan: its stages are graphs of their own, there is no PCG of all"
         )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..plan.table_spread import places
 from ..pricing.plan_price import plan_price
 from .words import contents
 
 
-def summary(plan: Plan | PipelinePlan) -> dict[str, Any]:
+def summary(plan: Plan) -> dict[str, Any]:
     """What `partita plan --json` prints; `program` is known where the plan is saved."""
     report = plan.report
     return {
@@ -36,11 +35,11 @@ def summary(plan: Plan | PipelinePlan) -> dict[str, Any]:
         "without_bundles": report.get("without_bundles"),
         "rewritten": report.get("rewritten", []),
         "program": None,
-        **({"pipeline": _pipeline(plan)} if isinstance(plan, PipelinePlan) else {}),
+        **({"pipeline": _pipeline(plan)} if plan.size > 1 else {}),
     }
 
 
-def _strategies(plan: Plan | PipelinePlan) -> list[dict[str, Any]]:
+def _strategies(plan: Plan) -> list[dict[str, Any]]:
     """The layouts of every node's tensors; of a pipeline with the node's stage."""
     return [
         ({"stage": number} if plan.size > 1 else {}) | _strategy(part, index)
@@ -60,7 +59,7 @@ def _strategy(plan: Plan, index: int) -> dict[str, Any]:
     }
 
 
-def _pipeline(plan: PipelinePlan) -> dict[str, Any]:
+def _pipeline(plan: Plan) -> dict[str, Any]:
     """The stages of a pipeline, with their work and memory."""
     cost = plan_price(plan)
     return {

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 from ...model.graph.layout import COLLECTIVES
 from ...model.graph.segments import segments
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..pricing.pipeline_runs import Run, runs
 from ..pricing.plan_price import PlanPrice
@@ -28,7 +27,7 @@ DEVICE = 0  # the track of the device itself; one for each group of axes follows
 
 def timeline(facts: Facts) -> dict[str, Any]:
     """The trace's JSON: `ts` and `dur` in us."""
-    if isinstance(facts.plan, PipelinePlan):
+    if facts.plan.size > 1:
         events = _slots(facts.plan, facts.price, facts.title)
     else:
         events = _items(facts.plan, facts.price.stages[0], facts.title)
@@ -38,7 +37,7 @@ def timeline(facts: Facts) -> dict[str, Any]:
 # Slots of a pipeline
 
 
-def _slots(plan: PipelinePlan, price: PlanPrice, title: str) -> list[Event]:
+def _slots(plan: Plan, price: PlanPrice, title: str) -> list[Event]:
     """A track for every coordinate of the pipeline."""
     events = [_name("process_name", 0, title)]
     for device in range(plan.size):

@@ -15,7 +15,6 @@ from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ..emission.common.defaults import SEED
 from ..emission.templates.counters import dropout_mask, projection_weights
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from .reference import PLAIN, Optimizer, Semantics, random_weight, state_of
 from .statistics import InPieces
@@ -83,7 +82,7 @@ def _truth(
     return state, batches, Outcome(losses, gradients, state_of(module))
 
 
-def trial_of(plan: Plan | PipelinePlan, path: Path, steps: int = 2, graph: PCG | None = None) -> Trial:
+def trial_of(plan: Plan, path: Path, steps: int = 2, graph: PCG | None = None) -> Trial:
     """A plan's program, which is written to `path`, and what its graph gives on whole tensors.
 
     `graph` is that of the whole batch, needed where a micro-batch is one sample: a graph does not grow out of that.

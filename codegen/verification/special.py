@@ -54,13 +54,11 @@ def _plan(graph: PCG, index: int, row: str, size: int) -> Plan | None:
     training, fix = Training(graph.batch, "float64", "sgd"), ((graph.nodes[index].name, row),)
     space = SearchSpace(mesh=(size,), micro_batches=1, fix=fix, stages=1)
     try:
-        made = plan_graph(graph, Machine.adhoc((size,)), training, space)
+        return plan_graph(graph, Machine.adhoc((size,)), training, space)
     except PartitaError as error:
         if "leaves a rank empty" in str(error):
             return None
         raise
-    assert isinstance(made, Plan)
-    return made
 
 
 def around(example: Callable[[Builder], int]) -> tuple[PCG, int]:

@@ -19,7 +19,6 @@ from ...model.errors import PartitaError
 from ...model.graph.buffer_updates import updated
 from ...model.graph.layout import P, is_split
 from ...model.graph.pcg import PCG
-from ..plan.pipeline_plan import PipelinePlan
 from ..plan.plan import Plan
 from ..plan.plan_file import load_any
 from ..plan.spacetime_file import SavedSpaceTimePlan
@@ -32,7 +31,7 @@ from .synthetic import synthetic
 from .threads import Deadlock, RankError, run_threads
 from .worker import Outcome, load_program, read_result, write_job
 
-AnyPlan: TypeAlias = Plan | PipelinePlan | SpaceTimePlan
+AnyPlan: TypeAlias = Plan | SpaceTimePlan
 
 LEVELS = ("threads", "pool", "torchrun")
 TOLERANCE = 1e-9

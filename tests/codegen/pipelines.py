@@ -10,8 +10,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from partita.codegen.plan.pipeline_plan import PipelinePlan
-from partita.codegen.plan.plan import Plan
+from partita.codegen.plan.plan import PipelinePlan, Plan
 from partita.codegen.planner.decode import choices, report
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
@@ -88,11 +87,11 @@ def piped(
         again = {s.name: recompute for s in segments(inner)} if recompute != "none" else {}
         plans.append(
             Plan(
-                inner, part, place, micros, chosen, dtype, optimizer, {}, told, recompute=again, in_flight=flying,
-                transfer=line,
+                inner, part, place, micros, chosen, dtype, optimizer, report=told, recompute=again,
+                in_flight=flying, transfer=line,
             )
         )  # fmt: skip
-    return PipelinePlan(small, machine, row, cuts, tuple(plans), schedule_named(schedule), chunks, model or {})
+    return PipelinePlan(small, machine, row, cuts, tuple(plans), schedule_named(schedule), chunks, model=model or {})
 
 
 def at_random(

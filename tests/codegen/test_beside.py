@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import partita
-from partita.codegen.plan.branches import bundles
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.pricing.stage_price import stage_price
@@ -90,7 +89,7 @@ def planned(module: nn.Module, hierarchy: tuple[int, ...], batch: int, **options
 )
 def test_side_by_side(module: nn.Module, hierarchy: tuple[int, ...], mesh: tuple[int, ...] | None, batch: int) -> None:
     plan = planned(module, hierarchy, batch, mesh=mesh)
-    assert bundles(plan)
+    assert plan.bundles
     assert stage_price(plan).objective_ns == plan.report["objective_ns"]
     without = plan.report["without_bundles"]
     assert without["status"] == "optimal"
@@ -122,7 +121,7 @@ def test_samples_keep_their_order(mesh: tuple[int, ...], kind: str) -> None:
     """Parts of parts of a batch, whichever axis the branches lie on; backward is the same on all ranks."""
     inputs = torch.zeros(12, 8), torch.zeros(12, 3)
     plan = partita.optimize(Labelled(kind), inputs, slow_kernels(mesh), batch=12, mesh=mesh)
-    assert len(bundles(plan)) == 1 + (kind == "two")
+    assert len(plan.bundles) == 1 + (kind == "two")
     assert plan.verify()["ok"], plan.verify()["failure"]
 
 
@@ -144,7 +143,7 @@ def test_less_memory_places_branches_otherwise() -> None:
 def test_no_other_places_are_cheaper() -> None:
     """What is called optimal is so among all ways to place the branches."""
     plan = planned(Branchy((6, 4, 10, 3), (1, 3, 2, 2)), (2,), 4)
-    ((join, bundle),) = bundles(plan).items()
+    ((join, bundle),) = plan.bundles.items()
     axis = plan.choices[join].joins[0]
     for places in product(range(2), repeat=4):
         choices = list(plan.choices)
@@ -157,7 +156,7 @@ def test_no_other_places_are_cheaper() -> None:
 def test_a_bundle_inside_another_over_a_second_axis() -> None:
     """Samples that cannot be split leave two axes to branches."""
     plan = planned(Nested(), (2, 2), 1, mesh=(2, 2))
-    found = bundles(plan)
+    found = plan.bundles
     assert len(found) == 2
     assert {len(choice.beside) for choice in plan.choices} == {0, 1, 2}
     assert stage_price(plan).objective_ns == plan.report["objective_ns"]
@@ -166,7 +165,7 @@ def test_a_bundle_inside_another_over_a_second_axis() -> None:
 
 def test_micro_batches_and_processes(tmp_path: Path) -> None:
     plan = planned(Branchy(), (2,), 8, micro_batches=2)
-    assert bundles(plan)
+    assert plan.bundles
     verdict = plan.verify(level="torchrun")
     assert verdict["ok"] and verdict["level"] == "torchrun", verdict
 
@@ -188,7 +187,7 @@ def test_it_does_not_pay_where_kernels_are_free() -> None:
     """With launches at no cost, splitting the batch is as good and sends less."""
     machine = partita.Machine.adhoc((2,))
     plan = planned(Branchy(), (2,), 64, machine=replace(machine, device=replace(machine.device, launch_ns=0)))
-    assert not bundles(plan)
+    assert not plan.bundles
     assert "bundles" not in plan.report
 
 
@@ -244,7 +243,7 @@ def test_a_plan_file_says_where_branches_are(tmp_path: Path) -> None:
 
 def test_what_is_inside_may_not_be_split(tmp_path: Path) -> None:
     plan = planned(Branchy(), (2,), 4)
-    bundle = next(iter(bundles(plan).values()))
+    bundle = next(iter(plan.bundles.values()))
     index = next(i for i in bundle.nodes if plan.graph.nodes[i].op == "linear")
     split = Choice(((3,), (1,), (1,)), (3,), beside=plan.choices[index].beside)
     with pytest.raises(partita.PartitaError, match="not whole there"):
@@ -259,5 +258,5 @@ def test_of_the_zoo(name: str, hierarchy: tuple[int, ...], batch: int) -> None:
     from partita.solvers.budget import UNLIMITED
 
     plan = plan_model(name, MachineChoice(hierarchy=hierarchy), {"batch": batch}, EVERYTHING, UNLIMITED, small=True)
-    assert bundles(plan)
+    assert plan.bundles
     assert plan.verify()["ok"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partita.bench.fused_kernels import fuse
-from partita.codegen.plan.pipeline_plan import PipelinePlan
+from partita.codegen.plan.plan import PipelinePlan
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from partita.codegen.plan.pipeline_plan import PipelinePlan
-from partita.codegen.plan.plan import Plan
+from partita.codegen.plan.plan import PipelinePlan, Plan
 from partita.codegen.plan.plan_file import load_plan
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.plan_graph import plan_graph
@@ -115,7 +114,7 @@ def test_weights_begin_as_without_a_pipeline(gpt2: PipelinePlan, tmp_path: Path)
         SearchSpace(micro_batches=1, stages=1),
         context=Context(dict(GPT2)),
     )
-    assert isinstance(alone, Plan)
+    assert alone.size == 1 and isinstance(gpt2, Plan) and not isinstance(alone, PipelinePlan)
     alone.emit(tmp_path / "alone.py")
     gpt2.emit(tmp_path / "pipeline.py")
     wanted, found = initial(tmp_path / "alone.py", alone.ranks), initial(tmp_path / "pipeline.py", 4)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.codegen.plan.pipeline_plan import PipelinePlan
+from partita.codegen.plan.plan import PipelinePlan
 from partita.codegen.plan.plan_file import load_plan
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.pricing.stage_price import stage_price

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita import PartitaError
-from partita.codegen.plan.branches import bundles
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.planner.rewritten_graph import taken_graph
@@ -170,7 +169,7 @@ def test_within_branches_side_by_side(mesh: tuple[int, ...], judge: Judge) -> No
     machine = Machine.adhoc(mesh)
     machine = replace(machine, device=replace(machine.device, launch_ns=200_000))
     plan = plan_graph(branches(True), machine, Training(BATCH, "float64", "adamw"), SearchSpace(mesh=mesh, stages=1))
-    assert len(bundles(plan)) == 1
+    assert len(plan.bundles) == 1
     judge(plan, branches(False))
 
 

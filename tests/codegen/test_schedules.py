@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import partita
-from partita.codegen.plan.pipeline_plan import PipelinePlan
+from partita.codegen.plan.plan import PipelinePlan
 from partita.codegen.plan.plan_file import load_plan
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.verification.verify import verify

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from partita.codegen.plan.branches import bundles
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.planner.rewritten_graph import taken_graph
@@ -64,7 +63,7 @@ def test_branches_side_by_side_are_computed_in_the_best_ways(mesh: tuple[int, ..
     """As the best of all choices of ways, each planned as a graph of its own."""
     graph = towers()
     joint = planned(graph, machine(*mesh), mesh=mesh, rules=planner_rules())
-    assert len(bundles(joint)) == 1
+    assert len(joint.bundles) == 1
     assert {(c["was"], c["operator"]) for c in joint.report["rewritten"]} >= {
         ("relu", "linear_relu"),
         ("linear", "part"),

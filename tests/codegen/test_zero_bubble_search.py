@@ -17,7 +17,7 @@ from torch import nn
 
 import partita
 from partita.bench.measure import measure
-from partita.codegen.plan.pipeline_plan import PipelinePlan
+from partita.codegen.plan.plan import PipelinePlan
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.plan_price import plan_price
 from partita.formulation.pipeline.configuration import Configuration

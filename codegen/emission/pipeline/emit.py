@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from ....formulation.pipeline.orders import slot_lines
 from ....model.machine.precision import precision
-from ...plan.pipeline_checks import tied
-from ...plan.pipeline_plan import PipelinePlan
+from ...plan.checks import tied
+from ...plan.plan import Plan
 from ...pricing.axis_groups import Group, axis_groups
 from ...report.describe import docstring
 from ...report.words import contents
@@ -27,7 +27,7 @@ from ..spmd.micro_batches import divided_stages
 from .modules import DOC, LAYERS, TITLE, StageModules, entries
 
 
-def emit(plan: PipelinePlan) -> str:
+def emit(plan: Plan) -> str:
     """The program, deterministic. PartitaError: the plan cannot be emitted."""
     used, axes = Used(any(part.graph.of("dropout") for part in plan.stages)), plan.axes
     groups = _tied_groups(plan)
@@ -55,7 +55,7 @@ def emit(plan: PipelinePlan) -> str:
     return program_text(emission, docstring(plan), constants(plan.parts[-1], axes, plan.placement.sizes), FEATURES)
 
 
-def _modules(plan: PipelinePlan, used: Used, names: Mapping[str, str]) -> list[StageModules]:
+def _modules(plan: Plan, used: Used, names: Mapping[str, str]) -> list[StageModules]:
     """Writers of the stages' classes, which share those of blocks and the description of weights."""
     found = divided_stages([part.graph for part in plan.parts], plan.micro_batches)
     classes = BlockClasses("Module" if precision(plan.dtype).narrow else "nn.Module")
@@ -73,7 +73,7 @@ def _modules(plan: PipelinePlan, used: Used, names: Mapping[str, str]) -> list[S
 # Stages
 
 
-def _stages(plan: PipelinePlan, modules: Sequence[StageModules], texts: Sequence[str]) -> tuple[list[str], list[str]]:
+def _stages(plan: Plan, modules: Sequence[StageModules], texts: Sequence[str]) -> tuple[list[str], list[str]]:
     """The classes of the stages, each once, and the entries of the program's table of stages.
 
     Stages that differ in their layers alone share one class, with the layers as an argument.
@@ -113,7 +113,7 @@ def _title(numbers: Sequence[int]) -> str:
 # The order of work
 
 
-def _order(plan: PipelinePlan) -> dict[str, object]:
+def _order(plan: Plan) -> dict[str, object]:
     """The order of slots in the program: as the source of a function, or as a table."""
     schedule = plan.schedule
     if not schedule.copied:
@@ -135,7 +135,7 @@ def _moved(group: Group) -> Group:
     return replace(group, axes=tuple(axis + 1 for axis in group.axes))
 
 
-def _tied_groups(plan: PipelinePlan) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _tied_groups(plan: Plan) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Weight shared by several coordinates -> the name of the group of ranks that have it, and those coordinates."""
     found = {}
     for name, stages in tied(plan).items():
@@ -145,7 +145,7 @@ def _tied_groups(plan: PipelinePlan) -> dict[str, tuple[str, tuple[int, ...]]]:
     return found
 
 
-def _is_shared(plan: PipelinePlan) -> bool:
+def _is_shared(plan: Plan) -> bool:
     """True if some device has a weight in several of its stages."""
     return any(len({number % plan.size for number in stages}) < len(stages) for stages in tied(plan).values())
 

@@ -11,7 +11,6 @@ from ....model.graph.buffer_updates import updated
 from ....model.graph.layout import is_split
 from ....model.graph.sparse_tables import sparse_tables
 from ....model.machine.precision import Precision, precision
-from ...plan.pipeline_plan import PipelinePlan
 from ...plan.plan import Plan
 from ...plan.table_spread import spread_axis
 from ...pricing.axis_groups import Group, axis_groups, summed_over
@@ -67,7 +66,7 @@ class Emission:
     `classes` is their text, `shares` that of this rank's inputs; `pipeline` is what templates know of a pipeline.
     """
 
-    plan: Plan | PipelinePlan
+    plan: Plan
     stages: Sequence[Plan]
     modules: Sequence[ModelClasses]
     used: Used

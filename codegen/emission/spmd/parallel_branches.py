@@ -9,7 +9,6 @@ from ....formulation.bundles.bundles import Bundle
 from ....formulation.strategies.tensor_classes import classes
 from ....model.graph.atoms import atoms
 from ....model.graph.layout import R, atom_of, is_split
-from ...plan.branches import bundles
 from ...plan.plan import Plan
 from ..common.conversions import Used, local_part
 from ..common.names import identifier
@@ -50,7 +49,7 @@ def side_by_side(plan: Plan) -> dict[int, ParallelBranches]:
     """The bundles of a plan, by their `cat`."""
     taken = {identifier(name.replace(".", "_")) for i in plan.graph.of("parameter") for name in _ends_of(plan, i)}
     found = {}
-    for join, bundle in bundles(plan).items():
+    for join, bundle in plan.bundles.items():
         stem = identifier(plan.graph.nodes[join].name.replace(".", "_"))
         while any(f"{stem}_at_{c}" in taken for c in range(plan.ranks)):
             stem += "_"
