@@ -15,9 +15,8 @@ from typing import Any
 
 from ..formulation.substitution.rule import Rule
 from ..formulation.substitution.rule_file import basis, load_rules
-from ..formulation.substitution.samples import Sample, samples
-from ..formulation.substitution.samples import run as run_at
 from ..formulation.substitution.symbolic.infer import free_atoms, infer
+from ..formulation.substitution.trial import Trial, small_trials, trial_at
 from ..model.errors import PartitaError
 from .cases import chosen
 from .rule_generation.coverage import covered
@@ -42,23 +41,23 @@ def run(small: bool, only: Sequence[str], tell: Callable[[str], None], rules: Se
 def measure(given: Sequence[Rule]) -> Row:
     """How many of some rules the basis leads to."""
     known = basis()
-    operators = {apply.op for rule in known for side in (rule.source, rule.target) for apply in side}
+    operators = {apply.op for rule in known for apply in rule.applies}
     start, counts = time.monotonic(), Counter[str]()
     for rule in given:
         sample = _sample(rule)
         if sample is None:
             continue
         counts["typed"] += 1
-        apart = {apply.op for side in (rule.source, rule.target) for apply in side} - operators
+        apart = {apply.op for apply in rule.applies} - operators
         counts["apart" if apart else "covered" if covered(rule, sample.inputs, known) else "missed"] += 1
     found = {key: counts[key] for key in ("typed", "apart", "covered", "missed")}
     return {"rules": len(given), **found, "s": time.monotonic() - start}
 
 
-def _sample(rule: Rule) -> Sample | None:
+def _sample(rule: Rule) -> Trial | None:
     """The rule at a size at which both sides apply, None where there is none."""
     try:
         typed = infer(rule)
     except PartitaError:
         return None
-    return run_at(typed, dict.fromkeys(free_atoms(typed), EQUAL), 0) or next(iter(samples(typed, 1)), None)
+    return trial_at(typed, dict.fromkeys(free_atoms(typed), EQUAL), 0) or next(iter(small_trials(typed, 1)), None)

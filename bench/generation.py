@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..formulation.substitution.rule import PARALLEL, Rule
-from ..solvers.proof.verify import verify_rule
+from ..formulation.substitution.rule import PARALLEL
 from .cases import chosen
-from .rule_generation.generate import Generated, generate
+from .rule_generation.command import proves
+from .rule_generation.generate import SetResult, generate
 from .rule_generation.operator_sets import SETS
 
 TASO, UNITY = 743, 651  # candidates: TASO (SOSP 2019) §3; what parallel operators add, Unity (OSDI 2022) §4
@@ -29,34 +29,24 @@ def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[R
     start = time.monotonic()
     made = generate(sets, proves, SMALL if small else None, tell=tell)
     seconds = time.monotonic() - start
-    rows = [_row(made, number) for number in range(len(made.counts))]
+    rows = list(map(_row, made.sets))
     whole = {key: sum(row[key] for row in rows) for key in rows[0] if key not in ("set", "ops", "s")}
     return [*rows, {"set": "all", "ops": max(row["ops"] for row in rows), **whole, "s": seconds}]
 
 
-def proves(rule: Rule) -> bool:
-    """True if the prover proves a rule."""
-    return verify_rule(rule).verdict == "proved"
-
-
-def _row(made: Generated, number: int) -> Row:
-    count = made.counts[number]
-    shipped = [found.rule for found in made.rules if found.origin == count.chosen.name]
+def _row(result: SetResult) -> Row:
+    parallel = sum(any(apply.op in PARALLEL for apply in rule.applies) for rule in result.rules)
     return {
-        "set": count.chosen.name,
-        "ops": count.chosen.most,
-        "graphs": count.graphs,
-        **{step: count.left[step] for step in ("pairs", "common", "direct", "renamed", "general")},
-        "parallel": count.parallel,
-        "basic": count.left["basic"],
-        "proved": count.proved,
-        "parallel proved": sum(map(_is_parallel, shipped)),
-        "s": count.seconds,
+        "set": result.chosen.name,
+        "ops": result.chosen.most,
+        "graphs": result.graphs,
+        **{step: result.left[step] for step in ("pairs", "common", "direct", "renamed", "general")},
+        "parallel": result.parallel,
+        "basic": result.left["basic"],
+        "proved": len(result.rules),
+        "parallel proved": parallel,
+        "s": result.seconds,
     }
-
-
-def _is_parallel(rule: Rule) -> bool:
-    return any(apply.op in PARALLEL for side in (rule.source, rule.target) for apply in side)
 
 
 def summary(rows: Sequence[Row]) -> Mapping[str, list[Row]]:

@@ -10,39 +10,29 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...formulation.substitution.arithmetic import Modular
-from ...formulation.substitution.rule import Rule, Tensor
-from ...formulation.substitution.text import write_rule
+from ...formulation.substitution.arithmetic import PRIME, Modular
+from ...formulation.substitution.rule import Rule
+from ...formulation.substitution.text import write_rule, write_tensor
 from .consequences import basic
 from .enumeration import Graph, graphs
 from .expressions import Pair, kinds_of, translated
 from .operator_sets import SETS, OperatorSet
 from .pool import Pool
 from .pruning import STEPS, candidates, general, groups, renamings
-from .writing import Vocabulary, is_parallel, rules
+from .writing import is_parallel, rules
 
 FORMAT = 1
 SEED = 0
 SIZES = {"n": 4, "h": 3, "d": 2}  # at which consequences are tried
 
-Proves = Callable[[Rule], bool]
-
 
 @dataclass(frozen=True, slots=True)
-class GeneratedRule:
-    """A rule and the operator set in which it was first found."""
-
-    rule: Rule
-    origin: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetCounts:
-    """Counts of one operator set: graphs, the pairs left by every pruning step, and proved rules.
+class SetResult:
+    """What one operator set gave: counts of graphs and of the pairs left by every pruning step, and the proved rules.
 
     `parallel`: how many of the general pairs have a parallel operator.
     """
@@ -51,24 +41,26 @@ class SetCounts:
     graphs: int
     left: Counter[str]
     parallel: int = 0
-    proved: int = 0
+    rules: tuple[Rule, ...] = ()  # by size and name; each in the set in which it was first found
     seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Proved rules by set, size and name; candidates of which no form was proved; counts."""
+    """The results by set, and the candidates of which no form was proved."""
 
-    rules: tuple[GeneratedRule, ...]
+    sets: tuple[SetResult, ...]
     unproved: tuple[Rule, ...]
-    counts: tuple[SetCounts, ...]
-    prime: int
-    seed: int
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The proved rules of all sets."""
+        return tuple(rule for each in self.sets for rule in each.rules)
 
 
 def generate(
     sets: Sequence[OperatorSet] = SETS,
-    proves: Proves | None = None,
+    proves: Callable[[Rule], bool] | None = None,
     most: int | None = None,
     composed: bool = False,
     tell: Callable[[str], None] = lambda words: None,
@@ -79,76 +71,65 @@ def generate(
     that follow from smaller ones.
     """
     chosen = [each if most is None else replace(each, most=min(most, each.most)) for each in sets]
-    words, arithmetic = vocabulary(chosen), Modular()
-    every, commutative, counts = _searched(chosen, words, arithmetic, tell)
-    wide = general(every, words.variables, commutative)
-    deep = _basic(wide, every, words, commutative, arithmetic)
-    for step, pairs in (("general", wide), ("basic", deep)):
-        for pair in pairs:
-            counts[every[pair][0]].left[step] += 1
-    found, unproved = list[GeneratedRule](), list[Rule]()
-    for number, each in enumerate(chosen):
+    everything = joined(chosen)
+    pairs, commutative, results = _enumerated_sets(chosen, everything, tell)
+    wide = general(pairs, everything.variables, commutative)
+    pool = Pool(everything, SIZES, Modular(), SEED)
+    deep = basic((pair for pair in wide if not pairs[pair].follows), commutative, pool)
+    for step, found in (("general", wide), ("basic", deep)):
+        for pair in found:
+            results[pairs[pair].first].left[step] += 1
+    unproved = list[Rule]()
+    for number, result in enumerate(results):
         start = time.monotonic()
-        parallel = sum(every[pair][0] == number and is_parallel(pair, words) for pair in wide)
-        mine = [_written(pair, words, proves) for pair in (wide if composed else deep) if every[pair][0] == number]
-        proved = sorted((rule for rule, is_proved in mine if rule and is_proved), key=_order)
-        unproved += [rule for rule, is_proved in mine if rule and not is_proved]
-        found += [GeneratedRule(rule, each.name) for rule in proved]
-        seconds = counts[number].seconds + time.monotonic() - start
-        counts[number] = replace(counts[number], parallel=parallel, proved=len(proved), seconds=seconds)
-        tell(f"{each.name}: {len(proved):,} of {len(mine):,} proved")
-    return Generated(_named(found), tuple(unproved), tuple(counts), arithmetic.prime, SEED)
+        parallel = sum(pairs[pair].first == number and is_parallel(pair, everything) for pair in wide)
+        own = [pair for pair in (wide if composed else deep) if pairs[pair].first == number]
+        written_pairs = [_written(pair, everything, proves) for pair in own]
+        proved = sorted((rule for rule, is_proved in written_pairs if rule and is_proved), key=_order)
+        unproved += [rule for rule, is_proved in written_pairs if rule and not is_proved]
+        seconds = result.seconds + time.monotonic() - start
+        results[number] = replace(result, parallel=parallel, rules=tuple(proved), seconds=seconds)
+        tell(f"{result.chosen.name}: {len(proved):,} of {len(own):,} proved")
+    return Generated(_numbered(results), tuple(unproved))
 
 
-_Every = dict[
-    Pair, tuple[int, bool]
-]  # the set in which a pair was first found, and whether it follows from smaller pairs
+class _Origin(NamedTuple):
+    """The number of the set in which a pair was first found, and whether the pair follows from smaller ones."""
+
+    first: int
+    follows: bool
 
 
-def _searched(
-    chosen: Sequence[OperatorSet], words: Vocabulary, arithmetic: Modular, tell: Callable[[str], None]
-) -> tuple[_Every, frozenset[int], list[SetCounts]]:
+def _enumerated_sets(
+    chosen: Sequence[OperatorSet], everything: OperatorSet, tell: Callable[[str], None]
+) -> tuple[dict[Pair, _Origin], frozenset[int], list[SetResult]]:
     """The candidates of all sets, the commutative operations, and the counts so far."""
     commutative = frozenset[int]()
-    every: _Every = {}
-    counts = []
+    found: dict[Pair, _Origin] = {}
+    results = []
     for number, each in enumerate(chosen):
         start = time.monotonic()
-        pairs, commutes, count = _enumerated(each, words, arithmetic)
+        pairs, commutes, result = _enumerated(each, everything)
         commutative |= commutes
         for pair, follows in pairs.items():
-            first, known = every.get(pair, (number, False))
-            every[pair] = first, known or follows
-        counts.append(replace(count, seconds=time.monotonic() - start))
-        tell(f"{each.name}: {count.graphs:,} graphs, {count.left['renamed']:,} candidates")
-    return every, commutative, counts
+            first, known = found.get(pair, (number, False))
+            found[pair] = _Origin(first, known or follows)
+        results.append(replace(result, seconds=time.monotonic() - start))
+        tell(f"{each.name}: {result.graphs:,} graphs, {result.left['renamed']:,} candidates")
+    return found, commutative, results
 
 
-def _basic(
-    pairs: Iterable[Pair],
-    every: _Every,
-    words: Vocabulary,
-    commutative: frozenset[int],
-    arithmetic: Modular,
-) -> list[Pair]:
-    """The pairs that do not follow from smaller ones."""
-    whole = OperatorSet("all", words.operations, words.variables, (), weights=words.weights)
-    return basic((p for p in pairs if not every[p][1]), commutative, Pool(whole, SIZES, arithmetic, SEED))
-
-
-def vocabulary(sets: Sequence[OperatorSet]) -> Vocabulary:
+def joined(sets: Sequence[OperatorSet]) -> OperatorSet:
     """All operations and variables of the sets, each once and numbered alike for every set."""
     operations = dict.fromkeys(operation for chosen in sets for operation in chosen.operations)
     variables = dict.fromkeys(variable for chosen in sets for variable in chosen.variables)
     weights = tuple(dict.fromkeys(weight for chosen in sets for weight in chosen.weights))
-    return Vocabulary(tuple(operations), tuple(variables), weights)
+    return OperatorSet("all", tuple(operations), tuple(variables), (), weights=weights)
 
 
-def _enumerated(
-    chosen: OperatorSet, words: Vocabulary, arithmetic: Modular
-) -> tuple[dict[Pair, bool], frozenset[int], SetCounts]:
-    """Candidates of a set in the numbers of the vocabulary, its commutative operations, and counts."""
-    pools = [Pool(chosen, sizes, arithmetic, SEED) for sizes in chosen.trials]
+def _enumerated(chosen: OperatorSet, everything: OperatorSet) -> tuple[dict[Pair, bool], frozenset[int], SetResult]:
+    """Candidates of a set in the numbers of `everything`, its commutative operations, and counts."""
+    pools = [Pool(chosen, sizes, Modular(), SEED) for sizes in chosen.trials]
     own = _commutative(chosen, pools[0])
     total = Counter[str]()
 
@@ -158,15 +139,15 @@ def _enumerated(
             yield graph
 
     pairs, left = candidates(groups(counted(), pools[1:]), chosen)
-    operations = [words.operations.index(operation) for operation in chosen.operations]
-    variables = [words.variables.index(variable) for variable in chosen.variables]
+    operations = [everything.operations.index(operation) for operation in chosen.operations]
+    variables = [everything.variables.index(variable) for variable in chosen.variables]
     commutative = frozenset(operations[number] for number in own)
     moved = {
         (translated(a, operations, variables), translated(b, operations, variables)): follows
         for (a, b), follows in pairs.items()
     }
-    once = renamings(moved, kinds_of(words.variables), commutative)
-    return once, commutative, SetCounts(chosen, total["graphs"], left + Counter(renamed=len(once)))
+    once = renamings(moved, kinds_of(everything.variables), commutative)
+    return once, commutative, SetResult(chosen, total["graphs"], left + Counter(renamed=len(once)))
 
 
 def _commutative(chosen: OperatorSet, pool: Pool) -> frozenset[int]:
@@ -180,10 +161,10 @@ def _commutative(chosen: OperatorSet, pool: Pool) -> frozenset[int]:
     return frozenset(n for n, operation in enumerate(chosen.operations) if operation.arity == 2 and commutes(n))
 
 
-def _written(pair: Pair, words: Vocabulary, proves: Proves | None) -> tuple[Rule | None, bool]:
+def _written(pair: Pair, everything: OperatorSet, proves: Callable[[Rule], bool] | None) -> tuple[Rule | None, bool]:
     """(the most general proved form of a pair, otherwise the first one that holds or None; True if proved)."""
     first = None
-    for rule in rules(pair, words):
+    for rule in rules(pair, everything):
         rule = replace(rule, name=_title(rule))
         first = first or rule
         if proves is None or proves(rule):
@@ -192,27 +173,25 @@ def _written(pair: Pair, words: Vocabulary, proves: Proves | None) -> tuple[Rule
 
 
 def _order(rule: Rule) -> tuple[Any, ...]:
-    return len(rule.source) + len(rule.target), _title(rule), write_rule(rule)
+    return len(rule.applies), rule.name, write_rule(rule)
 
 
 def _title(rule: Rule) -> str:
     """The operators of both sides, from the results inwards."""
-    sides = (dict.fromkeys(apply.op for apply in reversed(side)) for side in (rule.source, rule.target))
+    sides = (dict.fromkeys(apply.op for apply in reversed(side)) for side in rule.sides)
     return " to ".join("-".join(side) or "input" for side in sides)
 
 
-def _named(found: Iterable[GeneratedRule]) -> tuple[GeneratedRule, ...]:
-    """Rules named by their operators, numbered where these are ambiguous."""
-    listed = list(found)
-    titles = Counter(_title(each.rule) for each in listed)
+def _numbered(results: Sequence[SetResult]) -> tuple[SetResult, ...]:
+    """The results with numbers in the names of rules where these are ambiguous."""
+    titles = Counter(rule.name for each in results for rule in each.rules)
     met = Counter[str]()
-    named = []
-    for each in listed:
-        title = _title(each.rule)
-        met[title] += 1
-        name = title if titles[title] == 1 else f"{title} {met[title]}"
-        named.append(replace(each, rule=replace(each.rule, name=name)))
-    return tuple(named)
+
+    def named(rule: Rule) -> Rule:
+        met[rule.name] += 1
+        return rule if titles[rule.name] == 1 else replace(rule, name=f"{rule.name} {met[rule.name]}")
+
+    return tuple(replace(each, rules=tuple(map(named, each.rules))) for each in results)
 
 
 def to_json(generated: Generated) -> dict[str, Any]:
@@ -220,31 +199,26 @@ def to_json(generated: Generated) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "what": "Substitutions generated over operator sets and proved; `partita rules generate` makes this file.",
-        "prime": generated.prime,
-        "seed": generated.seed,
+        "prime": PRIME,
+        "seed": SEED,
         "sets": [
             {
-                "name": count.chosen.name,
-                "note": count.chosen.note,
-                "operators": [str(operation) for operation in count.chosen.operations],
-                "variables": [str(variable) for variable in map(_variable, count.chosen.variables)],
-                "most": count.chosen.most,
-                "outputs": count.chosen.outputs,
-                "trials": [dict(sizes) for sizes in count.chosen.trials],
-                "graphs": count.graphs,
-                **{step: count.left[step] for step in STEPS},
-                "parallel": count.parallel,
-                "proved": count.proved,
-                "rules": [write_rule(each.rule) for each in generated.rules if each.origin == count.chosen.name],
+                "name": result.chosen.name,
+                "note": result.chosen.note,
+                "operators": list(map(str, result.chosen.operations)),
+                "variables": list(map(write_tensor, result.chosen.variables)),
+                "most": result.chosen.most,
+                "outputs": result.chosen.outputs,
+                "trials": [dict(sizes) for sizes in result.chosen.trials],
+                "graphs": result.graphs,
+                **{step: result.left[step] for step in STEPS},
+                "parallel": result.parallel,
+                "proved": len(result.rules),
+                "rules": list(map(write_rule, result.rules)),
             }
-            for count in generated.counts
+            for result in generated.sets
         ],
     }
-
-
-def _variable(tensor: Tensor) -> str:
-    dims = (dim if degree == 1 else f"{dim}/{degree}" for dim, degree in zip(tensor.dims, tensor.degrees, strict=True))
-    return f"{tensor.name}[{', '.join(dims)}]" + ("" if tensor.replicas == 1 else f"*{tensor.replicas}")
 
 
 def written(generated: Generated) -> str:

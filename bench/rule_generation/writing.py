@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -16,20 +16,11 @@ from ...formulation.substitution.trial import random_inputs, trial
 from ...model.errors import PartitaError
 from ...model.operators.sharded import count as cuts
 from .expressions import Expression, Pair, Side, kinds_of, read, renamed, size
-from .operator_sets import Operation
+from .operator_sets import OperatorSet
 from .shapes import Dims, Sizes, letters, shaped
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What the numbers in expressions stand for."""
-
-    operations: tuple[Operation, ...]
-    variables: tuple[Tensor, ...]
-    weights: tuple[Tensor, ...] = ()
-
-
-def sides_in_order(pair: Pair, words: Vocabulary) -> Pair:
+def sides_in_order(pair: Pair, chosen: OperatorSet) -> Pair:
     """Put first the side that reads all variables, is not a bare variable, and has fewer (parallel) operators.
 
     Ties go to the side that ends in a compute operator. Variables of one state are named in order of appearance.
@@ -38,34 +29,34 @@ def sides_in_order(pair: Pair, words: Vocabulary) -> Pair:
     def rank(one: Side) -> tuple[Any, ...]:
         other = pair[1] if one is pair[0] else pair[0]
         bare = all(isinstance(e, int) for e in one)
-        last = all(isinstance(e, int) or words.operations[e[0]].op in PARALLEL for e in one)
-        texts = tuple(_text(e, words) for e in one)
-        return (not read(one) >= read(other), bare, _parallel(one, words), size(one), last, texts)
+        last = all(isinstance(e, int) or chosen.operations[e[0]].op in PARALLEL for e in one)
+        texts = tuple(_text(e, chosen) for e in one)
+        return (not read(one) >= read(other), bare, _parallel(one, chosen), size(one), last, texts)
 
     first, second = sorted(pair, key=rank)
     order = _appearance((first, second))
     names: dict[int, int] = {}
-    for kind in kinds_of(words.variables):
+    for kind in kinds_of(chosen.variables):
         met = sorted((v for v in kind if v in order), key=order.__getitem__)
         names |= dict(zip(met, kind, strict=False))
     a, b = (tuple(renamed(e, names, frozenset()) for e in one) for one in (first, second))
     return a, b
 
 
-def _text(expression: Expression, words: Vocabulary) -> str:
+def _text(expression: Expression, chosen: OperatorSet) -> str:
     if isinstance(expression, int):
-        return words.variables[expression].name
-    operands = ", ".join(_text(e, words) for e in expression[2:])
-    return f"{words.operations[expression[0]]}.{expression[1]}({operands})"
+        return chosen.variables[expression].name
+    operands = ", ".join(_text(e, chosen) for e in expression[2:])
+    return f"{chosen.operations[expression[0]]}.{expression[1]}({operands})"
 
 
-def is_parallel(pair: Pair, words: Vocabulary) -> bool:
+def is_parallel(pair: Pair, chosen: OperatorSet) -> bool:
     """True if a side has a parallel operator."""
-    return any(_parallel(one, words) for one in pair)
+    return any(_parallel(one, chosen) for one in pair)
 
 
-def _parallel(one: Side, words: Vocabulary) -> int:
-    return sum(words.operations[e[0]].op in PARALLEL for e in _applications(one))
+def _parallel(one: Side, chosen: OperatorSet) -> int:
+    return sum(chosen.operations[e[0]].op in PARALLEL for e in _applications(one))
 
 
 def _applications(one: Side) -> list[Expression]:
@@ -83,25 +74,25 @@ def _applications(one: Side) -> list[Expression]:
     return list(found)
 
 
-def rules(pair: Pair, words: Vocabulary, name: str = "generated", note: str = "") -> Iterator[Rule]:
+def rules(pair: Pair, chosen: OperatorSet) -> Iterator[Rule]:
     """The pair as rules, the most general first: only required equalities, then even halves, then all dims equal.
 
     Only rules that hold at trial sizes.
     """
-    ordered = sides_in_order(pair, words)
+    ordered = sides_in_order(pair, chosen)
     for halves, uniform in ((False, False), (True, False), (True, True)):
-        rule = _written(ordered, words, halves, uniform, name, note)
+        rule = _written(ordered, chosen, halves, uniform)
         if rule is not None and _holds(rule):
             yield rule
 
 
-def _written(pair: Pair, words: Vocabulary, halves: bool, uniform: bool, name: str, note: str) -> Rule | None:
+def _written(pair: Pair, chosen: OperatorSet, halves: bool, uniform: bool) -> Rule | None:
     sizes = Sizes()
     used = sorted(read(pair[0]) | read(pair[1]), key=_appearance(pair).__getitem__)
-    dims = {v: _begun(words.variables[v], sizes, uniform) for v in used}
+    dims = {v: _begun(chosen.variables[v], sizes, uniform) for v in used}
     sides, results = [], []
     for one in pair:
-        shapes = _shapes(one, words, sizes, dims, halves)
+        shapes = _shapes(one, chosen, sizes, dims, halves)
         if shapes is None:
             return None
         results.append([shapes[e] for e in one])
@@ -112,10 +103,10 @@ def _written(pair: Pair, words: Vocabulary, halves: bool, uniform: bool, name: s
     short = letters(s for shape in solved.values() for x in shape for term, _ in x.terms for s in term)
     tensors = tuple(
         Tensor(
-            words.variables[v].name,
+            chosen.variables[v].name,
             tuple(str(s.substitute(short)) for s in solved[v]),
-            words.variables[v].degrees,
-            words.variables[v].replicas,
+            chosen.variables[v].degrees,
+            chosen.variables[v].replicas,
         )
         for v in used
     )
@@ -123,14 +114,14 @@ def _written(pair: Pair, words: Vocabulary, halves: bool, uniform: bool, name: s
     def final(size: Size) -> str:
         return str(sizes.now(size).substitute(short))
 
-    names = {v: words.variables[v].name for v in used}
+    names = {v: chosen.variables[v].name for v in used}
     outputs, numbers = _outputs(pair, names), (count(), count())
     applies = [
-        _applies(one, words, names | dict(zip(one, out, strict=True)), shapes, final, halves=halves, numbers=numbers)
+        _applies(one, chosen, names | dict(zip(one, out, strict=True)), shapes, final, halves=halves, numbers=numbers)
         for one, out, shapes in zip(pair, outputs, sides, strict=True)
     ]
     source, target = applies
-    rule = Rule(name, tensors, source, target, tuple(zip(outputs[0], outputs[1], strict=True)), note=note)
+    rule = Rule("generated", tensors, source, target, tuple(zip(*outputs, strict=True)))
     return replace(rule, where=_where(rule))
 
 
@@ -156,11 +147,11 @@ def _begun(variable: Tensor, sizes: Sizes, uniform: bool) -> Dims:
 
 
 def _shapes(
-    one: Side, words: Vocabulary, sizes: Sizes, dims: Mapping[int, Dims], halves: bool
+    one: Side, chosen: OperatorSet, sizes: Sizes, dims: Mapping[int, Dims], halves: bool
 ) -> dict[Expression, Dims] | None:
     found: dict[Expression, Dims] = dict(dims)
     for application in _applications(one):
-        operation = words.operations[application[0]]
+        operation = chosen.operations[application[0]]
         operands = [found[e] for e in application[2:]]
         made = shaped(operation.op, sizes, dict(operation.attributes), operands, halves)
         if made is None:
@@ -176,17 +167,17 @@ def _outputs(pair: Pair, names: Mapping[int, str]) -> list[list[str]]:
     return [[names[e] if isinstance(e, int) else t for e, t in zip(one, taken, strict=True)] for one in pair]
 
 
-def _results(application: Expression, words: Vocabulary) -> list[Expression]:
-    return [(application[0], place, *application[2:]) for place in range(words.operations[application[0]].results)]
+def _results(application: Expression, chosen: OperatorSet) -> list[Expression]:
+    return [(application[0], place, *application[2:]) for place in range(chosen.operations[application[0]].results)]
 
 
-def _statements(one: Side, words: Vocabulary) -> list[list[Expression]]:
+def _statements(one: Side, chosen: OperatorSet) -> list[list[Expression]]:
     """The applications of a side by line of text: the one assigned, after the calls nested in it."""
     order = _applications(one)
     reads = Counter(e for application in order for e in application[2:])
 
     def assigned(application: Expression) -> bool:
-        results = _results(application, words)
+        results = _results(application, chosen)
         return len(results) > 1 or results[0] in one or reads[results[0]] > 1
 
     def inside(application: Expression) -> list[Expression]:
@@ -211,7 +202,7 @@ def _inner(statement: Sequence[Expression]) -> Iterator[Expression]:
 
 def _applies(
     one: Side,
-    words: Vocabulary,
+    chosen: OperatorSet,
     known: Mapping[Expression, str],
     shapes: Mapping[Expression, Dims],
     final: Any,
@@ -221,12 +212,12 @@ def _applies(
     """The applications of a side. `known` names variables and outputs, `numbers` other assigned and nested values."""
     shared, inner = numbers
     names, applies = dict(known), []
-    for statement in _statements(one, words):
-        for result in _results(statement[-1], words):
+    for statement in _statements(one, chosen):
+        for result in _results(statement[-1], chosen):
             names[result] = names.get(result) or f"h{next(shared)}"
         names |= {result: f"_{next(inner)}" for result in _inner(statement)}
         for application in statement:
-            operation, results = words.operations[application[0]], _results(application, words)
+            operation, results = chosen.operations[application[0]], _results(application, chosen)
             attributes = dict(operation.attributes)
             dim = attributes.get("dim")
             if operation.op == "split" and not halves and isinstance(dim, int):
@@ -243,7 +234,7 @@ def _plain(text: str) -> str | int:
 def trial_sizes(rule: Rule, degree: int) -> dict[str, int]:
     """Distinct values of all symbols, each divisible by the square of the degree."""
     symbols = sorted({s for t in rule.inputs for x in (*t.dims, *t.degrees, t.replicas) for s in Size.of(x).symbols})
-    parallel = any(name == "degree" for side in (rule.source, rule.target) for a in side for name, _ in a.attributes)
+    parallel = any(name == "degree" for a in rule.applies for name, _ in a.attributes)
     step = degree * degree if parallel else 1
     spatial = {s for t in rule.inputs if len(t.dims) == 4 for x in t.dims[2:] for s in Size.of(x).symbols}
     found = {s: step * (2 + number) + (s in spatial) for number, s in enumerate(s for s in symbols if s != "d")}
@@ -262,7 +253,7 @@ def _where(rule: Rule) -> tuple[str, ...]:
     sizes = trial_sizes(rule, 2)
     try:
         inputs = random_inputs(rule, sizes, Modular())
-        values = [v for side in (rule.source, rule.target) for v in evaluate(side, inputs, Modular(), sizes).values()]
+        values = [v for side in rule.sides for v in evaluate(side, inputs, Modular(), sizes).values()]
     except PartitaError:
         return ()
     by_value = {Size.of(x).at(sizes): x for t in rule.inputs for x in t.dims}

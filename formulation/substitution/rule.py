@@ -14,8 +14,8 @@ order), and pairs of values that are equal on both sides. Operators are those of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 from ...model.errors import PartitaError
@@ -37,8 +37,8 @@ PARALLEL: Mapping[str, tuple[str, ...]] = {
     "fold": ("degree", "dim"),
 }
 
-# Operators that only rules have: captured graphs have slices for split, permute for transpose (of the last two dims).
-OWN = ("split", "transpose")
+# Only rules have these: captured graphs have slices for split, permute for transpose (of the last two dims).
+RULE_OPERATORS = ("split", "transpose")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,10 @@ class Apply:
         """An attribute, or the default."""
         return next((value for key, value in self.attributes if key == name), default)
 
+    def map(self, function: Callable[[str, Value], Value]) -> Apply:
+        """Replace every attribute by `function(name, value)`."""
+        return replace(self, attributes=tuple((name, function(name, value)) for name, value in self.attributes))
+
     def __getitem__(self, name: str) -> Value:
         value = self.get(name)
         if value is None:
@@ -107,16 +111,34 @@ class Rule:
         twice = sorted({name for name in given if given.count(name) > 1})
         if twice:
             raise PartitaError(f"rule {self.name!r}: input {twice[0]} is declared twice")
-        known = [self._check(side, set(given), where) for side, where in self._sides()]
+        words = ("source", "target")
+        known = [self._check(side, set(given), word) for side, word in zip(self.sides, words, strict=True)]
         if not self.outputs:
             raise PartitaError(f"rule {self.name!r} has no outputs: give a result the same name on both sides")
         for pair in self.outputs:
-            for value, names, (_, where) in zip(pair, known, self._sides(), strict=True):
+            for value, names, word in zip(pair, known, words, strict=True):
                 if value not in names:
-                    raise PartitaError(f"rule {self.name!r}: output {value} is not a value of the {where}")
+                    raise PartitaError(f"rule {self.name!r}: output {value} is not a value of the {word}")
 
-    def _sides(self) -> tuple[tuple[tuple[Apply, ...], str], ...]:
-        return (self.source, "source"), (self.target, "target")
+    @property
+    def sides(self) -> tuple[tuple[Apply, ...], tuple[Apply, ...]]:
+        return self.source, self.target
+
+    @property
+    def applies(self) -> tuple[Apply, ...]:
+        """The applications of both sides."""
+        return (*self.source, *self.target)
+
+    @property
+    def degrees(self) -> tuple[Value, ...]:
+        """All degrees and numbers of replicas."""
+        given = [degree for apply in self.applies if (degree := apply.get("degree")) is not None]
+        return (*given, *(d for tensor in self.inputs for d in (*tensor.degrees, tensor.replicas)))
+
+    def map(self, function: Callable[[Apply], Apply], **changes: Any) -> Rule:
+        """Replace every application by `function(apply)`, and the fields named in `changes`."""
+        source, target = (tuple(map(function, side)) for side in self.sides)
+        return replace(self, source=source, target=target, **changes)
 
     def _check(self, side: tuple[Apply, ...], known: set[str], where: str) -> set[str]:
         for apply in side:
@@ -133,25 +155,17 @@ class Rule:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; `rule_file.read_rule` reads it back."""
-        return {
-            "name": self.name,
-            "inputs": [
-                {"name": t.name, "dims": list(t.dims), "degrees": list(t.degrees), "replicas": t.replicas}
-                for t in self.inputs
-            ],
-            "source": [_apply_json(apply) for apply in self.source],
-            "target": [_apply_json(apply) for apply in self.target],
-            "outputs": [list(pair) for pair in self.outputs],
-            "where": list(self.where),
-            "note": self.note,
-        }
+        tensors = [{f.name: _plain(getattr(t, f.name)) for f in fields(Tensor)} for t in self.inputs]
+        source, target = ([_apply_json(apply) for apply in side] for side in self.sides)
+        record = {"name": self.name, "inputs": tensors, "source": source, "target": target}
+        return record | {"outputs": _plain(self.outputs), "where": list(self.where), "note": self.note}
 
 
 def check_operator(apply: Apply, place: str) -> None:
     """Raise PartitaError unless the operator is known and has the results and attributes it needs."""
     if not apply.outputs:
         raise PartitaError(f"{place} makes nothing")
-    if apply.op not in PARALLEL and apply.op not in OWN:
+    if apply.op not in PARALLEL and apply.op not in RULE_OPERATORS:
         operator(apply.op)
     if apply.op != "split" and len(apply.outputs) != 1:
         raise PartitaError(f"{place} makes one result, not {len(apply.outputs)}")
@@ -165,13 +179,10 @@ def check_operator(apply: Apply, place: str) -> None:
 
 
 def _apply_json(apply: Apply) -> dict[str, Any]:
-    return {
-        "op": apply.op,
-        "inputs": list(apply.inputs),
-        "outputs": list(apply.outputs),
-        "attributes": {name: _plain(value) for name, value in apply.attributes},
-    }
+    attributes = {name: _plain(value) for name, value in apply.attributes}
+    return {"op": apply.op, "inputs": list(apply.inputs), "outputs": list(apply.outputs), "attributes": attributes}
 
 
-def _plain(value: Value) -> Any:
+def _plain(value: Any) -> Any:
+    """Tuples as lists, as JSON has them."""
     return [_plain(v) for v in value] if isinstance(value, tuple) else value

@@ -319,26 +319,23 @@ def _value(line: _Line) -> Value:
 
 def write_rule(rule: Rule) -> str:
     """The text of a rule, with nested calls if that text parses to the same rule, otherwise one call per line."""
-    for nested in (True, False):
-        text = _write(rule, nested)
-        if not nested:
+    text = _write(rule, nested=True)
+    try:
+        if parse_rules(text) == (rule,):
             return text
-        try:
-            if parse_rules(text) == (rule,):
-                return text
-        except PartitaError:  # nesting lost a name; the flat form has them all
-            continue
-    raise AssertionError("one of the two forms is written")
+    except PartitaError:  # nesting lost a name; the flat form has them all
+        pass
+    return _write(rule, nested=False)
 
 
 def _write(rule: Rule, nested: bool) -> str:
     lines = [f"{rule.name}:"]
     if rule.inputs:
-        lines.append("    " + ", ".join(_tensor(t) for t in rule.inputs))
-    for number, side in enumerate((rule.source, rule.target)):
+        lines.append("    " + ", ".join(write_tensor(t) for t in rule.inputs))
+    for number, side in enumerate(rule.sides):
         lines += ["  =>"] if number else []
         lines += [f"    {line}" for line in _statements(side, {pair[number] for pair in rule.outputs}, nested)]
-    made = [[n for a in side for n in a.outputs] for side in (rule.source, rule.target)]
+    made = [[n for a in side for n in a.outputs] for side in rule.sides]
     if rule.outputs != tuple((n, n) for n in made[0] if n in made[1]):
         lines.append("  outputs " + ", ".join(s if s == t else f"{s} = {t}" for s, t in rule.outputs))
     if rule.where:
@@ -348,10 +345,10 @@ def _write(rule: Rule, nested: bool) -> str:
     return "\n".join(lines)
 
 
-def _tensor(tensor: Tensor) -> str:
-    dims = ", ".join(
-        dim if degree == 1 else f"{dim}/{degree}" for dim, degree in zip(tensor.dims, tensor.degrees, strict=True)
-    )
+def write_tensor(tensor: Tensor) -> str:
+    """An input with its sizes and degrees: `x[b/2, k]*r`."""
+    cuts = zip(tensor.dims, tensor.degrees, strict=True)
+    dims = ", ".join(dim if degree == 1 else f"{dim}/{degree}" for dim, degree in cuts)
     replicas = "" if tensor.replicas == 1 else f"*{tensor.replicas}"
     return tensor.name + (f"[{dims}]" if tensor.dims else "") + replicas
 

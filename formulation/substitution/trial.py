@@ -1,4 +1,4 @@
-"""Tries a rule at given sizes: evaluates both sides on random inputs. A difference refutes the rule.
+"""Runs both sides of a rule on the same inputs: at given sizes, at small ones, or at random ones.
 
 Agreement proves nothing. A difference in the finite field means that the rule does not hold for opaque functions; in
 floats, that it is false in PyTorch too.
@@ -7,7 +7,7 @@ floats, that it is false in PyTorch too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,43 +15,216 @@ from ...model.errors import PartitaError
 from ...model.operators.operator import algebra_of
 from ...model.operators.sharded import Arithmetic, IllTyped
 from .arithmetic import Real
-from .evaluate import evaluate
+from .evaluate import bound, evaluate, evaluation
 from .moves import MOVES
-from .rule import Apply, Rule, Tensor
+from .rule import Apply, Rule, Tensor, Value
 from .sizes import Size
+from .symbolic.infer import SIZES, Typed, concrete, free_atoms, ranks
+from .symbolic.types import Stuck
+from .text import condition_parts
 from .values import ParallelValue
 
 TOLERANCE = 1e-9  # for floats, relative to the largest entry
+MAX_ENTRIES = 20_000  # of an input
+ATTEMPTS = 4  # draws of sizes per small trial
+RANDOM_TRIALS = 400
 _PASSING = (*MOVES, "view", "permute", "cat", "split", "slice", "contiguous")
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`inputs` by name; both sides' outputs, in the rule's order; which of them agree."""
+    """A rule at given values of its symbols, its inputs by name, and both sides' outputs in the rule's order."""
 
+    rule: Rule
+    sizes: Mapping[str, int]
     inputs: Mapping[str, ParallelValue]
     source: tuple[ParallelValue, ...]
     target: tuple[ParallelValue, ...]
-    agrees: tuple[bool, ...]
+
+    @property
+    def agrees(self) -> tuple[bool, ...]:
+        """Which outputs are equal: exactly in the field, up to TOLERANCE in floats."""
+        pairs = zip(self.source, self.target, strict=True)
+        return tuple(a.same(b, TOLERANCE if a.array.dtype.kind == "f" else 0.0) for a, b in pairs)
 
     @property
     def holds(self) -> bool:
         return all(self.agrees)
 
+    def difference(self) -> int | None:
+        """The index of the first output whose states or finite values differ; None if all agree."""
+        for number, (a, b) in enumerate(zip(self.source, self.target, strict=True)):
+            if a.state != b.state:
+                return number
+            finite = np.isfinite(a.array) & np.isfinite(b.array)
+            top = 1 + float(np.max(np.abs(b.array[finite]), initial=0.0))
+            if bool(np.any(np.abs(a.array[finite] - b.array[finite]) > TOLERANCE * top)):
+                return number
+        return None
+
 
 def trial(rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, seed: int = 0) -> Trial:
-    """Run both sides on the same random inputs. Raises IllTyped that names the side that does not apply."""
-    inputs = random_inputs(rule, sizes, arithmetic, seed)
-    tolerance = TOLERANCE if isinstance(arithmetic, Real) else 0.0
+    """Run both sides on random inputs. Raises IllTyped that names the side that does not apply."""
+    return _run(rule, sizes, arithmetic, random_inputs(rule, sizes, arithmetic, seed))
+
+
+def _run(rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, inputs: Mapping[str, ParallelValue]) -> Trial:
     sides = []
-    for word, side in (("source", rule.source), ("target", rule.target)):
+    for word, side, names in zip(("source", "target"), rule.sides, zip(*rule.outputs, strict=True), strict=True):
         try:
-            sides.append(evaluate(side, inputs, arithmetic, sizes))
+            values = evaluate(side, inputs, arithmetic, sizes)
         except IllTyped as error:
             raise IllTyped(f"rule {rule.name!r}, {word}: {error}") from None
-    source = tuple(sides[0][name] for name, _ in rule.outputs)
-    target = tuple(sides[1][name] for _, name in rule.outputs)
-    return Trial(inputs, source, target, tuple(a.same(b, tolerance) for a, b in zip(source, target, strict=True)))
+        sides.append(tuple(values[name] for name in names))
+    return Trial(rule, sizes, inputs, *sides)
+
+
+def small_trials(typed: Typed, count: int, seed: int = 0) -> Iterator[Trial]:
+    """The rule at up to `count` small sizes at which both sides apply."""
+    atoms = free_atoms(typed)
+    rng = np.random.default_rng(seed)
+    found = 0
+    for number in range(count * ATTEMPTS):
+        drawn = draw(typed, atoms, rng, number)
+        made = trial_at(typed, drawn, seed + number) if drawn is not None else None
+        if made is not None:
+            yield made
+            found += 1
+            if found == count:
+                return
+
+
+def degrees(typed: Typed) -> frozenset[str]:
+    """The symbols that stand for degrees or numbers of replicas."""
+    unifier = typed.unifier
+    names = {name for d in typed.rule.degrees if isinstance(d, str | int) for name in Size.of(d).symbols}
+    return frozenset(names | {s for name in names for s in unifier.size((name,)).symbols})
+
+
+def draw(typed: Typed, atoms: tuple[str, ...], rng: np.random.Generator, number: int) -> dict[str, int] | None:
+    """Values of the free atoms: first all distinct, then small ones, 1 included; None if a condition fails."""
+    counts = degrees(typed)
+    reach = max((n for apply in typed.rule.applies for n in _reach(apply)), default=0)
+    low, high = (1, 3 + reach // 2) if number % 4 else (2 + reach // 2, 5 + reach)
+    values = {atom: int(rng.integers(2, 4)) if atom in counts else int(rng.integers(low, high + 1)) for atom in atoms}
+    if not number % 4 and len(atoms) <= 3:
+        plain = [a for a in atoms if a not in counts]
+        values |= {atom: 2 + k for k, atom in enumerate(plain)}
+    return values if _allowed(typed, values) else None
+
+
+def _reach(apply: Apply) -> Iterator[int]:
+    """How far along dims an application reads, by the numbers in its attributes."""
+    for key in ("start", "stop", "kernel_size", "kernel"):
+        value = apply.get(key)
+        yield from (n for n in (value if isinstance(value, tuple) else (value,)) if isinstance(n, int))
+
+
+def _allowed(typed: Typed, values: Mapping[str, int]) -> bool:
+    """True if no size is below 1 and no condition of the rule fails."""
+    unifier = typed.unifier
+    for atom in unifier.sizes:
+        size = unifier.size((atom,))
+        if size.symbols <= values.keys() and size.at(values) < 1:
+            return False
+    for condition in typed.rule.where:
+        left, word, right = condition_parts(condition)
+        sizes = [s.substitute({n: unifier.size((n,)) for n in s.symbols}) for s in (left, right)]
+        if all(s.symbols <= values.keys() for s in sizes):
+            a, b = (s.at(values) for s in sizes)
+            if not {"==": a == b, ">=": a >= b, "divides": a > 0 and b % a == 0}[word]:
+                return False
+    return True
+
+
+def trial_at(typed: Typed, values: Mapping[str, int], seed: int, arithmetic: Arithmetic | None = None) -> Trial | None:
+    """Run both sides on simple numbers; None if a side does not apply at these sizes."""
+    try:
+        rule, shapes, symbols = concrete(typed, values)
+    except Stuck:
+        return None
+    if any(np.prod(shape) > MAX_ENTRIES for shape in shapes.values()):
+        return None
+    tensors = tuple(
+        replace(t, dims=tuple(map(str, shapes[t.name][1:])), replicas=shapes[t.name][0]) for t in rule.inputs
+    )
+    return _simple_trial(replace(rule, inputs=tensors, where=()), symbols, seed, arithmetic or Real())
+
+
+def random_trials(rule: Rule) -> Iterator[Trial]:
+    """The rule at random sizes at which both sides happen to apply; undeclared inputs get any size."""
+    rng = np.random.default_rng(0)
+    declared = ranks(rule)
+    names = _symbols(rule)
+    for number in range(RANDOM_TRIALS):
+        symbols = {name: int(rng.integers(2, 5)) for name in names}
+        pool = [int(rng.choice([2, 2, 3, 4, 4, 6])) for _ in range(2 + number % 3)]
+        tensors = tuple(
+            t if t.dims else Tensor(t.name, tuple(str(int(rng.choice(pool))) for _ in range(declared[t.name])))
+            for t in rule.inputs
+        )
+        made = _simple_trial(replace(rule, inputs=tensors, where=()), symbols, number, Real())
+        if made is not None:
+            yield made
+
+
+def _symbols(rule: Rule) -> list[str]:
+    """The symbols of sizes and degrees, in order of appearance."""
+    found: dict[str, None] = {}
+    values: list[object] = [d for t in rule.inputs for d in (*t.dims, *t.degrees, t.replicas)]
+    values += [value for apply in rule.applies for key, value in apply.attributes if key in SIZES]
+    while values:
+        value = values.pop(0)
+        if isinstance(value, tuple):
+            values += value
+        elif isinstance(value, str):
+            try:
+                found.update(dict.fromkeys(sorted(Size.of(value).symbols)))
+            except PartitaError:
+                continue
+    return list(found)
+
+
+def _simple_trial(rule: Rule, symbols: Mapping[str, int], seed: int, arithmetic: Arithmetic) -> Trial | None:
+    """Run a rule on multiples of 1/4 from -1 to 1. None if a side does not apply, or an operator has no evaluation."""
+    try:
+        rule = _with_numbers(rule, symbols)
+        inputs = random_inputs(rule, symbols, arithmetic, seed)
+        if isinstance(arithmetic, Real):
+            inputs = {name: _rounded(value) for name, value in inputs.items()}
+        with np.errstate(all="ignore"):
+            return _run(rule, symbols, arithmetic, inputs)
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+
+
+def _with_numbers(rule: Rule, symbols: Mapping[str, int]) -> Rule:
+    """The rule with numbers for all sizes and degrees."""
+
+    def of(value: Value) -> Value:
+        if isinstance(value, tuple):
+            return tuple(map(of, value))
+        return Size.of(value).at(symbols) if isinstance(value, str) else value
+
+    def tensor(t: Tensor) -> Tensor:
+        dims = tuple(str(of(d)) for d in t.dims)
+        return Tensor(t.name, dims, tuple(int(str(of(d))) for d in t.degrees), int(str(of(t.replicas))))
+
+    def attribute(name: str, value: Value) -> Value:
+        result: Value = of(value) if name in SIZES else bound(value, symbols)
+        return result
+
+    return rule.map(lambda apply: apply.map(attribute), inputs=tuple(map(tensor, rule.inputs)))
+
+
+def can_run(rule: Rule) -> bool:
+    """True if all operators of a rule can be evaluated."""
+    return all(apply.op in MOVES or evaluation(apply.op) is not None for apply in rule.applies)
+
+
+def _rounded(value: ParallelValue) -> ParallelValue:
+    array = value.array if value.array.dtype.kind == "i" else np.round(value.array * 4) / 4
+    return ParallelValue(array, value.digits)
 
 
 def random_inputs(
@@ -93,7 +266,7 @@ def _ids(rule: Rule, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """(input that holds row numbers, rows of its smallest table)."""
     known = {tensor.name: _number(tensor.dims[0], sizes, tensor.name) for tensor in rule.inputs if tensor.dims}
     found: dict[str, int] = {}
-    for side in (rule.source, rule.target):
+    for side in rule.sides:
         makers = {name: apply for apply in side for name in apply.outputs}
         for apply in side:
             if not algebra_of(apply.op).table:

@@ -52,13 +52,9 @@ def list_rules(path: Path | None) -> Answer:
 
 def verify_rules(path: Path | None) -> Answer:
     """The verdicts on all rules."""
-    verdicts: list[Verdict] = []
-
-    def verify(rule: Rule) -> Verdict:
-        verdicts.append(verify_rule(rule))
-        return verdicts[-1]
-
-    result = rules_report(_rules(path), verify)
+    rules = _rules(path)
+    verdicts = [verify_rule(rule) for rule in rules]
+    result = rules_report(rules, verdicts)
     lines = [_line(verdict) for verdict in verdicts]
     names = ("rules", "proved", "refuted", "ill_typed", "unknown")
     return result, "\n".join([*lines, ", ".join(f"{result[name]:,} {name.replace('_', '-')}" for name in names)])

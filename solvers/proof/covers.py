@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...formulation.substitution.samples import degrees
 from ...formulation.substitution.sizes import Size
 from ...formulation.substitution.symbolic.infer import Typed, free_atoms
 from ...formulation.substitution.symbolic.types import Type, Unifier, atoms_of
+from ...formulation.substitution.trial import degrees
 
 
 def extra_conditions(typed: Typed) -> tuple[str, str]:

@@ -8,22 +8,20 @@ a difference refutes the rule. Otherwise it is `unknown`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, TypeAlias
 
-from ...formulation.substitution.rule import PARALLEL, Apply, Rule, Tensor
-from ...formulation.substitution.samples import Sample, samples
-from ...formulation.substitution.samples import runs as evaluated
+from ...formulation.substitution.rule import Rule, Tensor
 from ...formulation.substitution.sizes import Size
 from ...formulation.substitution.symbolic.indices import Index, every
-from ...formulation.substitution.symbolic.infer import SIZES, Differ, Typed, infer, ranks
+from ...formulation.substitution.symbolic.infer import Differ, Typed, infer
 from ...formulation.substitution.symbolic.terms import Body, free_of, row
 from ...formulation.substitution.symbolic.types import Mismatch, Stuck, Unifier
 from ...formulation.substitution.symbolic.values import Symbolic
 from ...formulation.substitution.text import write_rule
-from ...model.errors import PartitaError
+from ...formulation.substitution.trial import Trial, can_run, random_trials, small_trials
 from .covers import covers, extra_conditions
 from .decide import Decider
 from .verdict import Counterexample, Verdict
@@ -42,10 +40,8 @@ def verify_rule(rule: Rule, seconds: float = 10.0) -> Verdict:
     return replace(verdict, seconds=time.perf_counter() - start)
 
 
-def rules_report(rules: Iterable[Rule], verify: Any = verify_rule) -> dict[str, Any]:
+def rules_report(rules: Sequence[Rule], verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Counts by verdict, and the verdicts, as a JSON object."""
-    given = list(rules)
-    verdicts: list[Verdict] = [verify(rule) for rule in given]
     words = [v.verdict for v in verdicts]
     return {
         "rules": len(verdicts),
@@ -55,7 +51,7 @@ def rules_report(rules: Iterable[Rule], verify: Any = verify_rule) -> dict[str, 
         "unknown": words.count("unknown"),
         "verdicts": [
             ({} if rule.id is None else {"id": rule.id}) | verdict.to_json()
-            for rule, verdict in zip(given, verdicts, strict=True)
+            for rule, verdict in zip(rules, verdicts, strict=True)
         ],
     }
 
@@ -71,16 +67,16 @@ def _verdict(rule: Rule, seconds: float) -> Verdict:
     except Mismatch as error:
         return Verdict(rule.name, "ill-typed", note=str(error))
     except Stuck as error:
-        return _without_types(rule, str(error))
+        return _refuted(rule.name, random_trials(rule)) or Verdict(rule.name, "unknown", note=str(error))
     lacking = _unbound_inputs(rule)
     if lacking or required:
         only = f"the target type-checks only where {required}"
         return Verdict(rule.name, "ill-typed", note=lacking or only)
-    runs = list(samples(typed, RUNS))
-    found = _refuted(typed, runs)
+    runs = list(small_trials(typed, RUNS))
+    found = _refuted(rule.name, runs)
     if found is not None:
         return found
-    fit = bool(runs) or not evaluated(rule)  # an operator without an evaluation can only be proved
+    fit = bool(runs) or not can_run(rule)  # an operator without an evaluation can only be proved
     reason = "" if fit else "no small sizes were found at which both sides apply"
     try:
         general = _general(rule, seconds) if fit else ""
@@ -90,19 +86,19 @@ def _verdict(rule: Rule, seconds: float) -> Verdict:
             return Verdict(rule.name, "proved", covers(typed, _degrees(rule)) + _at_other_degrees(rule))
     except Stuck as error:
         reason = str(error)
-    found = _refuted(typed, samples(typed, MORE_RUNS, seed=1))
+    found = _refuted(rule.name, small_trials(typed, MORE_RUNS, seed=1))
     return found or Verdict(rule.name, "unknown", note=reason or "neither proved nor refuted")
 
 
 def _differing_outputs(rule: Rule, reason: str) -> Verdict:
     """A rule whose sides type-check but whose outputs differ in dims or states: refuted if both run, else ill-typed."""
-    found = _refuted(infer(rule, agree=False), samples(infer(rule, agree=False), RUNS))
+    found = _refuted(rule.name, small_trials(infer(rule, agree=False), RUNS))
     return replace(found, note=reason) if found else Verdict(rule.name, "ill-typed", note=reason)
 
 
 def _unbound_inputs(rule: Rule) -> str:
     """Names the inputs that only the target reads; empty if there are none."""
-    read = [{n for a in side for n in a.inputs} for side in (rule.source, rule.target)]
+    read = [{n for a in side for n in a.inputs} for side in rule.sides]
     for pair in rule.outputs:
         for names, name in zip(read, pair, strict=True):
             names.add(name)
@@ -160,32 +156,21 @@ def _general(rule: Rule, seconds: float) -> str:
 
 def generalized(rule: Rule) -> tuple[Rule, frozenset[str]]:
     """The rule with a symbol for every numeric degree, and these symbols."""
-    given = [a.get("degree") for side in (rule.source, rule.target) for a in side if a.op in PARALLEL]
-    given += [d for t in rule.inputs for d in (*t.degrees, t.replicas)]
-    numbers = sorted({d for d in given if isinstance(d, int) and d > 1})
-    if not numbers:
-        return rule, frozenset()
-    names: dict[int, str] = {d: f"degree_{d}" for d in numbers}
-
+    names = {d: f"degree_{d}" for d in _degrees(rule)}
     symbolic = _with_degrees(rule, lambda value: names.get(value, value) if isinstance(value, int) else value)
     return symbolic, frozenset(names.values())
+
+
+def _degrees(rule: Rule) -> tuple[int, ...]:
+    """The numeric degrees of a rule."""
+    return tuple(sorted({d for d in rule.degrees if isinstance(d, int) and d > 1}))
 
 
 def _with_degrees(rule: Rule, of: Callable[[Any], Any]) -> Rule:
     """The rule with all degrees, and numbers of replicas, mapped."""
 
-    def moved(apply: Apply) -> Apply:
-        return replace(apply, attributes=tuple((k, of(v) if k == "degree" else v) for k, v in apply.attributes))
-
     tensors = tuple(Tensor(t.name, t.dims, tuple(map(of, t.degrees)), of(t.replicas)) for t in rule.inputs)
-    source, target = (tuple(map(moved, side)) for side in (rule.source, rule.target))
-    return replace(rule, inputs=tensors, source=source, target=target)
-
-
-def _degrees(rule: Rule) -> tuple[int, ...]:
-    """The numeric degrees of a rule."""
-    _, names = generalized(rule)
-    return tuple(sorted(int(name.removeprefix("degree_")) for name in names))
+    return rule.map(lambda apply: apply.map(lambda k, v: of(v) if k == "degree" else v), inputs=tensors)
 
 
 def _at_other_degrees(rule: Rule) -> str:
@@ -197,12 +182,12 @@ def _at_other_degrees(rule: Rule) -> str:
             continue
         moved = at_degrees(symbolic, dict.fromkeys(names, other))
         try:
-            runs: Iterable[Sample] = list(samples(infer(moved), RUNS))
+            runs: Iterable[Trial] = list(small_trials(infer(moved), RUNS))
         except Mismatch:
             return f": does not type-check at {other}"
         except Stuck:
-            runs = guesses(moved)
-        if any(sample.differs() is not None for sample in runs):
+            runs = random_trials(moved)
+        if any(run.difference() is not None for run in runs):
             return f": not equal at {other}"
     return ""
 
@@ -212,81 +197,30 @@ def at_degrees(rule: Rule, values: Mapping[str, int]) -> Rule:
     return _with_degrees(rule, lambda value: values.get(value, value) if isinstance(value, str) else value)
 
 
-def _refuted(typed: Typed, runs: Iterable[Sample]) -> Verdict | None:
-    for sample in runs:
-        number = sample.differs()
+def _refuted(name: str, runs: Iterable[Trial]) -> Verdict | None:
+    for run in runs:
+        number = run.difference()
         if number is not None:
-            return Verdict(typed.rule.name, "refuted", counterexample=counterexample(sample, number))
+            return Verdict(name, "refuted", counterexample=counterexample(run, number))
     return None
 
 
-def counterexample(sample: Sample, number: int) -> Counterexample:
-    """The sample as plain numbers."""
+def counterexample(run: Trial, number: int) -> Counterexample:
+    """The trial as plain numbers."""
     import numpy as np
 
-    source, target = sample.source[number], sample.target[number]
+    source, target = run.source[number], run.target[number]
     difference = None
     if source.state == target.state:
         with np.errstate(invalid="ignore"):
             gaps = np.abs(source.array - target.array)
         difference = float(gaps[np.isfinite(gaps)].max())
     return Counterexample(
-        rule=write_rule(sample.rule),
-        sizes=sample.sizes,
-        inputs={name: value.array.tolist() for name, value in sample.inputs.items()},
-        outputs=sample.rule.outputs[number],
+        rule=write_rule(run.rule),
+        sizes=dict(run.sizes),
+        inputs={name: value.array.tolist() for name, value in run.inputs.items()},
+        outputs=run.rule.outputs[number],
         source=source.array.tolist(),
         target=target.array.tolist(),
         difference=difference,
     )
-
-
-def _without_types(rule: Rule, reason: str) -> Verdict:
-    """The verdict on a rule that cannot be typed: tried at small sizes of its symbols."""
-    for sample in guesses(rule):
-        number = sample.differs()
-        if number is not None:
-            return Verdict(rule.name, "refuted", counterexample=counterexample(sample, number))
-    return Verdict(rule.name, "unknown", note=reason)
-
-
-def guesses(rule: Rule, count: int = 400) -> Iterator[Sample]:
-    """The rule at random sizes at which both sides happen to apply; undeclared inputs get any size."""
-    import numpy as np
-
-    from ...formulation.substitution.arithmetic import Real
-    from ...formulation.substitution.samples import evaluated
-
-    rng = np.random.default_rng(0)
-    declared = ranks(rule)
-    names = _symbols(rule)
-    for number in range(count):
-        symbols = {name: int(rng.integers(2, 5)) for name in names}
-        pool = [int(rng.choice([2, 2, 3, 4, 4, 6])) for _ in range(2 + number % 3)]
-        tensors = tuple(
-            t if t.dims else Tensor(t.name, tuple(str(int(rng.choice(pool))) for _ in range(declared[t.name])))
-            for t in rule.inputs
-        )
-        try:
-            moved = replace(rule, inputs=tensors, where=())
-            sample = evaluated(moved, symbols, number, Real())
-        except PartitaError:
-            continue
-        if sample is not None:
-            yield sample
-
-
-def _symbols(rule: Rule) -> list[str]:
-    found: dict[str, None] = {}
-    values: list[object] = [d for t in rule.inputs for d in (*t.dims, *t.degrees, t.replicas)]
-    values += [v for side in (rule.source, rule.target) for a in side for k, v in a.attributes if k in SIZES]
-    while values:
-        value = values.pop(0)
-        if isinstance(value, tuple):
-            values += value
-        elif isinstance(value, str):
-            try:
-                found.update(dict.fromkeys(sorted(Size.of(value).symbols)))
-            except PartitaError:
-                continue
-    return list(found)

@@ -20,7 +20,7 @@ from partita.bench.rule_generation.expressions import canonical, identified, siz
 from partita.bench.rule_generation.generate import generate, to_json, written
 from partita.bench.rule_generation.operator_sets import SETS, Operation, OperatorSet
 from partita.bench.rule_generation.pool import Pool
-from partita.bench.rule_generation.writing import Vocabulary, rules, trial_sizes
+from partita.bench.rule_generation.writing import rules, trial_sizes
 from partita.formulation.substitution import rule_file
 from partita.formulation.substitution.arithmetic import Modular
 from partita.formulation.substitution.rule import PARALLEL, REPLICA, Rule, Tensor
@@ -57,7 +57,7 @@ def over(
 
 def bodies(chosen: OperatorSet, composed: bool = False) -> list[str]:
     """The statements of both sides of every rule, in one line each."""
-    return [" => ".join(_sides(found.rule)) for found in generate([chosen], composed=composed).rules]
+    return [" => ".join(_sides(rule)) for rule in generate([chosen], composed=composed).rules]
 
 
 def _sides(rule: Rule) -> list[str]:
@@ -106,7 +106,7 @@ def test_a_second_degree_drops_what_holds_for_two_alone() -> None:
     """Add is Reduce of a concatenation along the replica dim: for as many tensors as the degree."""
     chosen = over(ADD, CAT_REPLICAS, REDUCE, inputs=(X, Y))
     once = over(ADD, CAT_REPLICAS, REDUCE, inputs=(X, Y), trials=DEGREES[:1])
-    assert generate([chosen]).counts[0].left["renamed"] < generate([once], composed=True).counts[0].left["renamed"]
+    assert generate([chosen]).sets[0].left["renamed"] < generate([once], composed=True).sets[0].left["renamed"]
     assert not [body for body in bodies(chosen) if "reduce(cat" in body and "add" in body]
 
 
@@ -133,7 +133,7 @@ def test_two_outputs_merge_products_that_share_an_input() -> None:
     )
     sizes = ({"n": 4}, {"n": 6})
     found = generate([over(MATMUL, cat, split, inputs=(X, Y, Z), trials=sizes, most=3, outputs=2)]).rules
-    merged = [each.rule for each in found if len(each.rule.outputs) == 2 and "matmul" in each.rule.name]
+    merged = [rule for rule in found if len(rule.outputs) == 2 and "matmul" in rule.name]
     assert [
         "    x[n, m], y[m, k], z[m, p]",
         "    out0 = matmul(x, y)",
@@ -213,7 +213,7 @@ def test_a_path_counts_only_where_all_on_it_has_one_value() -> None:
     assert not rewriter.joins((0, 0, 0), (0, 0, (0, 0, 0)))
 
 
-WORDS = Vocabulary((MATMUL, ADD, CAT, SPLIT, RELU, PARTITION), (X, Y, Z))
+WORDS = over(MATMUL, ADD, CAT, SPLIT, RELU, PARTITION, inputs=(X, Y, Z))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_shipped_rules_are_proved() -> None:
 def test_the_shipped_rules_are_what_is_generated() -> None:
     attention = [each for each in SETS if each.name == "attention"]
     again = generate(attention, lambda rule: verify_rule(rule).verdict == "proved")
-    assert [_body(write_rule(each.rule)) for each in again.rules] == [_body(text) for text in shipped()["attention"]]
+    assert [_body(write_rule(rule)) for rule in again.rules] == [_body(text) for text in shipped()["attention"]]
 
 
 def _body(text: str) -> str:
@@ -297,7 +297,7 @@ def test_the_file_says_how_it_was_made() -> None:
 def test_what_is_not_proved_is_left_out() -> None:
     chosen = over(RELU, PARTITION, COMBINE)
     made = generate([chosen], lambda rule: "relu" in rule.name)
-    assert [each.rule.name for each in made.rules] == ["relu-partition to partition-relu"]
+    assert [rule.name for rule in made.rules] == ["relu-partition to partition-relu"]
     assert [_sides(rule)[1] for rule in made.unproved] == ["outputs out = x"]
     assert to_json(made)["sets"][0]["proved"] == 1
     assert json.loads(written(made))["format"] == module.FORMAT

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from partita.formulation.substitution.arithmetic import Modular, Real
-from partita.formulation.substitution.evaluate import applied, evaluate
-from partita.formulation.substitution.evaluations import evaluated
-from partita.formulation.substitution.rule import OWN, PARALLEL, Apply, Rule
+from partita.formulation.substitution.evaluate import applied, evaluate, evaluated
+from partita.formulation.substitution.rule import PARALLEL, RULE_OPERATORS, Apply, Rule
 from partita.formulation.substitution.symbolic.compute import COMPUTE
 from partita.formulation.substitution.text import parse_rule
 from partita.formulation.substitution.trial import random_inputs, trial
@@ -171,7 +170,7 @@ def test_shards_on_devices_give_the_whole(case: Any, surplus: int) -> None:
 
 
 def test_every_evaluated_operator_is_one_of_the_registry() -> None:
-    assert set(evaluated()) - {entry.name for entry in operators()} == set(OWN)
+    assert set(evaluated()) - {entry.name for entry in operators()} == set(RULE_OPERATORS)
 
 
 def test_every_evaluated_operator_is_tested() -> None:
@@ -193,7 +192,7 @@ def test_every_evaluated_operator_is_tested() -> None:
 def test_proofs_know_every_operator_of_rules() -> None:
     """The table of meanings and the notations together: whatever rules run or rewrite, proofs can read."""
     rewritten = {entry.name for entry in operators() if entry.rewriting is not None}
-    for name in {*evaluated(), *rewritten, *OWN, *PARALLEL} - set(COMPUTE):
+    for name in {*evaluated(), *rewritten, *RULE_OPERATORS, *PARALLEL} - set(COMPUTE):
         entry = operator(name)
         stated = bool(entry.notation) and not entry.view and not entry.creates
         assert stated or entry.algebra.unprovable, name

@@ -17,7 +17,7 @@ import torch
 from partita.formulation.substitution.arithmetic import Real
 from partita.formulation.substitution.evaluate import by_shards, prepared
 from partita.formulation.substitution.moves import ALONG_REPLICAS, MOVES
-from partita.formulation.substitution.rule import OWN, REPLICA, Apply, Rule
+from partita.formulation.substitution.rule import REPLICA, RULE_OPERATORS, Apply, Rule
 from partita.formulation.substitution.text import parse_rule
 from partita.formulation.substitution.values import ParallelValue
 from partita.model.errors import PartitaError
@@ -65,7 +65,7 @@ def _applied(apply: Apply, values: list[ParallelValue]) -> list[ParallelValue]:
     given, arithmetic = dict(apply.attributes), Real()
     if apply.op in MOVES or (apply.op in ALONG_REPLICAS and given.get("dim") == REPLICA):
         return prepared(apply.op, given, values, arithmetic)(values)
-    if apply.op not in OWN:
+    if apply.op not in RULE_OPERATORS:
         operator(apply.op)  # raises if it is unknown
     _, tasks, cuts, joins = by_shards(apply.op, given, values, arithmetic)
     shards = [np.array(cut(value.array)) for cut, value in zip(cuts, values, strict=True)]

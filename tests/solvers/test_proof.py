@@ -12,9 +12,9 @@ import pytest
 from partita.formulation.substitution.arithmetic import Modular, Real
 from partita.formulation.substitution.rule import Rule
 from partita.formulation.substitution.rule_file import load_rules
-from partita.formulation.substitution.samples import draw, run
 from partita.formulation.substitution.symbolic.infer import free_atoms, infer
 from partita.formulation.substitution.text import parse_rule
+from partita.formulation.substitution.trial import draw, trial_at
 from partita.model.errors import PartitaError
 from partita.model.operators.sharded import Arithmetic
 from partita.solvers.proof.verdict import Verdict
@@ -142,7 +142,8 @@ def test_megatron_as_one_rule() -> None:
 
 
 def test_report() -> None:
-    report = rules_report((*RIGHT[:2], WRONG[0]), verify_rule)
+    rules = (*RIGHT[:2], WRONG[0])
+    report = rules_report(rules, [verify_rule(rule) for rule in rules])
     assert {k: v for k, v in report.items() if k != "verdicts"} == {
         "rules": 3,
         "proved": 2,
@@ -209,7 +210,7 @@ def holds(rule: Rule, arithmetic: Arithmetic) -> bool:
     typed, rng = infer(rule), np.random.default_rng(0)
     atoms = free_atoms(typed)
     drawn = [draw(typed, atoms, rng, number) for number in range(6)]
-    tried = [run(typed, values, seed, arithmetic) for seed, values in enumerate(drawn) if values is not None]
+    tried = [trial_at(typed, values, seed, arithmetic) for seed, values in enumerate(drawn) if values is not None]
     tolerance = 0.0 if isinstance(arithmetic, Modular) else 1e-9
     return all(a.same(b, tolerance) for s in tried if s is not None for a, b in zip(s.source, s.target, strict=True))
 
