@@ -26,7 +26,7 @@ from ..formulation.reduction.statuses import graph
 from ..model.errors import PartitaError
 from ..model.machine.machine import Level, Machine
 from ..solvers.protocol import Status
-from ..solvers.reduction import cpsat, smt
+from ..solvers.reduction.exact_program import solve_by_cpsat, solve_by_z3
 
 BYTES = 10**8
 SECONDS = 120.0  # for a solver of boolean states
@@ -84,8 +84,8 @@ def measure(hierarchy: tuple[int, ...], solved: int = 3) -> Row:
     seconds: list[float | None] = [None, None]
     if levels <= solved:
         question = encode_programs(machine, reduction, BYTES)
-        for i, solver in enumerate((cpsat, smt)):
-            answer, taken = _timed(functools.partial(solver.solve, question, SECONDS))
+        for i, solve in enumerate((solve_by_cpsat, solve_by_z3)):
+            answer, taken = _timed(functools.partial(solve, question, SECONDS))
             seconds[i] = taken if answer.status is Status.OPTIMAL else None
     return {
         "levels": levels,

@@ -131,25 +131,3 @@ def search(moves: Sequence[Move], start: States, end: States, limit: int) -> tup
         return tuple((number, *rest) for number, after in possible(key) for rest in endings(after, left - 1))
 
     return tuple(sorted(endings(start.tobytes(), limit), key=lambda program: (len(program), program)))
-
-
-def name(program: ReductionProgram, level_names: Sequence[str]) -> str:
-    """Description of a program: `reduce-scatter in node, all-reduce across nodes, all-gather in node`.
-
-    `level_names`: the unit of every level of the reduction, outermost first: `("node", "gpu")`.
-    """
-    return ", ".join(_name(step, level_names) for step in program) or "nothing"
-
-
-def _name(step: Step, names: Sequence[str]) -> str:
-    outside = f" in {names[step.first - 1]}" if step.first else ""
-    if step.last < len(names) - 1:
-        where = f" across {_plural(names[step.last])}{outside}"
-    else:
-        where = outside or f" across all {_plural(names[-1])}"
-    master = f" (first {', '.join(names[level] for level in step.zero)} only)" if step.zero else ""
-    return f"{step.collective.words}{where}{master}"
-
-
-def _plural(noun: str) -> str:
-    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")

@@ -13,7 +13,7 @@ leave them permuted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,45 +58,7 @@ def every(flags: Bools, *axes: int) -> Bools:
     return np.asarray(flags.all(axis=axes), np.bool_)
 
 
-# The rules: `s` is bool [groups, members of a group, rows, columns], `order` int [groups, members, positions]
-
-
-def _has_data(s: Bools, order: Order) -> Bools:
-    return some(s, 1, 2, 3)
-
-
-def _same_chunks(s: Bools, order: Order) -> Bools:
-    held = some(s, 3)
-    return every(held == held[:, :1], 1, 2)
-
-
-def _same_order(s: Bools, order: Order) -> Bools:
-    return every(order == order[:, :1], 1, 2)
-
-
-def _disjoint_addends(s: Bools, order: Order) -> Bools:
-    return every(s.sum(axis=1) <= 1, 1, 2)
-
-
-def _divisible(s: Bools, order: Order) -> Bools:
-    return np.asarray(some(s, 3)[:, 0].sum(axis=1) % s.shape[1] == 0, np.bool_)
-
-
-def _disjoint_chunks(s: Bools, order: Order) -> Bools:
-    return every(some(s, 3).sum(axis=1) <= 1, 1)
-
-
-def _equal_counts(s: Bools, order: Order) -> Bools:
-    counts = some(s, 3).sum(axis=2)
-    return every(counts == counts[:, :1], 1)
-
-
-def _root_has_all(s: Bools, order: Order) -> Bools:
-    return every(s <= s[:, :1], 1, 2, 3)
-
-
-def _someone_gains(s: Bools, order: Order) -> Bools:
-    return some(s != s[:, :1], 1, 2, 3)
+# Effects: `s` is bool [groups, members of a group, rows, columns], `order` int [groups, members, positions].
 
 
 def _everywhere(s: Bools, order: Order) -> tuple[Bools, Order]:
@@ -143,10 +105,6 @@ def _pair(holders: Bools, members: Sequence[int]) -> str:
     return f"members {members[i]} and {members[j]}"
 
 
-def _say_empty(s: Bools, order: Order, members: Sequence[int]) -> str:
-    return "no member of the group holds any data"
-
-
 def _say_chunks(s: Bools, order: Order, members: Sequence[int]) -> str:
     held = some(s, 2)
     i, r = first(held != held[0])
@@ -165,10 +123,6 @@ def _say_order(s: Bools, order: Order, members: Sequence[int]) -> str:
 def _say_addends(s: Bools, order: Order, members: Sequence[int]) -> str:
     r, c = first(s.sum(axis=0) > 1)
     return f"chunk {r} of {_pair(s[:, r, c], members)}: both contain member {c}'s addend: it would be counted twice"
-
-
-def _say_divisible(s: Bools, order: Order, members: Sequence[int]) -> str:
-    return f"{some(s[0], 1).sum()} chunks cannot be scattered evenly over {len(members)} members"
 
 
 def _say_overlap(s: Bools, order: Order, members: Sequence[int]) -> str:
@@ -190,8 +144,7 @@ def _say_lost(s: Bools, order: Order, members: Sequence[int]) -> str:
     return f"chunk {r} of member {members[i]} contains member {c}'s addend, and the root's does not: it would be lost"
 
 
-def _say_nothing(s: Bools, order: Order, members: Sequence[int]) -> str:
-    return "every member already holds what the root holds: nothing would change"
+# Preconditions: which groups fulfil them, and what to say of one that does not.
 
 
 class _Precondition(NamedTuple):
@@ -199,30 +152,47 @@ class _Precondition(NamedTuple):
     say: Callable[[Bools, Order, Sequence[int]], str]
 
 
-_DATA = _Precondition(_has_data, _say_empty)
-_ADD = (
-    _DATA,
-    _Precondition(_same_chunks, _say_chunks),
-    _Precondition(_disjoint_addends, _say_addends),
-    _Precondition(_same_order, _say_order),
-)
-
-
 class _Rule(NamedTuple):
     before: tuple[_Precondition, ...]
     after: Callable[[Bools, Order], tuple[Bools, Order]]
 
 
+def _alike(x: NDArray[Any], *axes: int) -> Bools:
+    """True if all members of a group have what its first has; `axes`: all but that of the groups."""
+    return every(x == x[:, :1], *axes)
+
+
+_DATA = _Precondition(lambda s, order: some(s, 1, 2, 3), lambda *_: "no member of the group holds any data")
+_ADD = (
+    _DATA,
+    _Precondition(lambda s, order: _alike(some(s, 3), 1, 2), _say_chunks),
+    _Precondition(lambda s, order: every(s.sum(axis=1) <= 1, 1, 2), _say_addends),
+    _Precondition(lambda s, order: _alike(order, 1, 2), _say_order),
+)
+_DIVISIBLE = _Precondition(
+    lambda s, order: np.asarray(some(s, 3)[:, 0].sum(axis=1) % s.shape[1] == 0, np.bool_),
+    lambda s, order, members: f"{some(s[0], 1).sum()} chunks cannot be scattered evenly over {len(members)} members",
+)
+_GATHER = (
+    _DATA,
+    _Precondition(lambda s, order: every(some(s, 3).sum(axis=1) <= 1, 1), _say_overlap),
+    _Precondition(lambda s, order: _alike(some(s, 3).sum(axis=2), 1), _say_counts),
+)
+_BROADCAST = (
+    _DATA,
+    _Precondition(lambda s, order: every(s <= s[:, :1], 1, 2, 3), _say_lost),
+    _Precondition(
+        lambda s, order: ~_alike(s, 1, 2, 3),
+        lambda *_: "every member already holds what the root holds: nothing would change",
+    ),
+)
+
 RULES: dict[Collective, _Rule] = {
     Collective.ALL_REDUCE: _Rule(_ADD, _everywhere),
-    Collective.REDUCE_SCATTER: _Rule((*_ADD, _Precondition(_divisible, _say_divisible)), _parts),
+    Collective.REDUCE_SCATTER: _Rule((*_ADD, _DIVISIBLE), _parts),
     Collective.REDUCE: _Rule(_ADD, _at_root),
-    Collective.ALL_GATHER: _Rule(
-        (_DATA, _Precondition(_disjoint_chunks, _say_overlap), _Precondition(_equal_counts, _say_counts)), _joined
-    ),
-    Collective.BROADCAST: _Rule(
-        (_DATA, _Precondition(_root_has_all, _say_lost), _Precondition(_someone_gains, _say_nothing)), _from_root
-    ),
+    Collective.ALL_GATHER: _Rule(_GATHER, _joined),
+    Collective.BROADCAST: _Rule(_BROADCAST, _from_root),
 }
 """Preconditions and effect of every collective."""
 

@@ -162,57 +162,37 @@ def _walk(sizes: Sizes) -> tuple[int, ...]:
 # Patterns
 
 
-def _ring_once(sizes: Sizes, across: int) -> tuple[Phase, ...]:
-    m = math.prod(sizes)
-    return (Phase(ring(sizes), (m - 1) / m),)
+def _around(laps: int) -> Pattern:
+    """Every part passes all members `laps` times."""
 
+    def pattern(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+        m = math.prod(sizes)
+        return (Phase(ring(sizes), laps * (m - 1) / m, laps),)
 
-def _ring_twice(sizes: Sizes, across: int) -> tuple[Phase, ...]:
-    m = math.prod(sizes)
-    return (Phase(ring(sizes), 2 * (m - 1) / m, laps=2),)
-
-
-def _reduce(sizes: Sizes, across: int) -> tuple[Phase, ...]:
-    return (Phase(reverse(chain(sizes))),)
-
-
-def _broadcast(sizes: Sizes, across: int) -> tuple[Phase, ...]:
-    return (Phase(chain(sizes)),)
-
-
-def _tree(sizes: Sizes, across: int) -> tuple[Phase, ...]:
-    return (Phase(double_tree(sizes, across), laps=2),)
+    return pattern
 
 
 def _gloo_reduce(sizes: Sizes, across: int) -> tuple[Phase, ...]:
-    return (*_ring_once(sizes, across), Phase(gather(sizes), 1 / math.prod(sizes)))
+    return (*_around(1)(sizes, across), Phase(gather(sizes), 1 / math.prod(sizes)))
 
 
 def _gloo_broadcast(sizes: Sizes, across: int) -> tuple[Phase, ...]:
     return tuple(Phase(doubling(sizes, i)) for i in range((math.prod(sizes) - 1).bit_length()))
 
 
-def _exchange(sizes: Sizes, across: int) -> tuple[Phase, ...]:
-    return (Phase(exchange(sizes)),)
-
-
-def _send(sizes: Sizes, across: int) -> tuple[Phase, ...]:
-    return (Phase(forward(sizes)),)
-
-
 _RING: Mapping[str, Pattern] = {
-    "all_reduce": _ring_twice,
-    "reduce_scatter": _ring_once,
-    "all_gather": _ring_once,
-    "reduce": _reduce,
-    "broadcast": _broadcast,
-    "all_to_all": _exchange,
-    "send": _send,
+    "all_reduce": _around(2),
+    "reduce_scatter": _around(1),
+    "all_gather": _around(1),
+    "reduce": lambda sizes, across: (Phase(reverse(chain(sizes))),),
+    "broadcast": lambda sizes, across: (Phase(chain(sizes)),),
+    "all_to_all": lambda sizes, across: (Phase(exchange(sizes)),),
+    "send": lambda sizes, across: (Phase(forward(sizes)),),
 }
 PATTERNS: Mapping[str, Mapping[str, Pattern]] = {
     "nccl-ring": _RING,
-    "nccl-tree": {**_RING, "all_reduce": _tree},
-    "gloo": {**_RING, "reduce_scatter": _ring_twice, "reduce": _gloo_reduce, "broadcast": _gloo_broadcast},
+    "nccl-tree": {**_RING, "all_reduce": lambda sizes, across: (Phase(double_tree(sizes, across), laps=2),)},
+    "gloo": {**_RING, "reduce_scatter": _around(2), "reduce": _gloo_reduce, "broadcast": _gloo_broadcast},
 }
 """Profile (`Machine.collectives`) -> collective -> pattern."""
 

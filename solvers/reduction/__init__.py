@@ -1,1 +1,1 @@
-"""Solvers of boolean states for the cheapest reduction program: independent checks of the shortest path."""
+"""Exact solvers of reductions and RVD paths, which check the shortest paths, and of joint placements."""

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from partita.formulation.placement.placement import Placement, of_rows, placements
-from partita.formulation.reduction.enumeration import Form, Instruction, Move, instructions, name, programs, search
+from partita.formulation.reduction.enumeration import Form, Instruction, Move, instructions, programs, search
 from partita.formulation.reduction.program import Collective, Groups, Reduction, ReductionProgram, Step, groups
 from partita.formulation.reduction.rules import initial
 from partita.formulation.reduction.semantics import repaired, validate
@@ -158,6 +158,28 @@ def test_by_brute_force() -> None:
 
 
 # In words
+
+
+def name(program: ReductionProgram, level_names: Sequence[str]) -> str:
+    """Description of a program: `reduce-scatter in node, all-reduce across nodes, all-gather in node`.
+
+    `level_names`: the unit of every level of the reduction, outermost first: `("node", "gpu")`.
+    """
+    return ", ".join(_name(step, level_names) for step in program) or "nothing"
+
+
+def _name(step: Step, names: Sequence[str]) -> str:
+    outside = f" in {names[step.first - 1]}" if step.first else ""
+    if step.last < len(names) - 1:
+        where = f" across {_plural(names[step.last])}{outside}"
+    else:
+        where = outside or f" across all {_plural(names[-1])}"
+    master = f" (first {', '.join(names[level] for level in step.zero)} only)" if step.zero else ""
+    return f"{step.collective.words}{where}{master}"
+
+
+def _plural(noun: str) -> str:
+    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
 
 
 @pytest.mark.parametrize(

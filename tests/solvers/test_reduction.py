@@ -21,10 +21,10 @@ from partita.formulation.reduction.statuses import KINDS, Kind
 from partita.model.errors import PartitaError
 from partita.model.machine.machine import PROFILES, Level, Machine
 from partita.solvers.protocol import Status
-from partita.solvers.reduction import cpsat, smt
+from partita.solvers.reduction.exact_program import solve_by_cpsat, solve_by_z3
 
 DEVICE = Machine.load("gcp-a100").device
-SOLVERS = {"cpsat": cpsat.solve, "z3": smt.solve}
+SOLVERS = {"cpsat": solve_by_cpsat, "z3": solve_by_z3}
 
 
 def some(seed: int, levels: int) -> tuple[Machine, Reduction, int, str]:
