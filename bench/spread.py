@@ -9,6 +9,7 @@ dealt round-robin: what else it does is the best that the planner knows, percept
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,8 +18,7 @@ from ..codegen.plan.plan import Plan
 from ..codegen.plan.table_spread import at_of
 from ..codegen.pricing.stage_price import stage_price
 from ..formulation.search_space import SearchSpace
-from ..formulation.special.level_spread import greedy_by_size, round_robin
-from ..formulation.special.table_spread import TableSpread
+from ..formulation.special.table_spread import ColumnRange, TableSpread
 from ..model.capture.capture import capture
 from ..model.capture.load import load_module
 from ..model.graph.dtypes import ITEMSIZE
@@ -34,6 +34,26 @@ MODELS = ("dlrm", "xdl")
 DEVICES = (6, 8, 24)
 SMALL = (4, 6)
 GIB = 2**30
+
+
+def round_robin(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread:
+    """Whole tables, dealt out by number, as Unity's expert does for DLRM. PartitaError: fewer tables than ranks."""
+    return _whole(rows, width, [[t for t in range(len(rows)) if t % ranks == c] for c in range(ranks)])
+
+
+def greedy_by_size(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread:
+    """Whole tables, the largest first, each to the coordinate with the fewest elements. PartitaError as above."""
+    own: list[list[int]] = [[] for _ in range(ranks)]
+    held = [(0, 0, c) for c in range(ranks)]
+    for table in sorted(range(len(rows)), key=lambda t: (-rows[t], t)):
+        elements, count, c = heapq.heappop(held)
+        own[c].append(table)
+        heapq.heappush(held, (elements + rows[table], count + 1, c))
+    return _whole(rows, width, own)
+
+
+def _whole(rows: tuple[int, ...], width: int, own: Sequence[Sequence[int]]) -> TableSpread:
+    return TableSpread(rows, width, tuple(tuple(ColumnRange(t, 0, width) for t in sorted(tables)) for tables in own))
 
 
 def machine_of(devices: int) -> Machine:

@@ -1,29 +1,13 @@
-"""Special strategies: their registry, and those of the package."""
+"""Special strategies: splits of operators with communication of their own."""
 
-from .registry import (
-    Message,
-    Part,
-    Situation,
-    Special,
-    Splits,
-    part_of,
-    register_strategy,
-    special_rows,
-    special_rows_fit,
-    special_strategies,
-    special_strategy,
-)
-
-__all__ = [
-    "Message",
-    "Part",
-    "Situation",
-    "Special",
-    "Splits",
-    "part_of",
-    "register_strategy",
-    "special_rows",
-    "special_rows_fit",
-    "special_strategies",
-    "special_strategy",
-]
+from .registry import Message as Message
+from .registry import Part as Part
+from .registry import Situation as Situation
+from .registry import Special as Special
+from .registry import Splits as Splits
+from .registry import part_of as part_of
+from .registry import register_strategy as register_strategy
+from .registry import special_rows as special_rows
+from .registry import special_rows_fit as special_rows_fit
+from .registry import special_strategies as special_strategies
+from .registry import special_strategy as special_strategy

@@ -1,8 +1,8 @@
-"""Windows that slide along a split dim: ranks give each other the rows that their windows reach over (halo exchange).
+"""Halo exchange: windows slide along a split dim, and ranks send each other the rows that their windows read.
 
-Convolutions, their transposes, pooling and resampling are local along space but for these rows (Dryden et al.,
-IPDPS'19). Parts of input and output are those of any layout, so a rank may need rows of any other, or give rows away
-that it does not need itself. Different dims on different axes are exchanged one after the other: corners come along.
+Apart from these rows, convolutions, their transposes, pooling and resampling are local along space (Dryden et al.,
+IPDPS'19). Input and output lie in ordinary parts, so a rank may need rows of any other rank, and may hold rows that it
+does not read itself. Dims on different axes are exchanged one after the other, which includes the corners.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ...model.graph.builder import Builder
 from ...model.graph.layout import Action, chunk
 from ...model.graph.pcg import Node
 from ..strategies.row import Row
+from .example_inputs import scaled_input
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 Range: TypeAlias = tuple[int, int]
@@ -25,11 +26,11 @@ Range: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What an operator reads along one dim: `size` rows before, `made` after it.
+    """What an operator with `size` rows of input and `made` rows of output reads along one dim.
 
-    Row i of its output reads the rows from (step * i + first) // per to (step * i + last) // per of its input. Beyond
-    the whole lies `value`; None: nothing, as borders need no filling. In what is made of the rows from r on, row 0 is
-    row per * r - shift of the output.
+    Row i of the output reads the input's rows from (step * i + first) // per to (step * i + last) // per. The input is
+    padded with `value` (None: not at all). Applied to the rows from r on, the operator makes the output's rows from
+    per * r - shift on. A part may end with up to `spare` - 1 rows that no window reads.
     """
 
     size: int
@@ -45,10 +46,10 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The exchange that a reach needs on a number of ranks.
+    """The exchange that a reach needs on some number of ranks.
 
-    `moves`: a rank needs other rows than its own; `crops`: it makes others too than its own. `rows`: the most that a
-    rank reads, `sent`: the most that one sends or receives.
+    `moves`: some rank reads rows that it does not hold; `crops`: some rank makes rows that are not its own. `rows`: the
+    most that a rank reads, `sent`: the most that one sends or receives.
     """
 
     moves: bool
@@ -59,7 +60,7 @@ class Exchange:
 
 @lru_cache(maxsize=4096)
 def exchange(reach: Reach, ranks: int) -> Exchange:
-    """Who needs what: the ranks' parts of the input, and the rows that their parts of the output read."""
+    """The exchange of a reach on `ranks` ranks."""
     have, made = ([chunk(size, ranks, r) for r in range(ranks)] for size in (reach.size, reach.made))
     want = [_rows_of(reach, *part) for part in made]
     given = [sum(_common(a, b) for r, b in enumerate(want) if r != s) for s, a in enumerate(have)]
@@ -83,7 +84,7 @@ def _common(a: Range, b: Range) -> int:
     return max(0, min(a[1], b[1]) - max(a[0], b[0]))
 
 
-# Reaches, by operator: of spatial dim `d` from `size` to `made` rows; None where local windows are not the whole's.
+# Reaches by operator, along spatial dim `d` from `size` to `made` rows; None if the dim cannot be split.
 
 
 def _taps(node: Node, kernel: int, d: int) -> int:
@@ -99,9 +100,9 @@ def _conv(node: Node, kernel: int, d: int, size: int, made: int) -> Reach | None
 
 
 def _conv_transpose(node: Node, kernel: int, d: int, size: int, made: int) -> Reach | None:
-    """Row i gets something from row j where i = stride * j - padding + a tap: windows the other way round."""
+    """Row j contributes to row i if i = stride * j - padding + tap: the windows of a convolution, transposed."""
     last, stride, padding = _taps(node, kernel, d), node["stride"][d], node["padding"][d]
-    if last < stride - 1 or node["output_padding"][d] > padding:  # rows that nothing reaches
+    if last < stride - 1 or node["output_padding"][d] > padding:  # rows that no input row contributes to
         return None
     return Reach(size, made, padding - last + stride - 1, padding, per=stride, shift=padding, value=None)
 
@@ -113,7 +114,7 @@ def _max_pool(node: Node, kernel: int, d: int, size: int, made: int) -> Reach | 
 
 
 def _avg_pool(node: Node, kernel: int, d: int, size: int, made: int) -> Reach | None:
-    """Every window is divided by the same number: none counts less at the borders of the whole."""
+    """Only if every window is divided by the same number, also at the borders."""
     stride, padding = node["stride"][d], node["padding"][d]
     beyond = (made - 1) * stride + kernel > size + 2 * padding
     if node.get("divisor_override") is None and (beyond or (padding and not node["count_include_pad"])):
@@ -122,10 +123,10 @@ def _avg_pool(node: Node, kernel: int, d: int, size: int, made: int) -> Reach | 
 
 
 def _interpolate(node: Node, kernel: int, d: int, size: int, made: int) -> Reach | None:
-    """By whole factors; rows are taken from the middle of pixels, but for the nearest."""
+    """By whole factors only."""
     factor, mode = made // size, node["mode"]
-    asked = node["scale_factor"]
-    if made % size or node["align_corners"] or (asked and asked[d] != factor):
+    scale = node["scale_factor"]
+    if made % size or node["align_corners"] or (scale and scale[d] != factor):
         return None
     if mode == "nearest" and factor & (factor - 1):  # products with 1 / factor may be rounded across a whole number
         return None
@@ -144,7 +145,7 @@ _REACHES: dict[str, Callable[[Node, int, int, int, int], Reach | None]] = {
 
 
 def spatial_rank(node: Node) -> int:
-    """How many of the last dims windows slide along."""
+    """The number of (last) dims along which windows slide."""
     return len(node["kernel_size"]) if "kernel_size" in dict(node.attributes) else len(node.shape) - 2
 
 
@@ -154,14 +155,14 @@ def reach_of(node: Node, sources: Sequence[Node], d: int) -> Reach | None:
     kernel = node.get("kernel_size") or (sources[1].shape[2:] if len(sources) > 1 else (1,) * rank)
     before, after = sources[0].shape[-rank:], node.shape[-rank:]
     if node.get("padding") == "same" and any(_taps(node, k, i) % 2 for i, k in enumerate(kernel)):
-        return None  # more on one side than on the other: as a number, only `same` can say it
+        return None  # uneven padding, which no number but only `same` can express
     if node.op == "interpolate" and any(_interpolate(node, 1, i, before[i], after[i]) is None for i in range(rank)):
-        return None  # sizes are no more those of the whole: factors have to say it
+        return None  # sizes of parts differ from those of the whole, so all dims need factors
     return _REACHES[node.op](node, kernel[d], d, before[d], after[d])
 
 
 def _rows(at: Situation) -> Iterator[Row]:
-    """One for each spatial dim that is one atom; a window of one place at every place is split by its notation."""
+    """One for each spatial dim that is one atom; index notation splits pointwise windows already."""
     rank = spatial_rank(at.node)
     for d in range(rank):
         reach, letters = reach_of(at.node, at.sources, d), (at.split(0, d - rank), at.split(-1, d - rank))
@@ -176,7 +177,7 @@ def _is_pointwise(reach: Reach) -> bool:
     return reach.first == reach.last == 0 and reach.step == reach.per == 1
 
 
-def _found(part: Part) -> tuple[Reach, Exchange]:
+def _exchange_of(part: Part) -> tuple[Reach, Exchange]:
     assert part.row.index is not None
     reach = reach_of(part.node, part.sources, int(part.row.index[0][1:]))
     assert reach is not None, part.node
@@ -184,13 +185,13 @@ def _found(part: Part) -> tuple[Reach, Exchange]:
 
 
 def _row_bytes(part: Part) -> int:
-    reach, _ = _found(part)
+    reach, _ = _exchange_of(part)
     return part.bytes(0) // -(-reach.size // part.ranks)
 
 
 def _messages(part: Part) -> Iterator[Message]:
-    """Rows of both sides in one exchange, and a copy of what is read; back the same, added up in a tensor of zeros."""
-    _, found = _found(part)
+    """One exchange of the rows of both sides, and a copy of what is read; backward the same, added to zeros."""
+    _, found = _exchange_of(part)
     row, back = _row_bytes(part), part.sources[0].gradient
     if found.moves:
         yield Message(Action.SEND, found.sent * row)
@@ -203,18 +204,18 @@ def _messages(part: Part) -> Iterator[Message]:
 
 
 def _kept(part: Part) -> int:
-    """The rows that are read, in the place of the input."""
-    _, found = _found(part)
+    """The rows that are read, instead of the input."""
+    _, found = _exchange_of(part)
     return found.rows * _row_bytes(part) if found.moves and part.node.op != "interpolate" else 0
 
 
 def _copies(part: Part) -> tuple[str, ...]:
-    return ("x",) if _found(part)[1].moves else ()
+    return ("x",) if _exchange_of(part)[1].moves else ()
 
 
 def _work(part: Part) -> float:
-    """The largest share of the output, or of what a transposed convolution spreads, over that of the input."""
-    reach, found = _found(part)
+    """The largest share of the output (of a transposed convolution: of the rows read) over that of the input."""
+    reach, found = _exchange_of(part)
     share = -(-reach.size // part.ranks)
     if part.node.op == "conv_transpose":
         return found.rows / share
@@ -222,22 +223,22 @@ def _work(part: Part) -> float:
 
 
 def _worth(batch: int, devices: int) -> bool:
-    """Where samples divide over all devices, splitting them costs the same without an exchange."""
+    """If samples divide over all devices, splitting them costs the same without an exchange."""
     return batch % devices > 0
 
 
 def _emit(site: Any, names: Sequence[str], splits: Splits) -> str:
-    """The operator's own line on the rows that it reads, without padding where these are split."""
+    """The operator's own line on the rows that it reads, without padding along split dims."""
     node, rank, x, crops = site.node, spatial_rank(site.node), names[0], list[str]()
     dims = [int(row.index[0][1:]) for _, row in splits if row.index is not None]
     for d, (axis, _) in zip(dims, splits, strict=True):
         reach = reach_of(node, site.sources, d)
         assert reach is not None, node
-        found, where = exchange(reach, site.sizes[axis]), f"{len(node.shape) - rank + d}, {site.axes[axis]}"
-        if found.moves:
+        needed, where = exchange(reach, site.sizes[axis]), f"{len(node.shape) - rank + d}, {site.axes[axis]}"
+        if needed.moves:
             sizes, rows = (reach.size, reach.made), (reach.first, reach.last)
             x = f"halo({x}, {where}, {sizes}, {rows}{_options(reach)})"
-        if found.crops:
+        if needed.crops:
             shift = f", {reach.shift}" if reach.shift else ""
             crops.append(f"{where}, {reach.made}, {reach.per}, {reach.first}{shift}")
     line: str = site.own(replace(node, attributes=_local(site, dims)), [x, *names[1:]])
@@ -252,7 +253,7 @@ def _options(reach: Reach) -> str:
 
 
 def _local(site: Any, dims: Sequence[int]) -> tuple[tuple[str, Any], ...]:
-    """The attributes of a node on rows that have been padded along `dims`."""
+    """The attributes of a node whose input is already padded along `dims`."""
     given, rank = dict(site.node.attributes), spatial_rank(site.node)
     if site.node.op == "interpolate":
         factors = zip(site.node.shape[-rank:], site.sources[0].shape[-rank:], strict=True)
@@ -268,7 +269,7 @@ def _local(site: Any, dims: Sequence[int]) -> tuple[tuple[str, Any], ...]:
 def _window(
     op: str, before: tuple[int, ...], after: tuple[int, ...], taps: tuple[int, ...], groups: int = 1, **attributes: Any
 ) -> Callable[[Builder], int]:
-    """Windows of so many taps over rows `before`, with four channels; attributes override defaults."""
+    """Windows of `taps` over `before` rows, with four channels; `attributes` override the defaults."""
     rank, of_weights = len(before), op.startswith("conv")
     plain: dict[str, Any] = {"padding": (0,) * rank, "stride": (1,) * rank if of_weights else taps}
     if of_weights:
@@ -280,7 +281,7 @@ def _window(
         plain = {"size": None, "scale_factor": None, "align_corners": None}
 
     def example(b: Builder) -> int:
-        x = b.add("mul", b.input("x", (6, 4, *before)), b.parameter("scale", (4, *before)), shape=(6, 4, *before))
+        x = scaled_input(b, 6, 4, *before, dims=rank + 1)
         weights = [b.parameter("w", (4, 4 // groups, *taps)), b.parameter("bias", (4,))] if of_weights else []
         return b.add(op, x, *weights, shape=(6, 4, *after), **plain | attributes)
 

@@ -1,4 +1,4 @@
-"""Heuristic spreads of joined tables: level within a percent and of few pieces, and the usual baselines."""
+"""Heuristic spreads of joined tables, balanced within a percent, with few pieces."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .table_spread import NEAR, ColumnRange, TableSpread, fewest_elements, of_counts, unit_widths
+from .table_spread import NEAR, TableSpread, fewest_elements, of_counts, unit_widths
 
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @lru_cache(maxsize=256)
 def level_spread(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread | None:
-    """What `level_counts` finds, in the widest units that are (nearly) no loss."""
+    """The spread of `level_counts`, in the widest units that cost (nearly) nothing."""
     best: tuple[int, list[list[int]]] | None = None
     for unit in unit_widths(len(rows), width, ranks):
         counts = level_counts(rows, width // unit, ranks)
@@ -34,12 +34,12 @@ def level_spread(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread |
 
 
 def fullest(rows: Sequence[int], counts: Sequence[Sequence[int]]) -> int:
-    """The most rows of units that a coordinate has."""
+    """Rows of units on the fullest coordinate."""
     return max(sum(count * each for count, each in zip(rows, own, strict=True)) for own in counts)
 
 
 def level_counts(rows: Sequence[int], units: int, ranks: int) -> list[list[int]]:
-    """How many of the `units` of each table each coordinate has: no more columns than it must, few rows, few pieces."""
+    """[coordinate][table]: units of each table, of `units` each; fewest columns, then few rows and few pieces."""
     even = sum(rows) * units / ranks
     tried = [_evened(rows, _filled(rows, units, ranks, near), even * (1 + near)) for near in NEAR_FILLS]
     tried.append(_dealt(rows, units, ranks))
@@ -52,13 +52,13 @@ def level_counts(rows: Sequence[int], units: int, ranks: int) -> list[list[int]]
 
 
 NEAR_FILLS = (0.0005, 0.001, 0.002, 0.004, 0.007)
-"""Fillings so near to an even share count as equal, and the one of fewest pieces is taken."""
+"""Relative distances from an even share within which fillings count as equal; fewest pieces decide."""
 LARGE = 6
-"""Tables of which units are combined to fill a coordinate; the rest of its columns are those of small tables."""
+"""The number of large tables whose units are combined to fill a coordinate; small tables fill the rest."""
 
 
 def _filled(rows: Sequence[int], units: int, ranks: int, near: float) -> list[list[int]]:
-    """One coordinate after the other, each with an even share of what is left; nothing where that does not work out."""
+    """Coordinates filled one after the other, each with an even share of what is left; empty if that fails."""
     room, left, counts = -(-len(rows) * units // ranks), [units] * len(rows), []
     for others in range(ranks - 1, 0, -1):
         target = sum(count * each for count, each in zip(rows, left, strict=True)) / (others + 1)
@@ -69,7 +69,7 @@ def _filled(rows: Sequence[int], units: int, ranks: int, near: float) -> list[li
 
 
 def _fill(rows: Sequence[int], left: Sequence[int], room: int, target: float, near: float) -> list[int]:
-    """Units of two large tables and of the smallest: near to `target` rows, few pieces, tables that are used up."""
+    """Units of two large and of the smallest tables: about `target` rows, few pieces, few tables left in part."""
     ascending = sorted((t for t in range(len(rows)) if left[t]), key=lambda t: (rows[t], t))
     large = ascending[-LARGE:]
     best: tuple[tuple[float, ...], dict[int, int]] = (inf,), {}
@@ -97,9 +97,9 @@ def _fill(rows: Sequence[int], left: Sequence[int], room: int, target: float, ne
 
 
 def _evened(rows: Sequence[int], filled: list[list[int]], most: float) -> list[list[int]]:
-    """Units change places between the fullest coordinate and others until none has more than `most` rows, if it helps.
+    """Local search: the fullest coordinate trades units until no coordinate has more than `most` rows.
 
-    One for one, or two for two where that does not help.
+    One unit for one, or two for two where that does not help.
     """
     if not filled:
         return []
@@ -109,7 +109,7 @@ def _evened(rows: Sequence[int], filled: list[list[int]], most: float) -> list[l
         c = int(held.argmax())
         others = [*{counts[d].tobytes(): d for d in reversed(range(len(counts))) if d != c}.values()]
         trade = _trade(each, counts, held, c, others, several=1, most=most)
-        if trade is None:  # one after the other: pairs of pairs are many
+        if trade is None:  # one coordinate at a time, since there are many pairs of pairs
             trades = (_trade(each, counts, held, c, [d], several=2, most=most) for d in others)
             trade = min((found for found in trades if found is not None), default=None)
         if trade is None:
@@ -126,10 +126,10 @@ def _evened(rows: Sequence[int], filled: list[list[int]], most: float) -> list[l
 def _trade(
     rows: _Numbers, counts: _Numbers, held: _Numbers, c: int, others: list[int], several: int, most: float
 ) -> tuple[float, int, int, list[tuple[int, int]]] | None:
-    """The best trade of `several` units of c against as many of another, if it relieves the fuller; else None.
+    """The best trade of `several` units of c for as many of another coordinate; None if none relieves the fuller.
 
-    What the fuller has then, the less the better; how many pieces more; with whom; which tables' units are given and
-    taken. `rows` [t], `counts` [coordinate, t], `held` [coordinate].
+    (rows of the fuller afterwards, additional pieces, other coordinate, tables of the units given and taken): the least
+    is best. `rows` [t], `counts` [coordinate, t], `held` [coordinate].
     """
     here = counts[others] > 0
     different = ~np.eye(len(rows), dtype=np.bool_)
@@ -142,7 +142,7 @@ def _trade(
     more = (rows[give] - rows[take])[trades].sum(axis=0)
     after = np.maximum(np.maximum(held[c] - more, held[d] + more), most)
     possible = more > 0
-    if several == 2:  # as many units as there are
+    if several == 2:  # two units of one table must exist
         (t, other_t), (u, other_u) = give[trades], take[trades]
         possible &= ((t != other_t) | (counts[c, t] > 1)) & ((u != other_u) | (counts[d, u] > 1))
     after[~possible] = inf
@@ -162,7 +162,7 @@ def _trade(
 
 
 def _dealt(rows: Sequence[int], units: int, ranks: int) -> list[list[int]]:
-    """Units of the largest tables first, each to the coordinate with the fewest rows that has room for it."""
+    """Units of the largest tables first, each to the coordinate with room and the fewest rows."""
     counts = [[0] * len(rows) for _ in range(ranks)]
     room, heap = -(-len(rows) * units // ranks), [(0, c) for c in range(ranks)]
     for table in sorted(range(len(rows)), key=lambda t: (-rows[t], t)):
@@ -171,30 +171,10 @@ def _dealt(rows: Sequence[int], units: int, ranks: int) -> list[list[int]]:
             counts[c][table] += 1
             if sum(counts[c]) < room:
                 heapq.heappush(heap, (held + rows[table], c))
-    for c, own in enumerate(counts):  # what is left over when others were full
+    for c, own in enumerate(counts):  # empty coordinates take a unit of another
         if not any(own):
             giver = max(range(ranks), key=lambda g: (sum(counts[g]), -g))
             table = min((t for t, count in enumerate(counts[giver]) if count), key=lambda t: (rows[t], t))
             counts[giver][table] -= 1
             counts[c][table] += 1
     return counts
-
-
-def round_robin(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread:
-    """Whole tables, dealt out by number: what Unity's expert does for DLRM. PartitaError: fewer tables than ranks."""
-    return _whole(rows, width, [[t for t in range(len(rows)) if t % ranks == c] for c in range(ranks)])
-
-
-def greedy_by_size(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread:
-    """Whole tables, the largest first, each to the coordinate with the fewest elements. PartitaError as above."""
-    own: list[list[int]] = [[] for _ in range(ranks)]
-    held = [(0, 0, c) for c in range(ranks)]
-    for table in sorted(range(len(rows)), key=lambda t: (-rows[t], t)):
-        elements, count, c = heapq.heappop(held)
-        own[c].append(table)
-        heapq.heappush(held, (elements + rows[table], count + 1, c))
-    return _whole(rows, width, own)
-
-
-def _whole(rows: tuple[int, ...], width: int, own: Sequence[Sequence[int]]) -> TableSpread:
-    return TableSpread(rows, width, tuple(tuple(ColumnRange(t, 0, width) for t in sorted(tables)) for tables in own))

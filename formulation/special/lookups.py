@@ -1,7 +1,7 @@
-"""Look-ups in a table whose rows are split, by an exchange of ids: every rank has its own samples, before and after.
+"""Look-ups in a table whose rows are split, by an exchange of ids: every rank keeps its own samples.
 
 Every id goes to the rank that has its row, and the row comes back, as in Megatron-LM's and TorchRec's row-wise tables.
-The strategy that index notation gives (`ids`) looks up all ids on every rank instead, and adds up zeros.
+The strategy from index notation (`ids`) instead looks up all ids on every rank, with zeros for the rows of other ranks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,26 +15,27 @@ from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import Action, S, chunk
 from ..strategies.row import Row
+from .example_inputs import integer_input, scaled_input
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 _ID = ITEMSIZE["int64"]
 
 
 def _rows(at: Situation) -> Iterator[Row]:
-    """The table's rows are one atom, and the ids count samples."""
+    """Only if the table's rows are one atom and the ids have a batch dim."""
     letter, (table, _, *weights) = at.split(0, 0), at.sources
     if letter is None or table.op != "parameter" or not at.inputs[1].batch:
         return
-    samples = S(min(at.inputs[1].batch))  # the same number in the result, whose first dims are those of the ids
+    samples = S(min(at.inputs[1].batch))  # the same atom in the result, whose first dims are those of the ids
     yield Row((letter, samples, *(samples for _ in weights)), samples, ("@owners", 0), "owners")
 
 
 @lru_cache(maxsize=1024)
 def largest_share(tables: tuple[int, ...], ranks: int) -> Fraction:
-    """The largest share of the look-ups that a rank answers, where each of the joined tables gets as many ids.
+    """The largest share of the look-ups that one rank answers, if every joined table gets equally many ids.
 
-    Ids are uniform within a table. Rank j has the rows of chunk j of all tables one below the other, so small tables
-    lie on few ranks, and those answer more than an even share. `tables` are the rows of each.
+    Ids are uniform within a table. Rank j has chunk j of the rows of all tables, one table after the other, so small
+    tables lie on few ranks, which answer more than an even share. `tables`: the number of rows of each.
     """
     total = sum(tables)
     shares = []
@@ -54,12 +55,12 @@ def _share(part: Part) -> Fraction:
 
 
 def _answered(part: Part) -> int:
-    """Look-ups of the rank that answers most."""
+    """The look-ups of the rank that answers most."""
     return ceil(_share(part) * part.ranks * prod(part.inputs[1]))
 
 
 def _messages(part: Part) -> Iterator[Message]:
-    """How many ids, the ids, then rows; ids are put in the order of ranks, rows back into that of the ids."""
+    """Counts, ids, then rows; ids are sorted by rank, and rows put back into the order of the ids."""
     own, width = prod(part.inputs[1]), part.inputs[0][1] * part.item
     most = max(own, _answered(part))
     yield Message(Action.PAD, own * _ID, times=2)
@@ -73,7 +74,7 @@ def _messages(part: Part) -> Iterator[Message]:
 
 
 def _kept(part: Part) -> int:
-    """The ids that were sent here, where own ones went, and rows whose weights are trained."""
+    """The received ids, the order of the rank's own, and rows whose weights are trained."""
     rows = prod(part.inputs[1]) * part.inputs[0][1] * part.item
     weighted = len(part.sources) > 2 and part.sources[2].gradient
     return (prod(part.inputs[1]) + _answered(part)) * _ID + rows * weighted
@@ -94,34 +95,29 @@ def _emit(site: Any, names: Sequence[str], splits: Splits) -> str:
 # Examples
 
 
-def _ids(b: Builder, shape: tuple[int, ...], high: int) -> int:
-    return b.add("input", name="ids", shape=shape, dtype="int64", batch_dim=0, high=high)
-
-
 def _example(b: Builder) -> int:
-    """23 rows are split unevenly, as are 6 samples over 4 ranks."""
-    return b.add("embedding", b.parameter("table", (23, 3)), _ids(b, (6, 5), 23), shape=(6, 5, 3))
+    """23 rows and, on 4 ranks, 6 samples split unevenly."""
+    return b.add("embedding", b.parameter("table", (23, 3)), integer_input(b, (6, 5), 23), shape=(6, 5, 3))
 
 
 def _example_sparse(b: Builder) -> int:
-    table, ids = b.parameter("table", (9, 4)), _ids(b, (6, 2), 9)
+    table, ids = b.parameter("table", (9, 4)), integer_input(b, (6, 2), 9)
     return b.add("embedding", table, ids, shape=(6, 2, 4), sparse=True)
 
 
 def _example_frozen(b: Builder) -> int:
-    """Of the frozen table's rows, the weights of a bag have gradients."""
-    table, ids = b.parameter("table", (11, 4), trainable=False), _ids(b, (6, 3), 11)
-    p = b.add("mul", b.input("x", (6, 3)), b.parameter("scale", (3,)), shape=(6, 3))
-    return b.add("embedding_bag", table, ids, p, shape=(6, 4))
+    """The table is frozen; the weights of the bags have gradients."""
+    table, ids = b.parameter("table", (11, 4), trainable=False), integer_input(b, (6, 3), 11)
+    return b.add("embedding_bag", table, ids, scaled_input(b, 6, 3), shape=(6, 4))
 
 
 def _example_bags(b: Builder) -> int:
-    p = b.add("mul", b.input("x", (6, 3)), b.parameter("scale", (3,)), shape=(6, 3))
-    return b.add("embedding_bag", b.parameter("table", (11, 4)), _ids(b, (6, 3), 11), p, shape=(6, 4))
+    table, ids = b.parameter("table", (11, 4)), integer_input(b, (6, 3), 11)
+    return b.add("embedding_bag", table, ids, scaled_input(b, 6, 3), shape=(6, 4))
 
 
 def _example_sums(b: Builder) -> int:
-    table, ids = b.parameter("table", (10, 4)), _ids(b, (6, 3), 10)
+    table, ids = b.parameter("table", (10, 4)), integer_input(b, (6, 3), 10)
     return b.add("embedding_bag", table, ids, shape=(6, 4), sparse=True)
 
 

@@ -1,8 +1,8 @@
-"""Special strategies: splits of an operator that index notation alone does not give, each with its own exchange.
+"""Special strategies: splits of an operator that index notation cannot express, each with communication of its own.
 
-An entry says in one place when the strategy applies (`rows`), what it sends and keeps (`messages`, `kept`), how its
-line is written (`emit`, with the functions of `program`), and on what it is tried (`examples`, by
-`codegen.verification.special`). On other axes the operator is split as usual, so a strategy composes with all others.
+An entry states when the strategy applies (`rows`), what it sends and keeps (`messages`, `kept`), the line of the
+program (`emit`, with the functions of `program`), and the examples on which `codegen.verification.special` tests it.
+On other axes the operator is split as usual, so a strategy composes with all others.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ..strategies.row import Row
 from .table_spread import TableSpread
 
 PROGRAMS = Path(__file__).parent / "programs"
-"""Where the functions of the package's own strategies are."""
+"""The folder of the functions of the package's own strategies."""
 
 Splits: TypeAlias = Sequence[tuple[int, Row]]
-"""The axes that a special strategy splits (more than one rank each), and its row on each."""
+"""The axes of more than one rank that a special strategy splits, and its row on each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A node and its tensors, as a strategy looks at them: `inputs` and `output` are their atoms."""
+    """A node and its tensors, to which a strategy may apply: `inputs` and `output` are their atoms."""
 
     node: Node
     sources: tuple[Node, ...]
@@ -40,7 +40,7 @@ class Situation:
     output: Atoms
 
     def whole(self, operand: int) -> int:
-        """The letter of an input that every rank has whole: B where a gradient flows back, whose addends add up."""
+        """The letter of an input that is whole on every rank: B if it has a gradient, whose addends add up; else R."""
         return B if self.sources[operand].gradient and self.node.gradient else R
 
     def split(self, operand: int, dim: int) -> int | None:
@@ -52,10 +52,10 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one of `ranks` ranks has of an operator that a row of a special strategy splits.
+    """The part of an operator that one of `ranks` ranks computes if a row of a special strategy splits it.
 
-    Shapes are those of the largest part, under the whole option; `items` and `item` are bytes of an element of each
-    input and of the output; `spread` says how joined tables are spread over the ranks.
+    Shapes are those of the largest part, split on all axes; `items` and `item` are bytes per element of each input and
+    of the output; `spread` is how joined tables are spread over the ranks.
     """
 
     node: Node
@@ -69,7 +69,7 @@ class Part:
     spread: TableSpread | None = None
 
     def bytes(self, operand: int) -> int:
-        """Of an input; -1: of the output."""
+        """Bytes of an input; -1: of the output."""
         return prod(self.output) * self.item if operand < 0 else prod(self.inputs[operand]) * self.items[operand]
 
     def whole(self, operand: int, dim: int) -> int:
@@ -81,8 +81,8 @@ class Part:
 class Message:
     """One action over the axis, `times` in a forward or a backward.
 
-    `size_bytes` counts the larger side of a gather or reduce-scatter, what a rank has of other collectives, and what it
-    gives to the next one of `SEND`. What is only read and written on the device is a `PAD` of so many bytes.
+    `size_bytes`: of a gather or reduce-scatter the larger side, of other collectives what a rank has, of `SEND` what it
+    sends to the next rank. A local copy is a `PAD`.
     """
 
     action: Action
@@ -95,16 +95,19 @@ class Message:
 class Special:
     """One special strategy.
 
-    `rows` are its rows for one axis; each names it and differs by its letters from all other rows of the operator.
-    `messages` are what it sends, which comes on top of the operator's own time for its share of the work; `work` is by
-    how much that is more than an even share. `kept` is what it keeps for backward besides the operator's own (on
-    several axes the most); of the operands in `copies` it keeps something else (counted there). `emit` writes the
-    operator's line from its site, the texts of its inputs, and `Splits`: one, unless it may split `several` dims at
-    once. `program` is Python source of the functions that the line calls, or a file with it (below "# --- copied from
-    here ---"); `primitives` what these use of the program's: `all_reduce`, `gather`, `scatter_sum`, `exchange`. On the
-    other axes an operator of a strategy that is `alone` is whole. `worth(samples, devices)` says whether its rows
-    are offered, unless a strategy is fixed. `examples` add a node to a graph, on which
-    the strategy is tried.
+    `rows`: its rows for one axis; their letters differ from those of all other rows of the operator.
+    `messages`: what it sends, in addition to the operator's own time for its share of the work.
+    `emit`: the operator's line, from its site, the expressions of its inputs, and `Splits`.
+    `program`: source of the functions that the line calls, or its file (from "# --- copied from here ---" on).
+    `primitives`: functions of the emitted program that `program` calls: `all_reduce`, `gather`, `scatter_sum`,
+    `exchange`.
+    `work`: the work of the busiest rank, relative to an even share.
+    `kept`: bytes kept for backward besides the operator's own (on several axes the most).
+    `copies`: operands of which it keeps something else, counted in `kept`.
+    `several`: it may split several dims at once, on as many axes.
+    `worth(samples, devices)`: whether its rows are offered if no strategy is fixed.
+    `alone`: on all other axes the operator is whole.
+    `examples`: each adds a node to a graph, on which the strategy is tested.
     """
 
     name: str
@@ -123,17 +126,17 @@ class Special:
     examples: tuple[Callable[[Builder], int], ...] = ()
 
     def copied(self, part: Part) -> tuple[str, ...]:
-        """The operands of which it keeps something else."""
+        """`copies` of a part."""
         return self.copies(part) if callable(self.copies) else self.copies
 
     @property
     def source(self) -> str:
-        """The program's functions."""
+        """The source of `program`'s functions."""
         return _read(self.program) if isinstance(self.program, Path) else self.program.strip()
 
     @property
     def names(self) -> frozenset[str]:
-        """What the program's functions are called: no variable of the program may be."""
+        """The names of `program`'s functions, which no variable of the emitted program may have."""
         return frozenset(re.findall(r"^(?:def|class) (\w+)", self.source, re.M))
 
 
@@ -146,18 +149,18 @@ _REGISTRY = Registry[Special]("strategy", "partita.strategies", f"{__package__}.
 
 
 def register_strategy(entry: Special) -> Special:
-    """Add a special strategy; a second one of the same name is a mistake (ValueError)."""
+    """Register a special strategy. Raises ValueError if the name is taken."""
     _of_operator.cache_clear()
     return _REGISTRY.add(entry)
 
 
 def special_strategy(name: str) -> Special:
-    """The entry of a special strategy. Raises PartitaError that lists the known ones."""
+    """A special strategy by name. Raises PartitaError, which lists the known names."""
     return _REGISTRY.find(name)
 
 
 def special_strategies() -> tuple[Special, ...]:
-    """All registered special strategies, by name."""
+    """All registered special strategies, sorted by name."""
     return _REGISTRY.every()
 
 
@@ -167,16 +170,15 @@ def _of_operator(op: str) -> tuple[Special, ...]:
 
 
 def special_rows(situation: Situation) -> Iterator[Row]:
-    """The rows of all special strategies of a node."""
+    """The rows of all special strategies for a node."""
     for entry in _of_operator(situation.node.op):
         yield from entry.rows(situation)
 
 
 def special_rows_fit(rows: Sequence[Row], inputs: Sequence[Layout], output: Layout, sizes: Sequence[int]) -> bool:
-    """True if an option with special rows can be run.
+    """True if an option with special rows can run.
 
-    All of them are of one strategy, which has the atoms that it splits to itself: no other axis splits them, so that
-    its parts are those of one axis.
+    All special rows are of one strategy, and no other axis splits the atoms that it splits.
     """
     chosen = [(axis, row) for axis, row in enumerate(rows) if row.special and sizes[axis] > 1]
     if len({row.special for _, row in chosen}) > 1:
@@ -204,9 +206,9 @@ def part_of(
     *,
     spread: TableSpread | None = None,
 ) -> Part:
-    """The largest part of a node under the layouts of its inputs and output, for the cost of `row` on `ranks`.
+    """The largest part of a node under the layouts of its inputs and output, to price `row` on `ranks`.
 
-    `itemsizes` are bytes of an element of each input, then of the output.
+    `itemsizes`: bytes per element of each input, then of the output.
     """
     inputs, output = layouts
     *items, item = itemsizes

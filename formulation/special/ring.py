@@ -1,9 +1,9 @@
 """Attention whose sequence is split: keys and values go round a ring of ranks (Liu et al., Ring Attention, 2023).
 
-Each rank has a part of the queries and a part of keys and values. In as many steps as there are other ranks, keys and
-values pass from each to the next, and every rank merges what its queries see of each part by the running maximum and
-sum of exponentials. Backward sends keys and values round once more, and their gradients with them. No rank ever has all
-keys, and of the scores there is a piece at a time: it keeps its parts and one number a query.
+Each rank has a part of the queries and a part of keys and values. Keys and values pass from rank to rank, and every
+rank merges what its queries attend to in each part by the running maximum and sum of exponentials. Backward sends keys
+and values round once more, and their gradients with them. No rank ever has all keys, and scores exist one piece at a
+time: a rank keeps its parts and one number a query.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,12 @@ from typing import Any
 from ...model.graph.builder import Builder
 from ...model.graph.layout import Action
 from ..strategies.row import Row
+from .example_inputs import scaled_input
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 
 def _rows(at: Situation) -> Iterator[Row]:
-    """Without a mask: of one that is given every rank would need the columns of all keys."""
+    """Not with a mask as input: every rank would need the columns of all keys."""
     letters = tuple(at.split(operand, -2) for operand in range(3))
     y = at.split(-1, -2)
     if len(at.sources) == 3 and y is not None and None not in letters:
@@ -25,7 +26,7 @@ def _rows(at: Situation) -> Iterator[Row]:
 
 
 def _shown(part: Part) -> float:
-    """The share of all keys that a query of the rank with most work sees: the last rank's, if the mask is causal.
+    """The share of all keys to which a query of the rank with most work attends: of the last rank, if causal.
 
     Parts are contiguous, so the last of p ranks does (2 p - 1) / p^2 of a causal attention's work.
     """
@@ -35,10 +36,10 @@ def _shown(part: Part) -> float:
 def _messages(part: Part) -> Iterator[Message]:
     """Keys and values forward and backward, their gradients in float32 at least; and the scores, which are not fused.
 
-    In each of p steps the scores of a block are written by a product, read for their maximum, made exponentials (twice
-    in and out), read for their sum, and read by a product: 8 passes over them, 4 times in and out. Backward has 14: two
-    products write and three read, and between are two subtractions, an exponential and a product by element. Of narrow
-    scores some passes are narrower, but exponentials, in float32, are cast, which is as much.
+    In each of p steps, the scores of a block are written by a product, read for their maximum, made exponentials (two
+    reads and two writes), read for their sum, and read by a product: 8 passes, or 4 reads and writes. Backward has 14:
+    two products write and three read, and between them are two subtractions, an exponential and an elementwise product.
+    For 16-bit scores some passes are shorter, but the exponentials, in float32, are cast, which costs as much.
     """
     steps = part.ranks - 1
     gradients = (prod(part.inputs[1]) + prod(part.inputs[2])) * max(part.item, 4)
@@ -51,7 +52,7 @@ def _messages(part: Part) -> Iterator[Message]:
 
 
 def _work(part: Part) -> float:
-    """More than an even share, where a causal mask gives the last rank most."""
+    """Under a causal mask the last rank has more than an even share."""
     return 2 * _shown(part) if part.node["causal"] else 1.0
 
 
@@ -68,20 +69,15 @@ def _emit(site: Any, names: Sequence[str], splits: Splits) -> str:
     return f"ring_attention({', '.join(names[:3])}, {site.axes[axis]}, {queries}, {keys}{''.join(options)})"
 
 
-def _leaf(b: Builder, *shape: int) -> int:
-    name = f"x{len(b.nodes)}"
-    return b.add("mul", b.input(name, shape), b.parameter(f"{name}.weight", shape[-1:]), shape=shape)
-
-
 def _causal(b: Builder) -> int:
     """Heads that share keys and values, and parts of different sizes."""
-    q, k, v = _leaf(b, 6, 4, 23, 5), _leaf(b, 6, 2, 23, 5), _leaf(b, 6, 2, 23, 3)
+    q, k, v = scaled_input(b, 6, 4, 23, 5), scaled_input(b, 6, 2, 23, 5), scaled_input(b, 6, 2, 23, 3)
     return b.add("attention", q, k, v, shape=(6, 4, 23, 3), causal=True, scale=None, grouped=True)
 
 
 def _across(b: Builder) -> int:
-    """As many keys as another sequence has."""
-    q, k, v = _leaf(b, 6, 16, 4), _leaf(b, 6, 22, 4), _leaf(b, 6, 22, 4)
+    """Cross-attention, with another number of keys than queries."""
+    q, k, v = scaled_input(b, 6, 16, 4), scaled_input(b, 6, 22, 4), scaled_input(b, 6, 22, 4)
     return b.add("attention", q, k, v, shape=(6, 16, 4), causal=False, scale=0.4)
 
 

@@ -1,12 +1,14 @@
-"""Softmax, or its logarithm, whose own dim is split: ranks agree on the largest value of a row, then add up its sum."""
+"""Softmax or log-softmax over a split dim: ranks agree on the largest value of each row, then add up its sum."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 from ...model.graph.builder import Builder
 from ...model.graph.layout import Action
 from ..strategies.row import Row
+from .example_inputs import scaled_input
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 
@@ -17,9 +19,9 @@ def _rows(at: Situation) -> Iterator[Row]:
 
 
 def _messages(part: Part) -> Iterator[Message]:
-    """A number of each row, twice forward and once backward; and what separate kernels read and write more.
+    """One number a row, twice forward and once backward; and what separate kernels read and write in addition.
 
-    A fused kernel has a third of the passes counted for it forward, and backward.
+    A fused kernel has a third of the passes that the cost model counts for it, forward and backward.
     """
     wide = max(part.item, 4)
     rows = prod(part.output) // part.output[part.node["dim"]]
@@ -35,13 +37,8 @@ def _emit(site: Any, names: Sequence[str], splits: Splits) -> str:
     return f"sharded_softmax({names[0]}, {site.node['dim']}, {site.axes[axis]}{logarithm})"
 
 
-def _example(op: str, dim: int) -> Any:
-    def build(b: Builder) -> int:
-        shape = (6, 23, 4)
-        x = b.add("mul", b.input("x", shape), b.parameter("scale", shape[-1:]), shape=shape)
-        return b.add(op, x, shape=shape, dim=dim)
-
-    return build
+def _example(op: str, b: Builder) -> int:
+    return b.add(op, scaled_input(b, 6, 23, 4), shape=(6, 23, 4), dim=1)
 
 
 register_strategy(
@@ -53,6 +50,6 @@ register_strategy(
         _emit,
         program=PROGRAMS / "softmax.py",
         primitives=("all_reduce",),
-        examples=(_example("softmax", 1), _example("log_softmax", 1)),
+        examples=(partial(_example, "softmax"), partial(_example, "log_softmax")),
     )
 )

@@ -1,8 +1,8 @@
-"""Look-ups in joined tables, table by table over the coordinates of an axis: each has whole tables or columns of some.
+"""Look-ups in joined tables that are spread over an axis: each coordinate has whole tables, or columns of some.
 
-A coordinate looks up all samples in what it has; one exchange gives every rank its own samples with all columns, one
-brings the gradients back. So hybrid-parallel DLRM does it (Naumov et al., 2019) with whole tables, and TorchRec's
-table-wise and column-wise sharding; here a table may lie at a range of coordinates, as a solver levels them.
+A coordinate looks up all samples in its columns; one exchange gives every rank its own samples with all columns, and
+one brings the gradients back. Hybrid-parallel DLRM (Naumov et al., 2019) does this with whole tables, TorchRec with
+table-wise and column-wise sharding; here a solver balances the load, and a table may span several coordinates.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import Action, P, R, S
 from ..strategies.row import Row
+from .example_inputs import integer_input
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 from .table_spread import CoordinateLoad
 
@@ -21,10 +22,10 @@ _ID = ITEMSIZE["int64"]
 
 
 def _rows(at: Situation) -> Iterator[Row]:
-    """Ids of joined tables lie sample by sample: [samples, tables], and for bags one more dim.
+    """Ids of joined tables are [samples, tables], for bags with one more dim.
 
-    Of a parameter that joins tables, P says that it is spread: the sum over the coordinates is the whole, since no two
-    have the same columns.
+    A parameter that joins tables is spread if its layout is P: the sum over the coordinates is the whole, since no two
+    coordinates have the same columns.
     """
     (table, ids, *weights), bags = at.sources, at.node.op == "embedding_bag"
     tables = len(table_rows(table))
@@ -36,7 +37,7 @@ def _rows(at: Situation) -> Iterator[Row]:
 
 
 def _samples(part: Part) -> int:
-    """All samples: a micro-batch."""
+    """All samples of a micro-batch."""
     ids = part.sources[1].shape
     return prod(ids) // (len(table_rows(part.sources[0])) * _bag(part))
 
@@ -46,18 +47,19 @@ def _bag(part: Part) -> int:
 
 
 def _largest(part: Part) -> CoordinateLoad:
+    """The largest load of a coordinate."""
     assert part.spread is not None
     return part.spread.largest
 
 
 def _width(part: Part) -> int:
-    """Columns of all tables side by side."""
+    """Columns of all tables together."""
     rows, width = table_rows(part.sources[0]), part.sources[0].shape[1]
     return len(rows) * width
 
 
 def _messages(part: Part) -> Iterator[Message]:
-    """The ids of units, then columns; who sends most, or gets most, is waited for. Columns are put in their order."""
+    """The ids of units, then columns: the rank that sends or receives most decides. Columns are put in order."""
     samples, (columns, _, units) = _samples(part), _largest(part)
     own = -(-samples // part.ranks) * _width(part) * part.item
     sent = max(samples * columns * part.item, own)
@@ -95,16 +97,16 @@ def _joined(b: Builder, rows: tuple[int, ...], width: int) -> int:
 
 
 def _ids(b: Builder, shape: tuple[int, ...], rows: tuple[int, ...]) -> int:
-    """Ids of [samples, tables, ...], counted from the first row of the first table."""
+    """Ids [samples, tables, ...], counted from the first row of the first table."""
     along = (len(rows), *(1 for _ in shape[2:]))
-    high = b.add("input", name="ids", shape=shape, dtype="int64", batch_dim=0, high=min(rows))
+    ids = integer_input(b, shape, min(rows))
     first = tuple(sum(rows[:i]) for i in range(len(rows)))
     offsets = b.add("constant", shape=along, dtype="int64", name="offsets", values=first)
-    return b.add("add", high, offsets, shape=shape, dtype="int64", name="numbers")
+    return b.add("add", ids, offsets, shape=shape, dtype="int64", name="numbers")
 
 
 def _example(b: Builder) -> int:
-    """Four tables of 6 columns: over 3 ranks, one table and a third; over 4 one table each."""
+    """Four tables of 6 columns: on 3 ranks one table and a third each, on 4 ranks one table each."""
     rows = (7, 3, 11, 5)
     return b.add("embedding", _joined(b, rows, 6), _ids(b, (6, 4), rows), shape=(6, 4, 6))
 

@@ -1,8 +1,8 @@
-"""How joined tables can be spread over the coordinates of an axis, and what each coordinate gets to do.
+"""Joined tables spread over the coordinates of an axis, and the load of each coordinate.
 
 A *unit* is some columns of one table; equal units of a table are interchangeable, and a piece is a run of them on one
-coordinate. Every coordinate looks up all samples in its units, so time is proportional to its columns, whatever their
-tables, and so is what it sends; memory is its columns times the rows of their tables.
+coordinate. Every coordinate looks up all samples in its units, so its time and what it sends are proportional to its
+columns, of whatever tables; its memory is its columns times the rows of their tables.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from ...model.errors import PartitaError
 
 NEAR = 1.01
-"""Units are as wide as they can be while the busiest coordinate has at most this times the fewest columns."""
+"""Units are as wide as possible with at most this times the fewest columns on the busiest coordinate."""
 
 
 class ColumnRange(NamedTuple):
-    """The columns from `start` to before `stop` of a table, by its number."""
+    """Columns `start` to `stop` (exclusive) of the table of this number."""
 
     table: int
     start: int
@@ -30,7 +30,7 @@ class ColumnRange(NamedTuple):
 
 
 class CoordinateLoad(NamedTuple):
-    """What a coordinate has: columns, elements, units."""
+    """Columns, elements and units of a coordinate."""
 
     columns: int
     elements: int
@@ -39,9 +39,9 @@ class CoordinateLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class TableSpread:
-    """`pieces[c]` is what coordinate c has of tables with so many `rows`, each of `width` columns.
+    """`pieces[c]` lie on coordinate c; table t has `rows[t]` rows and `width` columns.
 
-    PartitaError: pieces overlap, or miss columns, or leave a coordinate empty.
+    PartitaError: pieces overlap, miss columns, or leave a coordinate empty.
     """
 
     rows: tuple[int, ...]
@@ -68,42 +68,42 @@ class TableSpread:
 
     @cached_property
     def unit(self) -> int:
-        """The width of all units: the largest that every piece consists of."""
+        """The width of all units: the largest that divides every piece."""
         return gcd(self.width, *(bound for own in self.pieces for piece in own for bound in piece[1:]))
 
     @cached_property
     def loads(self) -> tuple[CoordinateLoad, ...]:
-        """What every coordinate has."""
+        """The load of every coordinate."""
         return tuple(load(self.rows, own, self.unit) for own in self.pieces)
 
     @cached_property
     def largest(self) -> CoordinateLoad:
-        """The most that a coordinate has, of each."""
+        """The largest number of columns, of elements and of units on any coordinate."""
         return CoordinateLoad(*(max(amounts) for amounts in zip(*self.loads, strict=True)))
 
     def coordinates(self, table: int) -> tuple[int, ...]:
-        """Where a table lies."""
+        """The coordinates on which a table lies."""
         return tuple(c for c, own in enumerate(self.pieces) if any(piece.table == table for piece in own))
 
 
 TableSpreader: TypeAlias = Callable[[tuple[int, ...], int, int], TableSpread | None]
-"""From the rows of tables, their width and the size of an axis to a spread; None where there are too few columns."""
+"""(rows of the tables, their width, size of an axis) -> a spread; None if there are too few columns."""
 
 
 def load(rows: Sequence[int], own: Iterable[ColumnRange], unit: int) -> CoordinateLoad:
-    """What pieces add up to."""
+    """The load of a coordinate with these pieces."""
     widths = [(rows[piece.table], piece.stop - piece.start) for piece in own]
     columns = sum(width for _, width in widths)
     return CoordinateLoad(columns, sum(count * width for count, width in widths), columns // unit)
 
 
 def fewest_columns(tables: int, width: int, ranks: int, unit: int = 1) -> int:
-    """The least that the busiest coordinate can have, in units of so many columns."""
+    """Lower bound on the columns of the busiest coordinate, for units of `unit` columns."""
     return unit * -(-tables * width // unit // ranks)
 
 
 def unit_widths(tables: int, width: int, ranks: int) -> tuple[int, ...]:
-    """The widths of units that cost (nearly) no time, widest first; none where a coordinate would be left empty."""
+    """The widths of units that cost (nearly) no time, widest first; none if a coordinate would be left empty."""
     if tables * width < ranks:
         return ()
     best = fewest_columns(tables, width, ranks)
@@ -112,14 +112,14 @@ def unit_widths(tables: int, width: int, ranks: int) -> tuple[int, ...]:
 
 
 def fewest_elements(rows: Sequence[int], width: int, ranks: int) -> int:
-    """No spread has less at its fullest coordinate."""
+    """Lower bound on the elements of the fullest coordinate."""
     return -(-sum(rows) * width // ranks)
 
 
 def of_counts(rows: tuple[int, ...], width: int, counts: Sequence[Sequence[int]]) -> TableSpread:
-    """The spread in which coordinate c has `counts[c][t]` units of table t, one coordinate's columns after another's.
+    """The spread with `counts[c][t]` units of table t on coordinate c, one coordinate's columns after another's.
 
-    Coordinates change places until those of each table lie close together, where they can.
+    Coordinates are reordered so that those of each table lie close together.
     """
     order = _together([frozenset(t for t, count in enumerate(own) if count) for own in counts])
     units, reached, pieces = [sum(column) for column in zip(*counts, strict=True)], [0] * len(rows), []
@@ -135,10 +135,10 @@ def of_counts(rows: tuple[int, ...], width: int, counts: Sequence[Sequence[int]]
 
 
 def _together(tables: Sequence[frozenset[int]]) -> list[int]:
-    """An order of the coordinates, by the tables that they have, in which neighbours share tables: swaps that help."""
+    """An order of coordinates with these tables in which neighbours share tables: local search by swaps."""
     order = list(range(len(tables)))
-    several = [t for t in frozenset().union(*tables) if sum(t in own for own in tables) > 1]
-    has = np.array([[t in own for t in several] for own in tables])
+    shared = [t for t in frozenset().union(*tables) if sum(t in own for own in tables) > 1]
+    has = np.array([[t in own for t in shared] for own in tables])
 
     def length() -> int:
         here = has[order]

@@ -1,6 +1,6 @@
-"""Cross entropy of logits whose classes are split: no rank ever has all logits of a sample (Megatron-LM's).
+"""Cross entropy of logits whose classes are split (Megatron-LM): no rank ever has all logits of a sample.
 
-The ranks agree on the largest logit of each sample, then add up exponentials and the one logit that the label names.
+The ranks agree on the largest logit of each sample, then add up the exponentials and the logit of the label.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,12 @@ from ...model.graph.builder import Builder
 from ...model.graph.dtypes import FLOATS
 from ...model.graph.layout import Action, R
 from ..strategies.row import Row
+from .example_inputs import integer_input, scaled_input
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 
 def _rows(at: Situation) -> Iterator[Row]:
-    """Labels, not probabilities; no weights of classes, no smoothing."""
+    """Only for labels (not probabilities), without class weights and label smoothing."""
     logits, labels = at.sources[:2]
     plain = labels.dtype not in FLOATS and len(at.sources) == 2 and not at.node.get("label_smoothing", 0.0)
     letter = at.split(0, 1) if len(logits.shape) > 1 else None
@@ -24,14 +25,14 @@ def _rows(at: Situation) -> Iterator[Row]:
 
 
 def _messages(part: Part) -> Iterator[Message]:
-    """One number of every sample, then two."""
+    """One number a sample, then two."""
     samples = prod(part.inputs[1]) * max(part.items[0], 4)
     yield Message(Action.SUM, samples)
     yield Message(Action.SUM, 2 * samples)
 
 
 def _emit(site: Any, names: Sequence[str], splits: Splits) -> str:
-    """The losses of all samples; adding them up and dividing is as of any loss."""
+    """The loss of each sample; the reduction is that of any loss."""
     ((axis, _),) = splits
     ignored = site.node.get("ignore_index", -100)
     classes = site.sources[0].shape[1]
@@ -39,9 +40,8 @@ def _emit(site: Any, names: Sequence[str], splits: Splits) -> str:
 
 
 def _example(b: Builder) -> int:
-    x = b.add("mul", b.input("x", (6, 23, 3)), b.parameter("scale", (23, 3)), shape=(6, 23, 3))
-    t = b.add("input", name="labels", shape=(6, 3), dtype="int64", batch_dim=0, high=23)
-    return b.add("cross_entropy", x, t, shape=(), reduction="mean", ignore_index=4)
+    x, labels = scaled_input(b, 6, 23, 3, dims=2), integer_input(b, (6, 3), 23, "labels")
+    return b.add("cross_entropy", x, labels, shape=(), reduction="mean", ignore_index=4)
 
 
 register_strategy(

@@ -139,7 +139,7 @@ def search_within(
             if not enumerate_to(through, reach):
                 break
         except TooManyError as error:
-            return search.finish(f"too many ways of one copy within {slack} ns of the bound: {error}")
+            return search.finish(f"too many assignments of one copy within {slack} ns of the bound: {error}")
         if reach == max_cost and search.objective is None:
             return search.finish(f"no solution, by {by[1]}", infeasible=True)
         search.raise_bound(min(reach + 1, search.ceiling))  # nothing above the ceiling was enumerated

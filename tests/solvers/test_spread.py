@@ -9,7 +9,8 @@ from itertools import product
 import pytest
 
 from partita import PartitaError
-from partita.formulation.special.level_spread import greedy_by_size, level_spread, round_robin
+from partita.bench.spread import greedy_by_size, round_robin
+from partita.formulation.special.level_spread import level_spread
 from partita.formulation.special.table_spread import NEAR, ColumnRange, TableSpread, fewest_columns, fewest_elements
 from partita.model.zoo.dlrm import CRITEO_KAGGLE
 from partita.solvers.backends.table_spread import GAP, SLACK, balanced, solve

@@ -1,1 +1,1 @@
-"""Functions that emitted programs run for special strategies; what is below the line is copied into them."""
+"""Functions that emitted programs call for special strategies; what follows the marker line is copied into them."""

@@ -1,4 +1,4 @@
-"""Rows of other ranks' parts, for windows that slide along a split dim."""
+"""Halo exchange: rows of other ranks' parts, for windows that slide along a split dim."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return, name-defined"
 
@@ -15,13 +15,13 @@ def rows_by_rank(size, axis):
 
 
 def overlap(one, other):
-    """Start and length of what is in both of two ranges."""
+    """Start and length of the intersection of two ranges."""
     start = min(max(one[0], other[0]), one[1])
     return start, max(0, min(one[1], other[1]) - start)
 
 
 def fetch_rows(x, dim, axis, have, want):
-    """From every rank those of the rows that it has that this rank wants; `have` and `want` are ranges of all ranks."""
+    """The rows that this rank wants, from the ranks that have them; `have` and `want` are the ranges of all ranks."""
     mine, row = have[axis.index], x.numel() // x.shape[dim]
     sent = [x.narrow(dim, start - mine[0], length) for start, length in (overlap(mine, other) for other in want)]
     counts = [row * overlap(other, want[axis.index])[1] for other in have]
@@ -35,9 +35,9 @@ def fetch_rows(x, dim, axis, have, want):
 
 
 class Halo(torch.autograd.Function):
-    """The rows along `dim` that this rank wants, where ranks have others; rows beyond the whole are `value`.
+    """The rows along `dim` that this rank wants; rows outside the whole tensor are `value`.
 
-    Gradients go back to the rank that has the row, and add up there.
+    Gradients go back to the rank that has the row, and are added up there.
     """
 
     @staticmethod
@@ -79,6 +79,6 @@ def halo(x, dim, axis, sizes, reach, step=1, per=1, value=0.0):
 
 
 def crop(y, dim, axis, size, per, first, shift=0):
-    """This rank's part of `size` rows, of what is made of the rows that `halo` gives: `per` each, less `shift`."""
+    """This rank's part of `size` rows of an output computed on the rows of `halo`: `per` rows each, less `shift`."""
     start, length = axis.part(size)
     return y.narrow(dim, start + shift - per * max((start + first) // per, 0), length)

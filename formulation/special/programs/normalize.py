@@ -1,7 +1,7 @@
-"""Normalizations over dims of which each rank has a part."""
+"""Normalizations over split dims."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, name-defined"
-# ruff: noqa: F821  what the program has besides
+# ruff: noqa: F821  the emitted program defines the rest
 
 import math
 
@@ -11,10 +11,10 @@ import torch
 
 
 class Normalize(torch.autograd.Function):
-    """(x - mean) / deviation * w + bias, over `dims` of which each rank of the axes has a part: `count` values in all.
+    """(x - mean) / deviation * w + bias over split `dims` with `count` values on all ranks of the axes.
 
-    The statistics are summed over the ranks in one all-reduce: the mean and the mean of squares, in float64, since it
-    is their difference that counts. `centred`: else the root of the mean square alone. Kept are x and the statistics.
+    One all-reduce sums the statistics: the mean and the mean of squares, in float64, since their difference counts.
+    Unless `centred`, only the root of the mean square. Keeps x and the statistics.
     """
 
     @staticmethod
@@ -51,20 +51,20 @@ class Normalize(torch.autograd.Function):
 
 
 def add_over(x, axes):
-    """The sum of the ranks' addends over several axes."""
+    """The sum over the ranks of several axes."""
     for axis in axes:
         x = all_reduce(x, axis)
     return x
 
 
 def normalize(x, normalized, count, axes, eps, w=None, bias=None, centred=True):
-    """Layer norm (`centred`) or root mean square norm over the last `normalized` dims, of `count` values in all."""
+    """Layer norm (`centred`) or RMS norm over the last `normalized` dims, of `count` values on all ranks."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     return Normalize.apply(x, w, bias, tuple(range(-normalized, 0)), (count, axes), (eps, centred))
 
 
 def normalize_groups(x, channels, count, axes, eps, w=None, bias=None):
-    """Group norm over groups of so many of this rank's channels (-1: all of them) and space, of `count` values."""
+    """Group norm over space and groups of `channels` of this rank's channels (-1: all), of `count` values."""
     groups = (1, -1) if channels < 0 else (-1, channels)
     x = x.unflatten(1, groups)
     w, bias = (t if t is None else t.view(*groups, *[1] * (x.dim() - 3)) for t in (w, bias))

@@ -1,4 +1,4 @@
-"""Attention whose keys and values go round a ring."""
+"""Ring attention: keys and values pass from rank to rank."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 
 def ring_send(x, axis):
-    """Start to send `x` to the next rank of the ring: what comes from the one before, and what to wait for."""
+    """Start sending `x` to the next rank: the tensor arriving from the previous one, and handles to wait for."""
     arriving = torch.empty_like(x)
     after, before = (dist.get_global_rank(axis.group, (axis.index + i) % axis.size) for i in (1, -1))
     messages = [dist.P2POp(dist.isend, x, after, axis.group), dist.P2POp(dist.irecv, arriving, before, axis.group)]
@@ -27,9 +27,9 @@ def ring_receive(message):
 
 
 def ring_blocks(k, v, axis, keys):
-    """Keys beside values of all ranks, this one's first, while the next are on their way: the first key, the block."""
+    """(first key, block of keys beside values) of every rank, this one's first; the next block arrives meanwhile."""
     block = torch.cat((k, v), -1).reshape(-1, k.shape[-2], k.shape[-1] + v.shape[-1])
-    block = F.pad(block, [0, 0, 0, -(-keys // axis.size) - k.shape[-2]])  # all messages have one size
+    block = F.pad(block, [0, 0, 0, -(-keys // axis.size) - k.shape[-2]])  # messages of equal size
     for i in range(axis.size):
         first = (axis.index - i) % axis.size * block.shape[1]
         coming = ring_send(block, axis) if i + 1 < axis.size else None
@@ -38,9 +38,9 @@ def ring_blocks(k, v, axis, keys):
 
 
 def ring_scores(q, k, first, start, repeat, causal, most=2**24):
-    """The scores of some rows of queries after the other: the rows, how many keys they may see, the scores.
+    """(rows, number of keys that they attend to, scores) for chunks of the rows of queries, of `most` scores each.
 
-    Keys stand at positions from `first` on, queries from `start` on, each position `repeat` times.
+    Keys have positions from `first` on, queries from `start` on, each position `repeat` times.
     """
     step = max(1, most // (len(q) * k.shape[1]))
     for i in range(0, q.shape[1], step):
@@ -63,12 +63,12 @@ def ring_rows(x, repeat):
 
 
 def ring_heads(x, repeat, shape):
-    """`ring_rows` undone."""
+    """The inverse of `ring_rows`."""
     return x.unflatten(1, (-1, repeat)).transpose(1, 2).reshape(shape)
 
 
 class RingAttention(torch.autograd.Function):
-    """Attention of this rank's queries; keys, values and their gradients go round the ring (Liu et al., 2023).
+    """Attention of this rank's queries; keys, values and their gradients pass round the ring (Liu et al., 2023).
 
     A rank keeps its own part of all tensors, and the logarithm of each query's sum of exponentials.
     """
@@ -91,7 +91,7 @@ class RingAttention(torch.autograd.Function):
                 y[:, i] = y[:, i] * fade + weights.to(v.dtype) @ block[:, :count, width:]
                 top[:, i] = largest
         y = ring_heads((y / total).to(q.dtype), repeat, (*q.shape[:-1], v.shape[-1]))
-        if y.dim() > 3:  # heads lie inside positions, as in PyTorch's own: joining them is a view, and y is kept once
+        if y.dim() > 3:  # heads inside positions, as in PyTorch: joining them is a view, so y is kept once
             y = y.transpose(-3, -2).contiguous().transpose(-3, -2)
         ctx.save_for_backward(q, k, v, y, top + total.log())
         return y
@@ -103,7 +103,7 @@ class RingAttention(torch.autograd.Function):
         rows, grads = ring_rows(q * ctx.scale, repeat), ring_rows(grad, repeat)
         inner = ring_rows((grad.to(wide) * y).sum(-1, keepdim=True), repeat)
         of_rows = torch.zeros_like(rows, dtype=wide)
-        mine = moving = None  # gradients of keys beside values: of this rank's, of those that are here
+        mine = moving = None  # gradients of keys beside values: of this rank's own, and of the block that is here
         for first, block in ring_blocks(k, v, ctx.axis, ctx.keys):
             size = -(-ctx.keys // ctx.axis.size)
             change = block.new_zeros(len(block), size, block.shape[-1], dtype=wide)
@@ -123,6 +123,6 @@ class RingAttention(torch.autograd.Function):
 
 
 def ring_attention(q, k, v, axis, queries, keys, causal=False, scale=None):
-    """Attention of as many `queries` to as many `keys` over all ranks, each of which has a part of both."""
+    """Attention of `queries` queries to `keys` keys in all, both split over the ranks."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return RingAttention.apply(q, k, v, axis, (queries, keys), (causal, scale))

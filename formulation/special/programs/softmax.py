@@ -1,7 +1,7 @@
-"""Softmax over a dim of which each rank has a part."""
+"""Softmax over a split dim."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, name-defined"
-# ruff: noqa: F821  what the program has besides
+# ruff: noqa: F821  the emitted program defines the rest
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 class Softmax(torch.autograd.Function):
-    """Softmax, or its logarithm, over a dim of which each rank has a part. Kept is the result."""
+    """Softmax or log-softmax over a split dim. Keeps the result."""
 
     @staticmethod
     def forward(ctx, x, dim, axis, logarithm):
@@ -36,5 +36,5 @@ class Softmax(torch.autograd.Function):
 
 
 def sharded_softmax(x, dim, axis, logarithm=False):
-    """Softmax, or its logarithm, over `dim`, of which each rank has a part."""
+    """Softmax or log-softmax over `dim`, which is split."""
     return Softmax.apply(x, dim, axis, logarithm)

@@ -1,4 +1,4 @@
-"""Look-ups in tables that are spread over the coordinates of an axis."""
+"""Look-ups in tables that are spread over an axis."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return"
 
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 
 class Spread:
-    """Tables of one width, of which every coordinate of an axis has some columns.
+    """Tables of one width, spread over an axis: every coordinate has some columns.
 
-    `tables` are names and rows, `pieces` for each coordinate (table, first column, the one after the last). A piece is
-    cut into units of equal width; the rows of this rank's units lie one below the other in its part of the weight.
+    `tables`: name -> rows. `pieces`: for each coordinate (table, first column, column after the last). Pieces consist
+    of units of equal width; this rank's part of the weight has its units one below the other.
     """
 
     def __init__(self, tables, width, pieces, axis):
@@ -28,8 +28,10 @@ class Spread:
         self.units = [(name, column, place) for (name, column), place in zip(own, places, strict=True)]
         self.rows = sum(tables[name] for name, _ in own)
         self.numbers = [names.index(name) for name, _ in own]
-        self.offsets = [place - firsts[name] for name, _, place in self.units]  # ids count from the first table's rows
-        # All pieces as they follow in the tables: coordinate, and where it has them among its columns.
+        self.offsets = [
+            place - firsts[name] for name, _, place in self.units
+        ]  # ids count from the first table's first row
+        # All pieces in the order of the tables: coordinate, and the range among its columns.
         found = []
         for coordinate, own in enumerate(pieces):
             for (name, start, stop), place in zip(own, before(stop - start for _, start, stop in own), strict=True):
@@ -37,18 +39,18 @@ class Spread:
         self.pieces = [piece[2:] for piece in sorted(found)]
 
     def shares(self, samples):
-        """How many samples each coordinate has in the end."""
+        """The number of samples of each coordinate after the exchange."""
         share = -(-samples // self.axis.size)
         return [max(0, min(share, samples - index * share)) for index in range(self.axis.size)]
 
     def of_ranks(self, flat, samples):
-        """A flat tensor as what goes to or comes from each coordinate: so many samples with all of its columns."""
+        """A flat tensor as one part [samples, columns] for each coordinate."""
         parts = flat.split([samples * columns for columns in self.columns])
         return [part.view(samples, columns) for part, columns in zip(parts, self.columns, strict=True)]
 
 
 def before(counts):
-    """For each count the sum of those before it."""
+    """The sum of the counts before each."""
     total, sums = 0, []
     for count in counts:
         sums.append(total)
@@ -57,7 +59,7 @@ def before(counts):
 
 
 class ToSamples(torch.autograd.Function):
-    """From all samples with this rank's columns to its own samples with all columns: an all-to-all, both ways."""
+    """From all samples with this rank's columns to its own samples with all columns: one all-to-all each way."""
 
     @staticmethod
     def forward(ctx, x, spread):
@@ -84,21 +86,21 @@ class ToSamples(torch.autograd.Function):
 
 
 def unit_ids(ids, spread):
-    """The ids of the tables of this rank's units, [samples, units, ...], as rows of its part of the weight."""
+    """Rows of this rank's part of the weight, [samples, units, ...], for ids [samples, tables, ...]."""
     numbers = torch.tensor(spread.numbers, device=ids.device)
     offsets = torch.tensor(spread.offsets, device=ids.device)
     return ids.index_select(1, numbers) + offsets.view(-1, *[1] * (ids.dim() - 2))
 
 
 def spread_rows(ids, table, sparse=False, dtype=None):
-    """Rows of [samples, tables] in tables that are spread: of all samples here, of this rank's own with all columns."""
+    """Look up ids [samples, tables] of all samples in this rank's columns, and get its own samples with all columns."""
     spread = table.spread
     found = F.embedding(unit_ids(ids, spread), table, sparse=sparse).to(dtype or table.dtype)
     return ToSamples.apply(found.flatten(1), spread).unflatten(1, (-1, spread.width))
 
 
 def spread_bags(ids, table, sparse=False, dtype=None):
-    """Sums of rows over bags of ids, [samples * tables, bag], in tables that are spread."""
+    """Sums of rows of spread tables over bags of ids, [samples * tables, bag]."""
     spread, samples = table.spread, len(ids) // len(table.spread.tables)
     own = unit_ids(ids.unflatten(0, (samples, -1)), spread)
     found = F.embedding_bag(own.flatten(0, 1), table, mode="sum", sparse=sparse).to(dtype or table.dtype)
@@ -106,7 +108,7 @@ def spread_bags(ids, table, sparse=False, dtype=None):
 
 
 class Unit:
-    """Columns of a table of the original module, `own` of it, that are rows of a weight: those in `place`."""
+    """Columns `own` of a table of the original module, which are the rows `place` of a spread weight."""
 
     def __init__(self, name, column, place, spread):
         rows = spread.tables[name]
@@ -117,7 +119,7 @@ class Unit:
 
 
 def spread_wholes(x, part):
-    """Name and whole of every table of which `x`, like `part`, has columns."""
+    """Name and whole of every table; `x` has the columns of `part`."""
     for name, rows in part.spread.tables.items():
         whole = x.new_zeros(rows, part.spread.width)
         for unit in part.tables:

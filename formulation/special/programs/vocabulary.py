@@ -1,7 +1,7 @@
 """Cross entropy over split classes."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return, name-defined"
-# ruff: noqa: F821  what the program has besides
+# ruff: noqa: F821  the emitted program defines the rest
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 class VocabularyCrossEntropy(torch.autograd.Function):
-    """Losses of samples of which this rank has some classes, from the number `start` on; labels `ignored` have none."""
+    """The loss of each sample; this rank has the classes from `start` on. The label `ignored` has no loss."""
 
     @staticmethod
     def forward(ctx, x, t, axis, start, ignored):
@@ -29,12 +29,12 @@ class VocabularyCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        softmax, place, missing, without = ctx.saved_tensors
+        softmax, place, missing, is_ignored = ctx.saved_tensors
         hit = torch.where(missing, 0.0, 1.0).to(softmax.dtype)
         difference = softmax.scatter_add(1, place, -hit)
-        return difference * grad.masked_fill(without, 0).unsqueeze(1), None, None, None, None
+        return difference * grad.masked_fill(is_ignored, 0).unsqueeze(1), None, None, None, None
 
 
 def vocabulary_cross_entropy(x, t, axis, classes, ignored):
-    """Cross entropy of each sample, of which each rank has some of the `classes`."""
+    """Cross entropy of each sample, whose `classes` are split."""
     return VocabularyCrossEntropy.apply(x, t, axis, axis.part(classes)[0], ignored)
