@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ...model.errors import PartitaError
 from ...model.machine.collective_patterns import PATTERNS, STREAMED, Pattern, Shape
 from ...model.machine.collective_price import FREE, CollectivePrice
-from ...model.machine.link_flows import busiest, streamed
+from ...model.machine.link_flows import busiest_of_groups, streamed
 from ...model.machine.machine import PROFILES, Machine
 from .program import Collective, Reduction, ReductionProgram, Step
 
@@ -125,14 +125,9 @@ def symmetric(machine: Machine, row: tuple[int, ...], over: Over, kind: str, pro
 @cache
 def routed(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str) -> CollectivePrice:
     """Price for a share of 1 on any machine, routing the messages of all groups."""
-    first, last, _ = over
     groups = _members(reduction, over)
-
-    def seconds(shape: Shape) -> float:
-        share = np.broadcast_to(shape.share, (len(groups), len(shape.share))).ravel()
-        return busiest(machine, groups[:, shape.source].ravel(), groups[:, shape.target].ravel(), share)
-
-    spread = list(reduction.machine_levels[first : last + 1])
+    spread = list(reduction.machine_levels[over[0] : over[1] + 1])
+    seconds = partial(busiest_of_groups, machine, groups)
     return _price(machine, reduction.row, spread, PATTERNS[profile][kind], seconds)
 
 

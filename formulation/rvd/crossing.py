@@ -1,18 +1,22 @@
-"""Transitions between device groups (SuperScaler, Figure 10, g and h)."""
+"""Transitions between device groups, as messages from device to device (SuperScaler, Figure 10, g and h).
+
+Every device fetches the overlaps of its box from devices that hold them, then concatenates and adds them (section 3.3).
+Of several holders of a replica it prefers itself, then the nearest, then the one that has sent least.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
 from .path import Message, Step
-from .prices import Floor
-from .reach import Tensor
+from .prices import Floor, Tensor
 from .roles import Counts, D, R, V
-from .sends import elements, fetch, price_of
-from .state import State
+from .state import RVD, Box, Piece, State
 
 
 class Crossing(NamedTuple):
@@ -73,30 +77,94 @@ def least(kind: Crossing, a: Counts, b: Counts, floor: Floor, tensor: Tensor) ->
     return bound + prices.local(cut) + prices.local(theirs if kind.each > 1 else 0)
 
 
-def crossed(source: State, target: State, kind: Crossing, tensor: Tensor) -> Step:
+def crossed(source: State, target: State, tensor: Tensor, kind: str = "send-recv", dim: int | None = None) -> Step:
     """The step of a crossing between two states."""
-    messages = fetch(source, target, tensor.shape, tensor.prices)
-    by = {"RD-gather": "receiver", "RD-scatter": "sender", "broadcast": "sender"}.get(kind.kind)
-    groups = pairs(messages) if by is None else _grouped(messages, by)
-    cost = price_of(messages, source, target, tensor.shape, tensor.itemsize, tensor.prices)
-    size = largest(messages, tensor.itemsize)
-    return Step(kind.kind, kind.dim, groups, source, target, size_bytes=size, cost_ns=cost, messages=messages)
+    messages = fetch(source, target, tensor)
+    sent = [m for m in messages if m.sender != m.receiver]
+    groups = _grouped(sent, kind)
+    cost = price_of(messages, source, target, tensor)
+    size = max((elements(m.box) * tensor.itemsize for m in sent), default=0)
+    return Step(kind, dim, groups, source, target, size_bytes=size, cost_ns=cost, messages=messages)
 
 
-def pairs(messages: Iterable[Message]) -> tuple[tuple[int, ...], ...]:
-    """(sender, receiver) of every message between different devices."""
-    return tuple((m.sender, m.receiver) for m in messages if m.sender != m.receiver)
-
-
-def largest(messages: Iterable[Message], itemsize: int) -> int:
-    """Bytes of the largest message between different devices."""
-    return max((elements(m.box) * itemsize for m in messages if m.sender != m.receiver), default=0)
-
-
-def _grouped(messages: Iterable[Message], by: str) -> tuple[tuple[int, ...], ...]:
-    """Groups per receiver (senders, then receiver) or per sender (sender, then receivers)."""
+def _grouped(sent: Iterable[Message], kind: str) -> tuple[tuple[int, ...], ...]:
+    """Groups per receiver (senders, then receiver) or per sender (sender, then receivers), or pairs."""
     found: dict[int, list[int]] = defaultdict(list)
-    for m in messages:
-        if m.sender != m.receiver:
-            found[getattr(m, by)].append(m.sender if by == "receiver" else m.receiver)
-    return tuple((*others, one) if by == "receiver" else (one, *others) for one, others in found.items())
+    if kind == "RD-gather":
+        for m in sent:
+            found[m.receiver].append(m.sender)
+        return tuple((*senders, receiver) for receiver, senders in found.items())
+    if kind in ("RD-scatter", "broadcast"):
+        for m in sent:
+            found[m.sender].append(m.receiver)
+        return tuple((sender, *receivers) for sender, receivers in found.items())
+    return tuple((m.sender, m.receiver) for m in sent)
+
+
+# Messages
+
+
+def fetch(source: State, target: State, tensor: Tensor) -> tuple[Message, ...]:
+    """Messages that convert `source` to `target`; a device sends to itself what it already holds.
+
+    Addend a goes to addend a mod target.v; surplus target addends are zeros.
+    """
+    holders: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+    for device, piece in zip(source.devices, source.pieces, strict=True):
+        holders[piece.value, piece.parts].append(device)
+    sent: dict[int, int] = defaultdict(int)
+    messages = []
+    for device, piece in sorted(zip(target.devices, target.pieces, strict=True)):
+        values = range(piece.value, source.rvd.v, target.rvd.v)
+        for value, (parts, common) in product(values, _overlaps(tensor.shape, source.rvd.d, target.rvd.d, piece.parts)):
+            having = holders[value, parts]
+            sender = having[0]
+            if len(having) > 1:
+                sender = min(having, key=lambda h: (tensor.prices.distance(h, device), sent[h], h))
+            sent[sender] += elements(common) if sender != device else 0
+            messages.append(Message(sender, device, common))
+    return tuple(messages)
+
+
+@lru_cache(maxsize=2**14)
+def _overlaps(
+    shape: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...], parts: tuple[int, ...]
+) -> tuple[tuple[tuple[int, ...], Box], ...]:
+    """Source parts that overlap one target part, with their intersections; `source`, `target`: parts per dim."""
+    box = Piece(0, 0, parts).box(RVD(1, 1, target), shape)
+    whole = RVD(1, 1, source)
+    sizes = [size // k for size, k in zip(shape, source, strict=True)]
+    near = product(*(range(a // size, -(-b // size)) for (a, b), size in zip(box, sizes, strict=True)))
+    return tuple((theirs, _common(box, Piece(0, 0, theirs).box(whole, shape))) for theirs in near)
+
+
+def _common(one: Box, other: Box) -> Box:
+    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def price_of(messages: tuple[Message, ...], source: State, target: State, tensor: Tensor) -> int:
+    """Price (ns) of simultaneous messages from `source` to `target`.
+
+    Includes local copies for cutting, keeping and joining pieces; 0 if every device keeps its piece unchanged.
+    """
+    item, prices = tensor.itemsize, tensor.prices
+    whole, new = (state.rvd.numel(tensor.shape) * item for state in (source, target))
+    cut: dict[int, int] = defaultdict(int)
+    came: dict[int, list[int]] = {device: [] for device in target.devices}
+    going = []
+    for message in messages:
+        size = elements(message.box) * item
+        stays = message.sender == message.receiver
+        came[message.receiver].append(size if not stays or size == whole else 0)
+        if not stays:
+            going.append((message.sender, message.receiver, size))
+            cut[message.sender] += size if size < whole else 0
+    joined = (max(new, sum(sizes)) for sizes in came.values() if sizes != [new])
+    copied = prices.local(max(cut.values(), default=0)) + prices.local(max(joined, default=0))
+    return copied + prices.sends(*zip(*going, strict=True)) if going else copied
+
+
+@lru_cache(maxsize=2**14)
+def elements(box: Box) -> int:
+    """Elements in a box."""
+    return prod(stop - start for start, stop in box)

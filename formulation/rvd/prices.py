@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 
 from ...model.machine.collective_patterns import PATTERNS, Shape, Sizes
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
-from ...model.machine.link_flows import busiest
+from ...model.machine.link_flows import busiest, busiest_of_groups
 from ...model.machine.machine import Machine
+from .roles import Counts, D
 
 Numbers: TypeAlias = NDArray[np.int64]
 Key: TypeAlias = tuple[tuple[int, ...], bytes]
@@ -95,7 +96,7 @@ class Prices:
         if key not in self._lines:
             phases = PATTERNS[self.machine.collectives][kind](spread.sizes, spread.across)
             hops = sum(x.laps * float(np.dot(x.shape.hops, spread.delay)) for x in phases)
-            rate = 1e9 * sum(x.share * self._busiest(x.shape, spread) for x in phases)
+            rate = 1e9 * sum(x.share * self._seconds_per_byte(x.shape, spread) for x in phases)
             self._lines[key] = CollectivePrice(self.machine.device.launch_ns + hops, rate)
         return self._lines[key]
 
@@ -162,14 +163,11 @@ class Prices:
             first = groups.min()
         return groups
 
-    def _busiest(self, shape: Shape, spread: Spread) -> float:
-        """Seconds per byte per member of a shape, in all groups at once."""
-        name, groups = (shape, spread.key), spread.groups
-        if name not in self._seconds:
-            share = np.broadcast_to(shape.share, (len(groups), len(shape.share))).ravel()
-            ends = groups[:, shape.source].ravel(), groups[:, shape.target].ravel()
-            self._seconds[name] = busiest(self.machine, *ends, share)
-        return self._seconds[name]
+    def _seconds_per_byte(self, shape: Shape, spread: Spread) -> float:
+        key = shape, spread.key
+        if key not in self._seconds:
+            self._seconds[key] = busiest_of_groups(self.machine, spread.groups, shape)
+        return self._seconds[key]
 
     def _levels(self, split_level: Numbers) -> tuple[Sizes, NDArray[np.float64], int]:
         """Sizes and latencies of the levels over which every group spreads, and how many of them cross nodes.
@@ -187,6 +185,18 @@ class Prices:
             used = [level for level in range(levels) if sizes[level] > 1]
             return tuple(sizes[level] for level in used), self._latency[used], sum(level <= node for level in used)
         return (members,), self._latency[split_level].mean(axis=1).max(keepdims=True), int(split_level.min() <= node)
+
+
+class Tensor(NamedTuple):
+    """The tensor that is converted, and the prices of the machine."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    prices: Prices
+
+    def size_bytes(self, counts: Counts) -> int:
+        """Bytes of one piece."""
+        return math.prod(self.shape) * self.itemsize // math.prod(counts[D:])
 
 
 @lru_cache(maxsize=16)

@@ -11,21 +11,9 @@ from typing import NamedTuple
 
 from .grid import Grid
 from .path import Step
-from .prices import Prices, Spread
+from .prices import Spread, Tensor
 from .roles import BY_OUTPUT, COLLECTIVES, KINDS, Counts, D, Link, Move, Roles, links, moves
 from .state import RVD, State
-
-
-class Tensor(NamedTuple):
-    """The tensor that is converted, and the prices of the machine."""
-
-    shape: tuple[int, ...]
-    itemsize: int
-    prices: Prices
-
-    def size_bytes(self, counts: Counts) -> int:
-        """Bytes of one piece."""
-        return prod(self.shape) * self.itemsize // prod(counts[D:])
 
 
 class Reached(NamedTuple):

@@ -24,13 +24,12 @@ import numpy as np
 
 from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
-from .crossing import Crossing, crossed, crossing, largest, least, pairs, partners
+from .crossing import Crossing, crossed, crossing, least, partners
 from .grid import grids
 from .path import Path, Step
-from .prices import prices_on
-from .reach import Side, Tensor, allowed
+from .prices import Tensor, prices_on
+from .reach import Side, allowed
 from .roles import Counts, Roles
-from .sends import fetch, price_of
 from .state import State, check_shape
 
 
@@ -59,11 +58,10 @@ def _shortest(
     a: State, b: State, shape: tuple[int, ...], itemsize: int, machine: Machine, intra: bool, inter: bool
 ) -> Path:
     """`search` between canonical states, cached for equal layers and micro-batches."""
-    one_group = a.devices == b.devices
-    direct = _direct(a, b, shape, itemsize, machine)
+    one_group, tensor = a.devices == b.devices, Tensor(shape, itemsize, prices_on(machine))
+    direct = _direct(a, b, tensor)
     if a == b or not (intra if one_group else inter):
         return direct
-    tensor = Tensor(shape, itemsize, prices_on(machine))
     kinds = allowed(a.rvd, b.rvd) if intra else frozenset[str]()
     starts = [Side(grid, tensor, kinds, backward=False) for grid in grids(a, tensor.prices)]
     ends = [Side(grid, tensor, kinds, backward=True) for grid in grids(b, tensor.prices)]
@@ -80,18 +78,14 @@ def forget() -> None:
 def send_receive(source: State, target: State, shape: tuple[int, ...], itemsize: int, machine: Machine) -> Path:
     """One step in which every device of the target fetches the overlaps of its box (section 3.3): the baseline."""
     a, b = _checked(source, target, shape, machine)
-    return _named(_direct(a, b, shape, itemsize, machine), source, target)
+    return _named(_direct(a, b, Tensor(shape, itemsize, prices_on(machine))), source, target)
 
 
-def _direct(a: State, b: State, shape: tuple[int, ...], itemsize: int, machine: Machine) -> Path:
+def _direct(a: State, b: State, tensor: Tensor) -> Path:
     if a == b:
         return Path((), 0)
-    prices = prices_on(machine)
-    messages = fetch(a, b, shape, prices)
-    cost = price_of(messages, a, b, shape, itemsize, prices)
-    size, groups = largest(messages, itemsize), pairs(messages)
-    step = Step("send-recv", None, groups, a, b, size_bytes=size, cost_ns=cost, messages=messages)
-    return Path((step,), cost)
+    step = crossed(a, b, tensor)
+    return Path((step,), step.cost_ns)
 
 
 def _named(path: Path, source: State, target: State) -> Path:
@@ -188,7 +182,9 @@ class _Joining:
         return self._crossings[a, b]
 
     def _try(self, start: Side, source: Roles, end: Side, target: Roles, kind: Crossing | None) -> None:
-        step = None if kind is None else crossed(start.state(source), end.state(target), kind, self.tensor)
+        step = None
+        if kind is not None:
+            step = crossed(start.state(source), end.state(target), self.tensor, kind.kind, kind.dim)
         cost = start.reached[source].cost_ns + end.reached[target].cost_ns + (step.cost_ns if step else 0)
         if cost < self.limit_ns:
             self.limit_ns, self.found = cost, _Join(start, source, end, target, step, cost)

@@ -1,6 +1,6 @@
-"""How long simultaneous messages between devices take that share links.
+"""The time of simultaneous messages between devices that share links.
 
-A message loads the link of the sender's unit and that of the receiver's on every level where these units differ; on a
+A message loads the links of the sender's and of the receiver's unit on every level where these units differ; on a
 wired level it loads the resources on its route. The busiest resource decides.
 """
 
@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from .collective_patterns import Shape
 from .link_kinds import Switch
 from .machine import Level, Machine
 from .wiring import Wiring
@@ -29,6 +30,12 @@ def busiest(machine: Machine, source: Numbers, target: Numbers, size: NDArray[np
             busy = _switch if level.wiring is None else _wired
             seconds = max(seconds, busy(level, sender[crosses], receiver[crosses], size[crosses]))
     return seconds
+
+
+def busiest_of_groups(machine: Machine, groups: Numbers, shape: Shape) -> float:
+    """Seconds per byte per member until all groups [groups, members] have sent the messages of a shape at once."""
+    share = np.broadcast_to(shape.share, (len(groups), len(shape.share))).ravel()
+    return busiest(machine, groups[:, shape.source].ravel(), groups[:, shape.target].ravel(), share)
 
 
 def streamed(machine: Machine, source: Numbers, target: Numbers, size: float, after: Numbers) -> float:

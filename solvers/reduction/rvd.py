@@ -33,9 +33,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...formulation.rvd.crossing import crossed, crossing
 from ...formulation.rvd.grid import Grid, grids
-from ...formulation.rvd.prices import prices_on
-from ...formulation.rvd.reach import Tensor
-from ...formulation.rvd.roles import BY_OUTPUT, COLLECTIVES, KINDS, D, Roles
+from ...formulation.rvd.prices import Tensor, prices_on
+from ...formulation.rvd.roles import BY_OUTPUT, COLLECTIVES, KINDS, D, Roles, links
 from ...formulation.rvd.search import send_receive
 from ...formulation.rvd.state import State
 from ...model.machine.machine import Machine
@@ -132,7 +131,7 @@ def _joins(
         for k, (state, other) in enumerate(theirs):
             kind = crossing(counts, other, tensor)
             if kind is not None:
-                ns = 0 if one_group and ours == state else crossed(ours, state, kind, tensor).cost_ns
+                ns = 0 if one_group and ours == state else crossed(ours, state, tensor, kind.kind).cost_ns
                 rows.append((i, k, ns))
     return rows
 
@@ -144,7 +143,9 @@ class _Side:
         self.model, self.grid, self.tensor, self.backward = model, grid, tensor, backward
         self.digits, self.roles = range(grid.devices.ndim), range(len(grid.start))
         self.states = [roles for roles in every_roles(len(self.digits), len(self.roles)) if self._divides(roles)]
-        self.choices = list(self._choices())
+        masks = [m for size in range(1, len(self.digits) + 1) for m in combinations(self.digits, size)]
+        moves = links(len(self.roles), frozenset(KINDS), backward)
+        self.choices = [Choice(link.source, link.target, mask, link.kind) for link in moves for mask in masks]
         top = (layers + 1) * max(len(self.digits), 1)
         self.x = [
             [[model.new_bool_var(f"x[{l},{q},{r}]") for r in self.roles] for q in self.digits]
@@ -160,14 +161,6 @@ class _Side:
                 model.add(self.x[0][q][role] == 1)
                 model.add(self.rank[0][q] == place)
         self.state = self._last()
-
-    def _choices(self) -> Iterator[Choice]:
-        letters = "RV" + "D" * (len(self.roles) - D)
-        masks = [m for size in range(1, len(self.digits) + 1) for m in combinations(self.digits, size)]
-        for a, b in permutations(self.roles, 2):
-            name = letters[b] + letters[a] if self.backward else letters[a] + letters[b]
-            if name in KINDS:
-                yield from (Choice(a, b, mask, KINDS[name]) for mask in masks)
 
     def _divides(self, roles: Roles) -> bool:
         counts = self.grid.counts(roles)[D:]

@@ -68,4 +68,6 @@ def close(search: Search, small: Reduced, until: float = math.inf) -> Solution:
         return search.finish("no solution, by HiGHS", infeasible=True)
     if search.bound >= search.ceiling:
         return search.finish("proved by HiGHS")
-    return search.finish(STOPPED if search.left <= 0 else "HiGHS cannot close it: too large, or costs below its tolerances")
+    return search.finish(
+        STOPPED if search.left <= 0 else "HiGHS cannot close it: too large, or costs below its tolerances"
+    )

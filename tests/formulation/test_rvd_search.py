@@ -12,8 +12,8 @@ import pytest
 from partita.formulation.rvd.crossing import crossed, crossing, least
 from partita.formulation.rvd.grid import Grid, grids
 from partita.formulation.rvd.path import Path
-from partita.formulation.rvd.prices import Prices, prices_on
-from partita.formulation.rvd.reach import Side, Tensor
+from partita.formulation.rvd.prices import Prices, Tensor, prices_on
+from partita.formulation.rvd.reach import Side
 from partita.formulation.rvd.roles import KINDS, counts
 from partita.formulation.rvd.search import search, send_receive
 from partita.formulation.rvd.state import RVD, State
@@ -138,7 +138,7 @@ def test_bounds_of_crossings_hold(seed: int) -> None:
             x, y = counts(ours.sizes, left), counts(theirs.sizes, right)
             kind = crossing(x, y, tensor)
             if kind is not None:
-                step = crossed(ours.state(left), theirs.state(right), kind, tensor)
+                step = crossed(ours.state(left), theirs.state(right), tensor, kind.kind, kind.dim)
                 assert least(kind, x, y, floor, tensor) <= step.cost_ns
                 check(Path((step,), step.cost_ns), step.before, step.after, shape)
 
