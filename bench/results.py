@@ -19,8 +19,8 @@ from statistics import mean
 from typing import Any
 
 from ..formulation.reduction.enumeration import instructions, search
-from ..formulation.reduction.program import Reduction, groups
-from ..formulation.reduction.ranking import DEFAULT_LIMIT, Ranked, ranking
+from ..formulation.reduction.program import DEFAULT_LIMIT, Reduction, groups
+from ..formulation.reduction.ranking import Ranked, ranking
 from ..formulation.reduction.rules import goal, initial
 from ..model.files import read_json
 from ..model.machine.machine import Machine

@@ -79,7 +79,7 @@ def emit(
 def sentence(program: ReductionProgram, names: Sequence[str]) -> str:
     """A program in words: `Reduce-scatter in gpu, all-reduce in node, all-gather in gpu.`"""
     words = [
-        f"{step.collective.value.replace('_', '-')} in {' and '.join(names[i] for i in step.levels)}"
+        f"{step.collective.words} in {' and '.join(names[i] for i in step.levels)}"
         + (f" of the first {' and '.join(names[i] for i in step.zero)}" if step.zero else "")
         for step in program
     ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...formulation.reduction.optimal import CheapestPrograms, cheapest_programs
-from ...formulation.reduction.program import Reduction, ReductionProgram, Step
+from ...formulation.reduction.program import Reduction, ReductionProgram, Step, step_text
 from ...formulation.reduction.statuses import KINDS
 from ...model.graph.layout import Action, B
 from ..plan.memo import once_per_plan
@@ -91,11 +91,4 @@ def _level_names(names: Sequence[str]) -> list[str]:
 
 def steps_text(group: Group, program: ReductionProgram) -> str:
     """The steps of a program: `reduce over gpus, all-reduce over nodes (first gpu), broadcast over gpus`."""
-    names = list(group.levels)
-
-    def text(step: Step) -> str:
-        over = " x ".join(f"{names[level]}s" for level in step.levels)
-        first = f" (first {', '.join(names[level] for level in step.zero)})" if step.zero else ""
-        return f"{step.collective.replace('_', '-')} over {over}{first}"
-
-    return ", ".join(map(text, program))
+    return ", ".join(step_text(step, list(group.levels), "s") for step in program)

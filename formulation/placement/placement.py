@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, islice, permutations, product
 from numbers import Integral
 
@@ -181,6 +182,13 @@ def divisors(n: int) -> list[int]:
     """Divisors of n, descending."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)}, reverse=True)
+
+
+@cache
+def prime_factors(n: int) -> tuple[int, ...]:
+    """Prime factors of n, ascending, each as often as it divides n."""
+    factor = next((p for p in range(2, math.isqrt(n) + 1) if n % p == 0), n)
+    return () if n == 1 else (factor, *prime_factors(n // factor))
 
 
 def _divide(residual: Row, row: Row) -> Row:

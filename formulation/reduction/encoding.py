@@ -25,14 +25,13 @@ from typing import TypeAlias
 from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
 from .cost import step_price
-from .program import Collective, Reduction, ReductionProgram, Step, groups
+from .program import DEFAULT_LIMIT, Collective, Reduction, ReductionProgram, Step, groups
 from .statuses import Kind, Status, task
 
 UNITS = 2**29
 """Cost of the one-step program. Costs are scaled to small integers for the solvers."""
 
 MOST_LEVELS = 3
-DEFAULT_LIMIT = 5
 
 Option: TypeAlias = tuple[Step, tuple[int, ...]]
 """A step, and the other levels that are cut for its participants."""

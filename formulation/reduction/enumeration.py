@@ -30,7 +30,7 @@ from math import prod
 from typing import TypeAlias
 
 from ...model.errors import PartitaError
-from .program import Collective, Groups, ReductionProgram, Step, groups
+from .program import DEFAULT_LIMIT, Collective, Groups, ReductionProgram, Step, groups
 from .rules import States, advance, allowed, ascending, goal, initial
 
 Move: TypeAlias = tuple[Collective, Groups]
@@ -79,7 +79,9 @@ def instructions(levels: int) -> tuple[Instruction, ...]:
     return tuple(distinct.values())
 
 
-def programs(levels: int, limit: int = 5, sizes: Sequence[int] | None = None) -> tuple[ReductionProgram, ...]:
+def programs(
+    levels: int, limit: int = DEFAULT_LIMIT, sizes: Sequence[int] | None = None
+) -> tuple[ReductionProgram, ...]:
     """All valid programs of at most `limit` steps over `levels` levels, short ones first.
 
     `sizes` of the levels, each 2 or more, do not matter; by default all 2. PartitaError: sizes that do not fit, a limit

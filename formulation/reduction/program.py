@@ -22,6 +22,9 @@ from ..placement.placement import Placement, ranks
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
+DEFAULT_LIMIT = 5
+"""Most collectives in a program, as in P²."""
+
 
 class Collective(StrEnum):
     """A collective of a group; its first member is the root."""
@@ -119,6 +122,13 @@ def groups(step: Step, sizes: Sequence[int]) -> Groups:
             where[level] = digit
         found.append(tuple(numbers[tuple(where)].ravel().tolist()))
     return tuple(sorted(found))
+
+
+def step_text(step: Step, names: Sequence[str], plural: str = "") -> str:
+    """A step in words: `all-reduce over node (first gpu)`; `names` of the levels, to which over appends `plural`."""
+    over = " x ".join(names[level] + plural for level in step.levels)
+    first = f" (first {', '.join(names[level] for level in step.zero)})" if step.zero else ""
+    return f"{step.collective.words} over {over}{first}"
 
 
 def flat(sizes: Sequence[int]) -> ReductionProgram:

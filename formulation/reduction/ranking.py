@@ -11,7 +11,7 @@ from ..placement.placement import Placement, arrangements, check_reduced
 from .cost import program_price
 from .enumeration import programs
 from .optimal import Best, optimal
-from .program import Reduction, ReductionProgram, Step, flat
+from .program import DEFAULT_LIMIT, Reduction, ReductionProgram, flat, step_text
 
 ALGORITHMS = {"ring": "nccl-ring", "tree": "nccl-tree", "gloo": "gloo"}
 """Cost profiles by their names in the paper's tables and on the command line."""
@@ -20,9 +20,6 @@ DEFAULT_BYTES = 10 * 2**29 * 4
 """Ten float32 tensors of 2 GiB on every device: the payload of P²'s measurements."""
 
 LARGEST = 2**60
-
-DEFAULT_LIMIT = 5
-"""Most collectives in a program, as in P²."""
 
 MOST_COUNTED = 4
 """Most levels for which programs are counted by enumeration; five take minutes."""
@@ -85,12 +82,6 @@ def _ranked(machine: Machine, reduction: Reduction, size_bytes: int, profile: st
 
 
 def words(program: ReductionProgram, reduction: Reduction, machine: Machine) -> tuple[str, ...]:
-    """One description per step: `all-reduce over node (first gpu)`."""
+    """One description per step."""
     names = [machine.levels[level].name for level in reduction.machine_levels]
-    return tuple(_step(step, names) for step in program)
-
-
-def _step(step: Step, names: Sequence[str]) -> str:
-    over = " x ".join(names[level] for level in step.levels)
-    zero = [names[level] for level in step.zero if level not in step.levels]
-    return f"{step.collective.words} over {over}" + (f" (first {', '.join(zero)})" if zero else "")
+    return tuple(step_text(step, names) for step in program)

@@ -29,7 +29,7 @@ class Status(IntEnum):
     OWN = 0  # each its own addend
     SCATTERED = 1  # each a different part of the sum
     FIRST = 2  # the member with digit 0 the sum, the others nothing
-    LED = 3  # all reduced; since then only the member with digit 0 has gone on
+    LED = 3  # each the sum, but only the member with digit 0 takes part in later steps
     FULL = 4  # each the sum
     SCATTERED_LATE = 5  # SCATTERED after another level was led, among its members with digit 0
     FIRST_LATE = 6  # FIRST, likewise
@@ -48,7 +48,7 @@ MAKES: dict[Collective, tuple[int, ...]] = {
     Collective.REDUCE_SCATTER: (SCATTERED,),
     Collective.REDUCE: (FIRST,),
 }
-"""The statuses a collective can turn OWN into. LED: after an all-reduce only digit 0 goes on."""
+"""The statuses that a collective can turn OWN into. LED: after an all-reduce, only digit 0 takes further part."""
 
 SPREADS: dict[Collective, tuple[int, ...]] = {Collective.ALL_GATHER: SPLIT, Collective.BROADCAST: HEADED}
 """The statuses a collective turns into FULL."""

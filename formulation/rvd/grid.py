@@ -16,6 +16,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from ..placement.placement import prime_factors
 from .prices import Prices
 from .roles import Counts, Roles, Sizes, V, counts
 from .state import RVD, Piece, State, pieces_of
@@ -99,7 +100,7 @@ def grids(state: State, prices: Prices) -> tuple[Grid, ...]:
     orders = [
         [_by_level(copies, prices)],
         [_by_level(values, prices)],
-        *(sorted(set(permutations(_primes(k)))) for k in rvd.d),
+        *(sorted(set(permutations(prime_factors(k)))) for k in rvd.d),
     ]
     order = [where[piece] for piece in pieces_of(rvd)]
     found = []
@@ -127,12 +128,6 @@ def _by_level(devices: Sequence[int], prices: Prices) -> tuple[int, ...]:
     for below in prices.below:
         units = len({device // below for device in devices}) // prod(factors)
         if units > 1 and rest % units == 0:
-            factors += reversed(_primes(units))
+            factors += reversed(prime_factors(units))
             rest //= units
-    return (*factors, *reversed(_primes(rest)))
-
-
-def _primes(number: int) -> tuple[int, ...]:
-    """Prime factors, ascending."""
-    factor = next((p for p in range(2, int(number**0.5) + 1) if number % p == 0), number)
-    return () if number == 1 else (factor, *_primes(number // factor))
+    return (*factors, *reversed(prime_factors(rest)))

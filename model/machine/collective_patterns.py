@@ -110,7 +110,7 @@ def double_tree(sizes: Sizes, across: int) -> Shape:
 
 @cache
 def doubling(sizes: Sizes, round_: int) -> Shape:
-    """The first 2^round members send D to as many others, or to all that are left."""
+    """The first 2^round members send D to the next 2^round, or to all that remain."""
     source = np.arange(min(2**round_, math.prod(sizes) - 2**round_))
     target = source + 2**round_
     units = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
@@ -197,5 +197,6 @@ PATTERNS: Mapping[str, Mapping[str, Pattern]] = {
 """Profile (`Machine.collectives`) -> collective -> pattern."""
 
 STREAMED = frozenset({("gloo", "broadcast")})
-"""Collectives whose members send in all rounds as soon as they have the data (gloo/broadcast.cc). On one level members
-keep step round by round; over several levels some have it earlier, so rounds overlap on the links."""
+"""Collectives whose members start the sends of all rounds once they have the data (gloo/broadcast.cc).
+
+On one level, members proceed round by round; over several levels, some have the data earlier, so rounds overlap."""

@@ -1,9 +1,9 @@
 """The kinds of links that a machine file can name under `wiring`: one class each, listed in `LINK_KINDS`.
 
-A kind says which pairs of units it joins directly, which messages load each of its resources (a cable's direction, an
-uplink, a medium), and what is left of it where the units of a level are divided. For a new kind, write a class, list it
-in `LINK_KINDS`, add its fields to `machine_file._Wiring` and its row to docs/machines.md; routes, prices, plan files
-and stages of pipelines follow from the class.
+A kind defines the pairs of units that it joins, which messages load each of its resources (one direction of a cable,
+an uplink, a medium), and which share of it a part of the level's units gets. For a new kind, write a class, list it in
+`LINK_KINDS`, add its fields to `machine_file._Wiring` and its row to docs/machines.md; routes, prices, plan files and
+pipeline stages follow from the class.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Pairs: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class LinkKind:
-    """Base of all kinds; `bandwidth` is what each resource carries, bytes/s.
+    """Base of all kinds; `bandwidth` is that of each resource, bytes/s.
 
-    `JOINS_ALL`: every two units reach each other over it. `SINGLE`: a level has at most one, written as its bandwidth
-    alone rather than in a list.
+    `JOINS_ALL`: it connects every two units. `SINGLE`: a level has at most one, written as its bandwidth instead of a
+    list.
     """
 
     bandwidth: float
@@ -39,7 +39,7 @@ class LinkKind:
 
     @property
     def direct(self) -> Pairs:
-        """Pairs of units whose messages use this link alone; all other messages climb the other kinds."""
+        """Pairs of units whose messages use this link only; all other messages use the other kinds."""
         return ()
 
     @classmethod
@@ -47,18 +47,18 @@ class LinkKind:
         """Raise ValueError unless all links of this kind fit a level of `size` units."""
 
     def resources(self, size: int, source: Units, target: Units, climbs: Mask) -> Iterator[Mask]:
-        """For each resource a mask over (source, target): the messages that load it.
+        """For each resource, a mask over (source, target) of the messages that load it.
 
-        Unit number `size` stands for everything outside the level's units; `climbs`: messages without a direct link.
+        Unit number `size` stands for everything outside the level; `climbs`: messages without a direct link.
         """
         raise NotImplementedError
 
     def part(self, units: int, parts: int) -> Self:
-        """What each of `parts` runs of `units` consecutive units has of it, unless it is a direct link."""
+        """The share of each of `parts` runs of `units` consecutive units; not for direct links."""
         raise NotImplementedError
 
     def divided(self, users: int) -> Self:
-        """What each of `users` has if all of them load it evenly and at once."""
+        """The share of each of `users` that load it evenly at the same time."""
         return replace(self, bandwidth=self.bandwidth / users)
 
     def to_json(self) -> Any:
@@ -67,7 +67,7 @@ class LinkKind:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Read what `to_json` gave. Raises KeyError, TypeError or ValueError where it is not that."""
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError for malformed data."""
         return cls(rate(data))
 
 
@@ -131,7 +131,7 @@ class Switch(LinkKind):
                 yield up | down
 
     def part(self, units: int, parts: int) -> Self:
-        """A switch that reaches beyond a run is shared evenly among the units that it serves."""
+        """A switch that extends beyond a run is shared evenly by its units."""
         inside = gcd(units, self.units)
         return replace(self, units=inside, bandwidth=self.bandwidth * inside / self.units)
 
@@ -142,7 +142,7 @@ class Switch(LinkKind):
 
 @dataclass(frozen=True, slots=True)
 class SharedMedium(LinkKind):
-    """One medium that all units together have for what takes no direct link, such as one computer's memory."""
+    """One medium that all messages without a direct link share, such as the memory of a computer."""
 
     SINGLE = True
 
@@ -159,4 +159,4 @@ class SharedMedium(LinkKind):
 
 
 LINK_KINDS: Mapping[str, type[LinkKind]] = {"links": Link, "switches": Switch, "shared": SharedMedium}
-"""Key in a machine file and a plan file -> the kind; in the order in which routes list their resources."""
+"""Key in machine files and plan files -> the kind, in the order in which routes list resources."""

@@ -22,8 +22,8 @@ MAX_DEVICES = 2**24  # keeps byte counts times device counts far inside 64 bits
 class Level:
     """`size` equal units under one unit of the next outer level, joined by one network.
 
-    `bandwidth` is what one unit reaches towards its siblings in collectives, bytes/s per direction, shared by all
-    devices below the unit; `latency_ns` is paid per message. `wiring`: how the units are joined if not by a switch.
+    `bandwidth` is that of one unit towards its siblings in collectives, bytes/s per direction, shared by all devices
+    below the unit; `latency_ns` is paid per message. `wiring`: how the units are joined, if not by a switch.
     """
 
     name: str
@@ -65,10 +65,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """Levels from the outermost inwards, and the device that the innermost level counts.
-
-    `collectives`: whose algorithms move the data, one of PROFILES.
-    """
+    """Levels, outermost first, and the device at the leaves; `collectives`: the library's algorithms, in PROFILES."""
 
     name: str
     levels: tuple[Level, ...]
@@ -109,7 +106,7 @@ class Machine:
 
     @cached_property
     def node_level(self) -> int:
-        """The level whose units are computers: the one named `node`, else the last but one (-1: none)."""
+        """The level whose units are computers: the one named `node`, else the second-innermost (-1: none)."""
         names = [level.name for level in self.levels]
         return names.index("node") if "node" in names else len(names) - 2
 
@@ -135,7 +132,7 @@ class Machine:
 
         `nodes` replaces the size of the outermost level. Raises PartitaError for an unknown name or a wrong file.
         """
-        from .machine_file import read  # imports pydantic and yaml, which nothing else needs
+        from .machine_file import read  # imports pydantic and yaml, which are slow to import
 
         path = _find(name_or_path)
         data = read(path)
@@ -179,7 +176,7 @@ class Machine:
 
     @classmethod
     def from_json(cls, data: Any) -> Machine:
-        """Read what `to_json` gave. Raises KeyError, TypeError or ValueError where it is not that."""
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError for malformed data."""
         if not isinstance(data["levels"], list):
             raise ValueError(f"{data['levels']!r:.60} is not a list")
         levels = tuple(map(_level, data["levels"]))
@@ -193,8 +190,8 @@ def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:
 
     The pipeline's coordinate is the most significant one on every level, so a stage has adjacent units. Stages in one
     unit share its link evenly, as all communicate at once: a collective inside one stage costs as much as those of all
-    stages at once on the whole machine. Where a wired level is divided, the result is a lower bound on what a stage
-    has (see `Wiring.part`). Raises PartitaError for a row that does not divide the levels.
+    stages at once on the whole machine. If a wired level is divided, the result is a lower bound (see `Wiring.part`).
+    Raises PartitaError for a row that does not divide the levels.
     """
     if len(row) != len(machine.levels) or any(f < 1 or n % f for n, f in zip(machine.hierarchy, row, strict=True)):
         raise PartitaError(
@@ -212,9 +209,9 @@ def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:
 
 
 def merged_device(machine: Machine, devices: int, launches: bool = True) -> Machine:
-    """A machine of one device with the compute, bandwidth and memory of `devices` of the machine's.
+    """A machine of one device with the compute, bandwidth and memory of `devices` of the machine's devices.
 
-    It launches kernels as fast as one of them, or without `launches` in no time.
+    It launches kernels as fast as one of them, or in no time without `launches`.
     """
     one = machine.device
     host = None if one.host_bandwidth is None else one.host_bandwidth * devices

@@ -1,4 +1,4 @@
-"""Which machine to plan for, as the command line names it."""
+"""The machine to plan for, as given on the command line."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_LEVELS = 8
 
 @dataclass(frozen=True, slots=True)
 class MachineChoice:
-    """A preset or file, some of its nodes, or its devices and links in another hierarchy; by itself that is ad hoc.
+    """A preset or file, with its own or other nodes or hierarchy; a hierarchy alone is an ad hoc machine.
 
-    PartitaError: neither machine nor hierarchy, or both nodes and hierarchy; sizes that no machine has.
+    PartitaError: neither machine nor hierarchy, both nodes and hierarchy, or sizes that no machine has.
     """
 
     machine: str | None = field(default=None, metadata=option(str, "A machine's name, or its YAML file."))

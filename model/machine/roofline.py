@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..graph.dtypes import ITEMSIZE as ITEMSIZE
 from ..graph.pcg import Node
 from .collective_price import ROUNDING_NS
 from .machine import Machine

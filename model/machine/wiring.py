@@ -1,7 +1,7 @@
-"""How the units of one level are joined where that is no plain switch.
+"""The wiring of one level, if its units are not joined by a plain switch.
 
-Two units with a direct link use it. Everything else, also what enters and leaves the unit around them, passes the other
-kinds: for example the eight GPUs of a V100 server have NVLink between neighbours, and a PCIe switch for every two.
+Two units with a direct link use it. All other messages, also those from and to other units of the outer level, use the
+other kinds: the eight GPUs of a V100 server have NVLink between neighbours, and a PCIe switch for every two.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Wiring:
             raise PartitaError(f"{name}: units {a} and {b} have no link, switch or shared medium between them")
 
     def divided(self, users: int) -> Wiring:
-        """What each of `users` has of it if all of them load it evenly and at once."""
+        """The share of each of `users` that load it evenly at the same time."""
         return self if users == 1 else Wiring(tuple(link.divided(users) for link in self.links))
 
     def part(self, size: int, parts: int) -> Wiring:
-        """Lower bound on how the units of each of `parts` equal runs of the `size` units are joined.
+        """Lower bound on the wiring inside each of `parts` equal runs of the `size` units.
 
-        A direct link is one that every run has, at its least bandwidth. Where one run has a direct link and another
-        does not, each unit gets an uplink of its own that is no faster than that link.
+        Direct links are those that every run has, at their least bandwidth. If some runs have a link and others do not,
+        each unit gets an uplink of its own that is no faster than that link.
         """
         if parts == 1:
             return self
@@ -76,7 +76,7 @@ class Wiring:
         return Wiring(tuple(links))
 
     def to_json(self) -> dict[str, Any]:
-        """Every kind under its key: a list, or a number where a level has one at most."""
+        """Every kind under its key: a list, or a number if a level has at most one."""
         data: dict[str, Any] = {}
         for key, kind in LINK_KINDS.items():
             links = [link.to_json() for link in self.of_kind(kind)]
@@ -86,7 +86,7 @@ class Wiring:
 
     @classmethod
     def from_json(cls, data: Any) -> Wiring:
-        """Read what `to_json` gave. Raises KeyError, TypeError or ValueError where it is not that."""
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError for malformed data."""
         links: list[LinkKind] = []
         for key, kind in LINK_KINDS.items():
             if key in data or key in _ALWAYS_WRITTEN:

@@ -22,7 +22,15 @@ from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ...formulation.placement.placement import Placement, Row, arrangements, check_axes, check_reduced, of_rows
+from ...formulation.placement.placement import (
+    Placement,
+    Row,
+    arrangements,
+    check_axes,
+    check_reduced,
+    of_rows,
+    prime_factors,
+)
 from ...formulation.reduction.optimal import Best, optimal
 from ...formulation.reduction.program import Reduction, ReductionProgram
 from ...formulation.reduction.ranking import check_bytes
@@ -222,22 +230,12 @@ def _best(machine: Machine, placement: Placement, axes: Sequence[int], size_byte
 
 
 def _primes(n: int) -> list[int]:
-    found, p = [], 2
-    while p * p <= n:
-        if n % p == 0:
-            found.append(p)
-        while n % p == 0:
-            n //= p
-        p += 1
-    return found + [n] * (n > 1)
+    return sorted({*prime_factors(n)})
 
 
 def _exponent(p: int, n: int) -> int:
     """The exponent of p in n."""
-    count = 0
-    while n % p == 0:
-        n, count = n // p, count + 1
-    return count
+    return prime_factors(n).count(p)
 
 
 def _matrix(values: dict[tuple[int, int, int], int], levels: Row, axes: Row) -> tuple[Row, ...]:
