@@ -30,37 +30,44 @@ def _threads() -> ThreadPoolExecutor:
 
 
 @compiled
+def least_sums(ahead: Floats, rows: Ints, count: int, table: Floats, at: int, out: Floats) -> None:
+    """out[j] = min over the first `count` of ahead[k] + table[at + rows[k] * n + j]; four rows at a time."""
+    n = out.shape[0]
+    out[:] = np.inf
+    k = 0
+    while k + 4 <= count:
+        a0, a1, a2, a3 = ahead[k], ahead[k + 1], ahead[k + 2], ahead[k + 3]
+        r0, r1, r2, r3 = at + rows[k] * n, at + rows[k + 1] * n, at + rows[k + 2] * n, at + rows[k + 3] * n
+        t0, t1, t2, t3 = table[r0 : r0 + n], table[r1 : r1 + n], table[r2 : r2 + n], table[r3 : r3 + n]
+        for j in range(n):
+            x, y = a0 + t0[j], a1 + t1[j]
+            x = x if x < y else y
+            y, z = a2 + t2[j], a3 + t3[j]
+            y = y if y < z else z
+            x = x if x < y else y
+            out[j] = x if x < out[j] else out[j]
+        k += 4
+    while k < count:
+        r0 = at + rows[k] * n
+        a0, t0 = ahead[k], table[r0 : r0 + n]
+        for j in range(n):
+            x = a0 + t0[j]
+            out[j] = x if x < out[j] else out[j]
+        k += 1
+
+
+@compiled
 def _product_rows(a: Floats, b: Floats, c: Floats, first: int, last: int) -> None:
-    """c[i] = min_k a[i, k] + b[k] for the rows first..last and finite a; four k at a time, to read c less."""
-    n, inner = b.shape[1], a.shape[1]
-    finite = np.empty(inner, np.int64)
+    """c[i] = min_k a[i, k] + b[k] for the rows first..last and finite a."""
+    inner, table = a.shape[1], b.reshape(-1)
+    ahead, rows = np.empty(inner), np.empty(inner, np.int64)
     for i in range(first, last):
         count = 0
         for k in range(inner):
             if a[i, k] < np.inf:
-                finite[count] = k
+                ahead[count], rows[count] = a[i, k], k
                 count += 1
-        row = c[i]
-        row[:] = np.inf
-        k = 0
-        while k + 4 <= count:
-            k0, k1, k2, k3 = finite[k], finite[k + 1], finite[k + 2], finite[k + 3]
-            a0, a1, a2, a3 = a[i, k0], a[i, k1], a[i, k2], a[i, k3]
-            b0, b1, b2, b3 = b[k0], b[k1], b[k2], b[k3]
-            for j in range(n):
-                x, y = a0 + b0[j], a1 + b1[j]
-                x = x if x < y else y
-                y, z = a2 + b2[j], a3 + b3[j]
-                y = y if y < z else z
-                x = x if x < y else y
-                row[j] = x if x < row[j] else row[j]
-            k += 4
-        while k < count:
-            a0, b0 = a[i, finite[k]], b[finite[k]]
-            for j in range(n):
-                x = a0 + b0[j]
-                row[j] = x if x < row[j] else row[j]
-            k += 1
+        least_sums(ahead, rows, count, table, 0, c[i])
 
 
 @compiled

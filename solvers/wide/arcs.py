@@ -17,8 +17,8 @@ def without_dead_options(flat: Flat) -> Reduced | None:
     alive = flat.cost < INFINITE
     if not np.logical_or.reduceat(alive, flat.start[:-1]).all():
         return None
-    stack, waiting = np.arange(len(flat.ends)), np.ones(len(flat.ends), np.bool_)
-    if not _propagate(flat.pairs, incidence(flat), stack, waiting, alive):
+    around, log = incidence(flat, forbidding=True), np.empty(len(alive), np.int64)
+    if propagate(flat.pairs, around, alive, np.arange(flat.variables), log, 0) < 0:
         return None
     return Reduced(flat) if alive.all() else kept_options(flat, alive)
 
@@ -44,41 +44,48 @@ def without_sums(flat: Flat) -> Reduced | None:
 
 
 @compiled
-def _propagate(pairs: Pairs, incidence: Incidence, stack: Ints, waiting: Bools, alive: Bools) -> bool:
-    """Mark options without support dead, edge by edge from a stack; False if a variable loses all."""
+def propagate(pairs: Pairs, around: Incidence, alive: Bools, changed: Ints, log: Ints, count: int) -> int:
+    """Clear `alive` for options that have no partner left at a neighbour, after the variables `changed` lost options.
+
+    Appends these options to `log`, which holds `count` already; returns the new count, negated if a variable has no
+    option left.
+    """
     start, ends, at, table = pairs
-    first, edges = incidence
-    top = stack.shape[0]
+    first, edges = around
+    stack, waiting = np.empty(len(first) - 1, np.int64), np.zeros(len(first) - 1, np.bool_)
+    top = len(changed)
+    stack[:top] = changed
+    waiting[changed] = True
     while top:
         top -= 1
-        e = stack[top]
-        waiting[e] = False
-        u, v = ends[e, 0], ends[e, 1]
-        width = start[v + 1] - start[v]
-        for side in range(2):
-            own, other = (u, v) if side == 0 else (v, u)
-            step, across = (width, 1) if side == 0 else (1, width)
+        v = stack[top]
+        waiting[v] = False
+        for k in range(first[v], first[v + 1]):
+            e = edges[k]
+            w = ends[e, 0] + ends[e, 1] - v
+            step, across = (start[w + 1] - start[w], 1) if v < w else (1, start[v + 1] - start[v])
             lost, left = False, False
-            for x in range(start[own + 1] - start[own]):
-                if not alive[start[own] + x]:
+            for y in range(start[w + 1] - start[w]):
+                if not alive[start[w] + y]:
                     continue
                 found = False
-                for y in range(start[other + 1] - start[other]):
-                    if table[at[e] + x * step + y * across] < INFINITE and alive[start[other] + y]:
+                for x in range(start[v + 1] - start[v]):
+                    if alive[start[v] + x] and table[at[e] + x * step + y * across] < INFINITE:
                         found = True
                         break
-                alive[start[own] + x] = found
+                if not found:
+                    alive[start[w] + y] = False
+                    log[count] = start[w] + y
+                    count += 1
                 lost |= not found
                 left |= found
             if not left:
-                return False
-            if lost:
-                for k in range(first[own], first[own + 1]):
-                    if not waiting[edges[k]]:
-                        waiting[edges[k]] = True
-                        stack[top] = edges[k]
-                        top += 1
-    return True
+                return -count
+            if lost and not waiting[w]:
+                waiting[w] = True
+                stack[top] = w
+                top += 1
+    return count
 
 
 @compiled

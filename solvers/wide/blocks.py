@@ -12,9 +12,9 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ...model.errors import PartitaError
-from ..elimination.kernels import Floats, Ints, compiled
+from ..elimination.kernels import Floats, Ints, compiled, least_sums
 from .form import Flat
-from .passes import arcs_of, least_sums
+from .passes import arcs_of
 
 
 class Net(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..elimination.kernels import Floats, Ints, compiled
+from ..elimination.kernels import Floats, Ints, compiled, least_sums
 from .form import Flat, as_floats
 
 
@@ -76,33 +76,6 @@ def on_grid(values: Floats, grain: float) -> Floats:
     """Round down to multiples of the grain."""
     rounded: Floats = np.floor(values / grain) * grain
     return rounded
-
-
-@compiled
-def least_sums(ahead: Floats, rows: Ints, count: int, table: Floats, at: int, out: Floats) -> None:
-    """out[j] = min over the first `count` of ahead[k] + table[at + rows[k] * n + j]; four rows at a time."""
-    n = out.shape[0]
-    out[:] = np.inf
-    k = 0
-    while k + 4 <= count:
-        a0, a1, a2, a3 = ahead[k], ahead[k + 1], ahead[k + 2], ahead[k + 3]
-        r0, r1, r2, r3 = at + rows[k] * n, at + rows[k + 1] * n, at + rows[k + 2] * n, at + rows[k + 3] * n
-        t0, t1, t2, t3 = table[r0 : r0 + n], table[r1 : r1 + n], table[r2 : r2 + n], table[r3 : r3 + n]
-        for j in range(n):
-            x, y = a0 + t0[j], a1 + t1[j]
-            x = x if x < y else y
-            y, z = a2 + t2[j], a3 + t3[j]
-            y = y if y < z else z
-            x = x if x < y else y
-            out[j] = x if x < out[j] else out[j]
-        k += 4
-    while k < count:
-        r0 = at + rows[k] * n
-        a0, t0 = ahead[k], table[r0 : r0 + n]
-        for j in range(n):
-            x = a0 + t0[j]
-            out[j] = x if x < out[j] else out[j]
-        k += 1
 
 
 class Sent(NamedTuple):

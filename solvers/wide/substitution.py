@@ -62,10 +62,14 @@ def ragged(sizes: Ints) -> tuple[Ints, Ints]:
     return part, np.arange(len(part), dtype=np.int64) - offsets(sizes)[part]
 
 
-def incidence(flat: Flat) -> Incidence:
-    """The edges of every variable."""
-    order = np.argsort(flat.ends.ravel(), kind="stable")
-    return Incidence(offsets(np.bincount(flat.ends.ravel(), minlength=flat.variables)), order // 2)
+def incidence(flat: Flat, forbidding: bool = False) -> Incidence:
+    """The edges of every variable; with `forbidding`, only those of which some entry is infinite."""
+    edges = np.arange(len(flat.ends))
+    if forbidding and len(edges):
+        edges = edges[np.logical_or.reduceat(flat.table >= INFINITE, flat.at[:-1])]
+    ends = flat.ends[edges].ravel()
+    order = np.argsort(ends, kind="stable")
+    return Incidence(offsets(np.bincount(ends, minlength=flat.variables)), edges[order // 2])
 
 
 def pair_columns(flat: Flat) -> range:

@@ -12,6 +12,7 @@ from partita.formulation.network.network import INFINITE, Edge, Network, Variabl
 from partita.solvers.wide.decimation import decimated, first_solution, settle
 from partita.solvers.wide.form import Flat, flattened
 from partita.solvers.wide.messages import Messages
+from partita.solvers.wide.substitution import incidence
 
 
 def random_flat(
@@ -207,8 +208,7 @@ def test_what_settles_a_long_path_ends() -> None:
     options = np.array([0, 1]), np.zeros((2, 0), np.int64)
     variables = tuple(Variable(f"v{i}", *options) for i in range(300))
     path = Network(variables, tuple(Edge(i, i + 1, same) for i in range(299)))
-    messages = Messages(flattened(path))
-    binding = np.ones(len(messages.arcs.target), np.bool_)
-    best = np.zeros(300, np.int64)
-    assert settle(messages.arcs, messages.table, binding, messages.cost, best, np.array([0]))
-    assert np.isinf(messages.cost.reshape(300, 2)).tolist() == [[False, True]] * 300
+    flat = flattened(path)
+    alive, best = np.ones(600, np.bool_), np.zeros(300, np.int64)
+    assert settle(flat.pairs, incidence(flat), alive, best, np.array([0]))
+    assert alive.reshape(300, 2).tolist() == [[True, False]] * 300
