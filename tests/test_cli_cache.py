@@ -47,7 +47,7 @@ def test_a_damaged_file_costs_a_line(partita: Run, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"not a database" * 1000)
     plain, mended = answer(partita(*PLAN)), answer(partita(*PLAN, "--cache", tmp_path))
     assert mended.pop("words") == (
-        f"partita: the cache {tmp_path / FILE} was damaged: set aside as {FILE}.corrupt-1, begun anew\n"
+        f"partita: the cache {tmp_path / FILE} was damaged; moved to {FILE}.corrupt-1 and recreated\n"
     )
     assert plain.pop("words") == "" and plain == mended
 

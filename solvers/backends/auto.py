@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 
 from ...formulation.network.network import Network
-from ...formulation.network.without_switches import without_switches
 from ..elimination.circuit import Circuit
 from ..elimination.labels import LabelBounds, Listing, enumerate_labels
 from ..elimination.memory_price import Price, search_within, sweep
@@ -22,9 +21,8 @@ from ..elimination.order import TooWideError, compile_network, restrict
 from ..elimination.tables import Tables
 from ..elimination.transient_memory import has_extras, solve_transient, without_extras
 from ..protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
-from ..wide.form import fits, flattened
 from ..wide.portfolio import solve_flat, try_programs
-from ..wide.solve_reduced import solve_switchless
+from ..wide.solve_reduced import reducible
 from .cp_program import CopyLabels, build, trail
 from .cpsat import CpSatPlain, run, solve_whole
 from .elimination import close_by_labels
@@ -44,7 +42,7 @@ class Auto:
             if compile_network(network).exact:
                 return True
         plain = without_extras(network) if has_extras(network) else network
-        return fits(flattened(without_switches(plain).network))
+        return reducible(plain)
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment found within the limits, and a proved bound."""
@@ -60,9 +58,9 @@ class Auto:
         try:
             circuit = compile_network(network)
         except TooWideError:
-            return solve_switchless(search, solve_flat)
+            return solve_flat(search)
         if not circuit.exact:  # perhaps in 64 bits
-            return solve_switchless(search, solve_flat)
+            return solve_flat(search)
         best = sweep(circuit, search)
         if best is None:
             return search.finish("no solution, at any price of memory", infeasible=True)
@@ -99,10 +97,9 @@ def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, se
     small = restrict(circuit, through, max_total)
     if small is None:
         return True
-    slots = small.forward(small.tables(1, best.price), search.until)
     tops = small.copies
     bounds = LabelBounds(np.array(best.price), max_total, _COLUMNS, search.until)
-    listing = enumerate_labels(small, slots, small.backward(slots, search.until), bounds, tops or (0,))
+    listing = enumerate_labels(small, bounds, tops or (0,))
     chains = [
         CopyLabels(c.boundaries[0], c.boundaries[-1], len(c), labels.at, labels.time, use=labels.use)
         for c, labels in zip(search.network.chains, [listing.slots[top] for top in tops], strict=True)

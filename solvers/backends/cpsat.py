@@ -9,8 +9,8 @@ from ...formulation.network.network import INFINITE, Network
 from ..elimination.factors import Factor, exact_in_floats, network_factors, reachable
 from ..elimination.tables import check_clock
 from ..protocol import NO_LIMITS, STOPPED, Limits, Search, Solution
-from ..wide.form import fits, flattened
-from ..wide.solve_reduced import solve_smaller
+from ..wide.solve_reduced import reducible, solve_instead, solve_reduced, unflattened
+from ..wide.substitution import Reduced
 from .cp_program import CpProgram, build, trail
 
 _MOST_TERMS = 3_000_000  # entries of all edges, or uses in all capacities; building a larger program takes minutes
@@ -27,14 +27,18 @@ class CpSat:
 
     def accepts(self, network: Network) -> bool:
         """True if totals fit 64 bits; the reduced network may still be too large."""
-        return CpSatPlain().accepts(network) if network.switches else fits(flattened(network))
+        return CpSatPlain().accepts(network) if network.switches else reducible(network)
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment found within the limits, and a proved bound."""
         search = Search(network, limits, self.name)
         if network.switches:
             return search.run(lambda: solve_whole(search))
-        return search.run(lambda: solve_smaller(search, CpSatPlain().solve))
+        return search.run(lambda: solve_reduced(search, _solve_small))
+
+
+def _solve_small(search: Search, small: Reduced) -> Solution:
+    return solve_instead(search, unflattened(small.flat), small.assignment, CpSatPlain().solve, small.cut)
 
 
 class CpSatPlain:

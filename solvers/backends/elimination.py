@@ -18,9 +18,8 @@ from ..elimination.order import TooWideError, compile_network, restrict
 from ..elimination.tables import Tables
 from ..elimination.transient_memory import has_extras, solve_transient
 from ..protocol import INEXACT, NO_LIMITS, PRICED, Limits, Search, Solution, TooManyError
-from ..wide.close import reduction
-from ..wide.form import fits, flattened
-from ..wide.solve_reduced import as_solver, solve_reduced, unflattened
+from ..wide.solve_reduced import as_solver, reducible, solve_instead, solve_reduced, unflattened
+from ..wide.substitution import Reduced
 
 _LABELS = 1 << 16  # per table
 _RETREAT = 8  # divides the slack after lists too long
@@ -37,7 +36,7 @@ class Elimination:
             circuit = compile_network(network)
         except TooWideError:
             return False
-        return circuit.exact or (not network.chains and not network.switches and fits(flattened(network)))
+        return circuit.exact or (not network.chains and not network.switches and reducible(network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment; FEASIBLE with a proved bound if the time or the label limit ends the search."""
@@ -46,17 +45,14 @@ class Elimination:
             return search.run(lambda: solve_transient(search, self.solve))
         if network.chains or network.switches:  # eliminating equal copies once saves more than reduction
             return search.run(lambda: self._whole(search))
-        return search.run(lambda: self._smaller(search))
+        return search.run(lambda: solve_reduced(search, self._smaller))
 
-    def _smaller(self, search: Search) -> Solution:
+    def _smaller(self, search: Search, small: Reduced) -> Solution:
         """Solve the reduced network, or the original one where that is less work."""
-        small = reduction(search)
-        if isinstance(small, Solution):
-            return small
         network = unflattened(small.flat)
         if _work(search.network) < _work(network):
             return self._whole(search)
-        return solve_reduced(search, small, network, as_solver(self._whole, self.name))
+        return solve_instead(search, network, small.assignment, as_solver(self._whole, self.name), small.cut)
 
     def _whole(self, search: Search) -> Solution:
         try:
@@ -116,9 +112,7 @@ def list_within(circuit: Circuit, best: Price, through: Tables, reach: int, limi
     small = restrict(circuit, through, max_total)
     if small is None:
         return None
-    slots = small.forward(small.tables(1, best.price), until)
-    bounds = LabelBounds(np.array(best.price), max_total, limit, until)
-    return enumerate_labels(small, slots, small.backward(slots, until), bounds)
+    return enumerate_labels(small, LabelBounds(np.array(best.price), max_total, limit, until))
 
 
 def offer_best(listing: Listing, search: Search) -> None:

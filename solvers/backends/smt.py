@@ -20,9 +20,8 @@ from ...formulation.network.without_switches import without_switches
 from ..elimination.kernels import Ints
 from ..elimination.transient_memory import EXTRAS, has_extras
 from ..protocol import NO_LIMITS, STOPPED, Limits, Search, Solution
-from ..wide.close import CUT, reduction
-from ..wide.form import Flat, fits, flattened
-from ..wide.solve_reduced import solve_switchless
+from ..wide.form import Flat, flattened
+from ..wide.solve_reduced import CUT, reducible, solve_reduced
 from ..wide.substitution import Reduced
 from .z3_thread import checked
 
@@ -40,20 +39,17 @@ class SMT:
             return False
         network = without_switches(network).network
         pairs = sum(e.cost.size for e in network.edges)
-        return pairs <= _MOST_PAIRS and len(network.capacities) <= 100 and fits(flattened(network))
+        return pairs <= _MOST_PAIRS and len(network.capacities) <= 100 and reducible(network)
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment found within the limits, and a proved bound."""
         search = Search(network, limits, self.name)
         if not self.accepts(network):
             return search.finish(EXTRAS if has_extras(network) else "too large for Z3, or totals beyond 2^60")
-        return search.run(lambda: solve_switchless(search, _solve))
+        return search.run(lambda: solve_reduced(search, _solve))
 
 
-def _solve(search: Search) -> Solution:
-    small = reduction(search)
-    if isinstance(small, Solution):
-        return small
+def _solve(search: Search, small: Reduced) -> Solution:
     if len(small.flat.table) > _MOST_PAIRS:  # eliminated variables leave tables between neighbours
         small = Reduced(flattened(search.network))
     if search.left <= 0:
@@ -81,7 +77,7 @@ def _minimized(search: Search, small: Reduced) -> tuple[str, int | None]:
         try:
             choice = _read(x, model)
             cost = small.flat.price(choice)
-            search.offer(tuple(small.lift(choice).tolist()))
+            search.offer(small.assignment(choice))
         except BaseException as error:  # Z3 would swallow it
             if not (isinstance(error, z3.Z3Exception) and "canceled" in str(error)):  # raised at the time limit
                 failure[:] = [error]

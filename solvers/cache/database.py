@@ -131,13 +131,13 @@ class Database:
         if code in _DAMAGED or isinstance(error, UnicodeDecodeError):
             return self._replace(keep=True)
         self._rest_until = float("inf")
-        self._report(f"cannot be used ({error}); going on without it")
+        self._report(f"cannot be used ({error}); continuing without it")
         self._disconnect()
         return False
 
     def _pause(self) -> None:
         self._rest_until = time.monotonic() + REST
-        self._report("is locked by another process; going on without it")
+        self._report("is locked by another process; continuing without it")
 
     def _report(self, words: str) -> None:
         if words not in self._reported:
@@ -201,7 +201,7 @@ class Database:
                         if part.exists():
                             part.replace(aside.with_name(aside.name + suffix)) if keep else part.unlink()
                     if keep:
-                        self._report(f"was damaged: set aside as {aside.name}, begun anew")
+                        self._report(f"was damaged; moved to {aside.name} and recreated")
         except TimeoutError:
             self._pause()
             return False

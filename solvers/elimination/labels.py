@@ -91,14 +91,14 @@ class LabelBounds:
         return self.fitting(labels.take(np.flatnonzero(labels.reduced(self.price) + rest <= self.max_total)))
 
 
-def enumerate_labels(
-    circuit: Circuit, slots: Tables, through: Tables, bounds: LabelBounds, top: Sequence[int] = ()
-) -> Listing:
+def enumerate_labels(circuit: Circuit, bounds: LabelBounds, top: Sequence[int] = ()) -> Listing:
     """All labels within the bounds of the slots `top` (default: the root) and their inputs.
 
-    `slots` and `through` are the circuit's tables at the price. The root under one capacity gets only its best label
-    that fits. Raises TooManyError beyond the limit of labels in a slot, OutOfTimeError after the deadline.
+    The root under one capacity gets only its best label that fits. Raises TooManyError beyond the limit of labels in a
+    slot, OutOfTimeError after the deadline.
     """
+    slots = circuit.forward(circuit.tables(1, bounds.price.tolist()), bounds.until)
+    through = circuit.backward(slots, bounds.until)
     single = len(bounds.price) == 1 and not top
     stem, capacity = (_stem(circuit), circuit.network.capacities[0]) if single else (-1, 0)
     needed = circuit.below(top or (circuit.root,))

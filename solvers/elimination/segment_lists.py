@@ -48,18 +48,16 @@ def list_segments(circuit: Circuit, groups: Groups, bounds: LabelBounds, max_tau
     Lists the solutions within the bounds of transient use up to `max_tau`. Raises TooManyError beyond the limit of
     labels in a slot.
     """
-    price, until = bounds.price.tolist(), bounds.until
+    price = bounds.price.tolist()
     column, extra_prices = _extra_columns(circuit, groups, price)
     rows = max(1, len(groups))
     use_prices, extras = [sum(price[:rows]), *price[rows:]], len(extra_prices)
     wide = _widened(circuit, groups, column, extras)
     prices = use_prices + extra_prices
-    slots = wide.forward(wide.tables(1, prices), until)
-    through = wide.backward(slots, until)
     width, tops = len(use_prices), (*wide.copies, *wide.blocks)
     max_use = np.array([np.inf] * width + [max_tau] * extras)
-    wider = LabelBounds(np.array(prices), bounds.max_total + 1.0, bounds.limit, until, max_use)
-    listing = enumerate_labels(wide, slots, through, wider, tops)
+    wider = LabelBounds(np.array(prices), bounds.max_total + 1.0, bounds.limit, bounds.until, max_use)
+    listing = enumerate_labels(wide, wider, tops)
     segments = []
     for top in tops:
         labels, ends = listing.slots[top], wide.buckets[top - len(wide.factors)].kept

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..elimination.kernels import Bools, Ints, compiled
 from .arcs import propagate
-from .deadline import NEVER, Deadline
 from .form import Pairs
 from .messages import Messages
+from .shared_state import NEVER, Deadline
 from .substitution import Incidence, incidence
 
 SHARE = 0.02  # of the open variables, fixed at once

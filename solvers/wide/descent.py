@@ -29,9 +29,8 @@ from .blocks import (
     sum_prices,
     take,
 )
-from .deadline import Deadline
 from .form import Flat
-from .repair import relax, risen
+from .shared_state import Deadline
 
 _TRIES = 8, 3  # solves per block, each under new prices: without noise, with it
 _NOTHING = 1e-15  # smaller prices are 0
@@ -112,6 +111,28 @@ def search(net: Net, room: Scratch, choice: Ints, load: Ints, prices: Floats, ef
         for r in range(prices.shape[0]):
             price = prices[r] + _KEPT * (local[r] - prices[r])
             prices[r] = price if price > _NOTHING else 0.0
+
+
+@compiled
+def relax(
+    net: Net, room: Scratch, choice: Ints, load: Ints, prices: Floats, blocks: int, most: int, state: Ints
+) -> None:
+    """Solve blocks under fixed prices, ignoring capacities."""
+    sum_prices(prices, room.prefix)
+    for _ in range(blocks):
+        count = grow(net, room, random(state, choice.shape[0]), most, state)
+        solve_tree(net, room, count, choice, 0.0, state)
+        changed_load(net, room, count, choice)
+        clear(net, room, count)
+        take(room, count, choice, load)
+
+
+def risen(prices: Floats, load: Ints, limits: Ints, share: float, unit: float) -> Floats:
+    """Raise prices in proportion to the excess of each row, at most by a share of the largest price (or `unit`)."""
+    excess = np.maximum(load - limits, 0).astype(np.float64)
+    step = share * max(prices.max(initial=0.0), unit)
+    raised: Floats = prices + step * excess / max(excess.max(initial=0.0), 1.0)
+    return raised
 
 
 @compiled

@@ -83,7 +83,7 @@ def lower_bounds(flat: Flat, messages: Floats, prices: Floats, places: Places | 
     cost, table, shares, pairs = (np.floor(x / grid) * grid for x in (cost, table, shares, pairs))
     messages = np.round(messages / grid) * grid
     alone = cost
-    np.add.at(alone, pieces(flat), shares)
+    np.add.at(alone, flat.use_options, shares)
     np.add.at(alone, places.end, messages)
     to = [places.messages(flat, k) for k in (0, 1)]
     pairs = table + pairs - messages[to[0]] - messages[to[1]]
@@ -140,12 +140,6 @@ def _most(values: Floats, starts: Ints) -> float:
     """The sum over parts of the largest finite magnitude in each."""
     sizes = np.where(np.isfinite(values), np.abs(values), 0.0)
     return math.fsum(np.maximum.reduceat(sizes, starts[:-1]).tolist()) if len(values) else 0.0
-
-
-def pieces(flat: Flat) -> Ints:
-    """[use]: the option of each use."""
-    first = flat.start[flat.piece_of] - flat.use_at[:-1]
-    return np.repeat(first, np.diff(flat.use_at)) + np.arange(len(flat.use))
 
 
 def _minima(values: Floats, starts: Ints) -> Floats:

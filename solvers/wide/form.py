@@ -72,6 +72,12 @@ class Flat:
             total += self.pair_use[self.entries(choice)].sum(axis=0)
         return total
 
+    @property
+    def use_options(self) -> Ints:
+        """[use]: the option of each use."""
+        first = self.start[self.piece_of] - self.use_at[:-1]
+        return np.repeat(first, np.diff(self.use_at)) + np.arange(len(self.use))
+
     def row_sums(self, amounts: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
         """[R]: per capacity, the sum of the amounts [P] of the pieces that count on it."""
         steps = np.zeros(len(self.limits) + 1, amounts.dtype)

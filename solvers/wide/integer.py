@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Floats, Ints
-from .covers import cover
+from ..protocol import STOPPED, Search, Solution
 from .fixing import LowerBounds, fixed
 from .form import Flat
 from .highs import End, Highs
-from .linear import relaxed, worst
-from .polytope import ActiveRows, polytope, program
+from .polytope import ActiveRows, cover, polytope, program, relaxed, worst
 from .reduce import reduced
+from .shared_state import Deadline
 from .substitution import Reduced
 
 _FIRST = 2  # pairs per variable and edge within the first reach
@@ -73,6 +73,60 @@ def solve_exactly(
             search.offer(choice)
         search.close(proved)
         return search.state
+
+
+def close(search: Search, small: Reduced, until: float = math.inf) -> Solution:
+    """Solve a search's network, reduced to `small`, until the search's deadline or `until` (of perf_counter)."""
+    offered = INFINITE
+
+    def report(state: Exact) -> None:
+        nonlocal offered
+        if state.choice is not None and state.cost < offered:
+            offered = state.cost
+            search.offer(small.assignment(state.choice))
+        search.raise_bound(min(state.bound, search.ceiling))
+
+    def ceiling(cost: int | None) -> int:
+        return min(search.ceiling, search.limits.ceiling(cost))
+
+    before = search.bound
+    try:
+        best = solve_exactly(small.flat, min(until, search.until), None, ceiling, report)
+    except (AssertionError, MemoryError, OSError) as error:  # a choice below HiGHS's bound; out of memory; no process
+        search.bound = before
+        return search.finish(f"HiGHS failed ({type(error).__name__})")
+    if search.assignment is None and best.bound >= INFINITE:
+        return search.finish("no solution, by HiGHS", infeasible=True)
+    if search.bound >= search.ceiling:
+        return search.finish("proved by HiGHS")
+    gave_up = "HiGHS cannot close the gap: too large, or cost differences too small"
+    return search.finish(STOPPED if search.left <= 0 else gave_up)
+
+
+def restricted(flat: Flat, choices: Sequence[Ints]) -> Flat:
+    """The network with all options forbidden that no choice takes."""
+    taken = np.zeros(len(flat.cost), np.bool_)
+    for choice in choices:
+        taken[flat.start[:-1] + choice] = True
+    return replace(flat, cost=np.where(taken, flat.cost, INFINITE))
+
+
+def fused(flat: Flat, choices: Sequence[Ints], until: Deadline, highs: Highs | None = None) -> Ints | None:
+    """The best combination of the choices found by the deadline; None unless it beats all of them.
+
+    It takes each option from one of the choices. Good choices mostly agree; where they differ, few options per variable
+    remain: a network that reduces to a small one. `highs` allows cancelling.
+    """
+    known = min((price for choice in choices if (price := flat.price(choice)) is not None), default=INFINITE)
+    small = reduced(restricted(flat, choices), until.at)
+    if small is None:
+        return None
+
+    def ceiling(cost: int | None) -> int:
+        return -INFINITE if until.past else known if cost is None else min(cost, known)
+
+    exact = solve_exactly(small.flat, until.at, ceiling=ceiling, highs=highs)
+    return None if exact.choice is None or exact.cost >= known else small.lift(exact.choice)
 
 
 class _ExactSearch:

@@ -15,9 +15,11 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Floats, Ints
-from .deadline import NEVER, Deadline
+from .fixing import LowerBounds, Places, lower_bounds
 from .form import Flat
 from .passes import Sent, arcs_of, floats, margins, on_grid, origins, push_on, send
+from .shared_state import NEVER, Deadline
+from .substitution import ragged
 
 _FINEST = -20  # no grain is smaller than 2^-20
 _EXACT = 2.0**50  # grains that add without rounding
@@ -52,7 +54,7 @@ class Messages:
         self.forward, self.known = True, False  # the next pass's direction; `rest` is valid at these prices
         self.pace, self.stale, self.rising = PACE, 0, True
         self.piece = np.repeat(np.arange(len(flat.piece_of)), np.diff(flat.use_at))
-        self.option = np.arange(len(flat.use)) + (flat.start[flat.piece_of] - flat.use_at[:-1])[self.piece]
+        self.option = flat.use_options
         largest = max((int(np.abs(x[x < INFINITE]).max(initial=0)) for x in (flat.cost, flat.table)), default=0)
         self.grain = 2.0 ** max(_FINEST, largest.bit_length() + 6 - 50)
         self.table = np.zeros(0)
@@ -139,6 +141,24 @@ class Messages:
         if flat.pair_use is not None:
             loads = loads + pairs @ flat.pair_use[self.source]
         return weight, loads
+
+    def lower_bounds(self) -> LowerBounds:
+        """The bounds on options and pairs by the current messages and prices.
+
+        What is left at the variables is shared equally among their edges: the total is about the same, and the bounds
+        of pairs become tighter.
+        """
+        flat, places = self.flat, Places.of(self.flat)
+        messages = np.empty(len(self.said))
+        for end, arcs in enumerate(self.arcs.of_edge.reshape(2, -1)):
+            edge, x = ragged(flat.sizes[flat.ends[:, end]])
+            messages[places.side[edge, end] + x] = self.said[self.arcs.inbox[arcs][edge] + x]
+        messages = np.where(np.isfinite(messages), messages, 0.0)  # of deleted options
+        left = self.cost.copy()
+        np.add.at(left, places.end, messages)
+        degree = np.maximum(np.bincount(flat.ends.ravel(), minlength=flat.variables), 1)
+        shares = np.where(np.isfinite(left), left, 0.0) / np.repeat(degree, flat.sizes)
+        return lower_bounds(flat, messages - shares[places.end], self.prices, places)
 
     def _uphill(self, goal: float) -> Floats:
         """[R]: a step of the prices by Polyak's rule, over priced capacities and peaks of excess."""

@@ -15,7 +15,8 @@ class Arcs(NamedTuple):
 
     Variable v has the options start[v] to start[v+1] and the arcs first[v] to first[v+1], those from middle[v]
     on to later variables. Arc a leads to target[a]; its reverse is arc back[a]. The message to v along a begins at
-    inbox[a], its costs [n_v, n_target] at at[a] of a table that stores equal ones once.
+    inbox[a], its costs [n_v, n_target] at at[a] of a table that stores equal ones once. `of_edge` [2E]: the arcs from
+    the first end of every edge, then those from the second.
     """
 
     start: Ints
@@ -25,6 +26,7 @@ class Arcs(NamedTuple):
     back: Ints
     inbox: Ints
     at: Ints
+    of_edge: Ints
 
 
 def arcs_of(flat: Flat) -> tuple[Arcs, Ints]:
@@ -46,6 +48,7 @@ def arcs_of(flat: Flat) -> tuple[Arcs, Ints]:
         back=place[(order + edges) % max(2 * edges, 1)],
         inbox=(np.cumsum(sizes[here]) - sizes[here]).astype(np.int64),
         at=at[order],
+        of_edge=place,
     ), source
 
 

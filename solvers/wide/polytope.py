@@ -16,6 +16,8 @@ A cover is a set of options that together exceed a capacity, which (4) admits wi
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +25,12 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Floats, Ints
-from .fixing import pieces
+from .fixing import LowerBounds, lower_bounds
 from .form import Flat, as_floats, joined
-from .highs import LinearProgram
+from .highs import End, Highs, LinearProgram, Outcome
 
+_ROWS = 40  # capacities added at a time
+_TOLERANCE = 1e-7  # relative excess of a capacity that counts as feasible
 _SPARE = 1e-9  # relative slack of capacities, so that rounding cuts off no feasible point
 
 
@@ -50,10 +54,15 @@ class Polytope:
     row: Ints
     offset: Floats
 
-    def choice(self, point: Floats) -> Ints:
-        """[V]: the option of the largest value per variable."""
+    def options_of(self, point: Floats) -> Floats:
+        """[options]: the part of each option in a point."""
         x = np.zeros(len(self.column))
         x[self.option] = point[: len(self.option)]
+        return x
+
+    def choice(self, point: Floats) -> Ints:
+        """[V]: the option of the largest value per variable."""
+        x = self.options_of(point)
         whose = np.repeat(np.arange(self.flat.variables), self.flat.sizes)
         order = np.lexsort((-np.arange(len(x)), x, whose))  # the last of each variable is its largest
         return order[self.flat.start[1:] - 1] - self.flat.start[:-1]
@@ -189,7 +198,7 @@ def _uses(shape: Polytope, rows: list[int]) -> Any:
     from scipy.sparse import csr_array
 
     flat, whose = shape.flat, np.repeat(np.arange(len(shape.flat.piece_of)), np.diff(shape.flat.use_at))
-    column = shape.column[pieces(flat)]
+    column = shape.column[flat.use_options]
     used = np.flatnonzero((flat.use > 0) & (column >= 0))
     at: list[Ints] = []
     columns: list[Ints] = []
@@ -207,3 +216,103 @@ def _uses(shape: Polytope, rows: list[int]) -> Any:
             amounts.append(pairs[here])
     places = joined(at), joined(columns)
     return csr_array((joined(amounts).astype(np.float64), places), shape=(len(rows), len(shape.cost)))
+
+
+def cover(flat: Flat, choice: Ints, row: int) -> tuple[Ints, int]:
+    """A cover cut for a choice that exceeds the capacity `row`: options, and how many a feasible choice may take.
+
+    An extended minimal cover (Balas 1975); if pairs use capacities, the chosen options of all variables involved. The
+    number is -1 if the capacity is infeasible.
+    """
+    counts = (flat.rows[:, 0] <= row) & (row < flat.rows[:, 1])
+    if flat.pair_use is not None:
+        users = flat.piece_of[counts]
+        pairs = flat.ends[np.flatnonzero(flat.pair_use[flat.entries(choice), row])]
+        members = np.union1d(users, pairs.ravel())
+        return flat.start[members] + choice[members], len(members) - 1
+    use = np.zeros(len(flat.cost), np.int64)
+    on = np.repeat(counts, np.diff(flat.use_at))
+    np.add.at(use, flat.use_options[on], flat.use[on])
+    least = np.minimum.reduceat(use, flat.start[:-1])
+    above = use[flat.start[:-1] + choice] - least
+    room = int(flat.limits[row] - least.sum())
+    order = np.argsort(-above, kind="stable")
+    count = int(np.searchsorted(np.cumsum(above[order]), room, side="right")) + 1 if room >= 0 else 0
+    members = order[:count]  # a minimal cover
+    variable = np.repeat(np.arange(flat.variables), flat.sizes)
+    inside = np.isin(variable, members) & (use - least[variable] >= above[variable])
+    return np.flatnonzero(inside), count - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relaxation:
+    """The bounds by a linear program, its point `x` [options], prices [R], and capacities `rows`."""
+
+    proved: LowerBounds
+    x: Floats
+    prices: Floats
+    rows: tuple[int, ...]
+
+
+def relaxed(flat: Flat, until: float = math.inf, highs: Highs | None = None) -> Relaxation | None:
+    """The optimum of the linear program under all capacities, or those added before `until` (of perf_counter).
+
+    Capacities are added as they are exceeded. None if not even the first program is solved in time.
+    """
+    if highs is None:
+        with Highs() as highs:
+            return relaxed(flat, until, highs)
+    if not flat.variables:
+        return _trivial(flat, 0.0)
+    if not np.logical_or.reduceat(flat.cost < INFINITE, flat.start[:-1]).all():
+        return _trivial(flat, math.inf)
+    shape, held, found = polytope(flat), ActiveRows(), None
+    # The unit (ns): the mean cost, so that HiGHS's tolerances are small against it.
+    scale = float(np.abs(shape.cost).mean()) if shape.cost.any() else 1.0
+    while True:
+        now, unit = program(shape, held, scale)
+        outcome = highs.solve(now, until - time.perf_counter())
+        if outcome.end is End.INFEASIBLE:
+            return _trivial(flat, math.inf)
+        if outcome.point is None:
+            return found
+        found = _read(shape, held, outcome, scale, unit)
+        more = worst(_loads(shape, outcome.point) / np.maximum(flat.limits, 1) - 1 - _TOLERANCE, held)
+        if not more:
+            return found
+        held.rows += more
+
+
+def worst(over: Floats, held: ActiveRows) -> list[int]:
+    """The capacities not held yet that are exceeded most: local peaks of the relative excess `over` [R]."""
+    over = over.copy()
+    over[held.rows] = 0.0
+    around = np.concatenate([[0.0], over, [0.0]])
+    peaks = np.flatnonzero((over > 0) & (over >= around[:-2]) & (over > around[2:]))
+    largest: list[int] = peaks[np.argsort(-over[peaks], kind="stable")[:_ROWS]].tolist()
+    return largest
+
+
+def _loads(shape: Polytope, point: Floats) -> Floats:
+    """[R]: the use of every capacity by a point of the polytope."""
+    flat, x = shape.flat, shape.options_of(point)
+    used = np.add.reduceat(flat.use * x[flat.use_options], flat.use_at[:-1]) if len(flat.use) else np.zeros(0)
+    total = flat.row_sums(used)
+    if flat.pair_use is not None:
+        total = total + point[len(shape.option) :] @ flat.pair_use[shape.entry]
+    return total
+
+
+def _read(shape: Polytope, held: ActiveRows, outcome: Outcome, scale: float, unit: Floats) -> Relaxation:
+    assert outcome.point is not None and outcome.equal is not None and outcome.below is not None
+    flat = shape.flat
+    prices = np.zeros(len(flat.limits))
+    np.add.at(prices, held.rows, outcome.below[: len(held.rows)] * scale / unit)
+    proved = lower_bounds(flat, shape.messages(outcome.equal * scale), prices)
+    return Relaxation(proved, shape.options_of(outcome.point), prices, tuple(held.rows))
+
+
+def _trivial(flat: Flat, total: float) -> Relaxation:
+    """The relaxation of a network that is empty or infeasible."""
+    proved = LowerBounds(total, np.full(len(flat.cost), total), np.full(len(flat.table), total))
+    return Relaxation(proved, np.zeros(len(flat.cost)), np.zeros(len(flat.limits)), ())

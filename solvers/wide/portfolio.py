@@ -21,17 +21,14 @@ import numpy as np
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Ints
 from ..protocol import INEXACT, STOPPED, Search, Solution
-from .close import close, reduction
-from .deadline import Deadline
 from .decimation import decimated, first_solution
 from .descent import Descent
 from .fixing import LowerBounds
-from .fusion import fused
 from .highs import Highs
-from .incumbent import Incumbent
-from .integer import Exact, solve_exactly
+from .integer import Exact, close, fused, solve_exactly
 from .messages import Messages
-from .proof import proved
+from .shared_state import Deadline, Incumbent
+from .solve_reduced import solve_reduced
 from .substitution import Reduced
 
 _PROGRAM = 200_000  # allowed pairs that a linear program may hold at once
@@ -53,16 +50,14 @@ _PATIENCE = 60.0  # least seconds without improvement before a search without a 
 
 def solve_flat(search: Search) -> Solution:
     """The best assignment found within the limits, and a proved bound."""
-    small = reduction(search)
-    return small if isinstance(small, Solution) else _Portfolio(search, small).solve()
+    return solve_reduced(search, lambda search, small: _Portfolio(search, small).solve())
 
 
 def try_programs(search: Search) -> Solution | None:
     """Try programs on a small network for a share of the time; None for a large one, or one with switches."""
     if search.network.switches or sum(e.cost.size for e in search.network.edges) > _PROGRAM:
         return None
-    small = reduction(search)
-    return small if isinstance(small, Solution) else close(search, small, time.perf_counter() + _share(search, *_TRIAL))
+    return solve_reduced(search, lambda _, small: close(search, small, time.perf_counter() + _share(search, *_TRIAL)))
 
 
 def _share(search: Search, share: float, most: float) -> float:
@@ -133,7 +128,7 @@ class _Portfolio:
         if known.refuted:  # a published bound may be wrong
             search.bound = min(search.bound, known.bound)
         if known.choice is not None and known.choice is not self.published:
-            search.offer(tuple(self.small.lift(known.choice).tolist()))
+            search.offer(self.small.assignment(known.choice))
             self.published = known.choice
         search.raise_bound(min(known.bound, search.ceiling))
 
@@ -144,10 +139,10 @@ class _Portfolio:
         words = []
         if search.objective != search.bound:
             ends = (
-                (search.bound >= search.ceiling, "as close as was asked for"),
+                (search.bound >= search.ceiling, "within the requested gap"),
                 (search.left <= 0, STOPPED),
                 (known.bound >= self._ceiling(None), INEXACT),
-                (True, "nothing better for long"),
+                (True, "no improvement for long"),
             )
             words.append(next(end for so, end in ends if so))
         if known.bound > -INFINITE:
@@ -287,7 +282,7 @@ class _Portfolio:
             self.incumbent.prove(state.bound, "HiGHS")
 
         def close_it() -> None:
-            start: LowerBounds | None = None if messages is None else proved(messages)
+            start: LowerBounds | None = None if messages is None else messages.lower_bounds()
             if start is not None:
                 self.incumbent.prove(start.bound(self.flat), "messages")
             known = self.flat, until.at, self.incumbent.choice
@@ -300,6 +295,6 @@ class _Portfolio:
         try:
             work()
         except Exception as error:  # out of memory, no process, float tolerances
-            self.trouble = f"{part} broke off ({type(error).__name__}{f': {error}' if str(error) else ''})"
+            self.trouble = f"{part} failed ({type(error).__name__}{f': {error}' if str(error) else ''})"
             if isinstance(error, AssertionError):  # a choice costs less than its bound
                 self.incumbent.withdraw(part)

@@ -59,11 +59,10 @@ def _drained(flat: Flat) -> Flat:
     """Subtract the least use of every piece, over allowed options, from its limits."""
     if not len(flat.piece_of):
         return flat
-    piece, x = ragged(flat.sizes[flat.piece_of])
-    open_ = flat.cost[flat.start[flat.piece_of[piece]] + x] < INFINITE
+    open_ = flat.cost[flat.use_options] < INFINITE
     least = np.minimum.reduceat(np.where(open_, flat.use, INFINITE), flat.use_at[:-1])
     least[least >= INFINITE] = 0  # no allowed option: other steps detect infeasibility
-    use = np.where(open_, flat.use - least[piece], 0)
+    use = np.where(open_, flat.use - np.repeat(least, np.diff(flat.use_at)), 0)
     return _pieces(replace(flat, limits=flat.limits - flat.row_sums(least), use=use))
 
 
@@ -92,12 +91,11 @@ def _within(flat: Flat) -> Flat:
     flat_levels = np.concatenate(levels)
     at = offsets(np.array([len(x) for x in levels]))[k]
     room = np.minimum(flat_levels[at + low], flat_levels[at + high - 2**k])
-    piece, x = ragged(flat.sizes[flat.piece_of])
-    over = flat.use > room[piece]
+    over = flat.use > np.repeat(room, np.diff(flat.use_at))
     if not over.any():
         return flat
     cost = flat.cost.copy()
-    cost[(flat.start[flat.piece_of[piece]] + x)[over]] = INFINITE
+    cost[flat.use_options[over]] = INFINITE
     return replace(flat, cost=cost)
 
 

@@ -1,22 +1,31 @@
-"""Solve a network by an equivalent one: reduced, or without switches."""
+"""Solve a search's network by an equivalent one: without switches, or reduced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
-from ...formulation.network.network import Edge, Network, Variable
+from ...formulation.network.network import INFINITE, Edge, Network, Variable
 from ...formulation.network.without_switches import without_switches
 from ..elimination.kernels import Ints
-from ..protocol import Limits, Progress, Search, Solution, Status
-from .close import CUT, reduction
-from .form import Flat
+from ..protocol import INEXACT, Limits, Progress, Search, Solution, Status
+from .form import Flat, fits, flattened, in_floats
+from .reduce import reduced
 from .substitution import Reduced
 
+CUT = "large costs are known only as clipped for floats"
+"""Words of a solution optimal only for clipped costs (`in_floats`)."""
+
 _Solve: TypeAlias = Callable[[Network, Limits], Solution]
+
+
+def reducible(network: Network) -> bool:
+    """True if reduction can add up the network's costs and uses in 64 bits."""
+    return fits(flattened(without_switches(network).network))
 
 
 def as_solver(solve: Callable[[Search], Solution], name: str) -> _Solve:
@@ -29,27 +38,40 @@ def as_solver(solve: Callable[[Search], Solution], name: str) -> _Solve:
     return solve_network
 
 
-def solve_switchless(search: Search, solve: Callable[[Search], Solution]) -> Solution:
-    """Solve a network by `solve`, which takes none with switches: these become options."""
-    if not search.network.switches:
-        return solve(search)
-    pairs = without_switches(search.network)
-    return solve_instead(search, pairs.network, pairs.lift, as_solver(solve, search.source))
+def solve_reduced(search: Search, solve: Callable[[Search, Reduced], Solution]) -> Solution:
+    """Solve a network by `solve`, which gets it without switches (these become options) and reduced."""
+    if search.network.switches:
+        pairs = without_switches(search.network)
+        inner = as_solver(partial(solve_reduced, solve=solve), search.source)
+        return solve_instead(search, pairs.network, pairs.lift, inner)
+    small = _reduction(search)
+    return small if isinstance(small, Solution) else solve(search, small)
 
 
-def solve_smaller(search: Search, solve: _Solve) -> Solution:
-    """Solve a network by `solve` on the reduced one, in the time left."""
-    small = reduction(search)
-    return small if isinstance(small, Solution) else solve_reduced(search, small, unflattened(small.flat), solve)
+def _reduction(search: Search) -> Reduced | Solution:
+    """Reduce a search's network, raise its bound, and clip the largest costs for floats (`in_floats`).
 
-
-def solve_reduced(search: Search, small: Reduced, network: Network, solve: _Solve) -> Solution:
-    """Solve a network that was reduced to `small`, as a network `network`."""
-
-    def lift(assignment: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(small.lift(np.array(assignment, np.int64)).tolist())
-
-    return solve_instead(search, network, lift, solve, small.cut)
+    Returns the solution instead if reduction decides the search.
+    """
+    flat = flattened(search.network)
+    if not fits(flat):
+        return search.finish("totals beyond 2^60 do not add up in 64 bits")
+    small = reduced(flat, search.until)
+    if small is None or (low := small.flat.floor()) >= INFINITE:
+        return search.finish("no solution, by reduction", infeasible=True)
+    if small.flat.variables == 0 and not search.offer(small.assignment(())):
+        return search.finish("no solution, by reduction", infeasible=True)
+    search.raise_bound(low)
+    if search.bound >= search.ceiling:
+        return search.finish("proved by reduction")
+    exact = in_floats(small.flat)
+    if exact is small.flat:
+        return small
+    if in_floats(flat) is flat:  # reduction may sum costs beyond the original ones
+        return Reduced(flat)
+    if exact is None:
+        return search.finish(INEXACT)
+    return replace(small, flat=exact, cut=True)
 
 
 def solve_instead(

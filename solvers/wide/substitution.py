@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,6 +28,10 @@ class Reduced:
         for back in reversed(self.lifts):
             choice = back(choice)
         return choice
+
+    def assignment(self, choice: Sequence[int] | Ints) -> tuple[int, ...]:
+        """As `lift`, for any numbers, as plain integers."""
+        return tuple(self.lift(np.asarray(choice, np.int64)).tolist())
 
 
 class Substitution(NamedTuple):

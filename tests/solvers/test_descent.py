@@ -19,10 +19,10 @@ from partita.solvers.wide.blocks import (
     solve_tree,
     sum_prices,
 )
-from partita.solvers.wide.deadline import Deadline
 from partita.solvers.wide.descent import Descent, least_changes
 from partita.solvers.wide.form import Flat
-from partita.solvers.wide.fusion import fused, restricted
+from partita.solvers.wide.integer import fused, restricted
+from partita.solvers.wide.shared_state import Deadline
 
 
 def offsets(sizes):

@@ -11,14 +11,11 @@ import pytest
 
 from partita.formulation.network.network import INFINITE, Edge, Network, Variable
 from partita.solvers.wide import highs, integer
-from partita.solvers.wide.covers import cover
 from partita.solvers.wide.fixing import LowerBounds, fixed, lower_bounds
 from partita.solvers.wide.form import Flat, fits, flattened, in_floats
 from partita.solvers.wide.integer import solve_exactly
-from partita.solvers.wide.linear import relaxed
 from partita.solvers.wide.messages import Messages
-from partita.solvers.wide.polytope import ActiveRows, polytope, program
-from partita.solvers.wide.proof import proved
+from partita.solvers.wide.polytope import ActiveRows, cover, polytope, program, relaxed
 from partita.solvers.wide.substitution import Reduced
 
 NONE = 1 << 50  # no choice of a small network costs as much, and sums of a few do not overflow
@@ -128,7 +125,7 @@ def test_what_messages_prove_is_valid_and_suffices(block: int, child: Kept) -> N
         if (np.maximum.reduceat(flat.cost < INFINITE, flat.start[:-1])).all():
             state = Messages(flat)
             state.climb(10)
-            bounds, feasible = proved(state), priced(flat)
+            bounds, feasible = state.lower_bounds(), priced(flat)
             confirm(flat, bounds, feasible)
             found = solve_exactly(flat, proved=bounds, highs=child)
             best = min((price for price, _ in feasible), default=INFINITE)
@@ -141,7 +138,7 @@ def test_messages_prove_a_tree_as_the_linear_program_does() -> None:
     flat = flattened(network(rng.integers(0, 99, (5, 4)).tolist(), edges))
     state = Messages(flat)
     state.sweep(20)
-    assert proved(state).bound(flat) == optimum(flat)
+    assert state.lower_bounds().bound(flat) == optimum(flat)
 
 
 @pytest.mark.parametrize("block", range(4))

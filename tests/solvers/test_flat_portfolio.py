@@ -14,10 +14,9 @@ import pytest
 
 from partita.formulation.network.network import INFINITE, Edge, Network, Variable, evaluate
 from partita.solvers.protocol import INTERRUPTED, NO_MEMORY, STOPPED, Limits, Progress, Search, Solution, Status
-from partita.solvers.wide import close, portfolio
-from partita.solvers.wide.deadline import Deadline
+from partita.solvers.wide import integer, portfolio
 from partita.solvers.wide.form import flattened
-from partita.solvers.wide.incumbent import Incumbent
+from partita.solvers.wide.shared_state import Deadline, Incumbent
 
 
 def table(values: np.ndarray) -> np.ndarray:
@@ -145,7 +144,7 @@ def test_where_programs_fail_the_others_answer(
     assert time.perf_counter() - start < 5 * 4.0
     assert answer.status is Status.FEASIBLE and answer.gap is not None and answer.gap < 0.2
     assert STOPPED in answer.words and "the bound by messages; the best by d" in answer.words  # dive or descent
-    assert ("HiGHS broke off (MemoryError)" in answer.words) == (programs is not hangs)
+    assert ("HiGHS failed (MemoryError)" in answer.words) == (programs is not hangs)
 
 
 def test_without_a_limit_it_ends_when_nothing_new_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +154,8 @@ def test_without_a_limit_it_ends_when_nothing_new_comes(monkeypatch: pytest.Monk
     for pair_use in (False, True):
         answer = solve(grid(8, 4, pair_use))
         assert answer.status is Status.FEASIBLE
-        assert answer.words.startswith("nothing better for long; the bound by messages")
-        assert answer.words.endswith("HiGHS broke off (OSError: no process)")
+        assert answer.words.startswith("no improvement for long; the bound by messages")
+        assert answer.words.endswith("HiGHS failed (OSError: no process)")
 
 
 def test_a_choice_below_what_was_proved_ends_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +170,10 @@ def test_a_choice_below_what_was_proved_ends_no_search(monkeypatch: pytest.Monke
     answer = solve(problem, seconds=6.0)
     assert answer.objective is not None and answer.bound <= answer.objective < 10**9
     assert "a bound by HiGHS was wrong" in answer.words and "the bound by messages" in answer.words
-    monkeypatch.setattr(close, "solve_exactly", raises(AssertionError()))
+    monkeypatch.setattr(integer, "solve_exactly", raises(AssertionError()))
     search = Search(problem, Limits(4.0), "auto")
     found = portfolio.try_programs(search)
-    assert found is not None and found.words == "HiGHS broke off (AssertionError)" and not search.done
+    assert found is not None and found.words == "HiGHS failed (AssertionError)" and not search.done
 
 
 def test_known() -> None:

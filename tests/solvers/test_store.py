@@ -110,7 +110,7 @@ def test_a_damaged_file_is_set_aside_once(
             either.write(key, "b", {"n": n})
     assert [opened().read(key)["b"]["n"] for key in KEYS] == list(range(40))
     assert [words.rpartition("answers.sqlite ")[2] for words in told] == [
-        "was damaged: set aside as answers.sqlite.corrupt-1, begun anew"
+        "was damaged; moved to answers.sqlite.corrupt-1 and recreated"
     ]
     assert (tmp_path / f"{FILE}.corrupt-1").exists()
 
@@ -180,7 +180,7 @@ def test_a_locked_file_is_gone_on_without(
     assert one.read(KEYS[0]) == {"a": {"n": 2}}  # by memory
     assert one.read(KEYS[1]) == {}
     assert [words.rpartition("answers.sqlite ")[2] for words in told] == [
-        "is locked by another process; going on without it"
+        "is locked by another process; continuing without it"
     ]
     holder.close()
     monkeypatch.setattr(database.time, "monotonic", lambda: 1e12)  # some minutes later
@@ -215,7 +215,7 @@ def test_a_read_only_folder_is_gone_on_without(held: bool, opened: Callable[...,
             one.write(KEYS[0], "b", {"n": 1})
             assert one.read(KEYS[0])["b"] == {"n": 1}
         folder.chmod(0o755)
-    assert len(told) == 1 and "going on without it" in told[0]
+    assert len(told) == 1 and "continuing without it" in told[0]
 
 
 @pytest.mark.parametrize("spoilt", ["a file above it", "a folder in its place", "no room"])
@@ -237,7 +237,7 @@ def test_where_nothing_can_be_written_memory_keeps(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [one.read(key)["a"]["n"] for key in KEYS] == list(range(40))
-    assert len(told) == 1 and "going on without it" in told[0]
+    assert len(told) == 1 and "continuing without it" in told[0]
     if spoilt == "no room":  # and what there was room for is intact
         found = [opened(folder).read(key) for key in KEYS]
         assert {part: found[0][part]["n"] for part in found[0]} == {"a": 0} and not found[-1]
@@ -292,7 +292,7 @@ def test_processes_share_a_file(start: str, opened: Callable[..., Store], tmp_pa
     writers = [writer(tmp_path, f"w{k}", 200) for k in range(4)]
     said = [one.communicate(timeout=60) for one in writers]
     assert [one.returncode for one in writers] == [0] * 4
-    assert "".join(error for _, error in said).count("set aside") == (start == "garbage")
+    assert "".join(error for _, error in said).count("moved to") == (start == "garbage")
     reader = opened()
     found = {(part, record["n"]) for n in range(50) for part, record in reader.read(digest_of(n)).items()}
     assert found == {(f"w{k} {n}", n) for k in range(4) for n in range(200)}

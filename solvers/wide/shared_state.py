@@ -1,14 +1,34 @@
-"""The incumbent and bounds that the threads of a search share."""
+"""What the threads of a search share: the deadline, the incumbent and the bounds."""
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
-from threading import Lock
+from dataclasses import dataclass, field
+from threading import Event, Lock
 
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Ints
 from .form import Flat
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Past from the time `at` (of perf_counter), or once `ended` is set."""
+
+    at: float = math.inf
+    ended: Event = field(default_factory=Event)
+
+    @property
+    def past(self) -> bool:
+        return self.ended.is_set() or time.perf_counter() >= self.at
+
+    def within(self, seconds: float) -> Deadline:
+        """A deadline at most `seconds` from now, with the same event."""
+        return Deadline(min(self.at, time.perf_counter() + seconds), self.ended)
+
+
+NEVER = Deadline()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
