@@ -19,6 +19,7 @@ from ...model.graph.pcg import PCG, SOURCES
 from ..strategies.row import Row
 from ..substitution.op_trans import row_rule
 from ..substitution.rule import Rule
+from .mask import VALUE, PTensor
 from .op import Op, Phase, differentiable
 from .transformation import BATCH, Dim
 
@@ -125,6 +126,10 @@ class Graph:
                 if self.batch.isdisjoint(self.dimensions[index]):
                     found.add(index)
         return frozenset(found)
+
+    def of_parameter(self, tensor: PTensor, kind: str = VALUE) -> bool:
+        """True for the value of a parameter, or another tensor of that `kind`."""
+        return tensor.kind == kind and self.pcg.nodes[tensor.node].op == "parameter"
 
     # Used by the primitives
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...model.graph.pcg import PCG
 from ...model.operators.operator import operator
 from .mask import GRADIENT, RECOMPUTED, VALUE, PTensor
 from .materialized import Accumulate, Collective, Instruction, Materialized, Register, Run, Slice, waits_for, writes
@@ -84,9 +83,9 @@ class _Device:
                     self._new(_ROOM[kind] * room, "transients", index)
             for register in writes(instruction):
                 if register not in self.of:
-                    self.of[register] = self._new(
-                        self.prices.register_bytes(register), _kind(self.pcg, register), index
-                    )
+                    lasting = self.prices.graph.of_parameter(register.tensor, GRADIENT)
+                    kind = "gradients" if lasting else "transients"
+                    self.of[register] = self._new(self.prices.register_bytes(register), kind, index)
         return Lifetimes(self.always, tuple(self.spans), self.moved)
 
     def _task(self, index: int, op: Op, run: Run) -> None:
@@ -165,8 +164,3 @@ class _Device:
 
     def _item(self, node: int) -> int:
         return self.prices.item(PTensor(VALUE, node))
-
-
-def _kind(pcg: PCG, register: Register) -> str:
-    of_parameter = pcg.nodes[register.tensor.node].op == "parameter"
-    return "gradients" if of_parameter and register.tensor.kind == GRADIENT else "transients"

@@ -13,12 +13,12 @@ device runs its events in that order, so all devices of the first unfinished eve
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 
 from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
-from .builder import BEFORE, START, Builder, Place
-from .mask import VALUE, PTensor, VTensor
+from .builder import BEFORE, START, Builder
+from .mask import PTensor, VTensor
 from .materialized import Materialized, Register
 from .op import Op, Phase
 from .order import Completed, edges
@@ -43,7 +43,8 @@ def materialize(completed: Completed, machine: Machine | None = None, *, communi
     written = Written(order, builder)
     transfers = Transfers(builder, written, machine, communication)
     wanted = _Wanted(completed, order, written)
-    for floor, demands in wanted.together():
+    for key, demands in wanted.groups.items():
+        floor = START if isinstance(key, PTensor) else (min(demand.at for demand in demands), BEFORE)
         found = supplies(nested(demands, written), written)
         groups = components(found)
         sent = {supply for group in groups for supply in group}
@@ -53,7 +54,7 @@ def materialize(completed: Completed, machine: Machine | None = None, *, communi
         for group in groups:
             transfers.component(group, floor)
     registers: dict[Demand, Register] = {}
-    for demand in sorted(wanted.demands, key=lambda q: q.within is not None):
+    for demand in sorted(dict.fromkeys(wanted.of.values()), key=lambda q: q.within is not None):
         mask, place = demand.read.mask, (demand.at, BEFORE)
         if demand.within is None:
             made = builder.assemble(demand.device, demand.read.tensor, mask.box, demand.parts, place)
@@ -85,13 +86,16 @@ def synchronized(completed: Completed) -> list[Op]:
 
 
 class _Wanted:
-    """All demands of a plan: one per device and vTensor read; a fetched parameter has one per use."""
+    """All demands of a plan: one per device and vTensor read; a fetched parameter has one per use.
+
+    `groups`: demands that are met together, by tensor; of a fetched parameter by tensor and use.
+    """
 
     def __init__(self, completed: Completed, order: Sequence[Op], written: Written) -> None:
         self.completed, self.written = completed, written
         self.reads = reads_of(order)
         self.of: dict[tuple[Op, VTensor], Demand] = {}
-        self._groups: dict[Hashable, list[Demand]] = defaultdict(list)
+        self.groups: dict[Hashable, list[Demand]] = defaultdict(list)
         self._known: dict[tuple[int, VTensor], Demand] = {}
         self._needs: dict[tuple[Op, VTensor], list[Need]] = defaultdict(list)
         for need in completed.tasks.needs:
@@ -110,26 +114,14 @@ class _Wanted:
             return known
         demand = demand_of(op, read, self._needs[op, read], self.written, self.completed.chosen)
         if self._fetched(demand):
-            self._groups[read.tensor, use].append(demand)
+            self.groups[read.tensor, use].append(demand)
         else:
-            self._groups[read.tensor].append(demand)
+            self.groups[read.tensor].append(demand)
             self._known[device(op), read] = demand
         return demand
 
     def _fetched(self, demand: Demand) -> bool:
         """True for a parameter not wholly kept on its device, which is released after each use."""
         tensor = demand.read.tensor
-        if tensor.kind != VALUE or self.written.builder.graph.pcg.nodes[tensor.node].op != "parameter":
-            return False
-        return any(demand.device not in self.written.writers(term) for term in demand.terms)
-
-    def together(self) -> Iterator[tuple[Place, list[Demand]]]:
-        """Groups of demands for one tensor that are met together, each with its earliest place."""
-        for key, demands in self._groups.items():
-            fetched = not isinstance(key, PTensor)
-            yield (min(q.at for q in demands), BEFORE) if fetched else START, demands
-
-    @property
-    def demands(self) -> list[Demand]:
-        """All demands, each once."""
-        return list(dict.fromkeys(self.of.values()))
+        kept = all(demand.device in self.written.writers(term) for term in demand.terms)
+        return self.written.builder.graph.of_parameter(tensor) and not kept

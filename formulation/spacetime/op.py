@@ -111,6 +111,14 @@ class Op:
         """True if it can be split along `dim`."""
         return bool(candidates(self.graph, self.node, dim))
 
+    @property
+    def labels(self) -> dict[tuple[str, int], Cut]:
+        """Its cuts by label and occurrence of the label."""
+        found: dict[tuple[str, int], Cut] = {}
+        for cut in self.cuts:
+            found[cut.label, sum(label == cut.label for label, _ in found)] = cut
+        return found
+
     def coordinate(self, label: str) -> int:
         """The part number along the transformation `label`; 0 if it was not applied."""
         return next((cut.number for cut in self.cuts if cut.label == label), 0)

@@ -9,7 +9,7 @@ that move one tensor in the same way at the same time share links and are priced
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -217,14 +217,14 @@ def _transfers(program: Materialized, prices: Prices) -> Iterator[tuple[int, tup
     """(key, (ns, bytes)) of every transfer; equal consecutive transfers of one tensor share the links."""
     found = dict(sorted(_moves(program, prices)))
     for _, similar in groupby(found.items(), key=lambda item: (item[1][:3], len(item[1].group))):
-        for keys, moves in _disjoint(list(similar)):
-            kind, _, size, _ = moves[0]
-            groups = [move.group for move in moves]
+        for run in _disjoint(similar):
+            kind, _, size, _ = run[0][1]
+            groups = [move.group for _, move in run]
             if kind == SEND:
                 ns = prices.sends_ns([(group[0], group[1]) for group in groups], size)
             else:
                 ns = prices.collective_ns(kind, groups, size)
-            yield from ((key, (ns, size)) for key in keys)
+            yield from ((key, (ns, size)) for key, _ in run)
 
 
 def _moves(program: Materialized, prices: Prices) -> Iterator[tuple[int, _Move]]:
@@ -237,20 +237,17 @@ def _moves(program: Materialized, prices: Prices) -> Iterator[tuple[int, _Move]]
                 yield x.key, _Move(x.kind, whole.tensor, prices.register_bytes(whole), x.group)
 
 
-def _disjoint(moves: list[tuple[int, _Move]]) -> Iterator[tuple[list[int], list[_Move]]]:
+def _disjoint(moves: Iterable[tuple[int, _Move]]) -> Iterator[list[tuple[int, _Move]]]:
     """Split moves into runs in which no device takes part twice."""
-    keys: list[int] = []
-    run: list[_Move] = []
+    run: list[tuple[int, _Move]] = []
     busy: set[int] = set()
     for key, move in moves:
-        if busy & set(move.group):
-            yield keys, run
-            keys, run, busy = [], [], set()
-        keys.append(key)
-        run.append(move)
-        busy |= set(move.group)
-    if run:
-        yield keys, run
+        if not busy.isdisjoint(move.group):
+            yield run
+            run, busy = [], set()
+        run.append((key, move))
+        busy.update(move.group)
+    yield run
 
 
 # Memory

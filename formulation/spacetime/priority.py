@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TypeAlias
 
-from ...model.graph.layout import atom_of, is_split
-from .graph import Graph
 from .op import Op, Phase
 from .tasks import Tasks
-from .transformation import BATCH
+from .transformation import BATCH, splits
 
 Label: TypeAlias = tuple[str, int]
 """A transformation's label and its occurrence number on the operator."""
@@ -52,7 +50,7 @@ def _times(tasks: Tasks) -> list[tuple[int, ...]]:
 
     A label is temporal for parts of a node on one device that differ in it alone; they are numbered from 0.
     """
-    labels = [_labels(op) for op in tasks.ops]
+    labels = [{label: cut.number for label, cut in op.labels.items()} for op in tasks.ops]
     siblings: dict[object, set[int]] = defaultdict(set)
     for op, numbers in zip(tasks.ops, labels, strict=True):
         for label, number in numbers.items():
@@ -63,7 +61,7 @@ def _times(tasks: Tasks) -> list[tuple[int, ...]]:
     for op, numbers in zip(tasks.ops, labels, strict=True):
         for place, label in enumerate(numbers):
             depth[label] = min(depth.get(label, place), place)
-            batches[label] += _splits(tasks.graph, op, place, samples)
+            batches[label] += op.is_forward and splits(tasks.graph, op.node, op.cuts[place].row, samples)
     ranked = sorted(depth, key=lambda label: (not batches[label], depth[label]))
     found = []
     for op, numbers in zip(tasks.ops, labels, strict=True):
@@ -75,25 +73,6 @@ def _times(tasks: Tasks) -> list[tuple[int, ...]]:
     return found
 
 
-def _labels(op: Op) -> dict[Label, int]:
-    seen: Counter[str] = Counter()
-    found = {}
-    for cut in op.cuts:
-        found[cut.label, seen[cut.label]] = cut.number
-        seen[cut.label] += 1
-    return found
-
-
 def _siblings(op: Op, numbers: dict[Label, int], label: Label) -> object:
     """Key shared by parts of one node, phase and device that differ in `label` alone."""
     return op.node, op.phase, op.device, label, tuple(item for item in numbers.items() if item[0] != label)
-
-
-def _splits(graph: Graph, op: Op, place: int, dims: frozenset[int]) -> bool:
-    if op.phase is not Phase.FORWARD:
-        return False
-    row = op.cuts[place].row
-    return any(
-        is_split(letter) and graph.dimensions[node][atom_of(letter)] in dims
-        for letter, node in zip((*row.inputs, row.output), (*op.of.inputs, op.node), strict=True)
-    )

@@ -113,7 +113,7 @@ class Written:
         tensor = registers[0].tensor
         if len(registers) == 1:
             return registers[0]
-        if tensor.kind == GRADIENT and self.builder.graph.pcg.nodes[tensor.node].op == "parameter":
+        if self.builder.graph.of_parameter(tensor, GRADIENT):
             return self.builder.accumulate(registers)
         first, *others = sorted(registers, key=lambda r: self.builder.ready[r.number])
         for other in others:  # not in place: several inputs may share a gradient

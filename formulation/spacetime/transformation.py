@@ -11,7 +11,7 @@ gradient is whole at R and partial at B.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -229,15 +229,16 @@ def candidates(graph: Graph, node: int, dim: Dim) -> list[Row]:
         index, _, position = dim.partition(":")
         return [row for row in found if row.index == (index, int(position or 0))]
     wanted = graph.dimension(dim)
-    tensors = (*pcg.nodes[node].inputs, node)
-    return [
-        row
-        for row in found
-        if any(
-            is_split(letter) and graph.dimensions[i][atom_of(letter)] in wanted
-            for i, letter in zip(tensors, (*row.inputs, row.output), strict=True)
-        )
-    ]
+    return [row for row in found if splits(graph, node, row, wanted)]
+
+
+def splits(graph: Graph, node: int, row: Row, dims: Container[int]) -> bool:
+    """True if a row splits one of some dimensions, given by their numbers."""
+    tensors = (*graph.pcg.nodes[node].inputs, node)
+    return any(
+        is_split(letter) and graph.dimensions[tensor][atom_of(letter)] in dims
+        for letter, tensor in zip((*row.inputs, row.output), tensors, strict=True)
+    )
 
 
 def _parameter_letter(graph: Graph, node: int, dim: Dim) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -32,12 +32,7 @@ def forward_of(op: Op) -> Op:
 
 def labels(op: Op) -> list[tuple[str, int]]:
     """The labels and numbers of an operator's cuts; a repeated label counts as another one."""
-    count: Counter[str] = Counter()
-    found = []
-    for cut in op.cuts:
-        count[cut.label] += 1
-        found.append((f"{cut.label} {count[cut.label]}/{cut.parts}", cut.number))
-    return found
+    return [(f"{label} {count + 1}/{cut.parts}", cut.number) for (label, count), cut in op.labels.items()]
 
 
 def layer(op: Op) -> str:
@@ -109,7 +104,7 @@ class Flow:
     """The instructions of one device, named by place, with the writers and readers of every register."""
 
     def __init__(self, program: Materialized, device: int) -> None:
-        self.device, self.graph = device, program.tasks.graph
+        self.graph = program.tasks.graph
         self.pcg: PCG = self.graph.pcg
         self.instructions: tuple[Instruction, ...] = _own_copies(program.devices[device])
         self.writers: dict[Register, list[int]] = defaultdict(list)
@@ -159,6 +154,10 @@ class Flow:
     def result(self, op: Op, phase: Phase = Phase.FORWARD) -> Register | None:
         run = self.of(op, phase)
         return run.writes[0] if run is not None and run.writes else None
+
+    def read_outside(self, register: Register, phase: Phase, inside: Container[Op]) -> bool:
+        """True if anything but one phase of some operators reads a register."""
+        return any(self.phase(p) is not phase or self.op(p) not in inside for p in self.readers[register])
 
     def gradient(self, op: Op) -> Register | None:
         """The output gradient that backward of an operator reads."""

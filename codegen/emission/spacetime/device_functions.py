@@ -7,9 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from .device_statements import Device
-from .rolled_lines import Number, Piece, with_numbers, written
-from .rolled_lines import numbers as numbers_of
-from .rolled_lines import shape as shape_of
+from .rolled_lines import Number, Piece, mapped, numbers, shape, written
 
 MOST_PARAMETERS = 4
 """Most numbers in which devices that share a function may differ."""
@@ -19,15 +17,13 @@ def device_functions(devices: Sequence[Device], bodies: Sequence[Sequence[Piece]
     """The functions of the devices, and the table of which rank runs which."""
     alike: dict[object, list[int]] = {}
     for number, body in enumerate(bodies):
-        alike.setdefault(tuple(map(shape_of, body)), []).append(number)
+        alike.setdefault(tuple(map(shape, body)), []).append(number)
     texts: list[str] = []
     entries: dict[int, str] = {}
     for members in alike.values():
-        columns = list(zip(*([n.constant for p in bodies[d] for _, n in numbers_of(p)] for d in members), strict=True))
-        differing = list(dict.fromkeys(c for c in columns if len(set(c)) > 1))
-        groups = [members] if len(differing) <= MOST_PARAMETERS else [[d] for d in members]
-        for group in groups:
-            text, called = _device(devices, bodies, group, differing if len(groups) == 1 else [], columns)
+        differing = {column for column in _columns(bodies, members) if len(set(column)) > 1}
+        for group in [members] if len(differing) <= MOST_PARAMETERS else [[d] for d in members]:
+            text, called = _device(devices, bodies, group)
             texts.append(text)
             entries |= called
     table = ["# By rank.", "DEVICES = [", *(f"    {entries[d]}," for d in range(len(devices))), "]"]
@@ -37,33 +33,32 @@ def device_functions(devices: Sequence[Device], bodies: Sequence[Sequence[Piece]
 _PARAMETERS = {"i": "first", "m": "part"}
 
 
+def _columns(bodies: Sequence[Sequence[Piece]], group: Sequence[int]) -> list[tuple[int, ...]]:
+    """The constants of every number, by device of a group with bodies of one shape."""
+    return list(zip(*([n.constant for p in bodies[d] for n in numbers(p)] for d in group), strict=True))
+
+
 def _device(
-    devices: Sequence[Device],
-    bodies: Sequence[Sequence[Piece]],
-    group: Sequence[int],
-    differing: Sequence[tuple[int, ...]],
-    columns: Sequence[tuple[int, ...]],
+    devices: Sequence[Device], bodies: Sequence[Sequence[Piece]], group: Sequence[int]
 ) -> tuple[str, dict[int, str]]:
     """The function that some devices share, and each one's call of it."""
-    body = bodies[group[0]]
-    roles = [role for piece in body for role, _ in numbers_of(piece)]
+    columns, body = _columns(bodies, group), bodies[group[0]]
     names: dict[tuple[int, ...], str] = {}
-    for role, column in zip(roles, columns, strict=True):
-        if column in differing and column not in names:
-            wish = _PARAMETERS.get(role, role)
+    for number, column in zip((n for piece in body for n in numbers(piece)), columns, strict=True):
+        if len(set(column)) > 1 and column not in names:
+            wish = _PARAMETERS.get(number.role, number.role)
             count = sum(re.sub(r"\d+$", "", name) == wish for name in names.values())
             names[column] = f"{wish}{count + 1}" if count else wish
-    if names:
-        constants = iter(columns)
-        moved: list[Piece] = []
-        for piece in body:
-            own = [n for _, n in numbers_of(piece)]
-            new = [Number(0, ((names[c], 1), *n.terms)) if (c := next(constants)) in names else n for n in own]
-            moved.append(with_numbers(piece, iter(new)))
-        body = moved
-    name = (
-        f"device_{group[0]}" if len(group) == 1 else "device" if len(group) == len(devices) else f"devices_{group[0]}"
-    )
+    constants = iter(columns)
+
+    def parametrized(number: Number) -> Number:
+        column = next(constants)
+        return Number(number.role, 0, ((names[column], 1), *number.terms)) if column in names else number
+
+    body = [mapped(piece, parametrized) for piece in body]
+    name = "device" if len(group) > 1 else f"device_{group[0]}"
+    if 1 < len(group) < len(devices):
+        name = f"devices_{group[0]}"
     lines = written(body)
     stores = [s for s in "vgwu" if any(re.search(rf"(?<![\w.\"]){s}[.\[]|\b{s},", line) for line in lines)]
     head = f"def {name}({', '.join(['run', *names.values()])}):"

@@ -21,115 +21,103 @@ from ....formulation.spacetime.materialized import (
 from ....formulation.spacetime.op import Phase
 from ....model.errors import PartitaError
 from ..common.text import shape_text
-from .rolled_lines import Lines, mark
+from .rolled_lines import Piece, mark
 from .segment_calls import Blocks
 from .segment_functions import sum_of
 from .segments import Block
 
 
+def _uses_updates(instruction: Instruction) -> bool:
+    """True if an instruction uses updated weights, so that it runs after the optimizer."""
+    if isinstance(instruction, Run):
+        return instruction.op.phase is Phase.KEEP
+    return any(r.tensor.kind == UPDATED for r in (*reads(instruction), *writes(instruction)))
+
+
 class Device(Blocks):
     """Writes the statements of one device."""
 
-    def lines(self) -> Lines:
+    def lines(self) -> list[Piece]:
         """All statements of the device, in order."""
-        self.left = None
-        self.write()  # which counts how often every register is read
+        self._write()  # which counts how often every register is read
         self.left = self.reads
-        return self.write()
+        self._write()
+        return self.pieces
 
-    def write(self) -> Lines:
-        """All statements. The last read of a register is known once `left` has the number of its reads."""
+    def _write(self) -> None:
+        """Write all statements. The last read of a register is known once `left` has the number of its reads."""
         self.forget_all()
-        self.name_totals()
+        for total in self.totals.values():
+            self.name(total)
+        self.pieces = []
         self.updated: set[str] = set()  # what several operators update alike is updated once
-        out = Lines()
-        steps = self._updates_last()
-        updated = False
-        for step in steps:
+        after_step: list[Instruction] = []  # the optimizer has a single step
+        for step in self.arranged.steps:
             if isinstance(step, Block):
-                self.block(step, out)
-                continue
-            instruction = self.flow.instructions[step]
-            if not updated and self._is_late(step):
-                out.add("run.step()")
-                updated = True
-            if step not in self.arranged.absorbed:
-                self._single(step, instruction, out)
-        if not updated:
-            out.add("run.step()")
-        return out
-
-    def _updates_last(self) -> list[Block | int]:
-        """Move what reads updated weights behind everything else: the optimizer has a single step."""
-        early = [s for s in self.arranged.steps if isinstance(s, Block) or not self._is_late(s)]
-        return early + [s for s in self.arranged.steps if not isinstance(s, Block) and self._is_late(s)]
-
-    def _is_late(self, place: int) -> bool:
-        instruction = self.flow.instructions[place]
-        if isinstance(instruction, Run):
-            return instruction.op.phase is Phase.KEEP
-        return any(r.tensor.kind == UPDATED for r in (*reads(instruction), *writes(instruction)))
+                self.block(step)
+            elif step not in self.arranged.absorbed:
+                instruction = self.flow.instructions[step]
+                if _uses_updates(instruction):
+                    after_step.append(instruction)
+                else:
+                    self._single(instruction)
+        self.add("run.step()")
+        for instruction in after_step:
+            self._single(instruction)
 
     # Single instructions
 
-    def _single(self, place: int, instruction: Instruction, out: Lines) -> None:
+    def _single(self, instruction: Instruction) -> None:
         match instruction:
             case Run():
-                self._run(instruction, out)
+                self._run(instruction)
             case Zeros():
-                self._zeros(instruction, out)
+                shape, dtype = shape_text(self.shapes[instruction.target]), self._dtype(instruction.target)
+                self._define(instruction.target, f"run.zeros({shape}{dtype})")
             case Slice() if self.for_update(instruction.target):
                 pass  # the piece is a view of what is kept
             case Slice():
-                source = self.use(instruction.source)
-                out.add(f"{self.put(instruction.target)} = {self._sliced(source, instruction)}")
+                self._define(instruction.target, self._sliced(self.use(instruction.source), instruction))
             case Join():
-                self._join(instruction, out)
+                self._join(instruction)
             case Add():
-                self._add(instruction, out)
+                self._add(instruction)
             case Accumulate():
-                self._accumulate(instruction, out)
+                self._accumulate(instruction)
             case Collective():
-                self._collective(instruction, out)
+                self._collective(instruction)
             case Send():
-                out.add(f"run.send({self.use(instruction.source)}, {mark('to', instruction.to)})")
+                self.add(f"run.send({self.use(instruction.source)}, {mark('to', instruction.to)})")
             case Receive():
-                shape = shape_text(self.shapes[instruction.target])
-                dtype = self._dtype(instruction.target)
-                out.add(f"{self.put(instruction.target)} = run.receive({shape}, {mark('of', instruction.of)}{dtype})")
+                shape, dtype = shape_text(self.shapes[instruction.target]), self._dtype(instruction.target)
+                self._define(instruction.target, f"run.receive({shape}, {mark('of', instruction.of)}{dtype})")
 
-    def _is_weight(self, register: Register) -> bool:
-        """True if a register is the gradient of a parameter: a tensor of its own."""
-        return register.tensor.kind == GRADIENT and self.flow.pcg.nodes[register.tensor.node].op == "parameter"
+    def _define(self, target: Register, text: str) -> None:
+        self.add(f"{self.put(target)} = {text}")
 
     def _dtype(self, register: Register) -> str:
         dtype = self.flow.pcg.nodes[register.tensor.node].dtype
         return "" if dtype == "float32" else f", torch.{dtype}"
 
-    def _run(self, run: Run, out: Lines) -> None:
+    def _run(self, run: Run) -> None:
         if run.op.phase is Phase.UPDATE:
             gradient, value = run.reads
             if self.from_store(value) is None:
                 raise PartitaError(f"{run.op.name} on device {run.op.device}: a parameter is updated where it is kept")
             text, name = self.use(gradient), self.box_name(run.op.node, run.op.mask(None).box)
             if name not in self.updated:
-                out.add(f"run.update({name}, {text})")
+                self.add(f"run.update({name}, {text})")
             elif ".take" in text:
-                out.add(text)
+                self.add(text)
             self.updated.add(name)
         elif run.op.phase is Phase.KEEP:
             (value,) = run.reads
             if self.is_kept(value) and value.mask.box in self.boxes[run.op.node]:
                 return  # updated in place
             text = self.use(value)
-            out.add(f"run.keep({self.box_name(run.op.node, run.op.mask(None).box)}, {text})")
+            self.add(f"run.keep({self.box_name(run.op.node, run.op.mask(None).box)}, {text})")
 
-    def _zeros(self, zeros: Zeros, out: Lines) -> None:
-        out.add(
-            f"{self.put(zeros.target)} = run.zeros({shape_text(self.shapes[zeros.target])}{self._dtype(zeros.target)})"
-        )
-
-    def _add(self, add: Add, out: Lines) -> None:
+    def _add(self, add: Add) -> None:
         """A sum. If autograd computes a part of it, the rest is added when its last term is there."""
         target, whole = add.target, add.target
         while (further := sum_of(self.flow, whole)) is not None:
@@ -144,10 +132,9 @@ class Device(Blocks):
                 return
         else:
             found = list(add.sources)
-        text = self.sum_of(found)
-        out.add(f"{self.put(target)} = {text}")
+        self._define(target, self.sum_of(found))
 
-    def _accumulate(self, accumulate: Accumulate, out: Lines) -> None:
+    def _accumulate(self, accumulate: Accumulate) -> None:
         """Accumulate a gradient, unless `backward` of its segment does so."""
         source = accumulate.source
         if self.merged.get(source, source) != source:
@@ -158,7 +145,7 @@ class Device(Blocks):
                 for weight in self.code[segment].weights if maker[0] in segment.ops else ():
                     if weight.gradient == source and self.is_total(weight):
                         return
-        out.add(f"run.add(g, {self.use(source)}, {self.name(accumulate.total)})")
+        self.add(f"run.add(g, {self.use(source)}, {self.name(accumulate.total)})")
 
     # Parts of tensors, and collectives
 
@@ -188,7 +175,7 @@ class Device(Blocks):
             text += f".flatten({first}, {last})"
         return text
 
-    def _join(self, join: Join, out: Lines) -> None:
+    def _join(self, join: Join) -> None:
         """Concatenate parts that lie along one dim; copy others to their places."""
         target = join.target
         known = self.flow.graph.atoms[target.tensor.node]
@@ -200,22 +187,20 @@ class Device(Blocks):
             box[a][1] - box[a][0] == 1 for a in known.of_dim(min(dims)[0]) if a < min(split)
         )
         if outermost:
-            out.add(f"{self.put(target)} = torch.cat([{', '.join(texts)}], {min(dims)[0]})")
+            self._define(target, f"torch.cat([{', '.join(texts)}], {min(dims)[0]})")
             return
-        sizes = tuple(stop - start for start, stop in box)
-        stops = [
-            shape_text([stop - first for (_, stop), (first, _) in zip(source.mask.box, box, strict=True)])
-            for source in join.sources
-        ]
-        starts = [
-            shape_text([start - first for (start, _), (first, _) in zip(source.mask.box, box, strict=True)])
-            for source in join.sources
-        ]
-        pairs = ", ".join(f"({x}, {a}, {b})" for x, a, b in zip(texts, starts, stops, strict=True))
+        parts = []
+        for text, source in zip(texts, join.sources, strict=True):
+            inner = [
+                (start - first, stop - first) for (start, stop), (first, _) in zip(source.mask.box, box, strict=True)
+            ]
+            starts, stops = (shape_text(edges) for edges in zip(*inner, strict=True))
+            parts.append(f"({text}, {starts}, {stops})")
         self.functions.used.helpers.add("join")
-        out.add(f"{self.put(target)} = join({shape_text(sizes)}, {shape_text(self.shapes[target])}, [{pairs}])")
+        shapes = f"{shape_text(target.mask.sizes)}, {shape_text(self.shapes[target])}"
+        self._define(target, f"join({shapes}, [{', '.join(parts)}])")
 
-    def _collective(self, collective: Collective, out: Lines) -> None:
+    def _collective(self, collective: Collective) -> None:
         target = collective.target
         known = self.flow.graph.atoms[target.tensor.node]
         ranks = sorted(collective.group) if collective.kind in ("broadcast", "all_reduce") else collective.group
@@ -224,21 +209,19 @@ class Device(Blocks):
         shape = shape_text(self.shapes[target])
         if collective.kind == "broadcast":
             root = mark("of", collective.group[0])
-            made = "" if collective.source == target else f"{self.put(target)} = "
-            out.add(f"{made}run.broadcast({source}, {shape}, {root}, {group}{self._dtype(target)})")
-            return
-        if collective.kind == "all_reduce" and not (self._is_weight(target) and ".take(" in source):
-            source += ".clone()"  # it is in place, and autograd may need what it was
-        arguments = [source]
-        view = ""
-        if collective.kind != "all_reduce":
-            assert collective.source is not None
-            held = collective.source.mask.box
-            inner = any(known.dim_of(a)[1] > 0 for a in collective.atoms)
-            inner = inner or len({known.dim_of(a)[0] for a in collective.atoms}) < len(collective.atoms)
-            if inner:
-                view = f", view={shape_text([stop - start for start, stop in held])}, shape={shape}"
-                arguments += [str(a) for a in collective.atoms]
+            text = f"run.broadcast({source}, {shape}, {root}, {group}{self._dtype(target)})"
+            if collective.source == target:
+                self.add(text)
             else:
-                arguments += [str(known.dim_of(a)[0]) for a in collective.atoms]
-        out.add(f"{self.put(target)} = run.{collective.kind}({', '.join([*arguments, group])}{view})")
+                self._define(target, text)
+            return
+        if collective.kind == "all_reduce" and not (
+            self.flow.graph.of_parameter(target.tensor, GRADIENT) and ".take(" in source
+        ):
+            source += ".clone()"  # it is in place, and autograd may need what it was
+        places, view = [known.dim_of(a)[0] for a in collective.atoms], ""
+        if len({*places}) < len(places) or any(known.dim_of(a)[1] > 0 for a in collective.atoms):  # within a dim
+            assert collective.source is not None
+            places, view = [*collective.atoms], f", view={shape_text(collective.source.mask.sizes)}, shape={shape}"
+        arguments = ", ".join([source, *map(str, places), group])
+        self._define(target, f"run.{collective.kind}({arguments}{view})")

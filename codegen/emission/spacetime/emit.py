@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ....formulation.spacetime.mask import VALUE
-from ....formulation.spacetime.materialized import Collective, Materialized, Receive, Run
+from ....formulation.spacetime.materialized import Collective, Materialized, Receive
 from ....formulation.spacetime.op import Phase
 from ....model.errors import PartitaError
 from ....model.graph.pcg import PCG, SOURCES
@@ -16,7 +15,6 @@ from ....model.graph.sparse_tables import sparse_tables
 from ..common import training
 from ..common.conversions import Used
 from ..common.features import program_text
-from ..common.losses import counted
 from .data_flow import Flow
 from .device_functions import device_functions
 from .device_statements import Device
@@ -48,22 +46,24 @@ def emit(
     pcg = program.tasks.graph.pcg
     _check(program, pcg, dtype, optimizer)
     used = Used()
-    functions = Functions(used, _fetches(program, pcg))
-    copies = Counter(
-        run.op.mask(None).addends
-        for device in program.devices
-        for run in _runs(device)
-        if run.op.node == pcg.loss and run.op.phase is Phase.FORWARD
-    )
+    functions = Functions(used, _fetches(program))
+    losses = (op for op in program.tasks.ops if op.node == pcg.loss and op.phase is Phase.FORWARD)
+    copies = Counter(op.mask(None).addends for op in losses)
     devices = [Device(Flow(program, d), functions, program.shapes, copies) for d in range(len(program.devices))]
-    lines = [device.lines().pieces for device in devices]
+    lines = [device.lines() for device in devices]
     names, groups = families(_groups(lines), len(devices))
     bodies = [rolled([_named(piece, names) for piece in pieces]) for pieces in lines]
     texts, table = device_functions(devices, bodies)
-    counts = count_lines(pcg, counted(pcg), used) if counted(pcg) else []
-    groups = groups if names else []
     emission = Emission(
-        program, dtype, optimizer, used, functions, devices=texts, table=table, groups=groups, counts=counts
+        program,
+        dtype,
+        optimizer,
+        used,
+        functions,
+        devices=texts,
+        table=table,
+        groups=groups if names else [],
+        counts=count_lines(program.tasks.graph, used),
     )
     constants = [
         *(_REDUCE_SCATTER if "reduce_scatter" in emission.collectives else ()),
@@ -93,16 +93,10 @@ def _check(program: Materialized, pcg: PCG, dtype: str, optimizer: str) -> None:
             raise PartitaError(f"{op.name}: special strategies are not supported in space-time plans")
 
 
-def _runs(device: Sequence[object]) -> Iterator[Run]:
-    return (i for i in device if isinstance(i, Run))
-
-
-def _fetches(program: Materialized, pcg: PCG) -> bool:
+def _fetches(program: Materialized) -> bool:
     """True if some device takes weights from others."""
     return any(
-        isinstance(i, Receive | Collective)
-        and i.target.tensor.kind == VALUE
-        and pcg.nodes[i.target.tensor.node].op == "parameter"
+        isinstance(i, Receive | Collective) and program.tasks.graph.of_parameter(i.target.tensor)
         for device in program.devices
         for i in device
     )

@@ -54,14 +54,6 @@ class Emission:
         return [op for op in self.program.tasks.ops if op.phase is Phase.FORWARD]
 
 
-def _mesh(e: Emission) -> Context:
-    return {"groups": bool(e.groups)}
-
-
-def _mesh_constants(e: Emission) -> list[str]:
-    return ["", *e.groups] if e.groups else []
-
-
 def _run(e: Emission) -> Context:
     """The runtime: it runs the segments of a device and moves tensors between devices."""
     return {
@@ -74,31 +66,15 @@ def _run(e: Emission) -> Context:
     }
 
 
-def _run_imports(e: Emission) -> list[str]:
-    return ["from torch.autograd.graph import get_gradient_edge", *(["import tempfile"] if e.swaps else [])]
-
-
 def _tensors(e: Emission) -> Context | None:
     """Functions on tensors that devices and segments call."""
     used = e.used
     return {"helpers": used.helpers, "primitives": used.primitives} if used.helpers or used.primitives else None
 
 
-def _tensor_imports(e: Emission) -> list[str]:
-    return ["from functools import reduce"] if "added" in e.used.helpers else []
-
-
-def _helpers(e: Emission) -> Context | None:
-    return training.helpers(e.used) if e.used.helpers else None
-
-
-def _devices_context(e: Emission) -> Context:
+def _devices(e: Emission) -> Context:
     functions = [e.functions.text(name) for name in e.functions.codes]
     return {"functions": functions, "devices": e.devices, "table": e.table}
-
-
-def _device_imports(e: Emission) -> list[str]:
-    return ["from functools import partial"] if any("partial(" in line for line in e.table) else []
 
 
 def _weights(e: Emission) -> Context:
@@ -120,18 +96,10 @@ def _weight_constants(e: Emission) -> list[str]:
     ]
 
 
-def _label_counts(e: Emission) -> Context | None:
-    return {"counts": e.counts} if e.counts else None
-
-
 def _optimizer(e: Emission) -> Context:
     name, call = training.OPTIMIZERS[e.optimizer]
     doc = f"{name} over what this rank updates of the weights."
     return {"optimizer_doc": doc, "optimizer_call": call, "overlapping": overlapping(e.program)}
-
-
-def _step(e: Emission) -> Context:
-    return {"reduction": e.pcg.nodes[e.pcg.loss].get("reduction", "mean")}
 
 
 def _main(e: Emission) -> Context:
@@ -139,25 +107,47 @@ def _main(e: Emission) -> Context:
     return {"samples": samples, "overlaps_steps": False, "builds_on_device": False, "rank": "mesh.rank"}
 
 
-def _data(e: Emission) -> Context:
-    return training.data(e.pcg, e.pcg.batch, e.used)
-
-
 FEATURES: tuple[Feature[Emission], ...] = (
-    Feature("spacetime/mesh.jinja", _mesh, constants=_mesh_constants),
+    Feature(
+        "spacetime/mesh.jinja",
+        lambda e: {"groups": bool(e.groups)},
+        constants=lambda e: ["", *e.groups] if e.groups else [],
+    ),
     section("What the devices' programs are written with."),
-    Feature("spacetime/run.jinja", _run, imports=_run_imports),
-    Feature("spacetime/helpers.jinja", _tensors, imports=_tensor_imports),
-    Feature("helpers.jinja", _helpers),
-    Feature("spacetime/devices.jinja", _devices_context, imports=_device_imports),
+    Feature(
+        "spacetime/run.jinja",
+        _run,
+        imports=lambda e: [
+            "from torch.autograd.graph import get_gradient_edge",
+            *(["import tempfile"] if e.swaps else []),
+        ],
+    ),
+    Feature(
+        "spacetime/helpers.jinja",
+        _tensors,
+        imports=lambda e: ["from functools import reduce"] if "added" in e.used.helpers else [],
+    ),
+    Feature("helpers.jinja", lambda e: training.helpers(e.used) if e.used.helpers else None),
+    Feature(
+        "spacetime/devices.jinja",
+        _devices,
+        imports=lambda e: ["from functools import partial"] if any("partial(" in line for line in e.table) else [],
+    ),
     section("Weights, under their names in the original module."),
     Feature("spacetime/weights.jinja", _weights, constants=_weight_constants),
     section("Training."),
-    Feature("spacetime/label_counts.jinja", _label_counts),
+    Feature("spacetime/label_counts.jinja", lambda e: {"counts": e.counts} if e.counts else None),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),
     Feature("spacetime/optimizer.jinja", _optimizer),
     Feature("make_optimizer.jinja", lambda e: training.make_optimizer(e.optimizer)),
-    Feature("spacetime/training_step.jinja", _step),
-    Feature("data.jinja", _data, constants=lambda e: value_lines(e.used)),
+    Feature(
+        "spacetime/training_step.jinja",
+        lambda e: {"reduction": e.pcg.nodes[e.pcg.loss].get("reduction", "mean")},
+    ),
+    Feature(
+        "data.jinja",
+        lambda e: training.data(e.pcg, e.pcg.batch, e.used),
+        constants=lambda e: value_lines(e.used),
+    ),
     Feature("main.jinja", _main),
 )

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 
 from ..common.conversions import Used
 from ..common.text import wrap
-from .rolled_lines import Number, numbers, with_numbers, written
+from .rolled_lines import Number, mapped, written
 from .segment_functions import Code
 
 
 @dataclass
 class Functions:
-    """The functions of all segments of a program: equal ones are one. `bases`: the numbers that each is called with.
+    """The functions of all segments of a program, by name. `bases`: the numbers with which each is called.
 
     `fetches`: whether devices take weights from others.
     """
 
     used: Used
     fetches: bool = False
-    known: dict[object, str] = field(default_factory=dict)
+    names: dict[object, str] = field(default_factory=dict)
     codes: dict[str, Code] = field(default_factory=dict)
     bases: dict[str, dict[str, set[int]]] = field(default_factory=dict)
 
     def add(self, code: Code, title: str) -> None:
+        """Name the function of a segment like an equal one, else by its title."""
         key = (code.body, code.arguments)
-        if key not in self.known:
-            count = Counter(re.sub(r"_\d+$", "", name) for name in self.codes)[title]
-            self.known[key] = f"{title}_{count + 1}" if count else title
-            self.codes[self.known[key]] = code
-        numbers = self.bases.setdefault(self.known[key], {})
+        if key not in self.names:
+            count = sum(re.sub(r"_\d+$", "", name) == title for name in self.codes)
+            self.names[key] = f"{title}_{count + 1}" if count else title
+            self.codes[self.names[key]] = code
+        code.name = self.names[key]
+        numbers = self.bases.setdefault(code.name, {})
         for base, number in code.bases:
             numbers.setdefault(base, set()).add(number)
-
-    def name(self, code: Code) -> str:
-        return self.known[code.body, code.arguments]
 
     def moving(self, name: str) -> tuple[str, ...]:
         """The numbers in which calls of a function differ."""
@@ -49,8 +47,8 @@ class Functions:
 
         def settled(number: Number) -> Number:
             constant = number.constant + sum(by * fixed.get(base, 0) for base, by in number.terms)
-            return Number(constant, tuple(term for term in number.terms if term[0] not in fixed))
+            return Number(number.role, constant, tuple(term for term in number.terms if term[0] not in fixed))
 
-        body = [with_numbers(piece, iter([settled(n) for _, n in numbers(piece)])) for piece in code.body]
+        body = [mapped(piece, settled) for piece in code.body]
         head = f"def {name}({', '.join(['at', *moving, *code.arguments])}):"
         return "\n".join([*wrap(head, 0), *written(body)])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from ....formulation.spacetime.mask import Box, meet
-from ....formulation.spacetime.materialized import Materialized, Run
+from ....formulation.spacetime.materialized import Materialized
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
 from ....model.operators.operator import operator
@@ -20,19 +20,18 @@ Parts = tuple[tuple[tuple[int, ...], Box], ...]
 
 
 def _parts(ops: Iterable[Op]) -> Parts:
-    ranks: dict[Box, list[int]] = {}
+    ranks: dict[Box, set[int]] = {}
     for op in ops:
         assert op.device is not None
-        ranks.setdefault(op.mask(None).box, []).append(op.device)
-    return tuple((tuple(dict.fromkeys(found)), box) for box, found in sorted(ranks.items()))
+        ranks.setdefault(op.mask(None).box, set()).add(op.device)
+    return tuple((tuple(sorted(found)), box) for box, found in sorted(ranks.items()))
 
 
 def places(program: Materialized) -> list[str]:
     """The table of weights; weights of one shape with parts on the same ranks share a row."""
     graph = program.tasks.graph
-    runs = [i.op for device in program.devices for i in device if isinstance(i, Run)]
     of: dict[tuple[int, Phase], list[Op]] = {}
-    for op in runs:
+    for op in program.tasks.ops:
         of.setdefault((op.node, op.phase), []).append(op)
     rows: dict[tuple[tuple[tuple[int, ...], ...], str, str], list[str]] = {}
     for node in graph.pcg.of("parameter"):
@@ -51,12 +50,11 @@ def places(program: Materialized) -> list[str]:
 
 
 def overlapping(program: Materialized) -> bool:
-    """True if some ranks update parts of one weight that are neither the same nor apart."""
+    """True if some ranks update different, overlapping parts of one weight."""
     updates: dict[int, set[Box]] = {}
-    for device in program.devices:
-        for run in device:
-            if isinstance(run, Run) and run.op.phase is Phase.UPDATE:
-                updates.setdefault(run.op.node, set()).add(run.op.mask(None).box)
+    for op in program.tasks.ops:
+        if op.phase is Phase.UPDATE:
+            updates.setdefault(op.node, set()).add(op.mask(None).box)
     return any(meet(a, b) is not None for boxes in updates.values() for a, b in combinations(boxes, 2))
 
 
@@ -95,8 +93,8 @@ def families(groups: Iterable[tuple[int, ...]], ranks: int) -> tuple[dict[tuple[
     lines = ["GROUPS = {  # of ranks that communicate together"]
     for family in found:
         size = len(family[0])
-        base = "all" if size == ranks and family[0] == tuple(range(ranks)) else f"{_WORDS.get(size, size)}"
-        count = sum(name.rpartition(" ")[0] == base or name == base for name in set(names.values()))
+        base = "all" if family[0] == tuple(range(ranks)) else _WORDS.get(size, str(size))
+        count = sum(base in (name, name.rpartition(" ")[0]) for name in set(names.values()))
         name = f"{base} {count + 1}" if count else base
         names.update(dict.fromkeys(family, name))
         lines.append(f'    "{name}": {[list(group) for group in family]},')
@@ -119,8 +117,7 @@ def buffers(pcg: PCG) -> list[str]:
 def frozen(program: Materialized) -> str:
     """Names of the weights and buffers that are not trained."""
     pcg = program.tasks.graph.pcg
-    runs = (i.op for device in program.devices for i in device if isinstance(i, Run))
-    trained = {op.node for op in runs if op.phase is Phase.UPDATE}
+    trained = {op.node for op in program.tasks.ops if op.phase is Phase.UPDATE}
     names = [pcg.nodes[i].name for op in ("parameter", "buffer") for i in pcg.of(op) if i not in trained]
     return _set(names)
 

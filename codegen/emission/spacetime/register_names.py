@@ -16,6 +16,11 @@ STORES = {VALUE: "v", GRADIENT: "g", UPDATED: "u"}
 """The stores of values, gradients, and new weights; weights from other devices are in `w`."""
 
 
+def lane_text(lane: Lane) -> str:
+    """The end of the keys of a micro-batch's tensors."""
+    return "".join(f", {mark('m', number)}" for _, number in lane)
+
+
 class Registers:
     """The registers of one device while its statements are written.
 
@@ -43,10 +48,6 @@ class Registers:
         self.live: dict[str, set[str]] = {store: set() for store in "vgwu"}
         self.alias: dict[Register, Register] = {}
         self.reads: Counter[Register] = Counter()
-
-    def name_totals(self) -> None:
-        for total in self.totals.values():
-            self.name(total)
 
     def find_lanes(self) -> None:
         """Find the lane of every register: that of its writer, else of its reader."""
@@ -90,9 +91,8 @@ class Registers:
                 self.named[register] = self.box_name(node, register.mask.box)
                 return self.named[register]
             name = self.flow.pcg.nodes[node].name
-            lane = "".join(f", {mark('m', number)}" for _, number in self.lane[register])
             count = 1
-            while (key := quoted(name, count) + lane) in self.live[store]:
+            while (key := quoted(name, count) + lane_text(self.lane[register])) in self.live[store]:
                 count += 1
             self.live[store].add(key)
             self.named[register] = key
@@ -105,10 +105,7 @@ class Registers:
 
     def store(self, register: Register) -> str:
         """Weights have a store of their own."""
-        kind = register.tensor.kind
-        if kind == VALUE and self.flow.pcg.nodes[register.tensor.node].op == "parameter":
-            return "w"
-        return STORES.get(kind, "v")
+        return "w" if self.flow.graph.of_parameter(register.tensor) else STORES.get(register.tensor.kind, "v")
 
     def is_kept(self, register: Register) -> bool:
         makers = [self.flow.instructions[p] for p in self.flow.writers[register]]
@@ -121,16 +118,20 @@ class Registers:
     def use(self, register: Register) -> str:
         """The expression that reads a register; the last read takes it out of its store."""
         register = self.alias.get(register, register)
-        self.reads[register] += 1
-        store, name = self.store(register), self.name(register)
-        if store == "w" and self.is_kept(register):
-            return f"run.model.parts[{name}]" if name in self.live[store] else f"w[{name}]"
-        if self.left is not None:
-            self.left[register] -= 1
-        if self.is_kept(register) or self.left is None or self.left[register] > 0:
+        store, name, last = self.store(register), self.name(register), self.is_last_read(register)
+        if self.is_kept(register):
+            return f"run.model.parts[{name}]" if store == "w" and name in self.live[store] else f"{store}[{name}]"
+        if not last:
             return f"{store}[{name}]"
         self.forget(register)
         return f"{store}.take({name})"
+
+    def is_last_read(self, register: Register) -> bool:
+        """Count a read; True if it is known to be the last."""
+        self.reads[register] += 1
+        if self.left is not None:
+            self.left[register] -= 1
+        return self.left is not None and self.left[register] <= 0
 
     def forget(self, register: Register) -> None:
         self.live[self.store(register)].discard(self.named.pop(register))

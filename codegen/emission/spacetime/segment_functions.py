@@ -6,11 +6,12 @@ Numbers in the names of weights become arguments, so that layers and stages that
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.materialized import Accumulate, Add, Register
 from ....formulation.spacetime.op import Cut, Op, Phase
 from ....model.graph.dtypes import FLOATS
@@ -26,7 +27,7 @@ from ..common.operator_calls import OperatorCall
 from ..common.regathered_weights import PRODUCTS
 from ..common.statements import FunctionWriter, Statement
 from .data_flow import Flow
-from .rolled_lines import COMMA, Number, Piece, line, mark, rolled
+from .rolled_lines import COMMA, Number, Piece, line, mapped, mark, rolled
 from .segments import Segment
 
 BASES = ("layer", "layer2", "layer3", "layer4")
@@ -35,9 +36,11 @@ _RESERVED = ("at", "i", "j", *BASES)
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight of a segment: its name there, its register, and that of its gradient if it is read."""
+    """A weight of a segment: its name there, its first reader (operator and operand), its register, and that of its
+    gradient if it is read."""
 
     text: str
+    reader: tuple[Op, int]
     register: Register
     gradient: Register | None
 
@@ -52,8 +55,13 @@ class Out:
 
 @dataclass(slots=True)
 class Code:
-    """A segment's function, and the arguments of its call by operator and operand."""
+    """A segment's function, and the arguments of its call, by operator and operand.
 
+    `name`: that of the function; segments that compute the same share one.
+    """
+
+    segment: Segment
+    name: str = ""
     body: tuple[Piece, ...] = ()  # its numbers relative to the bases
     arguments: tuple[str, ...] = ()
     values: list[tuple[Op, int]] = field(default_factory=list)  # have gradients
@@ -62,6 +70,11 @@ class Code:
     outs: list[Out] = field(default_factory=list)
     bases: tuple[tuple[str, int], ...] = ()  # the numbers that it is called with
     parts: tuple[tuple[str, Cut], ...] = ()
+
+    @property
+    def has_gradients(self) -> bool:
+        """True if backward of the segment gives anything that is read."""
+        return bool(self.values) or any(weight.gradient is not None for weight in self.weights)
 
 
 class Segments(FunctionWriter):
@@ -75,7 +88,7 @@ class Segments(FunctionWriter):
         self.made: dict[Any, int] = {}
         self.names: dict[tuple[Op, int], str] = {}
         self.recorded = any(flow.of(op, Phase.BACKWARD) is not None for op in segment.ops)
-        self.code = Code()
+        self.code = Code(segment)
         self.cuts: dict[tuple[str, int, int, int], str] = {}
 
     def write(self) -> Code:
@@ -90,7 +103,7 @@ class Segments(FunctionWriter):
         text = re.sub(r"\bself\.dtype\b", "at.dtype", re.sub(r"\bmesh\.device\b", "at.device", text))
         text = re.sub(r"(?<=, )mesh, ", "at, ", text)  # of dropout
         parts = {self._axis(op, cut): cut for op in self.segment.ops for cut in op.cuts}
-        self.code.parts = tuple((name, cut) for name, cut in parts.items() if _reads(text, name))
+        self.code.parts = tuple((name, cut) for name, cut in parts.items() if re.search(rf"\bat\.{name}\b", text))
         self.code.body, self.code.bases = _body(text)
         self.code.arguments = tuple(self.names[leaf] for leaf in (*self.code.values, *self.code.constants))
         return self.code
@@ -109,7 +122,7 @@ class Segments(FunctionWriter):
             else:
                 operands.append(self._argument(op, operand, register))
         if is_counted:
-            operands.append(self._once(("count", op.node), f'at.counts["{op.of.name}"]', op.node))
+            operands.append(self._leaf(("count", op.node), "weight", f'at.counts["{op.of.name}"]', op.node))
         call, node, entry = self._call(op), op.of, operator(op.of.op)
         weights = [p for p, i in enumerate(node.inputs) if self.pcg.nodes[i].op == "parameter"]
         apart = op.split and any((op, p) in self.flow.made for p in weights)
@@ -132,9 +145,10 @@ class Segments(FunctionWriter):
         statement.without_gradient = self.recorded and self._unrecorded(op.node)
         self.made[op] = self.add(statement)
 
-    def _once(self, key: object, text: str, node: int) -> int:
+    def _leaf(self, key: object, kind: str, text: str, node: int, name: str = "") -> int:
+        """The statement of a text without operands, the same for the same key."""
         if key not in self.made:
-            self.made[key] = self.add(Statement(lambda _: text, (), "weight", text, node))
+            self.made[key] = self.add(Statement(lambda _: text, (), kind, name or text, node))
         return self.made[key]
 
     def _argument(self, op: Op, operand: int, register: Register) -> int:
@@ -149,13 +163,12 @@ class Segments(FunctionWriter):
         if node.op == "parameter":
             again = sum(w.text.startswith(f'"{node.name}"') for w in self.code.weights)
             text = f'"{node.name}"' + (f", {again}" if again else "")
-            self.code.weights.append(Weight(text, register, gradient))
-            return self._once(key, f"at[{text}]", source)
+            self.code.weights.append(Weight(text, (op, operand), register, gradient))
+            return self._leaf(key, "weight", f"at[{text}]", source)
         name = self.free(self._value_name(source), set(self.names.values()), set())
         (self.code.constants if gradient is None else self.code.values).append((op, operand))
         self.names[op, operand] = name
-        self.made[key] = self.add(Statement(lambda _: name, (), "argument", name, source))
-        return self.made[key]
+        return self._leaf(key, "argument", name, source)
 
     def _source(self, op: Op, operand: int, source: int) -> int:
         """The part of an input or buffer, which are whole on every device."""
@@ -170,36 +183,19 @@ class Segments(FunctionWriter):
         for cut in op.cuts:
             if cut.row.inputs[operand] == P:  # of addends the first is the value, the others are zero
                 text = f"{text}.mul(at.{self._axis(op, cut)}.index == 0)"
-        key = (source, text)
-        if key not in self.made:
-            plain = "cut(" not in text and ".mul(" not in text
-            name = identifier(node.name.rpartition(".")[2])
-            kind = "weight" if plain else "view"
-            self.made[key] = self.add(Statement(lambda _: text, (), kind, text if plain else name, source))
-        return self.made[key]
+        if "cut(" in text or ".mul(" in text:
+            return self._leaf((source, text), "view", text, source, identifier(node.name.rpartition(".")[2]))
+        return self._leaf((source, text), "weight", text, source)
 
     def _call(self, op: Op) -> OperatorCall:
-        pcg, atoms, cuts = self.pcg, self.flow.graph.atoms, op.cuts
-        return OperatorCall(
-            node=op.of,
-            sources=tuple(pcg.nodes[i] for i in op.of.inputs),
-            known=atoms[op.node],
-            source_atoms=tuple(atoms[i] for i in op.of.inputs),
-            inputs=tuple(tuple(cut.row.inputs[p] for cut in cuts) for p in range(len(op.of.inputs))),
-            layout=tuple(cut.row.output for cut in cuts),
-            sizes=tuple(cut.parts for cut in cuts),
-            axes=tuple(f"at.{self._axis(op, cut)}" for cut in cuts),
-            micro_batches=1,
-            mixed=False,
-            used=self.used,
-            dropout_site=f"at.site_{op.of['site']}" if op.of.op == "dropout" else "",
-            regathered=self._fetched_again(op),
-        )
-
-    def _fetched_again(self, op: Op) -> frozenset[int]:
-        """The operands of a product that are fetched again for backward, so that it must not copy them."""
+        """The call of an operator. A product must not copy the operands that are fetched again for backward."""
         again = {register.tensor.node for register in self.flow.again(op)} if op.of.op in PRODUCTS else set()
-        return frozenset(place for place, source in enumerate(op.of.inputs) if source in again)
+        return replace(
+            operator_call(self.flow.graph, op.node, self.used, op.cuts),
+            axes=tuple(f"at.{self._axis(op, cut)}" for cut in op.cuts),
+            dropout_site=f"at.site_{op.of['site']}" if op.of.op == "dropout" else "",
+            regathered=frozenset(place for place, source in enumerate(op.of.inputs) if source in again),
+        )
 
     def _axis(self, op: Op, cut: Cut) -> str:
         """The name of a cut within the function."""
@@ -228,20 +224,14 @@ class Segments(FunctionWriter):
                     back = (given,)  # which is added up outside
             elif op.node == self.pcg.loss and flow.of(op, Phase.BACKWARD) is not None:
                 back = ()
-            if back is not None or op.node == self.pcg.loss or self._read_outside(op, inside):
+            results = ((flow.result(op, phase), phase) for phase in (Phase.FORWARD, Phase.RECOMPUTE))
+            if (
+                back is not None
+                or op.node == self.pcg.loss
+                or any(result is not None and flow.read_outside(result, phase, inside) for result, phase in results)
+            ):
                 outs.append(Out(op, back))
         return sorted(outs, key=lambda out: out.gradients is None)
-
-    def _read_outside(self, op: Op, inside: set[Op]) -> bool:
-        flow = self.flow
-        for phase in (Phase.FORWARD, Phase.RECOMPUTE):
-            result = flow.result(op, phase)
-            if result is None:
-                continue
-            for place in flow.readers[result]:
-                if flow.phase(place) is not phase or flow.op(place) not in inside:
-                    return True
-        return False
 
 
 # fmt: off
@@ -250,6 +240,24 @@ _TAKEN = (  # attributes of `at`, and what its makers are called with
     "values", "constants", "swap", "weights", "copied", "given", "tape", "leaves", "fetched",
 )
 # fmt: on
+
+
+def operator_call(graph: Graph, index: int, used: Used, cuts: Sequence[Cut] = ()) -> OperatorCall:
+    """The call of a part of a node; its axes have no names yet."""
+    node, known = graph.pcg.nodes[index], graph.atoms
+    return OperatorCall(
+        node=node,
+        sources=tuple(graph.pcg.nodes[i] for i in node.inputs),
+        known=known[index],
+        source_atoms=tuple(known[i] for i in node.inputs),
+        inputs=tuple(tuple(cut.row.inputs[p] for cut in cuts) for p in range(len(node.inputs))),
+        layout=tuple(cut.row.output for cut in cuts),
+        sizes=tuple(cut.parts for cut in cuts),
+        axes=(),
+        micro_batches=1,
+        mixed=False,
+        used=used,
+    )
 
 
 def merge(flow: Flow, segment: Segment) -> dict[Register, Register]:
@@ -283,10 +291,6 @@ def sum_of(flow: Flow, register: Register) -> Register | None:
     return further.target if isinstance(further, Add) else None
 
 
-def _reads(text: str, name: str) -> bool:
-    return re.search(rf"\bat\.{name}\b", text) is not None
-
-
 @lru_cache(maxsize=8)
 def _roles(pcg: PCG) -> Mapping[int, str]:
     return roles(pcg)
@@ -301,28 +305,26 @@ def _body(text: str) -> tuple[tuple[Piece, ...], tuple[tuple[str, int], ...]]:
     """Statements in loops over layers; list numbers and dropout call sites are relative to the smallest."""
     least: dict[str, int] = {}
     for name in _NAMES.findall(text):
-        for prefix, number in _places(name):
-            least[prefix] = min(number, least.get(prefix, number))
+        for prefix, part in _parts(name):
+            if part.isdigit():
+                least[prefix] = min(int(part), least.get(prefix, int(part)))
     lists = dict(zip(least, BASES, strict=False))
     bases = {lists[prefix]: number for prefix, number in least.items() if prefix in lists}
     sites = [int(site) for site in _SITE.findall(text)]
     bases |= {"site": min(sites)} if sites else {}
 
     def named(match: re.Match[str]) -> str:
-        parts, prefix = [], ""
-        for part in match[1].split("."):
-            key = f"{prefix}."
-            parts.append(mark(lists[key], int(part)) if part.isdigit() and key in lists else part)
-            prefix = f"{key}#" if part.isdigit() else f"{key}{part}"
+        parts = (
+            mark(lists[prefix], int(part)) if part.isdigit() and prefix in lists else part
+            for prefix, part in _parts(match[1])
+        )
         return f"at[⟪{'.'.join(parts)}⟫"
 
     marked = _SITE.sub(lambda m: mark("site", int(m[1])), _NAMES.sub(named, text))
     pieces: list[Piece] = []
     for statement in _statements(marked):
         one = line(_LAMBDA.sub(lambda m: m[0].replace(", ", COMMA), statement))
-        own = zip(one.roles, one.numbers, strict=True)
-        moved = tuple(Number(n.constant - bases[role], ((role, 1),)) for role, n in own)
-        pieces.append(replace(one, numbers=moved))
+        pieces.append(mapped(one, lambda n: Number(n.role, n.constant - bases[n.role], ((n.role, 1),))))
     return tuple(rolled(pieces, names=False)), tuple(bases.items())
 
 
@@ -342,14 +344,9 @@ def _statements(text: str) -> list[str]:
     return found
 
 
-def _places(name: str) -> list[tuple[str, int]]:
-    """The numbers in a name, each with the text before it without earlier numbers."""
-    found, prefix = [], ""
+def _parts(name: str) -> Iterator[tuple[str, str]]:
+    """The parts of a name between dots, each after the text before it without numbers."""
+    prefix = ""
     for part in name.split("."):
-        key = f"{prefix}."
-        if part.isdigit():
-            found.append((key, int(part)))
-            prefix = f"{key}#"
-        else:
-            prefix = f"{key}{part}"
-    return found
+        yield f"{prefix}.", part
+        prefix += ".#" if part.isdigit() else f".{part}"

@@ -1,12 +1,12 @@
 """Segments: operators of one device whose forward is one function, and whose backward is one call of autograd.
 
-Operators are in one segment iff they are adjacent in forward, in backward, and in whatever else the plan does with
-them, and the gradients between them are nobody else's business. What stands between two operators of a segment and
-does not feed it runs before or after it.
+Operators are in one segment iff they are adjacent in forward, in backward and in every other phase, and only they
+read the gradients between them. Instructions between two operators of a segment that do not feed it run before or
+after it.
 
-No program that results can wait for ever. Every device starts its transfers in the order of their keys, as the plan
-has them, and waits only for what it has started. Of all transfers that are waited for, take the one with the smallest
-key: who has not started it waits for one that he started before, with a smaller key, which contradicts the choice.
+The resulting program cannot deadlock. Every device starts its transfers in the order of their keys, as the plan has
+them, and waits only for transfers that it has started. Suppose that some transfers never end, and take the one with the
+smallest key: a device that has not started it waits for one that it started before, with a smaller key. Contradiction.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ....formulation.spacetime.mask import VALUE
 from ....formulation.spacetime.materialized import Collective, Receive, Register, reads, writes
 from ....formulation.spacetime.op import Op, Phase
-from .data_flow import Flow, labels, layer
+from .data_flow import COMPUTING, Flow, labels, layer
 
 Lane = tuple[tuple[str, int], ...]
 """Labels and numbers of the cuts whose parts run one after another on a device: the micro-batch."""
@@ -28,7 +27,6 @@ Lane = tuple[tuple[str, int], ...]
 class Segment:
     """Forward operators that one device runs together, in order."""
 
-    device: int
     lane: Lane
     ops: tuple[Op, ...]
 
@@ -44,7 +42,7 @@ class Block:
 
 @dataclass(slots=True)
 class Arranged:
-    """The work of a device: blocks, and places of single instructions; autograd does those in `absorbed`."""
+    """The work of a device: blocks, and places of single instructions; autograd performs those in `absorbed`."""
 
     steps: list[Block | int]
     segments: list[Segment] = field(default_factory=list)
@@ -64,18 +62,11 @@ def lanes(flow: Flow) -> dict[Op, Lane]:
 def arrange(flow: Flow) -> Arranged:
     """The segments of one device, and the order in which its work is written."""
     lane = lanes(flow)
-    apart = _fetched(flow) | {op for op in lane if op.swapped}
-    piece: dict[Op, Hashable] = {
-        op: (
-            lane[op],
-            op.split,
-            op.swapped,
-            op.group,
-            layer(op) if op in apart else None,
-            _unrecorded(flow, op),
-        )
-        for op in lane
-    }
+    by_layer = _fetched(flow) | {op for op in lane if op.swapped}
+    piece: dict[Op, Hashable] = {}
+    for op in lane:
+        own_layer = layer(op) if op in by_layer else None
+        piece[op] = lane[op], op.split, op.swapped, op.group, own_layer, _unrecorded(flow, op)
     while True:
         steps = _Arrangement(flow, piece, lane).arrange(deque(range(len(flow.instructions))))
         finer = _refined(flow, piece, steps)
@@ -106,7 +97,7 @@ def _fetched(flow: Flow) -> set[Op]:
 
 
 def _unrecorded(flow: Flow, op: Op) -> bool:
-    """True if an operator reads what has a gradient, and has no backward."""
+    """True if an operator has no backward, although it reads values with gradients."""
     return flow.of(op, Phase.BACKWARD) is None and any(flow.pcg.nodes[i].gradient for i in op.of.inputs)
 
 
@@ -172,11 +163,7 @@ class _Arrangement:
     def _weight(self, place: int) -> bool:
         """True if a transfer brings a weight: those of a layer come before its first operator."""
         written = writes(self.flow.instructions[place])
-        return (
-            bool(written)
-            and written[0].tensor.kind == VALUE
-            and (self.flow.pcg.nodes[written[0].tensor.node].op == "parameter")
-        )
+        return bool(written) and self.flow.graph.of_parameter(written[0].tensor)
 
     def _needs(self, place: int, block: Sequence[int]) -> frozenset[int]:
         """The dependencies of a run; of a gradient that is partly computed in the block, only the other terms."""
@@ -232,37 +219,29 @@ def _refined(flow: Flow, piece: Mapping[Op, Hashable], steps: Sequence[Block | i
     for count, step in enumerate(steps):
         if isinstance(step, Block):
             number.update({(flow.op(place), step.phase): count for place in step.places})
-    found: dict[Op, Hashable] = {}
-    phases = (Phase.FORWARD, Phase.RECOMPUTE, Phase.OFFLOAD, Phase.RELOAD, Phase.BACKWARD, Phase.WEIGHT)
     ops = [op for op, phase in flow.run if phase is Phase.FORWARD]
-    own = {op: [number.get((op, phase)) for phase in phases] for op in ops}
-    readers: dict[Register, list[Op]] = {}
+    own = {op: [number.get((op, phase)) for phase in COMPUTING if phase is not Phase.WEIGHT] for op in ops}
+
+    def join(op: Op, others: Iterable[Op]) -> None:
+        """Fill in the phases that an operator lacks like the first of others in its forward block."""
+        near = next((other for other in others if own[other][0] == own[op][0]), op)
+        own[op] = [there if here is None else here for here, there in zip(own[op], own[near], strict=True)]
+
+    readers: dict[Register | None, list[Op]] = {}
     for op in ops:
         for register in flow.operands(op).values():
             readers.setdefault(register, []).append(op)
-    for op in reversed(ops):  # what has no backward goes with who reads it first
-        result = flow.result(op)
-        near = [r for r in readers.get(result, []) if own[r][0] == own[op][0]] if result is not None else []
-        for k, value in enumerate(own[op]):
-            if value is None and near and (phases[k] is not Phase.WEIGHT):
-                own[op][k] = own[near[0]][k]
+    for op in reversed(ops):  # an operator without backward joins its first reader
+        join(op, readers.get(flow.result(op), []))
     sources = {flow.result(op): op for op in ops}
-    for op in ops:  # and else with what it reads
-        near = [sources[r] for r in flow.operands(op).values() if r in sources]
-        near = [other for other in near if own[other][0] == own[op][0]]
-        for k, value in enumerate(own[op]):
-            if value is None and near and (phases[k] is not Phase.WEIGHT):
-                own[op][k] = own[near[0]][k]
-    weights: dict[Hashable, int | None] = {}  # operators of a split backward without weights are with those that have
+    for op in ops:  # or an operator that it reads
+        join(op, (sources[register] for register in flow.operands(op).values() if register in sources))
+    together = {op: (piece[op], *own[op]) for op in ops}
+    weights: dict[Hashable, int] = {}  # operators of a split backward without weights join those with weights
     for op in ops:
-        weight = own[op].pop() if op.split else None
-        if weight is not None:
-            weights.setdefault((piece[op], *own[op][:5]), weight)
-        own[op] = [*own[op][:5], weight]
-    for op in ops:
-        *others, weight = own[op]
-        found[op] = (piece[op], *others, weights.get((piece[op], *others)) if weight is None else weight)
-    return found
+        if op.split and (op, Phase.WEIGHT) in number:
+            weights.setdefault(together[op], number[op, Phase.WEIGHT])
+    return {op: (*together[op], number.get((op, Phase.WEIGHT), weights.get(together[op]))) for op in ops}
 
 
 def _labelled(flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane], steps: list[Block | int]) -> Arranged:
@@ -274,7 +253,7 @@ def _labelled(flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane],
         if isinstance(step, Block) and step.phase is Phase.FORWARD:
             ops.setdefault(piece[flow.op(step.places[0])], []).extend(map(flow.op, step.places))
     for key, members in ops.items():
-        segments[key] = Segment(flow.device, lane[members[0]], tuple(members))
+        segments[key] = Segment(lane[members[0]], tuple(members))
         inside = set(members)
         for op in members:
             given = flow.gradient(op)

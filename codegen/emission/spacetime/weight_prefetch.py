@@ -6,18 +6,16 @@ all devices can have them earlier, in an order that is the same everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
 
-from ....formulation.spacetime.mask import VALUE
+from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.materialized import Instruction, Materialized, Register, Run, Transfer, reads, writes
-from ....model.graph.pcg import Node
 from .data_flow import COMPUTING, forward_of, labels, layer
 
 
 def by_layer(program: Materialized) -> Materialized:
     """The program with transfers of weights, and what prepares and follows them, at the start of their layers."""
-    pcg = program.tasks.graph.pcg
     starts: dict[Hashable, int] = {}
     events: dict[int, list[tuple[int, Instruction]]] = {}
     readers: dict[Register, list[tuple[int, Instruction]]] = {}
@@ -30,7 +28,7 @@ def by_layer(program: Materialized) -> Materialized:
                 starts.setdefault(_block(device, instruction), step)
     earlier: dict[int, int] = {}
     for step in sorted(events, reverse=True):
-        if not all(_brings_weight(pcg.nodes, i) for _, i in events[step]):
+        if not all(_brings_weight(program.tasks.graph, i) for _, i in events[step]):
             continue
         wanted = [step]
         for device, instruction in events[step]:
@@ -59,11 +57,10 @@ def _block(device: int, run: Run) -> Hashable:
     return device, run.op.phase, tuple(labels(forward_of(run.op))), layer(run.op)
 
 
-def _brings_weight(nodes: Sequence[Node], instruction: Instruction) -> bool:
+def _brings_weight(graph: Graph, instruction: Instruction) -> bool:
     """True if an instruction moves or prepares a weight, and does nothing else."""
-    registers = (*reads(instruction), *writes(instruction))
-    moved = all(r.tensor.kind == VALUE and nodes[r.tensor.node].op == "parameter" for r in registers)
-    return not isinstance(instruction, Run) and moved
+    moved = all(graph.of_parameter(r.tensor) for r in (*reads(instruction), *writes(instruction)))
+    return moved and not isinstance(instruction, Run)
 
 
 def _with_key(instruction: Instruction, key: int) -> Instruction:
