@@ -105,7 +105,7 @@ class SplitValue:
             if not row.special and row.output == P and row.inputs[place] == P and row.index is None:
                 return row
         raise PartitaError(
-            f"{_where(graph, node)} is not linear in {self.operand!r} alone: its addends cannot be told apart"
+            f"{_where(graph, node)} is not linear in {self.operand!r} alone: it cannot be split into addends"
         )
 
 

@@ -203,7 +203,7 @@ class Flow:
         return [p for p in self.readers[register] if self.phase(p) is not Phase.WEIGHT]
 
     def terms(self, register: Register) -> list[Register]:
-        """The terms of a sum, whoever reads it; a gradient accumulated in place is one term."""
+        """The terms of a sum, however often it is read; a gradient accumulated in place is one term."""
         parts = [self.instructions[p] for p in self.writers.get(register, ())]
         if not parts or not all(isinstance(part, Add) for part in parts):
             return [register]
@@ -216,9 +216,9 @@ class Flow:
         return {register: key for key, register in self.made.items()}
 
     def inner(self, maker: Op, reader: Op, operand: int) -> bool:
-        """True if autograd can take a gradient from a reader to who made the value: nobody else has a part in it.
+        """True if autograd can pass a gradient from a reader to its maker: no other reader has a part in it.
 
-        Also where there is no gradient at all.
+        Also true if there is no gradient.
         """
         if self.of(maker, Phase.BACKWARD) is None or self.of(reader, Phase.BACKWARD) is None:
             return True

@@ -29,7 +29,7 @@ class Emission:
     functions: Functions
     devices: Sequence[str]  # functions of devices
     table: Sequence[str]  # which rank runs which
-    groups: Sequence[str]  # the table of groups; empty where nobody communicates
+    groups: Sequence[str]  # the table of groups; empty without communication
     counts: Sequence[str]
 
     @property
@@ -98,7 +98,7 @@ def _weight_constants(e: Emission) -> list[str]:
 
 def _optimizer(e: Emission) -> Context:
     name, call = training.OPTIMIZERS[e.optimizer]
-    doc = f"{name} over what this rank updates of the weights."
+    doc = f"{name} on the parts of weights that this rank updates."
     return {"optimizer_doc": doc, "optimizer_call": call, "overlapping": overlapping(e.program)}
 
 
@@ -113,7 +113,7 @@ FEATURES: tuple[Feature[Emission], ...] = (
         lambda e: {"groups": bool(e.groups)},
         constants=lambda e: ["", *e.groups] if e.groups else [],
     ),
-    section("What the devices' programs are written with."),
+    section("The runtime of the devices' programs."),
     Feature(
         "spacetime/run.jinja",
         _run,

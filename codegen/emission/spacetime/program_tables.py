@@ -39,9 +39,7 @@ def places(program: Materialized) -> list[str]:
         name, known = graph.pcg.nodes[node].name, graph.atoms[node]
         whole = tuple((0, size) for size in known.sizes)
         rows.setdefault((known.dims, _text(kept, whole), _text(updated, whole)), []).append(name)
-    lines = [
-        "PLACES = [  # weights, factors of their dims, who keeps which part of them (None: all), who updates which"
-    ]
+    lines = ["PLACES = [  # weights, factors of their dims, ranks that keep each part (None: all), that update each"]
     for key, names in rows.items():
         dims, kept_text, updated_text = key
         lines += ["    (", f"        {names_text(names)},", f"        {dims},"]
@@ -105,7 +103,7 @@ _WORDS = {2: "pairs", 4: "fours", 8: "eights"}
 
 
 def buffers(pcg: PCG) -> list[str]:
-    lines = ["BUFFERS = {  # name: shape, and its dtype where that is not the model's"]
+    lines = ["BUFFERS = {  # name: shape, dtype (None: the model's)"]
     for index in pcg.of("buffer"):
         node = pcg.nodes[index]
         lines.append(

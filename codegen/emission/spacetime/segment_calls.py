@@ -180,8 +180,8 @@ class Blocks(Registers):
         Without an option a gradient is added to that under the weight's name in g.
         """
         lane = lane_text(code.segment.lane)
-        own: list[Weight] = []
-        apart: list[str] = []
+        returned: list[Weight] = []
+        separate: list[str] = []
         skip: list[str] = []
         for weight in code.weights:
             node = self.flow.pcg.nodes[weight.register.tensor.node]
@@ -189,14 +189,14 @@ class Blocks(Registers):
                 skip += [weight.text] if node.gradient else []
             elif not self.is_total(weight):
                 if self.name(weight.gradient) != quoted(node.name) + lane or weight.text != f'"{node.name}"':
-                    own.append(weight)
+                    returned.append(weight)
                 elif lane:
-                    apart.append(weight.text)
-        named = {"apart": apart, "own": [weight.text for weight in own], "skip": skip}
+                    separate.append(weight.text)
+        named = {"separate": separate, "returned": [weight.text for weight in returned], "skip": skip}
         options = [f"{option}=[{', '.join(map(_key, texts))}]" for option, texts in named.items() if texts]
-        if apart and len(apart) == sum(weight.gradient is not None for weight in code.weights):
-            options[0] = "apart=True"
-        return [self._put_gradient(weight.gradient) for weight in own if weight.gradient is not None], options
+        if separate and len(separate) == sum(weight.gradient is not None for weight in code.weights):
+            options[0] = "separate=True"
+        return [self._put_gradient(weight.gradient) for weight in returned if weight.gradient is not None], options
 
     def is_total(self, weight: Weight) -> bool:
         """True if a weight's gradient is added to the total that has the weight's own name."""

@@ -47,7 +47,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """A result of a segment: its operator, and the gradients that come back (None: none)."""
+    """A result of a segment: its operator, and the terms of its gradient (None: no gradient)."""
 
     op: Op
     gradients: tuple[Register, ...] | None
@@ -125,10 +125,10 @@ class Segments(FunctionWriter):
             operands.append(self._leaf(("count", op.node), "weight", f'at.counts["{op.of.name}"]', op.node))
         call, node, entry = self._call(op), op.of, operator(op.of.op)
         weights = [p for p, i in enumerate(node.inputs) if self.pcg.nodes[i].op == "parameter"]
-        apart = op.split and any((op, p) in self.flow.made for p in weights)
+        deferred = op.split and any((op, p) in self.flow.made for p in weights)
 
         def render(texts: Sequence[str]) -> str:
-            if not apart:
+            if not deferred:
                 return expression(call, texts)
             names = [*entry.named(node), *(["count"] if is_counted else [])]
             values = [p for p in range(len(texts)) if p not in weights]
@@ -140,7 +140,7 @@ class Segments(FunctionWriter):
             return f"at.weighted({function}, {', '.join(f'[{text}]' for text in lists)})"
 
         view = entry.view or node.op in ("permute", "expand", "contiguous", "slice", "part", "detach")
-        kind = "op" if apart else "view" if view else "unary" if len(operands) == 1 else "op"
+        kind = "op" if deferred else "view" if view else "unary" if len(operands) == 1 else "op"
         statement = Statement(render, tuple(operands), kind, self._value_name(op.node), op.node)
         statement.without_gradient = self.recorded and self._unrecorded(op.node)
         self.made[op] = self.add(statement)

@@ -125,7 +125,7 @@ class _Arrangement:
         """Collect a block from its first run on. Instructions in its way run before it or return to the queue."""
         flow, op = self.flow, self.flow.op(first)
         piece, lane = self.piece[op], self.lane[op]
-        block, later, barred = [first], list[int](), set[int]()
+        block, deferred, barred = [first], list[int](), set[int]()
         after = {first}  # the block and what waits for it
         results = {flow.result(op, phase): op}
         while queue and len(block) < self.count[phase, piece]:
@@ -137,13 +137,13 @@ class _Arrangement:
                 needs = self._needs(place, block)
                 if needs & barred or not self._joins(phase, place, results):
                     break
-                if needs.intersection(later) and not self._before(needs, block, later, steps):
+                if needs.intersection(deferred) and not self._before(needs, block, deferred, steps):
                     break
                 block.append(place)
                 after.add(place)
                 results[flow.result(flow.op(place), phase)] = flow.op(place)
-            elif kind is not None or self._waits(place, after, later):
-                later.append(place)
+            elif kind is not None or self._waits(place, after, deferred):
+                deferred.append(place)
                 after.add(place)
             else:
                 steps.append(place)
@@ -151,14 +151,14 @@ class _Arrangement:
                     barred.add(place)
             queue.popleft()
         steps.append(Block(phase, block))
-        queue.extendleft(reversed(later))
+        queue.extendleft(reversed(deferred))
 
-    def _waits(self, place: int, after: set[int], later: Sequence[int]) -> bool:
+    def _waits(self, place: int, after: set[int], deferred: Sequence[int]) -> bool:
         """True if an instruction needs the block, or something after it; transfers keep their order."""
         flow = self.flow
         if not flow.needs[place].isdisjoint(after):
             return True
-        return flow.transfers(place) and any(map(flow.transfers, later))
+        return flow.transfers(place) and any(map(flow.transfers, deferred))
 
     def _weight(self, place: int) -> bool:
         """True if a transfer brings a weight: those of a layer come before its first operator."""
@@ -196,20 +196,22 @@ class _Arrangement:
         made = [flow.makers[x] for x in flow.leaves(given)[0] if x in flow.makers] if given is not None else []
         return any(o in others and flow.operands(o).get(operand) != flow.result(op) for o, operand in made)
 
-    def _before(self, needs: Iterable[int], block: Sequence[int], later: list[int], steps: list[Block | int]) -> bool:
+    def _before(
+        self, needs: Iterable[int], block: Sequence[int], deferred: list[int], steps: list[Block | int]
+    ) -> bool:
         """Run deferred instructions before the block if they do not depend on it; True if that is possible."""
-        flow, wanted = self.flow, set(needs).intersection(later)
-        for place in reversed(later):
+        flow, wanted = self.flow, set(needs).intersection(deferred)
+        for place in reversed(deferred):
             if place in wanted:
-                wanted |= flow.needs[place].intersection(later)
-        transfers = [p for p in later if flow.transfers(p)]
+                wanted |= flow.needs[place].intersection(deferred)
+        transfers = [p for p in deferred if flow.transfers(p)]
         inside = [p in wanted for p in transfers]
         if any(flow.needs[p].intersection(block) for p in wanted) or inside != sorted(inside, reverse=True):
             return False
         if any(flow.transfers(p) and not self._weight(p) for p in wanted):
             return False
-        steps += self.arrange(deque(p for p in later if p in wanted))
-        later[:] = [p for p in later if p not in wanted]
+        steps += self.arrange(deque(p for p in deferred if p in wanted))
+        deferred[:] = [p for p in deferred if p not in wanted]
         return True
 
 
