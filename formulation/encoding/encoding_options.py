@@ -12,7 +12,7 @@ from ...model.graph.segments import MODES
 from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.machine import Machine
 from ..placement.placement import Placement
-from ..special.level_spread import level_spread
+from ..special.heuristic_spread import heuristic_spread
 from ..special.table_spread import TableSpreader
 from .shared_tables import SharedTables
 
@@ -32,7 +32,7 @@ class EncodingOptions:
     recompute: tuple[str, ...] = ("none",)
     bundles: bool = True
     offload: bool = False
-    spread_tables: TableSpreader = level_spread
+    spread_tables: TableSpreader = heuristic_spread
     flat: bool = False
     capacity_bytes: int | None = None
 

@@ -72,7 +72,7 @@ TASKS: dict[Kind, tuple[Status, Status, tuple[Collective, ...]]] = {
 def task(kind: Kind) -> tuple[Status, Status, tuple[Collective, ...]]:
     """Start, end and collectives of a kind. PartitaError: an unknown kind."""
     if kind not in TASKS:
-        raise PartitaError(f"no programs for {kind!r}; there are some for {', '.join(KINDS)}")
+        raise PartitaError(f"no programs for {kind!r} (known: {', '.join(KINDS)})")
     return TASKS[kind]
 
 

@@ -177,22 +177,17 @@ def _is_pointwise(reach: Reach) -> bool:
     return reach.first == reach.last == 0 and reach.step == reach.per == 1
 
 
-def _exchange_of(part: Part) -> tuple[Reach, Exchange]:
+def _exchange_of(part: Part) -> tuple[Reach, Exchange, int]:
+    """The reach and exchange of a part, and the bytes of a row of its input."""
     assert part.row.index is not None
     reach = reach_of(part.node, part.sources, int(part.row.index[0][1:]))
     assert reach is not None, part.node
-    return reach, exchange(reach, part.ranks)
-
-
-def _row_bytes(part: Part) -> int:
-    reach, _ = _exchange_of(part)
-    return part.bytes(0) // -(-reach.size // part.ranks)
+    return reach, exchange(reach, part.ranks), part.bytes(0) // -(-reach.size // part.ranks)
 
 
 def _messages(part: Part) -> Iterator[Message]:
     """One exchange of the rows of both sides, and a copy of what is read; backward the same, added to zeros."""
-    _, found = _exchange_of(part)
-    row, back = _row_bytes(part), part.sources[0].gradient
+    (_, found, row), back = _exchange_of(part), part.sources[0].gradient
     if found.moves:
         yield Message(Action.SEND, found.sent * row)
         yield Message(Action.PAD, found.rows * row)
@@ -205,8 +200,8 @@ def _messages(part: Part) -> Iterator[Message]:
 
 def _kept(part: Part) -> int:
     """The rows that are read, instead of the input."""
-    _, found = _exchange_of(part)
-    return found.rows * _row_bytes(part) if found.moves and part.node.op != "interpolate" else 0
+    _, found, row = _exchange_of(part)
+    return found.rows * row if found.moves and part.node.op != "interpolate" else 0
 
 
 def _copies(part: Part) -> tuple[str, ...]:
@@ -215,14 +210,14 @@ def _copies(part: Part) -> tuple[str, ...]:
 
 def _work(part: Part) -> float:
     """The largest share of the output (of a transposed convolution: of the rows read) over that of the input."""
-    reach, found = _exchange_of(part)
+    reach, found, _ = _exchange_of(part)
     share = -(-reach.size // part.ranks)
     if part.node.op == "conv_transpose":
         return found.rows / share
     return (-(-reach.made // part.ranks) / reach.made) / (share / reach.size)
 
 
-def _worth(batch: int, devices: int) -> bool:
+def _offered(batch: int, devices: int) -> bool:
     """If samples divide over all devices, splitting them costs the same without an exchange."""
     return batch % devices > 0
 
@@ -300,7 +295,7 @@ register_strategy(
         kept=_kept,
         copies=_copies,
         several=True,
-        worth=_worth,
+        offered=_offered,
         examples=(
             _window("conv", (23, 13), (23, 13), (3, 3), padding=(1, 1)),
             _window("conv", (29,), (15,), (7,), groups=2, stride=(2,), padding=(3,)),

@@ -105,8 +105,8 @@ class Special:
     `kept`: bytes kept for backward besides the operator's own (on several axes the most).
     `copies`: operands of which it keeps something else, counted in `kept`.
     `several`: it may split several dims at once, on as many axes.
-    `worth(samples, devices)`: whether its rows are offered if no strategy is fixed.
-    `alone`: on all other axes the operator is whole.
+    `offered(samples, devices)`: whether its rows are offered if no strategy is fixed.
+    `exclusive`: on all other axes the operator is whole.
     `examples`: each adds a node to a graph, on which the strategy is tested.
     """
 
@@ -121,8 +121,8 @@ class Special:
     kept: Callable[[Part], int] = field(default=lambda part: 0)
     copies: tuple[str, ...] | Callable[[Part], tuple[str, ...]] = ()
     several: bool = False
-    worth: Callable[[int, int], bool] = field(default=lambda batch, devices: True)
-    alone: bool = False
+    offered: Callable[[int, int], bool] = field(default=lambda batch, devices: True)
+    exclusive: bool = False
     examples: tuple[Callable[[Builder], int], ...] = ()
 
     def copied(self, part: Part) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ def special_rows_fit(rows: Sequence[Row], inputs: Sequence[Layout], output: Layo
         for layout in (*inputs, output):
             letter = layout[axis]
             others = (x for a, x in enumerate(layout) if a != axis and sizes[a] > 1)
-            if special_strategy(row.special).alone and any(map(is_split, others)):
+            if special_strategy(row.special).exclusive and any(map(is_split, others)):
                 return False
             if is_split(letter) and any(x == letter and sizes[a] > 1 for a, x in enumerate(layout) if a != axis):
                 return False

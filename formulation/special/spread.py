@@ -133,7 +133,7 @@ register_strategy(
         work=_work,
         kept=_kept,
         copies=("ids",),
-        alone=True,
+        exclusive=True,
         examples=(_example, _example_sparse, _example_bags),
     )
 )

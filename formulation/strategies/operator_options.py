@@ -20,7 +20,7 @@ from ...model.machine.precision import Precision
 from ...model.machine.roofline import Roofline
 from ...model.operators.operator import operator
 from ..special import Situation, special_strategy
-from ..special.level_spread import level_spread
+from ..special.heuristic_spread import heuristic_spread
 from ..special.table_spread import TableSpreader
 from .mesh_node import MeshNode
 from .option_costs import LOSS_TRANSIENTS, OptionCosts
@@ -76,13 +76,13 @@ def operator_options(
     transitions: Transitions,
     roofline: Roofline,
     precision: Precision,
-    spread_tables: TableSpreader = level_spread,
+    spread_tables: TableSpreader = heuristic_spread,
     *,
     every: bool = False,
 ) -> OperatorOptions:
     """All options of a node: every product of rows whose splits leave no rank empty.
 
-    `every`: also rows of special strategies that are not worth it.
+    `every`: also rows of special strategies that are not offered.
     """
     axes, known, this = transitions.axes, atoms(pcg), pcg.nodes[node]
     sources = tuple(pcg.nodes[i] for i in this.inputs)
@@ -96,8 +96,8 @@ def operator_options(
     legal = _legal(at, situation, codes)
     if not every:
         devices = transitions.machine.devices
-        worth = [not row.special or special_strategy(row.special).worth(pcg.batch, devices) for row in at.rows]
-        legal &= np.array(worth)[choice].all(axis=1)
+        offered = [not row.special or special_strategy(row.special).offered(pcg.batch, devices) for row in at.rows]
+        legal &= np.array(offered)[choice].all(axis=1)
     for option in np.flatnonzero(np.logical_and(legal, specials.among(choice))):
         legal[option] = specials.fits(choice[option], [int(c[option]) for c in codes])
     choice, codes = choice[legal], [c[legal] for c in codes]
@@ -167,7 +167,7 @@ class GraphOptions:
         roofline: Roofline,
         precision: Precision,
         fixed: Mapping[str, tuple[str, ...]],
-        spread_tables: TableSpreader = level_spread,
+        spread_tables: TableSpreader = heuristic_spread,
         *,
         memo: OptionsMemo,
         numbers_of_whole: dict[int, int],

@@ -22,7 +22,7 @@ from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from ...formulation.special.level_spread import fullest, level_counts
+from ...formulation.special.heuristic_spread import fullest, heuristic_counts
 from ...formulation.special.table_spread import (
     NEAR,
     TableSpread,
@@ -74,7 +74,7 @@ def solve(rows: tuple[int, ...], width: int, ranks: int) -> Solved | None:
     start, best, bound = time.perf_counter(), None, 0
     columns, least = fewest_columns(len(rows), width, ranks), fewest_elements(rows, width, ranks)
     for unit in unit_widths(len(rows), width, ranks):
-        counts, of_unit = level_counts(rows, width // unit, ranks), least
+        counts, of_unit = heuristic_counts(rows, width // unit, ranks), least
         if unit * fullest(rows, counts) > NEAR * least:
             memory = _Model(rows, width // unit, ranks)
             memory.minimize_memory(counts)

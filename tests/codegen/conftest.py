@@ -20,7 +20,7 @@ from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.verify import run
 from partita.formulation.placement.placement import Placement
 from partita.formulation.special import special_rows_fit
-from partita.formulation.special.level_spread import level_spread
+from partita.formulation.special.heuristic_spread import heuristic_spread
 from partita.formulation.strategies.strategy import rows
 from partita.model.graph.atoms import atoms
 from partita.model.graph.buffer_updates import updated
@@ -138,7 +138,7 @@ class Forcing:
         at = next((axis for axis, letter in enumerate(asked) if letter == P), None)
         if at is None:
             return Choice((), asked) if P in choice.output else choice
-        spread = level_spread(table_rows(table), table.shape[1], self.sizes[at])
+        spread = heuristic_spread(table_rows(table), table.shape[1], self.sizes[at])
         if spread is None:
             raise ValueError("the tables' columns leave a rank empty")
         return Choice((), asked, at=at_of(table, spread))

@@ -14,7 +14,7 @@ from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.special import verify_strategy
 from partita.codegen.verification.verify import verify
 from partita.formulation.search_space import SearchSpace
-from partita.formulation.special.lookups import largest_share
+from partita.formulation.special.owners import largest_share
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.machine.machine import Machine

@@ -10,7 +10,7 @@ import pytest
 
 from partita import PartitaError
 from partita.bench.spread import greedy_by_size, round_robin
-from partita.formulation.special.level_spread import level_spread
+from partita.formulation.special.heuristic_spread import heuristic_spread
 from partita.formulation.special.table_spread import NEAR, ColumnRange, TableSpread, fewest_columns, fewest_elements
 from partita.model.zoo.dlrm import CRITEO_KAGGLE
 from partita.solvers.backends.table_spread import GAP, SLACK, balanced, solve
@@ -69,14 +69,14 @@ def test_criteo(ranks: int) -> None:
         most = way(CRITEO_KAGGLE, 128, ranks).largest
         assert columns < most.columns and elements < most.elements
     assert ranks > 6 or solve(CRITEO_KAGGLE, 128, ranks).spread == solved.spread  # type: ignore[union-attr]
-    plain = level_spread(CRITEO_KAGGLE, 128, ranks)
+    plain = heuristic_spread(CRITEO_KAGGLE, 128, ranks)
     assert plain is not None and loads(plain)[0] == columns
 
 
 def test_one_rank_and_too_many() -> None:
     one = balanced((5, 3), 4, 1)
     assert one is not None and one.pieces == ((ColumnRange(0, 0, 4), ColumnRange(1, 0, 4)),)
-    assert balanced((5, 3), 4, 9) is None and level_spread((5, 3), 4, 9) is None
+    assert balanced((5, 3), 4, 9) is None and heuristic_spread((5, 3), 4, 9) is None
     most = balanced((5, 3), 4, 8)
     assert most is not None and most.unit == 1
 

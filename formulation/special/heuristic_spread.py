@@ -20,11 +20,11 @@ _Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @lru_cache(maxsize=256)
-def level_spread(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread | None:
-    """The spread of `level_counts`, in the widest units that cost (nearly) nothing."""
+def heuristic_spread(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread | None:
+    """The spread of `heuristic_counts`, in the widest units that cost (nearly) nothing."""
     best: tuple[int, list[list[int]]] | None = None
     for unit in unit_widths(len(rows), width, ranks):
-        counts = level_counts(rows, width // unit, ranks)
+        counts = heuristic_counts(rows, width // unit, ranks)
         most = unit * fullest(rows, counts)
         if best is None or most < best[0]:
             best = most, counts
@@ -38,7 +38,7 @@ def fullest(rows: Sequence[int], counts: Sequence[Sequence[int]]) -> int:
     return max(sum(count * each for count, each in zip(rows, own, strict=True)) for own in counts)
 
 
-def level_counts(rows: Sequence[int], units: int, ranks: int) -> list[list[int]]:
+def heuristic_counts(rows: Sequence[int], units: int, ranks: int) -> list[list[int]]:
     """[coordinate][table]: units of each table, of `units` each; fewest columns, then few rows and few pieces."""
     even = sum(rows) * units / ranks
     tried = [_evened(rows, _filled(rows, units, ranks, near), even * (1 + near)) for near in NEAR_FILLS]

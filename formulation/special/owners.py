@@ -128,7 +128,7 @@ register_strategy(
         _rows,
         _messages,
         _emit,
-        program=PROGRAMS / "lookups.py",
+        program=PROGRAMS / "owners.py",
         work=lambda part: float(_share(part)),
         kept=_kept,
         copies=("ids",),
