@@ -23,9 +23,8 @@ from itertools import pairwise
 from typing import Any
 
 from ..codegen.pricing.stage_price import stage_price
-from ..formulation.rvd.path import Path
 from ..formulation.rvd.search import forget, search, send_receive
-from ..formulation.rvd.state import RVD, State
+from ..formulation.rvd.state import RVD, Path, State
 from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.graph.dtypes import ITEMSIZE

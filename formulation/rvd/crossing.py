@@ -13,10 +13,9 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from .path import Message, Step
 from .prices import Floor, Tensor
 from .roles import Counts, D, R, V
-from .state import RVD, Box, Piece, State
+from .state import RVD, Box, Message, Piece, State, Step
 
 
 class Crossing(NamedTuple):

@@ -10,10 +10,9 @@ from math import inf, prod
 from typing import NamedTuple
 
 from .grid import Grid
-from .path import Step
 from .prices import Spread, Tensor
 from .roles import BY_OUTPUT, COLLECTIVES, KINDS, Counts, D, Link, Move, Roles, links, moves
-from .state import RVD, State
+from .state import RVD, State, Step
 
 
 class Reached(NamedTuple):

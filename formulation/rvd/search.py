@@ -26,11 +26,10 @@ from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
 from .crossing import Crossing, crossed, crossing, least, partners
 from .grid import grids
-from .path import Path, Step
 from .prices import Tensor, prices_on
 from .reach import Side, allowed
 from .roles import Counts, Roles
-from .state import State, check_shape
+from .state import Path, State, Step, check_shape
 
 
 def search(

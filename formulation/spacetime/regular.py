@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import TypeAlias
 
-from ..rvd.path import Path, Step
-from ..rvd.state import RVD, Piece, State
+from ..rvd.state import RVD, Path, Piece, State, Step
 from .aligned import Pattern
 from .builder import Builder, Part, Place
 from .mask import Box, meet

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.machine.machine import Machine
-from ..rvd.path import Path
 from ..rvd.search import search
-from ..rvd.state import State
+from ..rvd.state import Path, State
 from .aligned import match
 from .builder import Builder, Place
 from .mask import Box, meet

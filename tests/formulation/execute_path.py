@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.formulation.rvd.path import Path, Step
-from partita.formulation.rvd.state import Box, State
+from partita.formulation.rvd.state import Box, Path, State, Step
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = dict[int, Array]

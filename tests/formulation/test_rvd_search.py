@@ -11,12 +11,11 @@ import pytest
 
 from partita.formulation.rvd.crossing import crossed, crossing, least
 from partita.formulation.rvd.grid import Grid, grids
-from partita.formulation.rvd.path import Path
 from partita.formulation.rvd.prices import Prices, Tensor, prices_on
 from partita.formulation.rvd.reach import Side
 from partita.formulation.rvd.roles import KINDS, counts
 from partita.formulation.rvd.search import search, send_receive
-from partita.formulation.rvd.state import RVD, State
+from partita.formulation.rvd.state import RVD, Path, State
 from partita.model.errors import PartitaError
 from partita.model.machine.machine import Machine
 
