@@ -1,34 +1,34 @@
-"""Which cases of a benchmark are run, and their plans."""
+"""The cases of a benchmark, chosen by name; models of the zoo captured and planned for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from operator import attrgetter
+from typing import Any, TypeAlias, TypeVar
 
 from ..codegen.plan.plan import Plan
 from ..codegen.planner.context import Context
 from ..codegen.planner.plan_graph import plan_graph
 from ..formulation.search_space import SearchSpace
+from ..model.capture.capture import capture
 from ..model.errors import PartitaError
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
 from ..model.training import Training
+from ..model.zoo import build, entry
 from ..solvers.budget import UNLIMITED, Budget
 
+GIB = 2**30
+
+Row: TypeAlias = dict[str, Any]
+Tell: TypeAlias = Callable[[str], None]
+"""Prints what is measured next."""
+
 T = TypeVar("T")
+_NAME: Callable[[Any], str] = attrgetter("name")
 
 
-class Named(Protocol):
-    """A case."""
-
-    @property
-    def name(self) -> str: ...
-
-
-N = TypeVar("N", bound=Named)
-
-
-def chosen(cases: Iterable[T], only: Sequence[str], name: Callable[[T], str], what: str = "case") -> list[T]:
+def chosen(cases: Iterable[T], only: Sequence[str], name: Callable[[T], str] = _NAME, what: str = "case") -> list[T]:
     """The cases with one of the texts `only` in their name, all without any. PartitaError: none is left."""
     kept = [case for case in cases if not only or any(text in name(case) for text in only)]
     if not kept:
@@ -36,11 +36,34 @@ def chosen(cases: Iterable[T], only: Sequence[str], name: Callable[[T], str], wh
     return kept
 
 
-def each(cases: Sequence[N], tell: Callable[[str], None]) -> Iterator[N]:
-    """The cases one by one, told when their turn comes."""
-    for number, case in enumerate(cases, 1):
-        tell(f"{number} of {len(cases)}: {case.name}")
-        yield case
+def each(
+    cases: Iterable[T], only: Sequence[str], tell: Tell, name: Callable[[T], str] = _NAME, what: str = "case"
+) -> Iterator[T]:
+    """The chosen cases one by one, each announced when its turn comes."""
+    kept = chosen(cases, only, name, what)
+
+    def announced() -> Iterator[T]:
+        for number, case in enumerate(kept, 1):
+            tell(f"{number} of {len(kept)}: {name(case)}")
+            yield case
+
+    return announced()
+
+
+def captured(
+    model: str,
+    machine: Machine,
+    *,
+    small: bool = False,
+    batch: int | None = None,
+    sequence: int | None = None,
+    layers: int | None = None,
+) -> tuple[PCG, Training]:
+    """The graph of a model of the zoo, and its own training; None: the model's own batch, sequence or depth."""
+    known = entry(model)
+    batch = batch or known.default_batch(small, machine.devices)
+    module, inputs = build(model, small=small, sequence=sequence, sizes={} if layers is None else {"layers": layers})
+    return capture(module, inputs, batch=max(batch, 2)), Training(batch, known.dtype, known.optimizer)
 
 
 def plan_of_one_stage(
@@ -49,9 +72,15 @@ def plan_of_one_stage(
     training: Training,
     space: SearchSpace,
     budget: Budget = UNLIMITED,
-    model: dict[str, Any] | None = None,
+    start: float | None = None,
 ) -> Plan:
-    """The plan of a space without pipelines."""
-    made = plan_graph(graph, machine, training, space, budget, Context(model or {}))
+    """The plan of a space without pipelines; its seconds count from `start`, from now by default."""
+    context = Context() if start is None else Context(start=start)
+    made = plan_graph(graph, machine, training, space, budget, context)
     assert made.size == 1
     return made
+
+
+def seconds_of(report: Row, *parts: str) -> Row:
+    """Columns of seconds from a report of the planner."""
+    return {f"{part}_s": float(report["seconds"][part]) for part in parts}

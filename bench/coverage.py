@@ -9,33 +9,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..formulation.substitution.rule import Rule
 from ..formulation.substitution.rule_file import basis, load_rules
 from ..formulation.substitution.symbolic.infer import free_atoms, infer
 from ..formulation.substitution.trial import Trial, small_trials, trial_at
 from ..model.errors import PartitaError
-from .cases import chosen
+from .cases import Row, Tell, each
 from .rule_generation.coverage import covered
 
 EQUAL = 4  # every free size, so that a split in equal parts is one of any two sizes
 SMALL = 40  # rules of a file
 
-Row = dict[str, Any]
 
-
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None], rules: Sequence[str] = ()) -> list[Row]:
+def run(small: bool, only: Sequence[str], tell: Tell, rules: Sequence[str] = ()) -> list[Row]:
     """A row for every file of rules. PartitaError: none is given."""
     if not rules:
         raise PartitaError("bench coverage needs files of rules: --rules FILE")
-    rows = []
-    for path in chosen(rules, only, str, "file"):
-        tell(path)
-        rows.append({"file": Path(path).stem} | measure(load_rules(path)[: SMALL if small else None]))
-    return rows
+    return [
+        {"file": Path(path).stem} | measure(load_rules(path)[: SMALL if small else None])
+        for path in each(rules, only, tell, str, "file")
+    ]
 
 
 def measure(given: Sequence[Rule]) -> Row:

@@ -8,11 +8,10 @@ that smaller rules do not lead to, `proved` those of them that ship. `parallel` 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from ..formulation.substitution.rule import PARALLEL
-from .cases import chosen
+from .cases import Row, Tell, chosen
 from .rule_generation.command import proves
 from .rule_generation.generate import SetResult, generate
 from .rule_generation.operator_sets import SETS
@@ -20,12 +19,10 @@ from .rule_generation.operator_sets import SETS
 TASO, UNITY = 743, 651  # candidates: TASO (SOSP 2019) §3; what parallel operators add, Unity (OSDI 2022) §4
 SMALL = 2  # operators a side
 
-Row = dict[str, Any]
 
-
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[Row]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """A row for every operator set, found together; then what they sum up to. Seconds are wall time."""
-    sets = chosen(SETS, only, lambda each: each.name, "operator set")
+    sets = chosen(SETS, only, what="operator set")
     start = time.monotonic()
     made = generate(sets, proves, SMALL if small else None, tell=tell)
     seconds = time.monotonic() - start

@@ -14,10 +14,10 @@ from ..formulation.network.network import Network
 from ..formulation.network.network_file import network_json
 from ..formulation.search_space import SearchSpace
 from ..model.errors import PartitaError
-from ..model.training import Training
+from .cases import GIB
 from .families import TIGHTNESS, Family
 from .families import network as family_network
-from .plan import AMPLE, GIB
+from .plan import AMPLE
 from .plan import Case as Model
 
 DATA = Path(__file__).parent / "data"
@@ -122,17 +122,14 @@ def _planner(models: tuple[Model, ...]) -> Iterator[Case]:
 def model_network(model: Model) -> Network:
     """The network that `partita plan --save-network` keeps for a case: of its mesh's first placement."""
     from ..formulation.placement.placement import distinct, placements
-    from ..model.zoo.registry import entry
     from ..solvers.search.planning_problem import PlanningProblem
     from .plan import prepared
 
     assert model.mesh is not None and model.micro_batches is not None
-    graph, machine, batch = prepared(model)
-    known, counts = entry(model.model), (model.micro_batches,)
+    graph, machine, training = prepared(model)
     places = tuple(distinct(placements(machine.hierarchy, mesh=model.mesh)))
-    problem = PlanningProblem(
-        graph, machine, Training(batch, known.dtype, known.optimizer), places, counts, SearchSpace(recompute="none")
-    )
+    counts, space = (model.micro_batches,), SearchSpace(recompute="none")
+    problem = PlanningProblem(graph, machine, training, places, counts, space)
     return problem.encoding(places[0], model.micro_batches).network
 
 

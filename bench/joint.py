@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +28,8 @@ from ..model.graph.batch import with_batch
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
 from ..model.training import Training
-from ..model.zoo import build
-from ..model.zoo.registry import entry
 from ..solvers.budget import Budget
-from .cases import chosen, each, plan_of_one_stage
+from .cases import Row, Tell, captured, each, plan_of_one_stage, seconds_of
 
 MODELS = ("mlp", "xdl", "dlrm", "candle-uno", "bert-large", "resnext-50", "inception-v3")
 SECONDS = 300.0
@@ -78,22 +75,20 @@ CASES = (
 SMALL = tuple(Case(model, 1, small=True) for model in ("mlp", "dlrm", "candle-uno"))
 
 
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """Plan every case three times; seconds are those of the joint plan, gaps fractions."""
-    cases = chosen(SMALL if small else CASES, only, lambda case: case.name)
     rows = []
-    for case in each(cases, tell):
+    for case in each(SMALL if small else CASES, only, tell):
         rows.append(measure(case))
         gc.collect()
     return rows
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case: Case) -> Row:
     """The three plans of one case."""
     plans = planned(case)
     reports = {kind: made.report for kind, made in plans.items()}
     step = {kind: report["objective_ns"] for kind, report in reports.items()}
-    seconds, space = reports[JOINT]["seconds"], reports[JOINT]["space"]
     return {
         "case": case.name,
         **{f"{kind}_ms": step[kind] / 1e6 for kind in (PLAIN, SEQUENTIAL, JOINT)},
@@ -101,9 +96,9 @@ def measure(case: Case) -> dict[str, Any]:
         "gain": 1 - step[JOINT] / step[SEQUENTIAL],
         "gap": reports[JOINT]["gap"],
         "gap_others": max(reports[kind]["gap"] for kind in (PLAIN, SEQUENTIAL)),
-        **{f"{part}_s": float(seconds[part]) for part in ("rewrite", "formulate", "solve", "total")},
+        **seconds_of(reports[JOINT], "rewrite", "formulate", "solve", "total"),
         "mesh": "x".join(map(str, plans[JOINT].placement.sizes)),
-        "without": space["rewritings"]["without"],
+        "without": reports[JOINT]["space"]["rewritings"]["without"],
         "rewritten": counted(reports[JOINT]["rewritten"]),
         "rewritten first": counted(reports[SEQUENTIAL]["rewritten"]),
         "why": difference(plans[SEQUENTIAL], plans[JOINT]),
@@ -113,24 +108,23 @@ def measure(case: Case) -> dict[str, Any]:
 def planned(case: Case) -> Mapping[str, Plan]:
     """The plans by their kind; `rewritten` of the sequential one's report says what was rewritten beforehand."""
     machine = Machine.load("summit", nodes=case.nodes)
-    graph, training = captured(case, machine)
+    graph, training = workload(case, machine)
     batch, budget = training.batch, Budget(time_limit=SECONDS)
     plain, joined = SearchSpace(stages=1), SearchSpace(stages=1, rules=planner_rules())
-    model = {"reference": case.model, "batch": batch}
     share = max(1, batch // machine.devices)
     small = replace(training, batch=share), replace(joined, micro_batches=1)
-    one = plan_of_one_stage(graph, alone(machine), *small, budget, model | {"batch": share})
+    one = plan_of_one_stage(graph, alone(machine), *small, budget)
     rewritten = with_batch(one.graph, graph.batch)
     plans = {
-        PLAIN: plan_of_one_stage(graph, machine, training, plain, budget, model),
-        SEQUENTIAL: plan_of_one_stage(rewritten, machine, training, plain, budget, model),
-        JOINT: plan_of_one_stage(graph, machine, training, joined, budget, model),
+        PLAIN: plan_of_one_stage(graph, machine, training, plain, budget),
+        SEQUENTIAL: plan_of_one_stage(rewritten, machine, training, plain, budget),
+        JOINT: plan_of_one_stage(graph, machine, training, joined, budget),
     }
     plans[SEQUENTIAL].report["rewritten"] = one.report["rewritten"]
     return plans
 
 
-def captured(case: Case, machine: Machine) -> tuple[PCG, Training]:
+def workload(case: Case, machine: Machine) -> tuple[PCG, Training]:
     """The graph of a case, and how it is trained."""
     if case.model == "tables":
         batch = (case.share or 64) * machine.devices
@@ -138,10 +132,8 @@ def captured(case: Case, machine: Machine) -> tuple[PCG, Training]:
             inputs = torch.zeros(batch, len(WIDTHS), dtype=torch.long), torch.zeros(batch)
             graph = capture(Tables(), inputs, batch=batch)
         return graph, Training(batch, "float32", "sgd")
-    known = entry(case.model)
-    batch = case.share * machine.devices if case.share else known.default_batch(case.small, machine.devices)
-    module, examples = build(case.model, small=case.small)
-    return capture(module, examples, batch=max(batch, 2)), Training(batch, known.dtype, known.optimizer)
+    given = case.share * machine.devices if case.share else None
+    return captured(case.model, machine, small=case.small, batch=given)
 
 
 def verdict(step: Mapping[str, int]) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +31,7 @@ from ..model.machine.machine import Machine
 from ..model.zoo.gpt import GPT
 from ..model.zoo.swin import Swin
 from . import peaks
-from .cases import chosen
+from .cases import Row, Tell, chosen
 from .measure import Measured, measure
 
 MIB = 2**20
@@ -194,7 +193,7 @@ SMALL = (replace(_gpt(128, 2, 64, 2), longer=None),)
 # Rows
 
 
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """A row for every model and plan; `of_plain` are shares of the plain plan's."""
     cases: list[tuple[Model, str] | peaks.Case] = [(m, name) for m in (SMALL if small else MODELS) for name in PLANS]
     kept = chosen([*cases, *peaks.cases(small)], only, _name)
@@ -207,7 +206,7 @@ def _name(case: tuple[Model, str] | peaks.Case) -> str:
     return f"{case[0].name}: {case[1]}" if len(case) == 2 else peaks.name_of(case)
 
 
-def _timed(kept: Sequence[tuple[Model, str]], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def _timed(kept: Sequence[tuple[Model, str]], tell: Tell) -> list[Row]:
     """Rows of space-time plans."""
     wanted = {model: [name for other, name in kept if other is model] for model, _ in kept}
     rows = []
@@ -230,7 +229,7 @@ def planned(model: Model, name: str) -> SpaceTimePlan:
     return space_time(graph, Machine.load("cpu", nodes=1), module=module)
 
 
-def _row(model: Model, name: str, found: Mapping[str, tuple[SpaceTimePlan, Measured]]) -> dict[str, Any]:
+def _row(model: Model, name: str, found: Mapping[str, tuple[SpaceTimePlan, Measured]]) -> Row:
     (plan, took), (plain_plan, plain_took) = found[name], found["plain"]
     peak, plain_peak = plan.prediction.peak_bytes[0], plain_plan.prediction.peak_bytes[0]
     step, plain_step = plan.prediction.step_ns, plain_plan.prediction.step_ns

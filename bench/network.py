@@ -19,10 +19,9 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..codegen.emission.reduction import emit
 from ..formulation.placement.placement import Placement, arrangements, of_rows
@@ -36,7 +35,7 @@ from ..model.machine.collective_price import FREE, CollectivePrice
 from ..model.machine.link_kinds import SharedMedium
 from ..model.machine.machine import Level, Machine
 from ..model.machine.wiring import Wiring
-from .cases import chosen, each
+from .cases import Row, Tell, each
 from .emulated import WIRE_BYTES, Network, emulated, refusal, run_ranks
 
 NAMES = ("rack", "node", "rank")
@@ -86,16 +85,16 @@ class Run:
     picked: str
 
 
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """Run every case; times in ms, bytes in MB of all nodes together. PartitaError: no network can be emulated here."""
-    cases = chosen(SMALL if small else CASES, only, lambda case: case.name)
+    cases = each(SMALL if small else CASES, only, tell)
     why = refusal()
     if why is not None:
         raise PartitaError(f"no network can be emulated: {why}")
-    return [row for case in each(cases, tell) for row in measure(case)]
+    return [row for case in cases for row in measure(case)]
 
 
-def measure(case: Case) -> list[dict[str, Any]]:
+def measure(case: Case) -> list[Row]:
     """One row per placement and program, the placements in their order, their programs from the fastest on."""
     machine = described(case.network)
     whole = Reduction(of_rows([case.network.sizes]), (0,))
@@ -158,7 +157,7 @@ def notation(program: ReductionProgram, names: Sequence[str]) -> str:
     )
 
 
-def _measured(case: Case, machine: Machine, runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _measured(case: Case, machine: Machine, runs: Sequence[Run]) -> list[Row]:
     """What the ranks report of every run, in one start: the fastest round of every program."""
     with tempfile.TemporaryDirectory(prefix="partita-network-") as name, emulated(case.network) as nodes:
         folder = Path(name)
@@ -176,7 +175,7 @@ def _measured(case: Case, machine: Machine, runs: Sequence[Run]) -> list[dict[st
     ]
 
 
-def _seconds(found: dict[str, Any]) -> float:
+def _seconds(found: Row) -> float:
     return float(found["seconds"])
 
 
@@ -209,7 +208,7 @@ def wire_bytes(network: Network, reduction: Reduction, program: ReductionProgram
     return total * size_bytes * WIRE_BYTES
 
 
-def _row(case: Case, machine: Machine, one: Run, name: str, found: dict[str, Any]) -> dict[str, Any]:
+def _row(case: Case, machine: Machine, one: Run, name: str, found: Row) -> Row:
     program, seconds = one.programs[name], found[name]["seconds"]
     line = price(machine, one.reduction, program, case.ring)
     shaped = [replace(level, latency_ns=0.0) for level in machine.levels[:-1]]
@@ -237,12 +236,12 @@ def _matrix(placement: Placement) -> str:
     return " ".join("[" + " ".join(map(str, row)) + "]" for row in placement.matrix)
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def summary(rows: Sequence[Row]) -> list[Row]:
     """A row per case: how near the predictions are, what the planner's choice of program and of placement is worth."""
     return [_total([row for row in rows if row["case"] == name]) for name in dict.fromkeys(r["case"] for r in rows)]
 
 
-def _total(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _total(rows: Sequence[Row]) -> Row:
     bound = [row for row in rows if row["network_bound"]]
     ratios = [row["ratio"] for row in bound]
     whole = [row for row in rows if row["placement"] == rows[0]["placement"]]

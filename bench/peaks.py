@@ -7,17 +7,15 @@ computed again. What a program takes at a time, whatever the model, is made as s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from torch import Tensor, nn
 
 from ..codegen.plan.plan import PipelinePlan, Plan
 from ..codegen.planner.plan_graph import plan_graph
 from ..codegen.pricing.plan_price import plan_price
-from ..codegen.pricing.price_items import StagePrice
 from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.errors import PartitaError
@@ -28,6 +26,7 @@ from ..model.machine.machine import Level, Machine
 from ..model.training import Training
 from ..model.zoo.registry import build
 from ..solvers.budget import Budget
+from .cases import Row, Tell
 from .measure import Measured, measure
 
 MIB = 2**20
@@ -99,7 +98,7 @@ def name_of(case: Case) -> str:
     return f"{twin.name}: {', '.join([*words, mode])}"
 
 
-def rows(asked: Sequence[Case], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def rows(asked: Sequence[Case], tell: Tell) -> list[Row]:
     """A row for each case; `of_plain` are shares of the same plan without recomputation."""
     took: dict[Case, list[Measured]] = {}
 
@@ -174,16 +173,12 @@ def _in_mode(plan: Plan, mode: str) -> Plan:
 
 def memory_bytes(plan: Plan) -> int:
     """What the fullest rank is predicted to take."""
-    return max(stage.memory_bytes for stage in _priced(plan))
+    return max(stage.memory_bytes for stage in plan_price(plan).stages)
 
 
-def _priced(plan: Plan) -> tuple[StagePrice, ...]:
-    return plan_price(plan).stages
-
-
-def _row(case: Case, took: Sequence[Measured], plain: Case, plain_took: Sequence[Measured]) -> dict[str, Any]:
+def _row(case: Case, took: Sequence[Measured], plain: Case, plain_took: Sequence[Measured]) -> Row:
     plan, most = plan_of(case), max(rank.peak_bytes for rank in took)
-    memory = max((stage.memory for stage in _priced(plan)), key=lambda found: sum(found.values()))
+    memory = max((stage.memory for stage in plan_price(plan).stages), key=lambda found: sum(found.values()))
     kept = max(rank.kept_bytes for rank in took)
     return {
         "model": case[0].name,

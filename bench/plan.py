@@ -7,24 +7,15 @@ and the same layers more and more often: equal layers are solved once, so that d
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
-
-from ..codegen.planner.context import Context
-from ..codegen.planner.plan_graph import plan_graph
 from ..formulation.search_space import SearchSpace
-from ..model.capture.capture import capture
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
 from ..model.training import Training
-from ..model.zoo import build
-from ..model.zoo.registry import entry
-from .cases import chosen, each
+from .cases import GIB, Row, Tell, captured, each, plan_of_one_stage, seconds_of
 
-GIB = 2**30
 AMPLE = 2**40
 
 
@@ -67,29 +58,24 @@ SMALL = (
 )
 
 
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """Plan every case; seconds are wall time, `gap` a fraction."""
-    cases = chosen(SMALL if small else CASES, only, lambda case: case.name)
-    return [measure(case) for case in each(cases, tell)]
+    return [measure(case) for case in each(SMALL if small else CASES, only, tell)]
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case: Case) -> Row:
     """Plan one case."""
     start = time.monotonic()
-    graph, machine, batch = prepared(case)
-    known = entry(case.model)
-    training = Training(batch, known.dtype, known.optimizer)
+    graph, machine, training = prepared(case)
     space = SearchSpace(mesh=case.mesh, micro_batches=case.micro_batches, stages=1)
-    made = plan_graph(
-        graph, machine, training, space, context=Context({"reference": case.model, "batch": batch}, start=start)
-    )
+    made = plan_of_one_stage(graph, machine, training, space, start=start)
     report = made.report
     return {
         "case": case.name,
         "nodes": len(made.graph.nodes),
         "placements": report["space"]["placements"],
         "options": report["space"]["options"],
-        **{f"{part}_s": float(report["seconds"][part]) for part in ("capture", "formulate", "solve", "total")},
+        **seconds_of(report, "capture", "formulate", "solve", "total"),
         "status": report["status"],
         "gap": report["gap"],
         "step_ms": report["objective_ns"] / 1e6,
@@ -99,16 +85,11 @@ def measure(case: Case) -> dict[str, Any]:
     }
 
 
-def prepared(case: Case) -> tuple[PCG, Machine, int]:
-    """The captured graph of a case, the machine with the memory that it may use, and the batch."""
-    known = entry(case.model)
+def prepared(case: Case) -> tuple[PCG, Machine, Training]:
+    """The captured graph of a case, the machine with the memory that it may use, and the training."""
     machine = Machine.load(case.machine, nodes=case.nodes)
     if case.memory is not None:
         device = replace(machine.device, memory_bytes=case.memory + machine.device.reserved_bytes)
         machine = replace(machine, device=device)
-    batch = case.batch or known.default_batch(case.small, machine.devices)
-    module, inputs = build(case.model, small=case.small)
-    if case.layers is not None:
-        with torch.device("meta"):
-            module = known.make(**(known.small if case.small else known.full) | {"layers": case.layers}).train()
-    return capture(module, inputs, batch=max(batch, 2)), machine, batch
+    graph, training = captured(case.model, machine, small=case.small, batch=case.batch, layers=case.layers)
+    return graph, machine, training

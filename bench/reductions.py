@@ -23,10 +23,10 @@ from ..formulation.reduction.cost import program_price
 from ..formulation.reduction.encoding import encode_programs
 from ..formulation.reduction.program import Reduction, flat
 from ..formulation.reduction.statuses import graph
-from ..model.errors import PartitaError
 from ..model.machine.machine import Level, Machine
 from ..solvers.protocol import Status
 from ..solvers.reduction.exact_program import solve_by_cpsat, solve_by_z3
+from .cases import Row, Tell, each
 
 BYTES = 10**8
 SECONDS = 120.0  # for a solver of boolean states
@@ -49,20 +49,15 @@ GROWTH = (
 )
 SMALL = ((8,), (2, 8), (8, 8, 16))
 
-Row = dict[str, Any]
 
-
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[Row]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """One row for every hierarchy; seconds are wall time. `small` leaves out what takes minutes."""
-    cases = {f"{math.prod(h)} devices, {'x'.join(map(str, h))}": h for h in (SMALL if small else GROWTH)}
-    kept = {name: h for name, h in cases.items() if not only or any(text in name for text in only)}
-    if not kept:
-        raise PartitaError(f"no case has {' or '.join(only)} in its name")
-    rows = []
-    for number, (name, hierarchy) in enumerate(kept.items(), 1):
-        tell(f"{number} of {len(kept)}: {name}")
-        rows.append({"case": name} | measure(hierarchy, 2 if small else 3))
-    return rows
+    cases = each(SMALL if small else GROWTH, only, tell, _name)
+    return [{"case": _name(hierarchy)} | measure(hierarchy, 2 if small else 3) for hierarchy in cases]
+
+
+def _name(hierarchy: tuple[int, ...]) -> str:
+    return f"{math.prod(hierarchy)} devices, {'x'.join(map(str, hierarchy))}"
 
 
 def tree(hierarchy: Sequence[int]) -> Machine:

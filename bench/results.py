@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from statistics import mean
-from typing import Any
 
 from ..formulation.reduction.enumeration import instructions, search
 from ..formulation.reduction.program import DEFAULT_LIMIT, Reduction, groups
@@ -24,7 +23,7 @@ from ..formulation.reduction.ranking import Ranked, ranking
 from ..formulation.reduction.rules import goal, initial
 from ..model.files import read_json
 from ..model.machine.machine import Machine
-from .cases import chosen
+from .cases import Row, Tell, each
 from .truth import P2, machine_of
 
 ALIKE = 1.01
@@ -56,7 +55,7 @@ def experiments() -> tuple[Experiment, ...]:
         machine = machine_of(system, (n // 8, 8))
         splits = [(m, n // m) for m in range(2, n) if n % m == 0]
         found += [(machine, (n,), (0,)), *((machine, axes, (axis,)) for axes in splits for axis in (0, 1))]
-    return tuple(Experiment(*each, profile) for each in found for profile in PROFILES)
+    return tuple(Experiment(*facts, profile) for facts in found for profile in PROFILES)
 
 
 @cache
@@ -71,7 +70,9 @@ def _within_node(experiment: Experiment, row: Ranked) -> bool:
 
 def _rows(within: bool) -> Iterator[Ranked]:
     """Matrices of all experiments that are in a node, or that are not."""
-    return (row for each in experiments() for row in matrices(each) if _within_node(each, row) is within)
+    return (
+        row for experiment in experiments() for row in matrices(experiment) if _within_node(experiment, row) is within
+    )
 
 
 def _named(system: str, hierarchy: tuple[int, int], reduced: tuple[int, ...], profile: str, matrix: Matrix) -> Ranked:
@@ -104,13 +105,13 @@ I2 = (_A100.format(4), (4, 16), (0, 2), "nccl-ring", ((1, 2), (2, 1), (2, 8)))
 
 def _largest_ratio() -> float:
     """The slowest all-reduce of an experiment by its fastest, the most of all experiments."""
-    times = ([row.allreduce_ns for row in matrices(each)] for each in experiments())
+    times = ([row.allreduce_ns for row in matrices(experiment)] for experiment in experiments())
     return max(max(ns) / min(ns) for ns in times)
 
 
 def _synthesis_seconds() -> float:
     """Enumerating the programs of all matrices of an experiment on its own devices, the longest."""
-    return max(_seconds(each) for each in experiments() if each.profile == PROFILES[0])
+    return max(_seconds(experiment) for experiment in experiments() if experiment.profile == PROFILES[0])
 
 
 def _seconds(experiment: Experiment) -> float:
@@ -124,16 +125,16 @@ def _seconds(experiment: Experiment) -> float:
 
 
 def _most_programs() -> float:
-    return max(sum(row.programs or 0 for row in matrices(each)) for each in experiments())
+    return max(sum(row.programs or 0 for row in matrices(experiment)) for experiment in experiments())
 
 
 def _fastest_in_node(profile: str) -> float:
     """Of the experiments that have a matrix in a node, those where one all-reduce there is alike the fastest of all."""
     shares = []
-    for each in experiments():
-        inside = [row.allreduce_ns for row in matrices(each) if _within_node(each, row)]
-        if inside and each.profile == profile:
-            shares.append(min(inside) <= ALIKE * min(row.best.ns for row in matrices(each)))
+    for experiment in experiments():
+        inside = [row.allreduce_ns for row in matrices(experiment) if _within_node(experiment, row)]
+        if inside and experiment.profile == profile:
+            shares.append(min(inside) <= ALIKE * min(row.best.ns for row in matrices(experiment)))
     return mean(shares)
 
 
@@ -175,11 +176,9 @@ RESULTS = (
 )
 
 
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """One row for every number of a result; `small` changes nothing."""
-    kept = chosen(RESULTS, only, lambda result: result.name, "result")
-    rows = []
-    for number, result in enumerate(kept, 1):
-        tell(f"{number} of {len(kept)}: {result.name}")
-        rows.append({"result": result.name, "what": result.what, "paper": result.paper, "ours": float(result.ours())})
-    return rows
+    return [
+        {"result": result.name, "what": result.what, "paper": result.paper, "ours": float(result.ours())}
+        for result in each(RESULTS, only, tell, what="result")
+    ]

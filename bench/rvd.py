@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from ..codegen.pricing.stage_price import stage_price
 from ..formulation.rvd.search import forget, search, send_receive
@@ -33,9 +32,8 @@ from ..model.training import Training
 from ..model.zoo import build
 from ..solvers.protocol import Status
 from ..solvers.reduction.rvd import optimum
-from .cases import chosen, plan_of_one_stage
+from .cases import Row, Tell, each, plan_of_one_stage
 
-Row = dict[str, Any]
 MODEL, SEQUENCE, SAMPLES = "gpt3-1.3b", 16384, 512
 LAYERS, HIDDEN = 24, 2048
 ELEMENTS, FLOAT = 2**24, 4
@@ -120,15 +118,14 @@ def _random(rng: random.Random, devices: int, dims: int) -> RVD:
     return RVD(counts[0], counts[1], tuple(counts[2:]))
 
 
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[Row]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """A row for every case; `small`: a case of each category, few random ones, and the small twin's scaling."""
     machine = Machine.load("v100-32gb", nodes=4)
     cases: list[Case | Scale] = [*table_3(COUNTS[1:2] if small else COUNTS), *randoms(4 if small else RANDOM)]
     for side, sizes in (("left", LEFT), ("right", RIGHT)):
         cases += [Scale(f"figure 16 {side}", *pair) for pair in sizes[: 2 if small else None]]
     rows, compute = [], 0
-    for case in chosen(cases, only, str):
-        tell(str(case))
+    for case in each(cases, only, tell, str):
         if isinstance(case, Case):
             rows.append(measure(case, machine))
         else:

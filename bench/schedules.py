@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from ..formulation.pipeline import orders
 from ..formulation.pipeline.evaluate import TimedOrders, evaluate
@@ -34,13 +33,12 @@ from ..formulation.pipeline.steady import repetitions
 from ..solvers.protocol import Status
 from ..solvers.schedule.cpsat import OBJECTIVES, fitting, refuted, solve
 from ..solvers.schedule.steady import steady
-from .cases import chosen, each
+from .cases import Row, Tell, each
 
 SECONDS = 20.0
 """For each case."""
 FAR = 64
 """The number of micro-batches at which a steady schedule is shown."""
-Row = dict[str, Any]
 Named = Mapping[str, Callable[[int], Orders]]
 """Orders by their name and the number of micro-batches."""
 
@@ -185,10 +183,9 @@ def cases(small: bool) -> list[Case]:
     return [*uniform(sizes), *uneven([4, 8, 16]), *special(others), *recomputed(others), *many([2, 4, 8])]
 
 
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None], time_limit: float = SECONDS) -> list[Row]:
+def run(small: bool, only: Sequence[str], tell: Tell, time_limit: float = SECONDS) -> list[Row]:
     """A row for every case, in ns; `time_limit` is that of each."""
-    kept = chosen(cases(small), only, lambda case: case.name)
-    return [measure(case, time_limit) for case in each(kept, tell)]
+    return [measure(case, time_limit) for case in each(cases(small), only, tell)]
 
 
 def totals(rows: Sequence[Row]) -> Row:

@@ -5,56 +5,48 @@ GPT-3 1.3B on eight V100 of 32 GB, one sample, one axis; every attention is fixe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from ..codegen.planner.context import Context
-from ..codegen.planner.plan_graph import plan_graph
 from ..formulation.search_space import SearchSpace
 from ..formulation.strategies.strategy import row_names
-from ..model.capture.capture import capture
 from ..model.errors import PartitaError
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
 from ..model.training import Training
-from ..model.zoo import build
-from ..model.zoo.registry import entry
+from ..model.zoo import entry
 from ..solvers.budget import Budget
-from .cases import chosen
+from .cases import GIB, Row, Tell, captured, chosen, plan_of_one_stage
 
-MODEL, GIB, SECONDS = "gpt3-1.3b", 2**30, 120.0
+MODEL, SECONDS = "gpt3-1.3b", 120.0
 TOKENS, SMALL = (4096, 16384, 65536), (64,)
 ROWS = {"gathered keys": "s", "ring": "ring", "heads": "b.0", "free": ""}
 
 
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """A row for every number of tokens and kind of attention; step in ms, memory in GiB of a device."""
     rows, kinds = [], chosen(ROWS, only, str, "kind of attention")
+    machine = Machine.load(entry(MODEL).machine, nodes=1)
     for tokens in SMALL if small else TOKENS:
-        module, inputs = build(MODEL, small=small, sequence=tokens)
-        graph = capture(module, inputs, batch=2)
+        graph, training = captured(MODEL, machine, small=small, batch=1, sequence=tokens)
         for kind in kinds:
             tell(f"{tokens:,} tokens, {kind}")
-            rows.append({"tokens": tokens, "attention": kind} | measure(graph, ROWS[kind]))
+            rows.append({"tokens": tokens, "attention": kind} | measure(graph, machine, training, ROWS[kind]))
     return rows
 
 
-def measure(graph: PCG, row: str) -> dict[str, Any]:
-    """Plan one sample, with every attention in a row."""
-    known, machine = entry(MODEL), Machine.load(entry(MODEL).machine, nodes=1)
+def measure(graph: PCG, machine: Machine, training: Training, row: str) -> Row:
+    """Plan one sample, with every attention fixed to a row."""
     names = [graph.nodes[i].name for i in graph.of("attention")]
     if row:
         assert all(row in row_names(graph, i) for i in graph.of("attention"))
-    training = Training(1, known.dtype, known.optimizer)
     space = SearchSpace(
         mesh=(machine.devices,) if row else None,
         micro_batches=1,
         fix=tuple((name, row) for name in names) if row else (),
         stages=1,
     )
-    budget = Budget(time_limit=SECONDS)
     try:
-        report = plan_graph(graph, machine, training, space, budget, Context({"reference": MODEL, "batch": 1})).report
+        report = plan_of_one_stage(graph, machine, training, space, Budget(time_limit=SECONDS)).report
     except PartitaError as refusal:
         return {"step_ms": None, "memory_gib": None, "gap": None, "status": str(refusal).partition(":")[2][:60].strip()}
     return {

@@ -13,7 +13,7 @@ import io
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..model.files import make_folder, write_directory
 from ..solvers.backends.instance import read_instance
 from ..solvers.protocol import solvers
 from . import profiles
-from .cases import chosen, each
+from .cases import Row, Tell, each
 from .contained import Request, contained
 from .instances import Case, cases
 
@@ -33,13 +33,11 @@ INTERRUPTED = "interrupted"
 PLAIN = "cpsat-plain"
 """The solver of the plain encoding, which `auto` is held against on the planner's networks."""
 
-Row = dict[str, Any]
-
 
 def run(
     small: bool,
     only: Sequence[str],
-    tell: Callable[[str], None],
+    tell: Tell,
     instances: Path | None = None,
     time_limit: float | None = None,
     solver: Sequence[str] = (),
@@ -49,21 +47,21 @@ def run(
     `instances`: a folder of contest instances. `time_limit` in seconds, instead of each case's own. `solver`: names of
     those to be compared. PartitaError: no case or solver left, or no folder of instances.
     """
-    asked = chosen(cases(small, instances), only, lambda case: case.name)
+    kept = each(cases(small, instances), only, tell)
     known = [backend.name for backend in solvers()]
     for name in solver:
         if name not in known:
             raise PartitaError(f"no solver is called {name!r}; there are {', '.join(known)}")
     names = [name for name in known if not solver or name in solver]
     rows: list[Row] = []
-    for case in each(asked, tell):
+    for case in kept:
         rows += measure(case, names, case.seconds if time_limit is None else time_limit, tell)
         if rows[-1]["status"] == INTERRUPTED:
             break
     return rows
 
 
-def measure(case: Case, names: Sequence[str], seconds: float, tell: Callable[[str], None]) -> list[Row]:
+def measure(case: Case, names: Sequence[str], seconds: float, tell: Tell) -> list[Row]:
     """The rows of a case, in the order of the solvers' names; the last one is of an interrupt, if one came."""
     answers: dict[str, Row] = {}
     with tempfile.TemporaryDirectory(prefix="partita-") as scratch:

@@ -10,30 +10,24 @@ dealt round-robin: what else it does is the best that the planner knows, percept
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..codegen.plan.plan import Plan
 from ..codegen.plan.table_spread import at_of
 from ..codegen.pricing.stage_price import stage_price
 from ..formulation.search_space import SearchSpace
 from ..formulation.special.table_spread import ColumnRange, TableSpread
-from ..model.capture.capture import capture
-from ..model.capture.load import load_module
 from ..model.graph.dtypes import ITEMSIZE
 from ..model.graph.joined_tables import table_rows
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
-from ..model.training import Training
-from ..model.zoo import entry
 from ..solvers.backends.table_spread import solve
-from .cases import chosen, plan_of_one_stage
+from .cases import GIB, Row, Tell, captured, chosen, plan_of_one_stage
 
 MODELS = ("dlrm", "xdl")
 DEVICES = (6, 8, 24)
 SMALL = (4, 6)
-GIB = 2**30
 
 
 def round_robin(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread:
@@ -65,7 +59,7 @@ def machine_of(devices: int) -> Machine:
     return replace(machine, name="summit, 4 of 6", levels=(*outer, replace(inner, size=2)))
 
 
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """One row for every model and number of devices; `small`: their small twins on few."""
     names = chosen(MODELS, only, str, "model")
     rows = []
@@ -76,17 +70,16 @@ def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[d
     return rows
 
 
-def _row(name: str, small: bool, machine: Machine) -> dict[str, Any]:
-    known, ranks = entry(name), machine.devices
-    batch = known.default_batch(small, ranks)
-    graph = capture(*load_module(name, small=small), batch=batch)
+def _row(name: str, small: bool, machine: Machine) -> Row:
+    ranks = machine.devices
+    graph, training = captured(name, machine, small=small)
     (table,) = (i for i in graph.of("parameter") if table_rows(graph.nodes[i]))
     rows, width = table_rows(graph.nodes[table]), graph.nodes[table].shape[1]
     solved = solve(rows, width, ranks)
     assert solved is not None
     simple = {"round-robin": round_robin(rows, width, ranks), "greedy": greedy_by_size(rows, width, ranks)}
     spreads = {"spread": solved.spread, **simple}
-    training, space = Training(batch, known.dtype, known.optimizer), SearchSpace(stages=1)
+    space = SearchSpace(stages=1)
     free = plan_of_one_stage(graph, machine, training, space)
     forced = {
         row: plan_of_one_stage(graph, machine, training, replace(space, mesh=(ranks,), fix=(("tables", row),)))
@@ -118,10 +111,10 @@ def _with_spread(plan: Plan, graph: PCG, table: int, spread: TableSpread) -> int
     return stage_price(replace(plan, choices=tuple(choices))).objective_ns
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def summary(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Loads, proofs and steps apart."""
 
-    def part(*keys: str) -> list[dict[str, Any]]:
+    def part(*keys: str) -> list[Row]:
         return [{"case": row["case"]} | {key: row[key] for key in row if key.startswith(keys)} for row in rows]
 
     return {

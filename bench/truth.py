@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from ..formulation.reduction.program import Collective, Reduction, ReductionProg
 from ..model.errors import PartitaError
 from ..model.files import read_json
 from ..model.machine.machine import Machine
+from .cases import Row, Tell
 
 P2 = Path(__file__).resolve().parent / "data" / "p2_a100.json"
 BYTES = 10 * 2**29 * 4
@@ -48,10 +49,8 @@ PAPER = {1: 0.520, 3: 0.720, 5: 0.750, 10: 0.920}
 MACHINES = {"A100": "gcp-a100", "V100": "gcp-v100"}
 APART, TIED, MISPRINT = 0.03, 1e-3, 0.1
 
-Row = dict[str, Any]
 
-
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None], p2: Path | None = None) -> list[Row]:
+def run(small: bool, only: Sequence[str], tell: Tell, p2: Path | None = None) -> list[Row]:
     """Predict every row of a file in the format of data/p2_a100.json; `small`: the experiments of the first system.
 
     PartitaError: a file that is none, a system that no machine describes, no experiment left.

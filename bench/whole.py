@@ -13,16 +13,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from ..model.zoo.registry import entry
-from .cases import chosen, each
+from .cases import GIB, Row, Tell, each
 
-GIB = 2**30
 GAP = 0.01
 
 
@@ -86,10 +85,9 @@ SPACE = {
 """Columns of a row, and what `plan --json` calls them under `space`."""
 
 
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """Plan every case; seconds are wall time, `gap` a fraction."""
-    cases = chosen(SMALL if small else CASES, only, lambda case: case.name)
-    return [measure(case) for case in each(cases, tell)]
+    return [measure(case) for case in each(SMALL if small else CASES, only, tell)]
 
 
 def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -99,7 +97,7 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {"cases": len(rows), "planned": len(planned), "reached": len(reached)}
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case: Case) -> Row:
     """Plan one case in a process of its own. Without a plan `status` says why: `unknown`, or the words of a refusal."""
     entry(case.model)  # PartitaError: there is no such model
     package = Path(__file__).parents[2]
@@ -116,7 +114,7 @@ def measure(case: Case) -> dict[str, Any]:
     return {"case": case.name, "total_s": seconds, "limit_s": case.seconds} | row(told)
 
 
-def row(told: Mapping[str, Any]) -> dict[str, Any]:
+def row(told: Mapping[str, Any]) -> Row:
     """What `plan --json` told, in short; None where there is no plan."""
     space, seconds = told.get("space", {}), told.get("seconds", {})
     mesh = {**(told.get("mesh") or {})}

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from ..codegen.planner.context import Context
-from ..codegen.planner.plan_graph import plan_graph
 from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
 from ..model.errors import PartitaError
 from ..model.machine.machine import Machine
 from ..model.training import Training
-from ..model.zoo import build, zoo
-from ..model.zoo.registry import entry
+from ..model.zoo import build, entry, zoo
 from ..solvers.budget import Budget
-from .cases import chosen
+from .cases import GIB, Row, Tell, each, plan_of_one_stage, seconds_of
 
-GIB = 2**30
 NODES = 4
 LONG = dict.fromkeys(("gpt3-1.3b", "gpt3-2.6b", "gpt3-6.7b", "gpt3-15b"), 16384)
 """Tokens of SuperScaler's GPT-3s, which are planned at the zoo's shorter sequence too."""
@@ -32,25 +27,23 @@ AFTER = 0.25
 """The share of the time that is kept for what follows the search: the plan is priced again and emitted."""
 
 
-def run(small: bool, only: Sequence[str], tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """Plan every model; seconds are wall time, `gap` a fraction."""
     every = [*((name, None) for name in zoo()), *(() if small else LONG.items())]
-    cases = chosen(every, only, lambda case: case[0], "model")
     rows = []
-    for number, (name, sequence) in enumerate(cases, 1):
-        tell(f"{number} of {len(cases)}: {name}")
+    for name, sequence in each(every, only, tell, lambda case: case[0], "model"):
         rows.append(measure(name, small, sequence))
         gc.collect()  # the graphs of one model are not to weigh on the next
     return rows
 
 
-def measure(name: str, small: bool, sequence: int | None = None) -> dict[str, Any]:
+def measure(name: str, small: bool, sequence: int | None = None) -> Row:
     """Plan one model, with its own batch, number format and optimizer, and its own sequence where none is given."""
     known, start = entry(name), time.monotonic()
     machine = Machine.load(known.machine, nodes=NODES)
     module, inputs = build(name, small=small, sequence=sequence)
     batch = known.default_batch(small, machine.devices)
-    row: dict[str, Any] = {
+    row: Row = {
         "model": name if sequence is None else f"{name}, {sequence:,} tokens",
         "parameters_m": sum(p.numel() for p in module.parameters()) / 1e6,
         "machine": f"{machine.devices} {machine.name}",
@@ -60,16 +53,14 @@ def measure(name: str, small: bool, sequence: int | None = None) -> dict[str, An
         graph = capture(module, inputs, batch=max(batch, 2))
         left = SECONDS * (1 - AFTER) - (time.monotonic() - start)
         training = Training(batch, known.dtype, known.optimizer)
-        space = SearchSpace(stages=1)
         budget = Budget(time_limit=max(1.0, left))
-        model = {"reference": name, "batch": batch, "sequence": sequence}
-        made = plan_graph(graph, machine, training, space, budget, Context(model, start=start))
+        made = plan_of_one_stage(graph, machine, training, SearchSpace(stages=1), budget, start)
     except PartitaError as refusal:
         return row | empty | {"total_s": time.monotonic() - start, "status": str(refusal)}
     report = made.report
     return row | {
         "nodes": len(made.graph.nodes),
-        **{f"{part}_s": float(report["seconds"][part]) for part in ("capture", "solve", "total")},
+        **seconds_of(report, "capture", "solve", "total"),
         "gap": report["gap"],
         "step_ms": report["objective_ns"] / 1e6,
         "mesh": "x".join(map(str, made.placement.sizes)),

@@ -30,8 +30,6 @@ from partita.formulation.network.contest import Contest
 from partita.formulation.network.network_file import network_json
 from partita.formulation.search_space import SearchSpace
 from partita.model.errors import PartitaError
-from partita.model.training import Training
-from partita.model.zoo.registry import entry
 from partita.solvers import protocol
 
 INSTANCE = {
@@ -310,9 +308,7 @@ def test_official_instances_are_known_by_their_letter(tmp_path: Path) -> None:
 
 def test_a_model_s_network_is_the_one_that_planning_keeps(tmp_path: Path) -> None:
     (model,), kept = SMALL_MODELS, tmp_path / "network.json"
-    graph, machine, batch = prepared(model)
-    known = entry(model.model)
-    training = Training(batch, known.dtype, known.optimizer)
+    graph, machine, training = prepared(model)
     space = SearchSpace(mesh=model.mesh, micro_batches=1, stages=1)
     plan_graph(graph, machine, training, space, context=Context({"reference": model.model}, save_network=kept))
     assert network_json(model_network(model)) == json.loads(kept.read_text())
