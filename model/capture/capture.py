@@ -6,10 +6,11 @@ import inspect
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -108,17 +109,17 @@ def outputs(result: Any) -> tuple[bool, list[torch.Tensor]]:
 
 
 def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    inner: Iterable[Any] = ()
     if isinstance(result, torch.Tensor):
         yield result
     elif isinstance(result, Mapping):
-        for value in result.values():
-            yield from _tensors(value)
+        inner = result.values()
     elif isinstance(result, list | tuple):
-        for value in result:
-            yield from _tensors(value)
+        inner = result
     elif dataclasses.is_dataclass(result):
-        for field in dataclasses.fields(result):
-            yield from _tensors(getattr(result, field.name))
+        inner = (getattr(result, field.name) for field in dataclasses.fields(result))
+    for value in inner:
+        yield from _tensors(value)
 
 
 class _Flag:
@@ -169,15 +170,10 @@ _LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence these loggers."""
-    loggers = [logging.getLogger(name) for name in _LOUD]
-    before = [logger.disabled for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.disabled = True
+    with ExitStack() as silenced:
+        for name in _LOUD:
+            silenced.enter_context(patch.object(logging.getLogger(name), "disabled", True))
         yield
-    finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
 
 
 def _export(
@@ -274,7 +270,7 @@ def _captured(
     if not results:
         raise PartitaError(f"{type(module).__name__}.forward returns no floating tensor, so there is nothing to train")
     loss = _loss(builder, results, scalar)
-    return _finish(builder, loss, _aliases(module, builder), translation.limits)
+    return _finish(builder, loss, _aliases(module), translation.limits)
 
 
 def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn.Module, inputs: Inputs) -> list[Index]:
@@ -282,9 +278,7 @@ def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn
     tensors = {name.removeprefix("module."): t for name, t in (*program.state_dict.items(), *program.constants.items())}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
-    first: dict[int, str] = {}
-    for name, tensor in (*parameters.items(), *buffers.items()):
-        first.setdefault(id(tensor), name)
+    first = _first_names(module)
     made: dict[str, int] = {}
     order = iter(zip(inputs.names, inputs.shapes(builder.batch), inputs.tensors, inputs.batch_dims, strict=True))
     nodes: list[Index] = []
@@ -304,11 +298,20 @@ def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn
             if target in parameters:
                 made[name] = builder.parameter(name, weight.shape, dtype, weight.requires_grad)
             else:
-                made[name] = builder.add(
-                    "buffer", shape=weight.shape, name=name, dtype=dtype, path=name.rpartition(".")[0]
-                )
+                path = name.rpartition(".")[0]
+                made[name] = builder.add("buffer", shape=weight.shape, name=name, dtype=dtype, path=path)
         nodes.append(Index(made[name]))
     return nodes
+
+
+def _state(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """All parameters and buffers, tied ones under each of their names."""
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+
+
+def _first_names(module: nn.Module) -> dict[int, str]:
+    """The first name of every parameter and buffer, by its identity."""
+    return {id(tensor): name for name, tensor in reversed(_state(module))}
 
 
 def _least(builder: Builder, module: nn.Module) -> dict[int, int]:
@@ -365,17 +368,10 @@ def _loss(builder: Builder, results: Sequence[Any], scalar: bool) -> int:
     return total
 
 
-def _aliases(module: nn.Module, builder: Builder) -> list[tuple[str, str]]:
+def _aliases(module: nn.Module) -> list[tuple[str, str]]:
     """(alias, name of the node) of tied parameters and buffers."""
-    first: dict[int, str] = {}
-    pairs = []
-    for name, tensor in (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ):
-        if first.setdefault(id(tensor), name) != name:
-            pairs.append((name, first[id(tensor)]))
-    return pairs
+    first = _first_names(module)
+    return [(name, first[id(tensor)]) for name, tensor in _state(module) if first[id(tensor)] != name]
 
 
 def _finish(builder: Builder, loss: int, aliases: Sequence[tuple[str, str]], limits: Mapping[int, int]) -> PCG:

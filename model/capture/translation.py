@@ -27,48 +27,24 @@ class Index(int):
 Value: TypeAlias = Any
 """The translation of an fx node: the index of a PCG node, a list of indices, or a Python number."""
 
-Rule: TypeAlias = Callable[["Translation", dict[str, Any]], Value]
+Rule: TypeAlias = Callable[["T", "A"], Value]
 """Translates one ATen call, given its arguments by name with defaults filled in."""
 
 # Modules that are one operator: the node is named after the module, not after the operator.
-_NAMED = frozenset(
-    [
-        "Linear",
-        "Bilinear",
-        "Embedding",
-        "LayerNorm",
-        "BatchNorm1d",
-        "BatchNorm2d",
-        "BatchNorm3d",
-        "RMSNorm",
-        "Dropout",
-        "GELU",
-        "SiLU",
-        "ReLU",
-        "Tanh",
-        "Sigmoid",
-        "ELU",
-        "LeakyReLU",
-        "Softplus",
-        "ReLU6",
-        "Hardtanh",
-        "Hardswish",
-        "Hardsigmoid",
-        "Mish",
-        "SELU",
-        "PReLU",
-        "LogSigmoid",
-        "GroupNorm",
-        "Upsample",
-        "Softmax",
-        "LogSoftmax",
-        "CrossEntropyLoss",
-        "MSELoss",
-    ]
-)
+_NAMED = {
+    "Linear", "Bilinear", "Embedding", "LayerNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "RMSNorm",
+    "Dropout", "GELU", "SiLU", "ReLU", "Tanh", "Sigmoid", "ELU", "LeakyReLU", "Softplus", "ReLU6", "Hardtanh",
+    "Hardswish", "Hardsigmoid", "Mish", "SELU", "PReLU", "LogSigmoid", "GroupNorm", "Upsample", "Softmax",
+    "LogSoftmax", "CrossEntropyLoss", "MSELoss",
+}  # fmt: skip
 _SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "InstanceNorm")
 _NAMED |= {f"{kind}{dims}d" for kind in _SPATIAL for dims in (1, 2, 3)}
 _SILENT = re.compile(r"_assert|sym_|_guard|mark_")
+
+
+def present(*operands: "Index | None") -> list[Index]:
+    """The operands that a call has."""
+    return [x for x in operands if x is not None]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -354,8 +330,9 @@ class Translation:
         """The node of an argument; numbers become scalar constants."""
         return value if isinstance(value, Index) else self.full(value, (), dtype)
 
-    def reduce(self, op: str, x: Index, dims: Sequence[int] | None, keepdim: bool, **attributes: Any) -> Index:
+    def reduce(self, op: str, x: Index, dims: int | Sequence[int] | None, keepdim: bool, **attributes: Any) -> Index:
         """sum, mean, amax and the like over `dims` (None: all)."""
+        dims = [dims] if isinstance(dims, int) else dims
         shape = self.shape(x)
         rank = len(shape)
         chosen = tuple(sorted({d % rank for d in dims} if dims and rank else range(rank)))
@@ -365,6 +342,12 @@ class Translation:
         extra = attributes | ({"count": prod(shape[d] for d in chosen)} if op == "mean" else {})
         counted = op == "sum" and self.at(x).dtype not in FLOATS
         return self.add(op, x, shape=kept, dtype="int64" if counted else None, dims=chosen, keepdim=keepdim, **extra)
+
+
+T: TypeAlias = Translation
+
+A: TypeAlias = dict[str, Any]
+"""The arguments of an ATen call by name."""
 
 
 def _inline(t: Translation, node: fx.Node, graph: Any, arguments: Sequence[Any]) -> list[Value]:

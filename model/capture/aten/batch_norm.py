@@ -1,15 +1,10 @@
 """Batch norm: in training with statistics of the batch, in evaluation with constant buffers."""
 
-from typing import Any, TypeAlias
-
 import torch
 from torch import nn
 
 from ...errors import PartitaError
-from ..translation import Index, Rule, Translation, Value
-
-T: TypeAlias = Translation
-A: TypeAlias = dict[str, Any]
+from ..translation import A, Index, Rule, T, Value
 
 
 class _OneRank(nn.modules.batchnorm._BatchNorm):
@@ -40,19 +35,17 @@ def stop_counting(module: nn.Module) -> None:
 def _batch_norm(t: T, a: A) -> Value:
     if not a["training"]:
         return _frozen(t, a)
-    operands = [("mean", a.get("running_mean")), ("var", a.get("running_var")), ("w", a["weight"]), ("bias", a["bias"])]
-    present = [(name, x) for name, x in operands if x is not None]
-    names = tuple(name for name, _ in present)
-    if any(t.at(x).op != "buffer" for name, x in present if name in ("mean", "var")):
+    operands = {"mean": a.get("running_mean"), "var": a.get("running_var"), "w": a["weight"], "bias": a["bias"]}
+    given = {name: x for name, x in operands.items() if x is not None}
+    if any(t.at(x).op != "buffer" for name, x in given.items() if name in ("mean", "var")):
         raise t.refusal("a batch norm whose running statistics are not buffers of the module")
     x, site, like = a["input"], t.norms, a.get("like", t.like)
     t.norms += 1
     rest: A = {"like": like, "momentum": a["momentum"], "eps": a["eps"], "site": site}
-    given = [x for _, x in present]
     if t.statistics == "local":
-        return t.add("local_batch_norm", x, *given, operands=("x", *names), **rest)
+        return t.add("local_batch_norm", x, *given.values(), operands=("x", *given), **rest)
     sums = t.add("moments", x, shape=(2, t.shape(x)[1]), statistics=t.statistics, site=site)
-    return t.add("batch_norm", x, sums, *given, operands=("x", "s", *names), **rest)
+    return t.add("batch_norm", x, sums, *given.values(), operands=("x", "s", *given), **rest)
 
 
 def _frozen(t: T, a: A) -> Index:

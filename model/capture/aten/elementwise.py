@@ -1,14 +1,10 @@
 """Elementwise operators, casts and dropout."""
 
 from math import log
-from typing import Any, TypeAlias
 
 from ...graph.dtypes import FLOATS
-from ..translation import Index, Rule, Translation, Value, dtype_name
+from ..translation import A, Index, Rule, T, Value, dtype_name
 from .folds import batch_mean, rms_norm
-
-T: TypeAlias = Translation
-A: TypeAlias = dict[str, Any]
 
 
 def _unary(op: str, **renamed: str) -> Rule:
@@ -87,11 +83,9 @@ def _clamp(t: T, a: A) -> Value:
 def _compare(relation: str) -> Rule:
     def rule(t: T, a: A) -> Value:
         number = t.number(a["other"])
-        if relation.startswith("logical"):  # of tensors only
+        if number is None or relation.startswith("logical"):  # of tensors only
             return t.add("relate", a["self"], a["other"], relation=relation)
-        if number is not None:
-            return t.add("compare", a["self"], relation=relation, value=number)
-        return t.add("relate", a["self"], a["other"], relation=relation)
+        return t.add("compare", a["self"], relation=relation, value=number)
 
     return rule
 
@@ -165,29 +159,9 @@ def _detach(t: T, a: A) -> Value:
 
 
 TABLE: dict[str, Rule] = {
-    **{
-        name: _unary(name)
-        for name in [
-            "relu",
-            "relu6",
-            "selu",
-            "mish",
-            "hardswish",
-            "hardsigmoid",
-            "silu",
-            "tanh",
-            "sigmoid",
-            "exp",
-            "log",
-            "sqrt",
-            "rsqrt",
-            "sin",
-            "cos",
-            "erf",
-            "abs",
-            "reciprocal",
-        ]
-    },
+    **{name: _unary(name) for name in ["relu", "relu6", "selu", "mish", "hardswish", "hardsigmoid", "silu"]},
+    **{name: _unary(name) for name in ["tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "sin", "cos"]},
+    **{name: _unary(name) for name in ["erf", "abs", "neg", "reciprocal"]},
     "logical_not": _not,
     "bitwise_not": _invert,
     "gelu": _unary("gelu", approximate="approximate"),
@@ -199,7 +173,6 @@ TABLE: dict[str, Rule] = {
     "prelu": lambda t, a: t.add("prelu", a["self"], a["weight"]),
     "softplus": _softplus,
     "square": lambda t, a: t.add("pow", a["self"], exponent=2),
-    "neg": _unary("neg"),
     "add": _sum_of(1),
     "sub": _sum_of(-1),
     "subtract": _sum_of(-1),

@@ -2,33 +2,27 @@
 
 from math import inf, prod, sqrt
 from string import ascii_letters
-from typing import Any, TypeAlias
 
-from ..translation import Index, Rule, Translation, Value
+from ..translation import A, Index, Rule, T, Value, present
 from .elementwise import dropout
 from .views import interleave
-
-T: TypeAlias = Translation
-A: TypeAlias = dict[str, Any]
 
 
 def _reduce(op: str) -> Rule:
     def rule(t: T, a: A) -> Value:
-        x = t.to(a["self"], a.get("dtype"))
-        dims = a.get("dim")
-        return t.reduce(op, x, [dims] if isinstance(dims, int) else dims, a.get("keepdim", False))
+        return t.reduce(op, t.to(a["self"], a.get("dtype")), a.get("dim"), a.get("keepdim", False))
 
     return rule
 
 
 def _norm(t: T, a: A) -> Value:
     """The p-norm over some or all dims; `p` of `norm` is `ord` of `linalg_vector_norm`."""
-    order, dims = t.number(a.get("ord", a.get("p"))), a.get("dim")
+    order = t.number(a.get("ord", a.get("p")))
+    order = 2 if order is None else order
     x = t.to(a["self"], a.get("dtype"))
     if not t.shape(x):
-        return t.view(t.reduce("norm", t.view(x, (1,)), [0], False, ord=2 if order is None else order), ())
-    dims = [dims] if isinstance(dims, int) else dims
-    return t.reduce("norm", x, dims, a.get("keepdim", False), ord=2 if order is None else order)
+        return t.view(t.reduce("norm", t.view(x, (1,)), 0, False, ord=order), ())
+    return t.reduce("norm", x, a.get("dim"), a.get("keepdim", False), ord=order)
 
 
 def _cumulative(op: str) -> Rule:
@@ -43,7 +37,7 @@ def _max(t: T, a: A) -> Value:
     if "other" in a:
         return t.add("maximum", a["self"], a["other"])
     if "dim" in a:
-        return [t.reduce("amax", a["self"], [a["dim"]], a["keepdim"]), None]
+        return [t.reduce("amax", a["self"], a["dim"], a["keepdim"]), None]
     return t.reduce("amax", a["self"], None, False)
 
 
@@ -76,7 +70,7 @@ def _softmax(op: str, x: str = "self") -> Rule:
 
 
 def _linear(t: T, a: A) -> Value:
-    return t.add("linear", *(x for x in (a["input"], a["weight"], a["bias"]) if x is not None))
+    return t.add("linear", *present(a["input"], a["weight"], a["bias"]))
 
 
 def _matmul(t: T, a: A) -> Value:
@@ -133,30 +127,22 @@ def _chain(t: T, terms: list[str], operands: list[Index], output: str) -> Index:
 
 
 def _layer_norm(t: T, a: A) -> Value:
-    given = [("x", a["input"]), ("w", a["weight"]), ("bias", a["bias"])]
-    given = [(name, x) for name, x in given if x is not None]
-    return t.add(
-        "layer_norm",
-        *(x for _, x in given),
-        like=a.get("like"),
-        normalized=len(a["normalized_shape"]),
-        eps=a["eps"],
-        operands=tuple(name for name, _ in given),
-    )
+    given = {"x": a["input"], "w": a["weight"], "bias": a["bias"]}
+    given = {name: x for name, x in given.items() if x is not None}
+    sizes: A = {"normalized": len(a["normalized_shape"]), "eps": a["eps"]}
+    return t.add("layer_norm", *given.values(), like=a.get("like"), operands=tuple(given), **sizes)
 
 
 def _rms_norm(t: T, a: A) -> Value:
-    inputs = [x for x in (a["input"], a["weight"]) if x is not None]
-    return t.add("rms_norm", *inputs, normalized=len(a["normalized_shape"]), eps=a["eps"])
+    return t.add("rms_norm", *present(a["input"], a["weight"]), normalized=len(a["normalized_shape"]), eps=a["eps"])
 
 
 def _attention(t: T, a: A) -> Value:
     q, k, v, mask, p = (a[name] for name in ("query", "key", "value", "attn_mask", "dropout_p"))
     grouped = a["enable_gqa"] and t.shape(q)[-3] != t.shape(k)[-3]
     if not p:
-        operands = (q, k, v) if mask is None else (q, k, v, mask)
         attributes = {"grouped": True} if grouped else {}
-        return t.add("attention", *operands, causal=a["is_causal"], scale=a["scale"], **attributes)
+        return t.add("attention", *present(q, k, v, mask), causal=a["is_causal"], scale=a["scale"], **attributes)
     if grouped:
         k, v = (interleave(t, x, len(t.shape(x)) - 3, t.shape(q)[-3] // t.shape(x)[-3]) for x in (k, v))
     shape = (*t.shape(q)[:-1], t.shape(k)[-2])

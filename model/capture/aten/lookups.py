@@ -1,12 +1,9 @@
 """Look-ups: embeddings, embedding bags, gather, indexing by integer tensors; topk and searchsorted."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
-from ..translation import Index, Rule, Translation, Value, broadcast
+from ..translation import A, Index, Rule, T, Value, broadcast
 from .bounds import bounds
-
-T: TypeAlias = Translation
-A: TypeAlias = dict[str, Any]
 
 
 def _embedding(t: T, a: A) -> Value:

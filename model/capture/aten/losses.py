@@ -1,13 +1,8 @@
 """Losses."""
 
-from typing import Any, TypeAlias
-
 from ...graph.dtypes import FLOATS
 from ...operators.loss import POINTWISE
-from ..translation import Index, Rule, Translation, Value, broadcast
-
-T: TypeAlias = Translation
-A: TypeAlias = dict[str, Any]
+from ..translation import A, Index, Rule, T, Value, broadcast, present
 
 _REDUCTIONS = ("none", "mean", "sum")
 
@@ -37,7 +32,7 @@ def _cross_entropy(t: T, a: A) -> Value:
         t.limit(target, _classes(t, x))
     if a.get("label_smoothing"):
         attributes["label_smoothing"] = a["label_smoothing"]
-    return t.add("cross_entropy", *_given(x, target, weight), **attributes)
+    return t.add("cross_entropy", *present(x, target, weight), **attributes)
 
 
 def _nll(t: T, a: A) -> Value:
@@ -47,11 +42,7 @@ def _nll(t: T, a: A) -> Value:
         return _cross_entropy(t, a | {"self": Index(source.inputs[0])})
     t.limit(a["target"], _classes(t, a["self"]))
     attributes: A = {"reduction": _REDUCTIONS[a["reduction"]], "ignore_index": a["ignore_index"]}
-    return t.add("nll_loss", *_given(a["self"], a["target"], a["weight"]), **attributes)
-
-
-def _given(*operands: Index | None) -> list[Index]:
-    return [x for x in operands if x is not None]
+    return t.add("nll_loss", *present(a["self"], a["target"], a["weight"]), **attributes)
 
 
 def _classes(t: T, scores: Index) -> int:

@@ -2,12 +2,9 @@
 
 from collections.abc import Iterable
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
-from ..translation import Index, Rule, Translation, Value
-
-T: TypeAlias = Translation
-A: TypeAlias = dict[str, Any]
+from ..translation import A, Index, Rule, T, Value, present
 
 DIMS = (1, 2, 3)
 
@@ -32,7 +29,7 @@ def _convolution(op: str, rank: int) -> Rule:
             own["output_padding"] = _each(a["output_padding"], rank)
         x = _batched(t, a["input"], rank)
         shape = t.like.shape if x == a["input"] else (1, *t.like.shape)
-        operands = [operand for operand in (x, a["weight"], a["bias"]) if operand is not None]
+        operands = present(x, a["weight"], a["bias"])
         return t.view(t.add(op, *operands, shape=shape, groups=a["groups"], **own), t.like.shape)
 
     return rule
@@ -93,8 +90,7 @@ def _interpolate(mode: str) -> Rule:
 def _normalized(t: T, x: Index, weight: Index | None, bias: Index | None, groups: int, eps: float) -> Value:
     if weight is None and bias is not None:  # PyTorch has no backward for it
         raise t.refusal("a group norm with a bias but no weight")
-    operands = [operand for operand in (x, weight, bias) if operand is not None]
-    return t.add("group_norm", *operands, groups=groups, eps=eps)
+    return t.add("group_norm", *present(x, weight, bias), groups=groups, eps=eps)
 
 
 def _instance_norm(t: T, a: A) -> Value:

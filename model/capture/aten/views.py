@@ -1,13 +1,9 @@
 """Views, slices, concatenation and constants."""
 
 from math import prod
-from typing import Any, TypeAlias
 
 from ...graph.dtypes import FLOATS
-from ..translation import Index, Rule, Translation, Value, dtype_name
-
-T: TypeAlias = Translation
-A: TypeAlias = dict[str, Any]
+from ..translation import A, Index, Rule, T, Value, dtype_name
 
 
 def _view(t: T, a: A) -> Value:
@@ -180,21 +176,8 @@ def _triangle(op: str) -> Rule:
 
 
 TABLE: dict[str, Rule] = {
-    **dict.fromkeys(
-        [
-            "view",
-            "reshape",
-            "_unsafe_view",
-            "view_as",
-            "reshape_as",
-            "flatten",
-            "unflatten",
-            "squeeze",
-            "unsqueeze",
-            "ravel",
-        ],
-        _view,
-    ),
+    **dict.fromkeys(["view", "view_as", "_unsafe_view", "reshape", "reshape_as"], _view),
+    **dict.fromkeys(["flatten", "unflatten", "ravel", "squeeze", "unsqueeze"], _view),
     "expand": _expand,
     "expand_as": _expand,
     "broadcast_to": _expand,
