@@ -68,23 +68,21 @@ class Move:
 
 COLLECTIVES = frozenset({Action.GATHER, Action.SCATTER_SUM, Action.SUM, Action.EXCHANGE, Action.SEND})
 
-_A = Action
-_MOVES: dict[tuple[str, str], Move] = {
-    ("R", "B"): Move(_A.NOTHING, _A.SUM),
-    ("R", "P"): Move(_A.KEEP_FIRST, _A.NOTHING),
-    ("R", "S"): Move(_A.SLICE, _A.GATHER),
-    ("B", "R"): Move(_A.NOTHING, _A.KEEP_FIRST),
-    ("B", "P"): Move(_A.KEEP_FIRST, _A.KEEP_FIRST),
-    ("B", "S"): Move(_A.SLICE, _A.PAD),
-    ("P", "R"): Move(_A.SUM, _A.NOTHING),
-    ("P", "B"): Move(_A.SUM, _A.SUM),
-    ("P", "S"): Move(_A.SCATTER_SUM, _A.GATHER),
-    ("S", "R"): Move(_A.GATHER, _A.SLICE),
-    ("S", "B"): Move(_A.GATHER, _A.SCATTER_SUM),
-    ("S", "P"): Move(_A.PAD, _A.SLICE),
-    ("S", "S"): Move(_A.EXCHANGE, _A.EXCHANGE),
+_ACTIONS = {
+    "R": {"B": Action.NOTHING, "P": Action.KEEP_FIRST, "S": Action.SLICE},
+    "B": {"R": Action.NOTHING, "P": Action.KEEP_FIRST, "S": Action.SLICE},
+    "P": {"R": Action.SUM, "B": Action.SUM, "S": Action.SCATTER_SUM},
+    "S": {"R": Action.GATHER, "B": Action.GATHER, "P": Action.PAD, "S": Action.EXCHANGE},
 }
-STAY = Move(_A.NOTHING, _A.NOTHING)
+"""What a value needs, by the kinds of its letters before and after."""
+
+_DUAL = {"R": "R", "B": "P", "P": "B", "S": "S"}
+_MOVES = {  # a gradient goes the other way, from the dual of the target to that of the source
+    (source, target): Move(action, _ACTIONS[_DUAL[target]][_DUAL[source]])
+    for source, actions in _ACTIONS.items()
+    for target, action in actions.items()
+}
+STAY = Move(Action.NOTHING, Action.NOTHING)
 
 
 def kind(letter: int) -> str:

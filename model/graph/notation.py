@@ -13,13 +13,15 @@ states a size that no other access tells. A term whose operand the node lacks (a
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 WHOLE = ":"
+
+T = TypeVar("T")
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -93,22 +95,27 @@ class _Parser:
         self.at += 1
         return token
 
-    def indices(self) -> tuple[tuple[str, ...], tuple[tuple[int, Access], ...]]:
-        self.take("[")
-        names: list[str] = []
-        gathers: list[tuple[int, Access]] = []
-        while self.peek() != "]":
-            name = self.take()
-            if name == "(":
-                name = self.factors()
-            if self.peek() == "[":
-                gathers.append((len(names), Access(name, self.indices()[0])))
-                name = f"@{name}"
-            names.append(name)
+    def listed(self, opening: str, item: Callable[[], T], closing: str) -> list[T]:
+        """Items between brackets, separated by commas."""
+        self.take(opening)
+        found: list[T] = []
+        while self.peek() != closing:
+            found.append(item())
             if self.peek() == ",":
                 self.take()
-        self.take("]")
-        return tuple(names), tuple(gathers)
+        self.take(closing)
+        return found
+
+    def indices(self) -> tuple[tuple[str, ...], tuple[tuple[int, Access], ...]]:
+        found = self.listed("[", self.index, "]")
+        return tuple(name for name, _ in found), tuple((k, ids) for k, (_, ids) in enumerate(found) if ids is not None)
+
+    def index(self) -> tuple[str, Access | None]:
+        """The name of an index, and the access that it is, if any."""
+        name = self.take()
+        if name == "(":
+            name = self.factors()
+        return (f"@{name}", Access(name, self.indices()[0])) if self.peek() == "[" else (name, None)
 
     def factors(self) -> str:
         """The factors of a dim, up to the closing parenthesis."""
@@ -130,13 +137,7 @@ class _Parser:
         if self.tokens[self.at + 1 : self.at + 2] != ["("]:
             return self.access()
         function = self.take()
-        self.take("(")
-        arguments: list[Access] = []
-        while self.peek() != ")":
-            arguments.append(self.access())
-            if self.peek() == ",":
-                self.take()
-        self.take(")")
+        arguments = self.listed("(", self.access, ")")
         indices = self.indices()[0] if self.peek() == "[" else ()
         return Call(function == "L", tuple(arguments), indices)
 
@@ -144,12 +145,7 @@ class _Parser:
         sums: list[str] = []
         if self.peek() == "sum":
             self.take()
-            self.take("(")
-            while self.peek() != ")":
-                sums.append(self.take())
-                if self.peek() == ",":
-                    self.take()
-            self.take(")")
+            sums = self.listed("(", self.take, ")")
         factors = [self.factor()]
         while self.peek() == "*":
             self.take()
@@ -246,7 +242,7 @@ class _Instance:
         self.sizes: dict[str, int] = dict(notation.sizes)
         self.products: list[tuple[str, int]] = []
         self.terms = [
-            (term.sums, tuple(map(self._expanded, term.factors)))
+            (term.sums, tuple(_with_indices(factor, self._expanded) for factor in term.factors))
             for term in notation.terms
             if {a.operand for a in with_gathered(accesses(term))} <= operands.keys()
         ]
@@ -270,14 +266,8 @@ class _Instance:
             terms.append(Term(expanded, tuple(self._finished(f, {*used, *self.indices}) for f in factors)))
         return Notation(self._unname(self.indices, self.output), tuple(terms), tuple(self.operands), self.sizes)
 
-    def _expanded(self, factor: Factor) -> Factor:
-        if isinstance(factor, Call):
-            return Call(factor.linear, tuple(map(self._expanded_access, factor.arguments)), factor.indices)
-        return self._expanded_access(factor)
-
-    def _expanded_access(self, access: Access) -> Access:
-        indices = _expand(access.indices, len(self.operands[access.operand]))
-        return Access(access.operand, indices, tuple((p, self._expanded_access(g)) for p, g in access.gathers))
+    def _expanded(self, access: Access) -> tuple[str, ...]:
+        return _expand(access.indices, len(self.operands[access.operand]))
 
     def _measure(self, indices: tuple[str, ...], shape: Shape) -> None:
         for index, size in zip(indices, shape, strict=True):
@@ -294,14 +284,19 @@ class _Instance:
         return tuple("1" if size == 1 and self.sizes.get(i, 1) != 1 else i for i, size in pairs)
 
     def _finished(self, factor: Factor, names: set[str]) -> Factor:
-        if isinstance(factor, Call):
-            arguments = tuple(map(self._finished_access, factor.arguments))
-            return Call(factor.linear, arguments, _expand_names(factor.indices, names))
-        return self._finished_access(factor)
+        factor = _with_indices(factor, lambda access: self._unname(access.indices, self.operands[access.operand]))
+        return replace(factor, indices=_expand_names(factor.indices, names)) if isinstance(factor, Call) else factor
 
-    def _finished_access(self, access: Access) -> Access:
-        indices = self._unname(access.indices, self.operands[access.operand])
-        return Access(access.operand, indices, tuple((p, self._finished_access(g)) for p, g in access.gathers))
+
+def _with_indices(factor: Factor, indices_of: Callable[[Access], tuple[str, ...]]) -> Factor:
+    """A factor with other indices of its accesses, gathered ids included."""
+
+    def changed(access: Access) -> Access:
+        return Access(access.operand, indices_of(access), tuple((k, changed(ids)) for k, ids in access.gathers))
+
+    if isinstance(factor, Call):
+        return replace(factor, arguments=tuple(map(changed, factor.arguments)))
+    return changed(factor)
 
 
 def _expand_names(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
