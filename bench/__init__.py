@@ -1,7 +1,5 @@
 """Benchmarks and the baselines that plans are compared with. `partita bench NAME` runs one."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bytes of tensors that are alive, counted by their storages: what an allocator would hold, the same in every run."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

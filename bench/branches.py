@@ -3,8 +3,6 @@
 Four nodes of Summit (24 GPUs), from the batch of Unity's evaluation down to one sample a GPU and less.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..formulation.search_space import SearchSpace

@@ -1,7 +1,5 @@
 """The cases of a benchmark, chosen by name; models of the zoo captured and planned for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar

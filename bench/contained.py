@@ -6,8 +6,6 @@ The process sees to its own end: a while after the limit it interrupts itself, a
 alarm ends it, whatever the solver is doing then.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -5,8 +5,6 @@ whose sides apply at some size; `apart` have an operator that the basis lacks (a
 that are copied or folded). The rest of `typed` is `covered` or `missed`.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence

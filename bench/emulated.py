@@ -6,8 +6,6 @@ A node's ranks reach one another over its loopback. All bridges are in one more 
 touched, and all ends with the namespaces. Needs Linux, root, and `ip` and `tc` of iproute2.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

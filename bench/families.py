@@ -5,8 +5,6 @@ Cheap options use much. Of the edges of a matching, the pair of least uses is fo
 single variables add up to less than any assignment needs.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass

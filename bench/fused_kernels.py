@@ -1,7 +1,5 @@
 """Kernels that a GPU fuses and the CPU does not, so that a run on the CPU keeps what it would keep on a GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ others: these are candidates as TASO (743) and Unity (651 more, with parallel op
 that smaller rules do not lead to, `proved` those of them that ship. `parallel` has a parallel operator in it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 

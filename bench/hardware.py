@@ -1,7 +1,5 @@
 """On what a benchmark ran: processor, memory, versions."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version

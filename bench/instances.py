@@ -1,7 +1,5 @@
 """What the solvers are compared on: contest instances, networks of the planner, and random families; all as files."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

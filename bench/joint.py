@@ -6,8 +6,6 @@ one device with its share of the batch, as TASO (SOSP 2019) would choose it, how
 other two, so a joint plan that is worse is an error of ours, and its row says so.
 """
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -12,8 +12,6 @@ load average before the ranks start: above the number of cores, the processors a
 nccl-ring says.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

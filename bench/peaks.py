@@ -5,8 +5,6 @@ memory, that they are split: by samples, by weights, fully sharded, into stages;
 computed again. What a program takes at a time, whatever the model, is made as small as the twins are (`CONSTANTS`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

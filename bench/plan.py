@@ -4,8 +4,6 @@ Full-sized models on the machines of the papers, LLaMA on fixed meshes with memo
 and the same layers more and more often: equal layers are solved once, so that depth should cost little.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

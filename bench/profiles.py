@@ -4,8 +4,6 @@ Time to a proof: of each case, a solver's seconds by the least seconds of any; t
 within a factor. A gap is 0 for the best, so that a factor says nothing: its profile is the share within a gap.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import math

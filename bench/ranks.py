@@ -1,7 +1,5 @@
 """One rank of `bench network`: runs emitted reduction programs, rank 0 writes what they took."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

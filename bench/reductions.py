@@ -8,8 +8,6 @@ the same optimum on boolean states, None where it was not proved in the time. `f
 the times of one all-reduce, of the best program enumerated and of the optimum.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import time

@@ -8,8 +8,6 @@ Where several axes are reduced over (H, I), the paper's times fit groups that cr
 Ours are ordered by level, so that programs are as fast in one matrix as in the other: placement costs nothing there.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

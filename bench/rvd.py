@@ -13,8 +13,6 @@ neighbouring stages (R to R), nothing overlapped. `p2p_ms` does all of it by sen
 grows. The paper does not say which sizes it holds: these are ours. Memory is not looked at.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence

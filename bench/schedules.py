@@ -11,8 +11,6 @@ A steady case stands for any number of micro-batches: `found_ns`, `bound_ns` and
 a task of its own against one that waits for the gradient (SuperScaler, Figure 15): `named_ns` is that of the latter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -3,8 +3,6 @@
 GPT-3 1.3B on eight V100 of 32 GB, one sample, one axis; every attention is fixed to the same row, or none (free).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..formulation.search_space import SearchSpace

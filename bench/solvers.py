@@ -6,8 +6,6 @@ priced again on the instance as it was read, and no other solver's answer contra
 the objective is above the best verified one of the case. `score`: the contest's best cost by this one, 0 for one late.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

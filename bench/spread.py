@@ -7,8 +7,6 @@ masking (`ids`) and to rows found at their owners, and of the expert, which is t
 dealt round-robin: what else it does is the best that the planner knows, perceptrons data parallel.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import replace

@@ -19,8 +19,6 @@ Pairs of matrices of one experiment whose measured times differ by more than 3 %
 0.1 %) / discordant. An optimum that is not its all-reduce divided by the printed speed-up is a misprint and left out.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

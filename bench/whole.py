@@ -5,8 +5,6 @@ H100s and GPT-3 15B on long sequences, within 1 % of the optimum. Each is a comm
 keeps no answers: what it takes is what a user waits for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Four nodes: 24 GPUs of Summit, 32 elsewhere. A model whose plan needs more memor
 the row says how much is missing. Within the time the search goes on until the gap is 0.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Sequence

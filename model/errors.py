@@ -1,7 +1,5 @@
 """Exceptions for users."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

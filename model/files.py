@@ -1,7 +1,5 @@
 """Atomic writing of files, and reading with errors that name the file."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Fewer runs of Python's cyclic garbage collector: with many live objects each run is slow and frees little."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Iterator

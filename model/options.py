@@ -1,7 +1,5 @@
 """Options: how the command line offers the fields of frozen values, and the checks that several values share."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Sequence

@@ -8,8 +8,6 @@ A stage has the atoms of the whole graph, so both sides of a boundary have the s
 whole graph's nodes hold for those of a stage (`PCG.part`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache

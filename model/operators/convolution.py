@@ -5,8 +5,6 @@ each group, so samples, groups, output channels and (as addends) input channels 
 are single places. Attributes are named like the keywords of `torch.nn.functional`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod

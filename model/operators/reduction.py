@@ -3,8 +3,6 @@
 A mean divides by the whole count, also where the dim is split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from math import prod

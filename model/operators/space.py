@@ -3,8 +3,6 @@
 Attributes are called as the keywords of `torch.nn.functional`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product

@@ -1,7 +1,5 @@
 """Operators that move elements without computing: views, permutations, slices, concatenation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 
