@@ -1,4 +1,4 @@
-"""Batches of the emitted program: random ones, and the next samples of a data set."""
+"""Batches of the emitted program: random ones, the next samples of a data set, and a rank's part of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from ....model.graph.atoms import atoms
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.input_ranges import highs
 from ....model.graph.pcg import PCG
+from ...plan.plan import Plan
 from .conversions import Local, Used
+from .names import identifier
 from .operator_calls import numbers_text
+from .statements import reserved
 from .text import enclosed, one_free, shape_text, wrap
 
 
@@ -34,8 +37,8 @@ def synthetic_lines(pcg: PCG, batch: int, used: Used) -> list[str]:
                 value += f" % torch.tensor({numbers_text(node.name, node['high'], used)}){of_each}"
             if node.dtype != "int64":
                 value = f"{enclosed(value)}.to(torch.{node.dtype})"
-        lines += wrap(f'"{node.name}": {value},', 8)
-    return [line.removeprefix(" " * 8) for line in lines]
+        lines += _entry(node.name, value)
+    return lines
 
 
 def sample_lines(pcg: PCG, batch: int) -> dict[str, Any] | None:
@@ -54,8 +57,13 @@ def sample_lines(pcg: PCG, batch: int) -> dict[str, Any] | None:
             else:
                 text += f".narrow({dim}, step * {size}, {size})"
             first = first or {"name": node.name, "dim": dim, "size": outer * size}
-        lines += wrap(f'"{node.name}": {text},', 8)
-    return first | {"lines": [line.removeprefix(" " * 8) for line in lines]} if first else None
+        lines += _entry(node.name, text)
+    return first | {"lines": lines} if first else None
+
+
+def _entry(key: str, value: str) -> list[str]:
+    """The lines of one entry of a dictionary, as wide as fits behind an indentation of 8."""
+    return [line.removeprefix(" " * 8) for line in wrap(f'"{key}": {value},', 8)]
 
 
 def part_text(text: str, local: Local, micro_batches: int = 1) -> str:
@@ -75,3 +83,23 @@ def part_text(text: str, local: Local, micro_batches: int = 1) -> str:
         for axis in axes:
             text = f"cut({text}, {a if factored else known.dim_of(a)[0]}, {axis})"
     return text + (f".reshape{shape_text(one_free(local.shape()))}" if factored else "")
+
+
+def argument_name(plan: Plan, index: int) -> str:
+    """What an input of the graph is called in the program."""
+    name = identifier(plan.graph.nodes[index].name)
+    return f"{name}_" if name in reserved() or name in plan.axes else name
+
+
+def share_lines(plan: Plan, used: Used) -> list[str]:
+    """One line per input: its micro-batch, then this rank's part of it."""
+    lines = []
+    for index in plan.graph.of("input"):
+        node, choice = plan.graph.nodes[index], plan.choices[index]
+        axes = tuple(f"mesh.{axis}" for axis in plan.axes)
+        local = Local(atoms(plan.graph)[index], choice.output, plan.placement.sizes, axes)
+        text = part_text(f'inputs["{node.name}"]', local, plan.micro_batches)
+        if "cut(" in text:
+            used.primitives.add("cut")
+        lines += _entry(argument_name(plan, index), f"{text}.to(mesh.device)")
+    return lines

@@ -1,7 +1,8 @@
 """The line of one operator on local parts: the registry's expression, except where the layout changes what is right.
 
-What changes: sizes in views, expansions and constants; causal attention of some query positions; dropout, which depends
-on where an element lies in the whole; and what `lookups` and `losses` say.
+What changes: sizes in views, expansions, constants and groups of channels; causal attention of some query positions;
+dropout, which depends on where an element lies in the whole; batch norms, which count over the whole batch; look-ups,
+whose ids are global; and what `losses` and `regathered_weights` say.
 """
 
 from __future__ import annotations
@@ -9,20 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 from ....formulation.special import special_strategy
 from ....model.graph.layout import atom_of, is_split
-from ....model.graph.pcg import Node
 from ....model.operators.attention import attend
+from ....model.operators.batch_norm import values_per_channel
 from ....model.operators.keywords import literal
 from ....model.operators.loss import LOSSES
-from ....model.operators.operator import operator
-from . import channel_groups as groups
-from . import lookups, losses, norms, regathered_weights
-from .operator_calls import OperatorCall, Rule, dtype_text, full_precision, numbers_text, whole_text
-from .regathered_weights import kept_whole
-from .text import Size, enclosed, one_free, shape_text
+from . import losses, regathered_weights
+from .conversions import Local
+from .operator_calls import OperatorCall, Rule, dtype_text, full_precision, numbers_text, registered, whole_text
+from .text import Size, enclosed, one_free, product, shape_text
 
 
 def expression(call: OperatorCall, names: Sequence[str]) -> str:
@@ -30,17 +30,14 @@ def expression(call: OperatorCall, names: Sequence[str]) -> str:
     if call.specials:
         return _special(call, names)
     if call.regathered:
-        return kept_whole(call, names, lambda operands: _line(call, operands))
+        return regathered_weights.kept_whole(call, names, lambda operands: _line(call, operands))
     return _line(call, names)
 
 
 def _line(call: OperatorCall, names: Sequence[str]) -> str:
     """The line by the operator's rule or registration."""
-    node, entry = call.node, operator(call.node.op)
-    if node.op in RULES:
-        return RULES[node.op](call, names)
-    bracketed = [enclosed(n) for n in names]
-    return entry.expression(node, bracketed, dtype_text(node.dtype))
+    rule = RULES.get(call.node.op)
+    return rule(call, names) if rule else registered(call, [enclosed(name) for name in names])
 
 
 def _special(call: OperatorCall, names: Sequence[str]) -> str:
@@ -114,10 +111,6 @@ def _expand(call: OperatorCall, names: Sequence[str]) -> str:
     return f"{enclosed(names[0])}.expand({', '.join(map(str, sizes))})"
 
 
-def _contiguous(call: OperatorCall, names: Sequence[str]) -> str:
-    return f"{enclosed(names[0])}.contiguous()"
-
-
 def _full(call: OperatorCall, names: Sequence[str]) -> str:
     value = literal("value", call.node["value"])
     return f"torch.full({call.node.shape}, {value}, dtype={dtype_text(call.node.dtype)}, device=mesh.device)"
@@ -167,35 +160,20 @@ def _attention(call: OperatorCall, names: Sequence[str]) -> str:
 
 
 def _mean(call: OperatorCall, names: Sequence[str]) -> str:
-    node, shape = call.node, call.sources[0].shape
-    count = prod(shape[d] for d in node["dims"])
-    known = call.source_atoms[0]
-    if any(a in known.batch for d in node["dims"] for a in known.of_dim(d)):
-        count *= call.micro_batches
-    local = call.source(0)
-    if count == prod(shape[d] for d in node["dims"]) and all(local.dim(d) == shape[d] for d in node["dims"]):
-        return _reduce("mean", node, shape, names[0])
-    return f"{_reduce('sum', node, shape, names[0])} / {count}"
+    """The mean where a rank has all values, else its addend of the mean over the whole batch."""
+    dims, shape, local = call.node["dims"], call.sources[0].shape, call.source(0)
+    count = losses.element_count(call, dims)
+    if count == prod(shape[d] for d in dims) and all(local.dim(d) == shape[d] for d in dims):
+        return _reduce("mean", call, names)
+    return f"{_reduce('sum', call, names)} / {count}"
 
 
-def _sum(call: OperatorCall, names: Sequence[str]) -> str:
-    return _reduce("sum", call.node, call.sources[0].shape, names[0])
-
-
-def _amax(call: OperatorCall, names: Sequence[str]) -> str:
-    return _reduce("amax", call.node, call.sources[0].shape, names[0])
-
-
-def _reduce(function: str, node: Node, shape: tuple[int, ...], x: str) -> str:
-    dims, keep = node["dims"], node["keepdim"]
-    where = [] if len(dims) == len(shape) and not keep else [str(dims[0] if len(dims) == 1 else dims)]
+def _reduce(function: str, call: OperatorCall, names: Sequence[str]) -> str:
+    dims, keep = call.node["dims"], call.node["keepdim"]
+    where = [] if len(dims) == len(call.sources[0].shape) and not keep else [str(dims[0] if len(dims) == 1 else dims)]
     if keep:
         where.append("keepdim=True")
-    return f"{enclosed(x)}.{function}({', '.join(where)})"
-
-
-def _to(call: OperatorCall, names: Sequence[str]) -> str:
-    return f"{enclosed(names[0])}.to({dtype_text(call.node.dtype)})"
+    return f"{enclosed(names[0])}.{function}({', '.join(where)})"
 
 
 def _scale(call: OperatorCall, names: Sequence[str]) -> str:
@@ -239,16 +217,103 @@ def _linear_relu(call: OperatorCall, names: Sequence[str]) -> str:
     return f"linear_relu({', '.join(names)})"
 
 
+# Channels
+
+
+class _Expression(str):
+    """Program text among the attributes of a node."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _grouped(call: OperatorCall, names: Sequence[str]) -> str:
+    """An operator on groups of channels, given the number of groups that this rank has."""
+    groups = _outer(call.source(0), 1, call.node["groups"])
+    local = groups if isinstance(groups, int) else _Expression(groups)
+    attributes = tuple((k, local if k == "groups" else v) for k, v in call.node.attributes)
+    return registered(replace(call, node=replace(call.node, attributes=attributes)), names)
+
+
+def _outer(local: Local, dim: int, factor: int) -> Size:
+    """The local part of the outer factor of a dim; a dim whose atoms do not fit the factor is not split."""
+    atoms, whole = [], 1
+    for atom in local.known.of_dim(dim):
+        if whole == factor:
+            break
+        atoms.append(atom)
+        whole *= local.known.sizes[atom]
+    return product(map(local.atom, atoms)) if whole == factor else factor
+
+
+def _moments(call: OperatorCall, names: Sequence[str]) -> str:
+    call.used.helpers.add("moments")
+    return f"moments({names[0]})"
+
+
+def _batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
+    """A batch norm, given sums over all ranks and the number of values on all ranks."""
+    call.used.helpers.add("batch_norm")
+    given = dict(zip(call.node["operands"], names, strict=True))
+    options = [f"eps={call.node['eps']!r}"]
+    if "mean" in given:
+        options += [f"running=({given['mean']}, {given['var']})", f"momentum={call.node['momentum']!r}"]
+    options += [f"{word}={given[name]}" for name, word in (("w", "weight"), ("bias", "bias")) if name in given]
+    return f"batch_norm({given['x']}, {given['s']}, {values_per_channel(call.sources[0])}, {', '.join(options)})"
+
+
+def _local_batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
+    """In mixed precision weights have the dtype of the statistics, not of the input."""
+    operands = zip(call.node["operands"], names, strict=True)
+    wide = [f"{text}.float()" if call.mixed and name in ("w", "bias") else text for name, text in operands]
+    return registered(call, wide)
+
+
+# Look-ups: ids are global, so ids outside a rank's part of the table are misses.
+
+_HELPERS = {
+    "embedding": "embed_rows",
+    "embedding_bag": "embed_bags",
+    "gather": "gather_rows",
+    "index": "index_rows",
+}
+
+
+def _lookup(call: OperatorCall, names: Sequence[str]) -> str:
+    """The registry's expression, or a helper that takes the rows of this rank."""
+    node, (table, *more) = call.node, names
+    dim, sparse = node.get("dim", 0), bool(node.get("sparse"))
+    method = "dim" in dict(node.attributes)  # of the tensor, which may be an expression
+    cast = ".to(self.dtype)" if sparse and call.mixed else ""  # of the rows, since that of the table would be dense
+    if cast and len(more) > 1:
+        more[1] = f"{enclosed(more[1])}.to({table}.dtype)"
+    if not any(call.source(0).splits(a) for a in call.source_atoms[0].of_dim(dim)):
+        if node.op == "gather" and node.gradient:
+            call.used.helpers.add("taken")
+            return f"taken({table}, {dim}, {more[0]})"
+        return registered(call, [enclosed(table) if method else table, *more]) + cast
+    helper = _HELPERS[node.op]
+    call.used.helpers |= {helper, "among", "positions"} | ({"taken"} if node.op == "gather" else set())
+    shape, cuts = whole_text(call.source(0), [dim])
+    rows = f"positions({shape}, {cuts}, {more[0]}.device)"
+    arguments = [table, str(dim), *more, rows] if method else [more[0], table, rows, *more[1:]]
+    arguments += ["sparse=True"] if sparse else []
+    return f"{helper}({', '.join(arguments)})" + cast
+
+
 RULES: dict[str, Rule] = {
-    **groups.RULES,
-    **lookups.RULES,
     **losses.RULES,
-    **norms.RULES,
     **regathered_weights.RULES,
+    **dict.fromkeys(_HELPERS, _lookup),
+    **dict.fromkeys(("conv", "conv_transpose", "group_norm"), _grouped),
+    "moments": _moments,
+    "batch_norm": _batch_norm,
+    "local_batch_norm": _local_batch_norm,
     "view": _view,
     "permute": _permute,
     "expand": _expand,
-    "contiguous": _contiguous,
     "full": _full,
     "arange": _arange,
     "constant": _constant,
@@ -256,9 +321,8 @@ RULES: dict[str, Rule] = {
     "projection": _projection,
     "attention": _attention,
     "mean": _mean,
-    "sum": _sum,
-    "amax": _amax,
-    "to": _to,
+    "sum": partial(_reduce, "sum"),
+    "amax": partial(_reduce, "amax"),
     "scale": _scale,
     "slice": _slice,
     "part": _part,

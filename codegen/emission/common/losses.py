@@ -35,7 +35,7 @@ def _pointwise(call: OperatorCall, names: Sequence[str]) -> str:
     options = [f"{k}={given[k]}" for k in ("weight", "pos_weight") if k in given]
     options += _options(call, {"beta": 1.0, "delta": 1.0, "log_target": False})
     dims = [0] if node.get("reduction") == "batchmean" else range(len(call.sources[0].shape))
-    return _reduced(call, f"F.{node.op}({', '.join([given['x'], given['t'], *options])}", _count(call, dims))
+    return _reduced(call, f"F.{node.op}({', '.join([given['x'], given['t'], *options])}", element_count(call, dims))
 
 
 def _classified(call: OperatorCall, names: Sequence[str]) -> str:
@@ -43,7 +43,7 @@ def _classified(call: OperatorCall, names: Sequence[str]) -> str:
     count: int | str = names[-1]
     if call.sources[1].dtype in FLOATS:  # probabilities: all samples count
         rank = len(call.sources[0].shape)
-        count = _count(call, [d for d in range(rank) if d != min(1, rank - 1)])
+        count = element_count(call, [d for d in range(rank) if d != min(1, rank - 1)])
     operands = _precise(call, names[: len(call.sources)])
     options = _options(call, {"ignore_index": -100, "label_smoothing": 0.0})
     return _reduced(call, f"F.{call.node.op}({', '.join([*operands, *options])}", count)
@@ -67,8 +67,8 @@ def _options(call: OperatorCall, defaults: dict[str, object]) -> list[str]:
     return [f"{k}={literal(k, value)}" for k, value, default in found if value != default]
 
 
-def _count(call: OperatorCall, dims: Sequence[int]) -> int:
-    """Elements of some dims of the first operand in the whole batch."""
+def element_count(call: OperatorCall, dims: Sequence[int]) -> int:
+    """Number of elements of some dims of the first operand in the whole batch."""
     known = call.source_atoms[0]
     batch = any(a in known.batch for d in dims for a in known.of_dim(d))
     return prod(call.sources[0].shape[d] for d in dims) * (call.micro_batches if batch else 1)

@@ -15,6 +15,7 @@ from ....model.graph.atoms import Atoms
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import Layout
 from ....model.graph.pcg import Node
+from ....model.operators.operator import operator
 from .conversions import Local, Used
 from .text import WIDTH, shape_text, tuple_text
 
@@ -51,6 +52,11 @@ class OperatorCall:
 
 
 Rule: TypeAlias = Callable[[OperatorCall, Sequence[str]], str]
+
+
+def registered(call: OperatorCall, names: Sequence[str]) -> str:
+    """The expression with which the operator is registered."""
+    return operator(call.node.op).expression(call.node, names, dtype_text(call.node.dtype))
 
 
 def numbers_text(name: str, values: Sequence[object], used: Used) -> str:

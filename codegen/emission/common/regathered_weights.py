@@ -13,9 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ....model.operators.operator import operator
 from .conversions import Used
-from .operator_calls import OperatorCall, Rule
+from .operator_calls import OperatorCall, Rule, registered
 from .text import enclosed
 
 VIEWS = ("view", "permute", "expand", "contiguous", "slice", "part", "detach", "to")
@@ -85,16 +84,12 @@ def copied(equation: str) -> bool:
 
 def _product(call: OperatorCall, names: Sequence[str]) -> str:
     """A product that saves its operands without copying them, since others save them too."""
-    equation = call.node["equation"]
-    if call.node.gradient and copied(equation):
-        return _einsum(call, names, lambda operands: _plain(call, operands))
-    return _plain(call, names)
 
+    def plain(operands: Sequence[str]) -> str:
+        return registered(call, [enclosed(name) for name in operands])
 
-def _plain(call: OperatorCall, names: Sequence[str]) -> str:
-    emit = operator(call.node.op).emit
-    assert callable(emit)
-    return emit(call.node, [enclosed(name) for name in names])
+    copies = call.node.gradient and copied(call.node["equation"])
+    return _einsum(call, names, plain) if copies else plain(names)
 
 
 RULES: dict[str, Rule] = {"einsum": _product}

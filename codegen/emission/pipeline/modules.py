@@ -9,13 +9,13 @@ from ....model.errors import PartitaError
 from ....model.graph.pcg import SOURCES
 from ...plan.plan import Plan
 from ..common.conversions import Used, local_part
+from ..common.data import argument_name, share_lines
 from ..common.names import GENERIC, identifier
 from ..common.operator_calls import dtype_text
 from ..common.statements import reserved
 from ..common.text import shape_text, wrap
 from ..spmd.block_classes import BlockClasses
 from ..spmd.function_body import FunctionBody
-from ..spmd.inputs import argument_name, share_lines
 from ..spmd.model_classes import ModelClasses
 from ..spmd.repeated_blocks import Divided
 

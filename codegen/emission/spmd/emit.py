@@ -10,11 +10,11 @@ from ...plan.plan import Plan
 from ...pricing.axis_groups import axis_groups
 from ...report.describe import docstring
 from ..common.conversions import Used
+from ..common.data import share_lines
 from ..common.features import program_text
 from ..common.training import SEED_AND_STEPS
 from .emission import Emission
 from .features import FEATURES
-from .inputs import share_lines
 from .mesh import mesh_lines
 from .model_classes import ModelClasses
 

@@ -12,6 +12,7 @@ from ....model.graph.pcg import SOURCES
 from ....model.machine.precision import precision
 from ...plan.plan import Plan
 from ..common.conversions import Used, local_part, local_shape_text
+from ..common.data import argument_name
 from ..common.losses import counted, label_count
 from ..common.names import roles, short_names
 from ..common.statements import reads_mesh
@@ -20,7 +21,6 @@ from .block_chains import chains
 from .block_classes import BlockClasses
 from .constructors import Constructors, axes_line
 from .function_body import FunctionBody
-from .inputs import argument_name
 from .loops import Loop, loops, results
 from .micro_batches import divided
 from .parallel_branches import CoordinateBranches, ParallelBranches, side_by_side
