@@ -12,6 +12,7 @@ from typing import TypeAlias
 from ...formulation.reduction.program import Collective, Reduction, ReductionProgram, Step
 from ...formulation.reduction.semantics import MOST_MEMBERS, repaired, transpose
 from ...model.errors import PartitaError
+from ...model.graph.builder import free_name
 from ...model.machine.machine import ADHOC_NAMES, Machine
 from .common.names import identifier
 from .common.text import WIDTH, shape_text
@@ -149,11 +150,7 @@ def _functions(programs: Mapping[str, ReductionProgram]) -> dict[str, str]:
     """A Python name for every program, unlike any other name of the file."""
     found: dict[str, str] = {}
     for key in programs:
-        name = base = f"sum_{identifier(key).strip('_').lower()}"
-        number = 2
-        while name in found.values():
-            name, number = f"{base}_{number}", number + 1
-        found[key] = name
+        found[key] = free_name(f"sum_{identifier(key).strip('_').lower()}", found.values())
     return found
 
 

@@ -79,7 +79,7 @@ def _micro_batches(graph: PCG, training: Training, space: SearchSpace) -> tuple[
         try:
             # Whether the model can be cut does not depend on k, but for single samples, whose graph is a special one.
             if admitted in ([], [1]) or training.batch == k:
-                divided(with_batch(graph, training.batch // k), k)
+                divided([with_batch(graph, training.batch // k)], k)
         except PartitaError as error:
             refusal = error
         else:

@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import TypeAlias
 
 from ...model.graph.atoms import atoms
+from ...model.graph.builder import free_name
 from ...model.graph.dtypes import FLOATS
 from ...model.graph.pcg import PCG, SOURCES, Attribute, Node
 from ...model.graph.verification import verify
@@ -171,10 +172,7 @@ class _AddedNodes:
         return Node(added.op, name, (), shape, dtype, attributes, gradient=gradient, path=path)
 
     def _free(self, wish: str) -> str:
-        name, count = wish, 1
-        while name in self.names:
-            count += 1
-            name = f"{wish}_{count}"
+        name = free_name(wish, self.names)
         self.names.add(name)
         return name
 

@@ -1,10 +1,18 @@
 """Builds a PCG node by node and verifies it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import count
 
 from .dtypes import FLOATS
 from .pcg import PCG, Attribute, Node
 from .verification import verify
+
+
+def free_name(wish: str, taken: Collection[str], joint: str = "_") -> str:
+    """`wish`; where that is taken, `wish` with the first free number from 2 on behind the joint."""
+    if wish not in taken:
+        return wish
+    return next(name for name in (f"{wish}{joint}{number}" for number in count(2)) if name not in taken)
 
 
 class Builder:
@@ -18,10 +26,7 @@ class Builder:
 
     def name(self, wish: str) -> str:
         """Reserve a free name: `wish`, numbered if it is taken."""
-        name, count = wish, 1
-        while name in self._names:
-            count += 1
-            name = f"{wish}_{count}"
+        name = free_name(wish, self._names)
         self._names.add(name)
         return name
 

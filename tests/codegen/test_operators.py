@@ -52,7 +52,7 @@ def kinds(row: Row) -> tuple[str, str]:
 def micro_batches(graph: PCG) -> tuple[int, ...]:
     """1, and 2 where the graph can be cut."""
     try:
-        divided(graph, 2)
+        divided([graph], 2)
         with_batch(graph, 2 * graph.batch)
     except PartitaError:
         return (1,)

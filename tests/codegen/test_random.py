@@ -287,7 +287,7 @@ def micro_batches(graph: PCG) -> list[int]:
     found = [1]
     for k in divisors(graph.batch)[1:]:
         try:
-            divided(with_batch(graph, graph.batch // k), k)
+            divided([with_batch(graph, graph.batch // k)], k)
         except PartitaError:
             continue
         found.append(k)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from ....formulation.special import special_strategies
+from ....model.graph.builder import free_name
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.pcg import PCG
 from ....model.operators.loss import CLASSIFIED, POINTWISE
@@ -324,12 +325,9 @@ class FunctionWriter:
         return this.node in self.roles or this.preferred_name not in GENERIC.values()
 
     def free(self, name: str, live: set[str], others: set[str]) -> str:
+        """A name that is not taken, `name` if possible."""
         taken = live | others | reserved() | set(self.axes)
-        result, count = name, 1
-        while result in taken:
-            count += 1
-            result = f"{name}{count}" if not name[-1].isdigit() else f"{name}_{count}"
-        return result
+        return free_name(name, taken, "_" if name[-1].isdigit() else "")
 
     def _comment(self, s: int) -> str:
         this = self.statements[s]

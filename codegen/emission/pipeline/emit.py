@@ -23,7 +23,7 @@ from ..spmd.emission import Emission
 from ..spmd.emit import constants
 from ..spmd.features import FEATURES
 from ..spmd.mesh import mesh_lines
-from ..spmd.micro_batches import divided_stages
+from ..spmd.micro_batches import divided
 from .modules import DOC, LAYERS, TITLE, StageModules, entries
 
 
@@ -57,12 +57,12 @@ def emit(plan: Plan) -> str:
 
 def _modules(plan: Plan, used: Used, names: Mapping[str, str]) -> list[StageModules]:
     """Writers of the stages' classes, which share those of blocks and the description of weights."""
-    found = divided_stages([part.graph for part in plan.parts], plan.micro_batches)
+    found = divided([part.graph for part in plan.parts], plan.micro_batches)
     classes = BlockClasses("Module" if precision(plan.dtype).narrow else "nn.Module")
     modules: list[StageModules] = []
     for number, (part, halves) in enumerate(zip(plan.parts, found, strict=True)):
         own = {name: names[name] for name, stages in tied(plan).items() if name in names and number in stages}
-        modules.append(StageModules(part, used, classes, halves, own))
+        modules.append(StageModules(part, used, halves, classes, own))
     kinds = {module.joined_argument for module in modules} - {""}
     sharded = all(module.all_sharded for module in modules)
     for module in modules:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ....model.errors import PartitaError
+from ....model.graph.builder import free_name
 from ....model.graph.pcg import SOURCES
 from ...plan.plan import Plan
 from ..common.conversions import Used, local_part
@@ -26,18 +27,18 @@ TITLE, DOC, LAYERS = "<title>", "<doc>", "<layers>"
 class StageModules(ModelClasses):
     """Writes the class of one stage of a pipeline.
 
-    `found`: see `divided_stages`; `tied`: weight shared with other stages -> the axis of the ranks that have it.
+    `tied`: weight shared with other stages -> the axis of the ranks that have it.
     `ranges` are the lists that its loops iterate over; `entries(k)` is the placeholder of the k-th in its text.
     """
 
     single_blocks = True
 
     def __init__(
-        self, plan: Plan, used: Used, classes: BlockClasses, found: tuple[Divided, bool], tied: Mapping[str, str]
+        self, plan: Plan, used: Used, found: tuple[Divided, bool], classes: BlockClasses, tied: Mapping[str, str]
     ) -> None:
-        self._found, self.tied = found, tied
+        self.tied = tied
         self.ranges: list[str] = []
-        super().__init__(plan, used, classes)
+        super().__init__(plan, used, found, classes)
         self.handed = self._named()
 
     def stage(self) -> str:
@@ -53,9 +54,6 @@ class StageModules(ModelClasses):
             lines += ["", *self._received()]
         return "\n".join(lines)
 
-    def _divided(self) -> tuple[Divided, bool]:
-        return self._found
-
     def _named(self) -> dict[int, str]:
         """Names of the received tensors in forward: after their role, or the node that made them."""
         graph = self.plan.graph
@@ -64,13 +62,8 @@ class StageModules(ModelClasses):
         for index in graph.of("receive"):
             last = re.sub(r"(_\d+)+$", "", graph.nodes[index]["peer"].rpartition(".")[2])
             last = GENERIC.get(last, "x" if last.isdigit() else last)
-            name = preferred = self.roles.get(index) or identifier(last)
-            count = 1
-            while name in taken:
-                count += 1
-                name = f"{preferred}{count}"
-            taken.add(name)
-            found[index] = name
+            found[index] = free_name(self.roles.get(index) or identifier(last), taken, "")
+            taken.add(found[index])
         return found
 
     def _body(

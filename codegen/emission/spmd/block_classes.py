@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ....model.graph.builder import free_name
 from ..common.statements import reserved
 from .repeated_blocks import Block, entry_name
 
@@ -23,19 +24,11 @@ class BlockClasses:
     def add(self, content: str, preferred: str, prefix: str, period: int, blocks: Sequence[Block]) -> str:
         """The name of the class with this text, which is now that of these blocks too."""
         if content not in self.names:
-            self.names[content] = self.name(preferred)
+            self.names[content] = free_name(preferred, self.taken, "")
+            self.taken.add(self.names[content])
         numbers = self.entries.setdefault(content, {}).setdefault((prefix, period), [])
         numbers += [block.first for block in blocks]
         return self.names[content]
-
-    def name(self, preferred: str) -> str:
-        """A unique name for a class."""
-        name, count = preferred, 1
-        while name in self.taken:
-            count += 1
-            name = f"{preferred}{count}"
-        self.taken.add(name)
-        return name
 
     def texts(self) -> list[str]:
         """The classes in the order in which they were added."""

@@ -16,13 +16,14 @@ from ..common.training import SEED_AND_STEPS
 from .emission import Emission
 from .features import FEATURES
 from .mesh import mesh_lines
+from .micro_batches import divided
 from .model_classes import ModelClasses
 
 
 def emit(plan: Plan) -> str:
     """The program of a plan, the same text every time. Raises PartitaError where a plan cannot be written down."""
     used = Used(bool(plan.graph.of("dropout")))
-    modules = ModelClasses(plan, used)
+    modules = ModelClasses(plan, used, divided([plan.graph], plan.micro_batches)[0])
     emission = Emission(
         plan,
         (plan,),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 
+from ....model.graph.builder import free_name
 from ...plan.plan import Plan
 from ..common.block_loops import LoopModes
 from ..common.names import GENERIC, identifier, value_name
@@ -82,11 +83,8 @@ def loops(plan: Plan, chains: Sequence[BlockChain]) -> tuple[Loop, ...]:
     result = []
     prefixes = {chain.prefix for chain in chains}
     for chain in chains:
-        attribute = preferred = _attribute(chain.prefix, prefixes)
-        count = 1
-        while attribute in taken:
-            count += 1
-            attribute = f"{preferred}_{count}"
+        preferred = _attribute(chain.prefix, prefixes)
+        attribute = free_name(preferred, taken)
         taken.add(attribute)
         singular = _singular(preferred)
         last = chain.prefix.rpartition(".")[2]

@@ -20,20 +20,15 @@ from ....model.operators.operator import operator
 from .repeated_blocks import Divided
 
 
-def divided(graph: PCG, micro_batches: int) -> tuple[Divided, bool]:
-    """The (node, operand) pairs to be divided by the number of micro-batches, and whether the loss is.
+def divided(stages: Sequence[PCG], micro_batches: int) -> list[tuple[Divided, bool]]:
+    """For every stage the (node, operand) pairs to divide by the number of micro-batches, and whether the loss is.
 
     Raises PartitaError where an operator needs the whole batch at once.
     """
-    return divided_stages((graph,), micro_batches)[0]
-
-
-def divided_stages(graphs: Sequence[PCG], micro_batches: int) -> list[tuple[Divided, bool]]:
-    """The same for the stages of a pipeline, each of which hands the next one what it is split by."""
-    result, handed = [], tuple[int, ...]()
-    for graph in graphs:
-        # The same for any number of several.
-        found, loss, handed = (frozenset(), False, ()) if micro_batches == 1 else _divided(origin(graph), handed)
+    result, letters = [], tuple[int, ...]()  # of what a stage sends the next one
+    for graph in stages:
+        # The same for every number of micro-batches above 1.
+        found, loss, letters = (frozenset(), False, ()) if micro_batches == 1 else _divided(origin(graph), letters)
         result.append((found, loss))
     return result
 

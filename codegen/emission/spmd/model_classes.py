@@ -22,20 +22,24 @@ from .block_classes import BlockClasses
 from .constructors import Constructors, axes_line
 from .function_body import FunctionBody
 from .loops import Loop, loops, results
-from .micro_batches import divided
 from .parallel_branches import CoordinateBranches, ParallelBranches, side_by_side
 from .recomputation import SegmentCall, recomputed, segment_calls, segment_calls_in
 from .repeated_blocks import Block, Divided, NodeKinds, entry_name, relative_name, same_pass, site_step
 
 
 class ModelClasses(Constructors):
-    """Writes the classes; afterwards `divisors` has what the training step counts before the first forward."""
+    """Writes the classes; afterwards `divisors` has what the training step counts before the first forward.
+
+    `found`: what is divided by the number of micro-batches (`micro_batches.divided`).
+    """
 
     single_blocks = False  # True: a single entry of a list is a block too
 
-    def __init__(self, plan: Plan, used: Used, classes: BlockClasses | None = None) -> None:
+    def __init__(
+        self, plan: Plan, used: Used, found: tuple[Divided, bool], classes: BlockClasses | None = None
+    ) -> None:
         super().__init__(plan, used)
-        self.divided_operands, self.loss_divided = self._divided()
+        self.divided_operands, self.loss_divided = found
         self.divisors: list[dict[str, Any]] = []
         self.kinds = NodeKinds.of(plan, self.divided_operands)
         self.loops = loops(plan, chains(plan, self.kinds, self.single_blocks))
@@ -49,9 +53,6 @@ class ModelClasses(Constructors):
         self.base = "Module" if precision(plan.dtype).narrow else "nn.Module"
         self.branches = side_by_side(plan)
         self.classes = classes or BlockClasses(self.base)
-
-    def _divided(self) -> tuple[Divided, bool]:
-        return divided(self.plan.graph, self.plan.micro_batches)
 
     def text(self) -> str:
         model = self.model("Model", "The whole model, of which every rank computes its part.", "mesh, dtype=DTYPE")
