@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from ...model.errors import PartitaError
 from ...model.graph.graph_file import attribute_from_json, attribute_to_json
 from ...model.json_values import whole
 from ..plan.choice import as_list
-from .graph import MachineMapping, Nested, Node, ParallelGraph, Tensor, Work
+from .graph import MachineMapping, Nested, Node, ParallelGraph, Tensor, Work, nested
 
 FORMAT = 1
 
 
 def to_json(graph: ParallelGraph) -> dict[str, Any]:
-    """A JSON object; machine mappings stand in a table of their own, since there are few."""
+    """A JSON object; machine mappings are a table of their own, since there are few."""
     number = {mapping: i for i, mapping in enumerate(graph.mappings)}
     return {
         "format": FORMAT,
@@ -48,18 +49,7 @@ def _node_json(node: Node, mapping: int) -> dict[str, Any]:
         },
         "mapping": mapping,
         "gradient": node.gradient,
-        "work": [
-            {
-                "part": work.part,
-                "kind": work.kind,
-                "phase": work.phase,
-                "ns": work.ns,
-                "count": work.count,
-                "axes": list(work.axes),
-                "bytes": work.bytes,
-            }
-            for work in node.work
-        ],
+        "work": [asdict(work) | {"axes": list(work.axes)} for work in node.work],
         "kept": dict(node.kept),
     }
 
@@ -72,7 +62,7 @@ def from_json(data: Any) -> ParallelGraph:
     try:
         axes = tuple((_text(axis["name"]), whole(axis["size"])) for axis in as_list(data["axes"]))
         table = [
-            MachineMapping(tuple(map(_text, as_list(item["tasks"]))), tuple(map(_nested, as_list(item["devices"]))))
+            MachineMapping(_texts(item["tasks"]), tuple(map(nested, as_list(item["devices"]))))
             for item in as_list(data["mappings"])
         ]
         nodes = []
@@ -107,22 +97,22 @@ def _node(item: Any, table: list[MachineMapping]) -> Node:
             tuple(whole(dim["size"]) for dim in dims),
             tuple(whole(dim["degree"]) for dim in dims),
             whole(state["replicas"]),
-            tuple(map(_text, as_list(state["letters"]))),
+            _texts(state["letters"]),
             _text(state["dtype"]),
         ),
         mapping=table[number],
         of=whole(item["of"]),
         attributes=tuple((_text(key), attribute_from_json(value)) for key, value in item["attributes"].items()),
         gradient=item["gradient"],
-        work=tuple(_work(work) for work in as_list(item["work"])),
+        work=tuple(map(_work, as_list(item["work"]))),
         kept=tuple((_text(part), whole(size)) for part, size in item["kept"].items()),
     )
 
 
 def _work(item: Any) -> Work:
     part, kind, phase = (_text(item[name]) for name in ("part", "kind", "phase"))
-    axes = tuple(map(_text, as_list(item["axes"])))
-    return Work(part, kind, phase, whole(item["ns"]), whole(item["count"]), axes, bytes=whole(item["bytes"]))
+    ns, count, size = (whole(item[name]) for name in ("ns", "count", "bytes"))
+    return Work(part, kind, phase, ns, count, _texts(item["axes"]), size)
 
 
 def _text(value: Any) -> str:
@@ -131,5 +121,5 @@ def _text(value: Any) -> str:
     return value
 
 
-def _nested(value: Any) -> Nested:
-    return tuple(map(_nested, value)) if isinstance(value, list) else whole(value)
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(map(_text, as_list(values)))

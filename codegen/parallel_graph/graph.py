@@ -1,10 +1,10 @@
 """A parallel computation graph: parallelization is operators of its own (Unity, OSDI 2022, section 3).
 
-A tensor has data dims, each with a size and a degree (in how many parts it is), and a replica dim. Six operators change
+A tensor has data dims, each with a size and a degree (its number of parts), and a replica dim. Six operators change
 them, and the backward of each is its partner: partition and combine (the degree of a dim), replicate and reduce (the
-replica dim: copies one way, a sum the other), pipeline and batch (parts one after another: the size, not the degree).
+replica dim: copies one way, a sum the other), pipeline and batch (parts in sequence: the size, not the degree).
 
-How layouts (`model.layout`) are states of such tensors, for one mesh axis of n ranks:
+Layouts (`model.graph.layout`) as states of such tensors, for one mesh axis of n ranks:
 
 | letter | state                              | entered by          | left by          |
 |--------|------------------------------------|---------------------|------------------|
@@ -13,17 +13,18 @@ How layouts (`model.layout`) are states of such tensors, for one mesh axis of n 
 | `B`    | n replicas, equal                  | replicate[n]        | reduce[n, first] |
 | `P`    | n replicas, addends                | replicate[n, first] | reduce[n]        |
 
-So B and P both are "replica dim n": B is what replicate gives, P what reduce takes; the replicas are copies or addends,
-and those of the gradient the other of the two. A move between letters leaves one and enters the other: P to S is
-reduce, partition (a reduce-scatter), S to B combine, replicate (an all-gather; backward a reduce-scatter), S to S
-combine, partition (an all-to-all), P to B reduce, replicate (an all-reduce each way).
+Both B and P are "replica dim n": replicate makes B, reduce takes P. The replicas are copies or addends, and those of
+the gradient the other of the two. A move between letters leaves one and enters the other: P to S is reduce, partition
+(a reduce-scatter), S to B combine, replicate (an all-gather; backward a reduce-scatter), S to S combine, partition (an
+all-to-all), P to B reduce, replicate (an all-reduce each way).
 
-`first` marks what the six operators lack, the moves that send nothing: replicate[first] puts zeros where replicate puts
-copies, reduce[first] takes the first replica where reduce adds all. They are each other's backward. Up to which addends
-stand for a value, replicate[n, first](x) is replicate[n](x / n), and reduce[n, first] of copies is reduce[n](x) / n.
+`first` marks moves that the six operators lack, which send nothing: replicate[first] puts zeros where replicate puts
+copies, reduce[first] takes the first replica where reduce adds all. Each is the backward of the other. Up to how a
+value is divided into addends, replicate[n, first](x) is replicate[n](x / n), and reduce[n, first] of copies is
+reduce[n](x) / n.
 
-Besides: `@c` is only at coordinate c of an axis, on devices of its own (it reads one replica of what its fork has at
-`B`); `flat`: the optimizer's part of a weight (ZeRO-1), split by elements in order; `spread`: tables placed one by one.
+Further letters: `@c`, at coordinate c of an axis only, on devices of its own (it reads one replica where its fork is at
+`B`); `flat`, the optimizer's part of a weight (ZeRO-1), split by elements in order; `spread`, tables placed one by one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...model.errors import PartitaError
 from ...model.graph.pcg import Attribute
+from ...model.json_values import whole
 from ..plan.delegation import call
 
 if TYPE_CHECKING:
@@ -43,12 +45,18 @@ if TYPE_CHECKING:
 
 Nested: TypeAlias = "int | tuple[Nested, ...]"
 
+
+def nested(value: Any) -> Nested:
+    """Lists of lists of numbers as tuples. Raises ValueError for what is not a whole number."""
+    return tuple(map(nested, value)) if isinstance(value, list) else whole(value)
+
+
 PARALLEL = ("partition", "combine", "replicate", "reduce", "pipeline", "batch")
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Global `shape` with the `degrees` of its dims, and `replicas`; `letters` say the same axis by axis."""
+    """Global `shape`, the `degrees` of its dims, and `replicas`; `letters` is the same state axis by axis."""
 
     shape: tuple[int, ...]
     degrees: tuple[int, ...]
@@ -62,17 +70,17 @@ class Tensor:
 
 
 def kind(letter: str) -> str:
-    """`R`, `B`, `P`, `@` or `S`, which flat and spread tensors are as well."""
+    """`R`, `B`, `P`, `@` or `S`, the kind of flat and spread tensors too."""
     return "S" if letter in ("flat", "spread") else letter[0]
 
 
 def split_dim(letter: str) -> int:
-    """The dim that `S(1)`, or `S(1.0)` of its outermost atom, splits; what is flat or spread is cut along the first."""
+    """The dim that `S(1)` splits (`S(1.0)`: its outermost atom); the first one for flat and spread tensors."""
     return int(letter[2:-1].partition(".")[0]) if letter[0] == "S" else 0
 
 
 def tensor(shape: Sequence[int], letters: Sequence[str], sizes: Sequence[int], dtype: str) -> Tensor:
-    """A tensor with the degrees and replicas that its letters say, on axes of these sizes."""
+    """A tensor with the degrees and replicas that follow from its letters, on axes of these sizes."""
     degrees, replicas = [1] * len(shape), 1
     for letter, size in zip(letters, sizes, strict=True):
         if kind(letter) in "BP":
@@ -86,7 +94,7 @@ def tensor(shape: Sequence[int], letters: Sequence[str], sizes: Sequence[int], d
 class MachineMapping:
     """Which devices run an operator: a nested array with a dim for each axis of `tasks` (Unity, section 3.2).
 
-    The innermost tuples are the devices that do one task alike: several where an axis neither splits nor replicates.
+    The innermost tuples are the devices that replicate one task: several where an axis neither splits nor replicates.
     """
 
     tasks: tuple[str, ...]
@@ -95,7 +103,7 @@ class MachineMapping:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A kernel or a collective at an operator: `ns` once, `count` times a step, as `codegen.items` has it."""
+    """A kernel or a collective of an operator: takes `ns`, runs `count` times a step (see `price_items.Item`)."""
 
     part: str
     kind: str
@@ -114,9 +122,9 @@ class Work:
 class Node:
     """One operator; `inputs` index earlier nodes, `of` is the node of the plan's graph that it computes or moves.
 
-    Attributes of a parallel operator: `axes` and `degree`, `dim` (`letter` where this is an atom of a dim, or of a flat
-    tensor), `first`, and `fused` where it runs as one with the operator before it: then its work is that of both.
-    `kept` is memory by kind, in bytes of the device that holds most. `gradient`: whether one flows back through here.
+    Attributes of a parallel operator: `axes` and `degree`, `dim` (with `letter` for an atom of a dim or a flat tensor),
+    `first`, and `fused` if it is one message with the operator before it: its work is that of both. `kept` is memory by
+    kind, in bytes of the device that holds most. `gradient`: True if a gradient flows back through the node.
     """
 
     operator: str
@@ -147,7 +155,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ParallelGraph:
-    """A PCG on a mesh of named `axes`; `output` is the loss of the step, `reserve_bytes` is memory of no operator."""
+    """A PCG on a mesh of named `axes`; `output` is the loss of the step, `reserve_bytes` memory of no operator."""
 
     axes: tuple[tuple[str, int], ...]
     micro_batches: int
@@ -170,20 +178,8 @@ class ParallelGraph:
 
     @property
     def mappings(self) -> tuple[MachineMapping, ...]:
-        """The machine mappings, each once."""
+        """The distinct machine mappings."""
         return tuple(dict.fromkeys(node.mapping for node in self.nodes))
-
-    def without_parallel(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-        """(operator, name, inputs) of what remains without parallel operators: the computation that is parallelized."""
-        number: dict[int, int] = {}
-        left: list[tuple[str, str, tuple[int, ...]]] = []
-        for index, node in enumerate(self.nodes):
-            if node.operator in PARALLEL:
-                number[index] = number[node.inputs[0]]
-                continue
-            number[index] = len(left)
-            left.append((node.operator, node.name, tuple(number[i] for i in node.inputs)))
-        return tuple(left)
 
     def __str__(self) -> str:
         return str(call("graph_text", self))
@@ -212,7 +208,7 @@ _LETTERS: Mapping[tuple[str, bool], tuple[str, str]] = {  # operator, first -> t
 
 
 def moves(source: str, target: str) -> Iterator[tuple[str, str, bool]]:
-    """The operators between two letters of an axis, each with the letter that it gives, and whether it is `first`."""
+    """The operators from one letter of an axis to another: each with the letter it gives, and whether it is `first`."""
     for (operator, first), (before, after) in _LETTERS.items():
         if after == "R" and kind(source) == before and source != target:
             yield operator, "R", first
@@ -222,12 +218,12 @@ def moves(source: str, target: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def moved(given: Tensor, node: Node, sizes: Mapping[str, int]) -> Tensor:
-    """What a parallel operator makes of a tensor. Raises ValueError where it does not apply."""
+    """The result of a parallel operator on a tensor. Raises ValueError if it does not apply."""
     if node.operator in ("pipeline", "batch"):
         count, dim, shape = node.get("degree"), node.get("dim"), list(given.shape)
         if count < 1:
             raise ValueError(f"{count} micro-batches")
-        if dim is not None:  # without a dim addends are batched: they are added up
+        if dim is not None:  # without a dim addends are batched: they are summed
             if node.operator == "pipeline" and shape[dim] % count:
                 raise ValueError(f"{shape[dim]} items in {count} micro-batches")
             shape[dim] = shape[dim] // count if node.operator == "pipeline" else shape[dim] * count
@@ -256,7 +252,7 @@ def tasks(letters: Sequence[str], inputs: Sequence[Sequence[str]], axes: Sequenc
 
 
 def verify(graph: ParallelGraph) -> None:
-    """Raise PartitaError unless inputs come first, parallel operators apply, and states fit letters and mappings."""
+    """Raise PartitaError unless inputs precede readers, parallel operators apply, and states fit their mappings."""
     sizes = dict(graph.axes)
     if len(sizes) != len(graph.axes) or any(size < 1 for size in sizes.values()) or graph.micro_batches < 1:
         raise PartitaError(f"a parallel graph over the axes {graph.axes} with {graph.micro_batches} micro-batches")
@@ -269,31 +265,32 @@ def verify(graph: ParallelGraph) -> None:
                 raise ValueError(f"inputs {node.inputs} are not earlier nodes")
             given = [graph.nodes[i].tensor for i in node.inputs]
             if node.operator in PARALLEL and (len(given) != 1 or moved(given[0], node, sizes) != node.tensor):
-                raise ValueError("it does not make this tensor of what it reads")
+                raise ValueError("its input does not give this tensor")
             own = node.tensor
             if tensor(own.shape, own.letters, tuple(sizes.values()), own.dtype) != own:
                 raise ValueError(f"tensor {own} does not have the state {' '.join(own.letters)}")
-            asked = tasks(own.letters, [x.letters for x in given], tuple(sizes))
+            expected = tasks(own.letters, [x.letters for x in given], tuple(sizes))
             alone = prod(n for x, n in zip(own.letters, sizes.values(), strict=True) if kind(x) == "@")
-            if (node.mapping, asked, alone) not in mapped:
-                _check_mapping(node.mapping, asked, sizes, alone)
-                mapped.add((node.mapping, asked, alone))
+            if (node.mapping, expected, alone) not in mapped:
+                _check_mapping(node.mapping, expected, sizes, alone)
+                mapped.add((node.mapping, expected, alone))
             if any(x.ns < 0 or x.count < 0 or x.bytes < 0 for x in node.work) or any(n < 0 for _, n in node.kept):
                 raise ValueError("work or memory below 0")
         except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
             raise PartitaError(f"parallel graph, node {index} ({node.operator} {node.name!r}): {error}") from error
 
 
-def _check_mapping(mapping: MachineMapping, asked: tuple[str, ...], sizes: Mapping[str, int], alone: int) -> None:
-    """A mapping has the tasks asked, and every device at most once; `alone`: it is at one of so many coordinates."""
-    if mapping.tasks != asked:
-        raise ValueError(f"a mapping of the tasks {mapping.tasks} of an operator with the tasks {asked}")
-    alike = prod(sizes.values()) // prod(sizes[a] for a in asked) // alone
+def _check_mapping(mapping: MachineMapping, expected: tuple[str, ...], sizes: Mapping[str, int], alone: int) -> None:
+    """Check tasks and devices, each of which occurs once; the operator is at one of `alone` coordinates."""
+    if mapping.tasks != expected:
+        raise ValueError(f"a mapping of the tasks {mapping.tasks} of an operator with the tasks {expected}")
+    shape = [sizes[a] for a in expected]
+    shape.append(prod(sizes.values()) // prod(shape) // alone)
     level: list[Nested] = [mapping.devices]
-    for size in (*(sizes[a] for a in asked), alike):
+    for size in shape:
         if not all(isinstance(x, tuple) and len(x) == size for x in level):
-            raise ValueError(f"devices {mapping.devices} are no array of {[*(sizes[a] for a in asked), alike]}")
+            raise ValueError(f"devices {mapping.devices} are not an array of {shape}")
         level = [y for x in level if isinstance(x, tuple) for y in x]
     devices = {x for x in level if isinstance(x, int) and 0 <= x < prod(sizes.values())}
     if len(devices) != len(level):
-        raise ValueError(f"devices {mapping.devices} are not all different numbers below {prod(sizes.values())}")
+        raise ValueError(f"devices {mapping.devices} are not distinct numbers below {prod(sizes.values())}")

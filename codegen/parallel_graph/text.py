@@ -1,4 +1,4 @@
-"""A parallel graph in words: one line an operator, equal layers once."""
+"""A parallel graph as text: one line per operator, equal layers once."""
 
 from __future__ import annotations
 
@@ -6,32 +6,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from ...model.graph.layout import Action
 from ..report.words import bytes_text, label, pattern
 from .graph import PARALLEL, MachineMapping, Nested, Node, ParallelGraph, Work
 
-if TYPE_CHECKING:
-    from ..plan.plan import Plan
-
 WIDEST = 56
-"""Of a column that others are aligned behind."""
+"""Width of a column behind which others are aligned, at most."""
 MOST_DEVICES = 8
-"""Whose arrays are written out at every operator."""
-
-
-def show_text(plan: Plan) -> str:
-    """The parallel graph of a plan as text."""
-    return text(plan.parallel_graph())
+"""On more devices mappings are listed on top, not at every operator."""
 
 
 def text(graph: ParallelGraph) -> str:
     """Mesh, price, and a line for each operator: what it reads, the tensor that it makes, its devices and its time.
 
     `[8/2, 64] x4`: 8 items in 2 parts, 64 whole, 4 replicas. Devices are an array over the operator's parallel tasks;
-    those in braces do one task alike; large arrays are listed once, on top. `%5|%9` in a block of equal layers: %5 in
-    the first, then %9 of the one before.
+    those in braces replicate a task; large arrays are listed once, on top. `%5|%9` in a block of equal layers: %5 in
+    the first, %9 of the layer before in the others.
     """
     mesh = " x ".join(f"{name}={size}" for name, size in graph.axes)
     micro = f", {graph.micro_batches} micro-batches" if graph.micro_batches > 1 else ""
@@ -48,7 +39,7 @@ def text(graph: ParallelGraph) -> str:
 
 
 def _rows(graph: ParallelGraph, block: Block, devices: Mapping[MachineMapping, str]) -> Iterator[tuple[str, ...]]:
-    """The cells of every operator of a block, behind a line that says how often it comes."""
+    """The cells of every operator of a block, below a line that says how often the block is repeated."""
     indent = "  " if block.times > 1 else ""
     if block.times > 1:
         yield (f"{block.times} times, {_layers(graph, block)}:",)
@@ -60,7 +51,7 @@ def _rows(graph: ParallelGraph, block: Block, devices: Mapping[MachineMapping, s
 
 
 def _layers(graph: ParallelGraph, block: Block) -> str:
-    """`layers.0-23`: of each time the layer to which most operators belong."""
+    """`layers.0-23`: for each repetition the layer to which most operators belong."""
     names = []
     for start in range(block.start, block.start + block.times * block.period, block.period):
         found = (pattern(node.name) for node in graph.nodes[start : start + block.period])
@@ -70,7 +61,7 @@ def _layers(graph: ParallelGraph, block: Block) -> str:
 
 
 def _times(node: Node) -> list[str]:
-    """Times of a whole step; a compute operator's kernels in one sum, with what it sends on its own by name."""
+    """Times of a whole step: the kernels of a compute operator in one sum, its own messages by name."""
     named: dict[str, int] = {}
     for work in node.work:
         name = _kind(work) if node.operator in PARALLEL or work.axes else ""
@@ -79,7 +70,7 @@ def _times(node: Node) -> list[str]:
 
 
 def _kind(work: Work) -> str:
-    """`backward all-reduce`: of gradients, also where that is once a step; `recompute all-gather`: once more."""
+    """`backward all-reduce`: of gradients, even if once a step; `recompute all-gather`: repeated by recomputation."""
     if work.phase == "recompute":
         return f"recompute {work.kind}"
     back = work.phase == "backward" or (work.phase == "update" and work.kind != Action.GATHER.value)
@@ -113,7 +104,7 @@ def operator_text(graph: ParallelGraph, node: Node) -> str:
 
 
 def devices_text(devices: Nested) -> str:
-    """The array of devices; of long rows the ends.
+    """The array of devices; long rows are abbreviated.
 
     >>> devices_text((((0,), (1,)), ((2,), (3,)))), devices_text(((0, 1), (2, 3)))
     ('[[0, 1], [2, 3]]', '[{0, 1}, {2, 3}]')
@@ -147,7 +138,7 @@ def time_text(ns: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Nodes start to start + period, which come so many times one after another, equal but for the layer's number."""
+    """Nodes `start` to `start + period`, repeated `times` times in a row, equal but for the number of the layer."""
 
     start: int
     period: int
@@ -155,7 +146,7 @@ class Block:
 
 
 def folded(graph: ParallelGraph) -> Iterator[Block]:
-    """The graph as blocks: equal layers together, every other node alone."""
+    """The graph as blocks: equal layers as one, every other node by itself."""
     signatures = [_signature(node) for node in graph.nodes]
     places: dict[object, list[int]] = {}
     for index, signature in enumerate(signatures):
@@ -175,14 +166,14 @@ def folded(graph: ParallelGraph) -> Iterator[Block]:
 
 
 def _signature(node: Node) -> object:
-    """What equal layers have in common at a node: all but inputs, the layer's number and the site of a dropout."""
+    """What equal layers share at a node: all but inputs, the number of the layer and the site of a dropout."""
     attributes = tuple(pair for pair in node.attributes if pair[0] != "site")
     name = pattern(node.name)[0]
     return node.operator, name, attributes, node.tensor, node.mapping, node.work, node.kept
 
 
 def _times_equal(graph: ParallelGraph, signatures: Sequence[object], start: int, period: int) -> int:
-    """How many times the nodes from `start` repeat."""
+    """How many times the nodes from `start` on are repeated."""
     times = 1
     while start + (times + 1) * period <= len(signatures) and all(
         signatures[i] == signatures[i - period] and _follows(graph, i, start, period)
@@ -193,9 +184,9 @@ def _times_equal(graph: ParallelGraph, signatures: Sequence[object], start: int,
 
 
 def _follows(graph: ParallelGraph, index: int, start: int, period: int) -> bool:
-    """Whether a node reads what its twin a period before reads, one layer on; or what all layers read.
+    """True if a node reads what its twin one period earlier reads, a layer later, or what all layers read.
 
-    Where the first layer reads what was before it, the second may read the first.
+    Where the first layer reads a node before the block, the second may read the first layer.
     """
     first = index - period < start + period
     for a, b in zip(graph.nodes[index - period].inputs, graph.nodes[index].inputs, strict=True):

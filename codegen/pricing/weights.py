@@ -59,13 +59,8 @@ class Weights(Operators):
         """A weight in passes without gradient: cast and converted in each pass, whether or not it is shared there."""
         choice = self.plan.choices[index]
         source, shared = choice.output, None if choice.shared is None else without_addends(choice.shared)
-        if shared is None:
-            passes = reads
-        else:  # the first read of each pass brings the weight to where all of them read it
-            alike: dict[tuple[int, int], list[Use]] = {}
-            for use in reads:
-                alike.setdefault((self.classes.twin[use.node], use.operand), []).append(use)
-            passes = max(alike.values(), key=len, default=[])
+        # Where a weight is shared, the first read of each pass converts it for all of them.
+        passes = reads if shared is None else max(self.classes.repetitions(index).values(), key=len, default=[])
         for use in passes:
             target = shared or self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
             self.convert("weights", index, source, target, use.node, backward=False)

@@ -40,8 +40,6 @@ def show(folder: Path | str, html: Path | None = None, trace: Path | None = None
 
 def show_graph(folder: Path | str, as_json: bool = False) -> str:
     """The PCG of the plan in `folder` with its parallel operators (Unity, section 3), as text or JSON."""
-    from ..parallel_graph.text import show_text
-
     plan = load_any(folder)
     if isinstance(plan, SavedSpaceTimePlan):
         raise PartitaError(f"{folder} holds a space-time plan: it has a program and a --trace, no PCG")
@@ -49,4 +47,5 @@ def show_graph(folder: Path | str, as_json: bool = False) -> str:
         raise PartitaError(
             f"{folder} holds a pipelined plan: its stages are graphs of their own, there is no PCG of all"
         )
-    return json.dumps(plan.parallel_graph().to_json(), allow_nan=False) if as_json else show_text(plan)
+    graph = plan.parallel_graph()
+    return json.dumps(graph.to_json(), allow_nan=False) if as_json else str(graph)

@@ -54,6 +54,14 @@ class Classes:
         """The node whose variable decides on `node`: itself, what it repeats, or what it is an alternative of."""
         return self.alternative_of.get(node, self.twin.get(node, node))
 
+    def repetitions(self, tensor: int) -> dict[tuple[int, int], list[Use]]:
+        """The reads of a tensor in passes without gradient, by (node, operand) of the read that they repeat."""
+        found: dict[tuple[int, int], list[Use]] = {}
+        for use in self.reads.get(tensor, ()):
+            if use.node in self.twin:
+                found.setdefault((self.twin[use.node], use.operand), []).append(use)
+        return found
+
 
 def trains(pcg: PCG, node: int) -> bool:
     """True if weight gradients follow from the output gradient: the node reads a weight, or what only weights give."""
