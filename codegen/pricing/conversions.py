@@ -9,6 +9,7 @@ from ...formulation.strategies.tensor_classes import Classes, Use, classes
 from ...formulation.strategies.transitions import Transitions
 from ...model.graph.atoms import atoms
 from ...model.graph.layout import Action, Layout, P, S, atom_of, is_split, largest_part
+from ...model.graph.pcg import Node
 from ...model.graph.segments import segments
 from ...model.machine.collective_price import ROUNDING_NS
 from ...model.machine.precision import precision
@@ -40,11 +41,11 @@ class Conversions:
     # Recomputation
 
     def mode(self, index: int) -> str:
-        """How much of a node's segment is recomputed."""
+        """The recomputation mode of a node's segment."""
         return self.plan.recompute[self.segment[index]] if index in self.segment else "none"
 
     def keep_largest_segment(self) -> None:
-        """One segment is recomputed at a time: the one that restores most counts."""
+        """Count the segment that restores most: one is recomputed at a time."""
         if self.restored:
             self.price.kept += max(self.restored.values(), key=lambda held: sum(kept.bytes for kept in held))
 
@@ -56,7 +57,7 @@ class Conversions:
     def work(
         self, part: Part, kind: str, phase: Phase, node: int, ns: int, at: int = -1, *, slot: Slot = Slot.KERNEL
     ) -> None:
-        """The device works alone."""
+        """Work of a device without communication."""
         self.add(Item(part, kind, phase, node, at=node if at < 0 else at, slot=slot, ns=ns, count=self.k))
 
     def update(self, kind: str, node: int, ns: int, slot: Slot, axes: tuple[int, ...] = (), *, size: int = 0) -> None:
@@ -69,11 +70,11 @@ class Conversions:
         self.price.kept.append(Kept(part, node, size_bytes))
 
     def stay(self, part: str, node: int, size_bytes: int) -> None:
-        """Bytes that are kept for backward, of every micro-batch in flight."""
+        """Bytes kept for backward, of every micro-batch in flight."""
         self.hold(part, node, size_bytes * self.plan.in_flight)
 
     def save(self, part: str, node: int, size_bytes: int, at: int = -1) -> None:
-        """Bytes that what runs `at` a node keeps for backward; a recomputed segment restores them for a while."""
+        """Bytes that work at node `at` keeps for backward; a recomputed segment restores them temporarily."""
         where = node if at < 0 else at
         if self.mode(where) == "none":
             self.stay(part, node, size_bytes)
@@ -95,8 +96,17 @@ class Conversions:
             for a, size in enumerate(self.known[index].sizes)
         )
 
-    def in_base(self, use: Use, layout: Layout) -> Layout:
-        """A layout that a consumer asks, in the atoms of the tensor that it reads through views."""
+    def bytes(self, index: int, layout: Layout) -> int:
+        """Bytes of the largest part of a tensor."""
+        return self.numel(index, layout) * self.item(index)
+
+    def sources(self, index: int) -> tuple[Node, ...]:
+        """The nodes that a node reads."""
+        return tuple(self.graph.nodes[i] for i in self.graph.nodes[index].inputs)
+
+    def required(self, use: Use) -> Layout:
+        """The layout in which a consumer reads a tensor through views, in the atoms of the tensor."""
+        layout = self.plan.choices[use.node].inputs[use.operand]
         return tuple(S(use.atoms[atom_of(x)]) if is_split(x) else x for x in layout)
 
     # Times
@@ -122,15 +132,15 @@ class Conversions:
         regather: bool = False,
         backward: bool = True,
     ) -> bool:
-        """Add the items of a conversion that runs `at` a node, forward and `backward`; True if the value moves.
+        """Add the items of a conversion that runs at node `at`, forward and `backward`; True if the value moves.
 
-        `regather`: forward also in backward. A conversion at a recomputed node runs once more too.
+        `regather`: backward repeats the forward conversion. So does recomputation of node `at`.
         """
         current, moved, gradient = list(source), False, self.graph.nodes[index].gradient and backward
         for step in route(self.plan, index, source, target):
-            before = self.numel(index, tuple(current)) * self.item(index)
+            before = self.bytes(index, tuple(current))
             current[step.axis] = step.target
-            after = self.numel(index, tuple(current)) * self.item(index)
+            after = self.bytes(index, tuple(current))
             value = step.move.value
             runs: list[tuple[Phase, Slot]] = [("forward", slot)]
             if self.mode(at) != "none":

@@ -26,9 +26,9 @@ class Operators(Conversions):
     """Adds operators and the tensors between them."""
 
     def compute(self, index: int) -> None:
-        """An operator: its kernels, what it sends, what it keeps for backward."""
+        """An operator: its kernels, its messages, and what it keeps for backward."""
         node, entry = self.graph.nodes[index], operator(self.graph.nodes[index].op)
-        output_bytes = self.numel(index, self.choice(index).output) * self.item(index)
+        output_bytes = self.bytes(index, self.choice(index).output)
         self.kernels(index, output_bytes)
         self.specials(index)
         if entry.transfer:
@@ -40,11 +40,11 @@ class Operators(Conversions):
             self.saved(index, output_bytes)
 
     def kernels(self, index: int, output_bytes: int) -> None:
-        """Roofline of one operator, forward and backward, on the largest part."""
+        """Roofline times of one operator, forward and backward, on the largest part."""
         node, entry = self.graph.nodes[index], operator(self.graph.nodes[index].op)
         if not entry.passes:
             return
-        sources, share = tuple(self.graph.nodes[i] for i in node.inputs), self.share(index)
+        sources, share = self.sources(index), self.share(index)
         traffic, work = self.traffic(index, share, output_bytes), entry.work(node, sources) * share
         forward = self.kernel(work, traffic * entry.passes)
         self.work("compute", node.op, "forward", index, forward)
@@ -64,7 +64,7 @@ class Operators(Conversions):
     def traffic(self, index: int, share: float, output_bytes: int) -> float:
         """Bytes that one pass of an operator reads and writes; of a table the rows that are looked up."""
         node, choice = self.graph.nodes[index], self.choice(index)
-        looked_up = operator(node.op).looked_up(node, tuple(self.graph.nodes[i] for i in node.inputs))
+        looked_up = operator(node.op).looked_up(node, self.sources(index))
         traffic: float = output_bytes
         for place, (i, x) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
             item = self.item(i)
@@ -78,18 +78,17 @@ class Operators(Conversions):
 
     def table_gradient(self, index: int) -> None:
         """The dense gradient of a table whose rows an operator looks up."""
-        node, choice = self.graph.nodes[index], self.choice(index)
-        sources = tuple(self.graph.nodes[i] for i in node.inputs)
+        node, sources = self.graph.nodes[index], self.sources(index)
         looked_up = operator(node.op).looked_up(node, sources)
         if looked_up and sources[looked_up[0]].gradient and not node.get("sparse"):
             place = looked_up[0]
-            table = self.numel(node.inputs[place], choice.inputs[place]) * self.item(node.inputs[place])
+            table = self.bytes(node.inputs[place], self.choice(index).inputs[place])
             self.work("compute", "table gradient", "backward", index, self.stream(table))
 
     def saved(self, index: int, output_bytes: int) -> None:
         """What an operator itself keeps for backward; its readers keep their inputs."""
-        node, choice, entry = self.graph.nodes[index], self.choice(index), operator(self.graph.nodes[index].op)
-        sources = tuple(self.graph.nodes[i] for i in node.inputs)
+        node, choice, sources = self.graph.nodes[index], self.choice(index), self.sources(index)
+        entry = operator(node.op)
         for name, part in self.parts(index).items():
             if entry.split and part < 1:
                 made = entry.split(node, sources, name, part)[1]
@@ -130,9 +129,9 @@ class Operators(Conversions):
     def share(self, index: int) -> float:
         """The largest share of the work that a rank does."""
         node, share = self.graph.nodes[index], 1.0
-        split, sources = operator(node.op).split, tuple(self.graph.nodes[i] for i in node.inputs)
+        split = operator(node.op).split
         for name, part in self.parts(index).items():
-            share *= part * (split(node, sources, name, part)[0] if split and part < 1 else 1.0)
+            share *= part * (split(node, self.sources(index), name, part)[0] if split and part < 1 else 1.0)
         for _, row, part_of_it in self.special_parts(index):
             share *= special_strategy(row.special).work(part_of_it)
         return share
@@ -160,7 +159,7 @@ class Operators(Conversions):
         return as_ordinary(self.graph, index, choice) if index in self.bundles else choice
 
     def exchange(self, index: int) -> None:
-        """Exchanges that join the branches of a bundle, and part their gradients."""
+        """Exchanges that join the branches of a bundle, and split their gradients."""
         (axis, *places), node = self.plan.choices[index].joins, self.graph.nodes[index]
         size, layout = self.plan.placement.sizes[axis], self.plan.choices[index].output
         unsplit = tuple(R if a == axis else x for a, x in enumerate(layout))
@@ -173,7 +172,7 @@ class Operators(Conversions):
     def add_move(
         self, index: int, axis: int, action: Action, size_bytes: int, phase: Phase, *, slot: Slot, times: int = 1
     ) -> None:
-        """An action of an operator's own along an axis."""
+        """A message of an operator itself along an axis."""
         ns, axes = self.transitions.step_ns(axis, action, size_bytes), (axis,) if action in COLLECTIVES else ()
         self.add(
             Item(
@@ -204,7 +203,7 @@ class Operators(Conversions):
 
     def share_kept(self, index: int, moved: bool) -> None:
         """Keep a tensor in the layout that its readers share, or restore it for them."""
-        size, stays = self.numel(index, self.plan.choices[index].given) * self.item(index), self.stays(index)
+        size, stays = self.bytes(index, self.plan.choices[index].given), self.stays(index)
         inside = outside = False
         for use in self.classes.reads.get(index, ()):
             keeps = self.saves(use) and self.graph.nodes[use.node].op not in LOSS_TRANSIENTS
@@ -220,8 +219,8 @@ class Operators(Conversions):
     def special_parts(self, index: int) -> Iterator[tuple[int, Row, Part]]:
         """The axes on which a special strategy splits an operator, with a rank's part there."""
         node, choice, sizes = self.graph.nodes[index], self.plan.choices[index], self.plan.placement.sizes
-        sources = tuple(self.graph.nodes[i] for i in node.inputs)
-        situation = Situation(node, sources, tuple(self.known[i] for i in node.inputs), self.known[index])
+        known = tuple(self.known[i] for i in node.inputs)
+        situation = Situation(node, self.sources(index), known, self.known[index])
         itemsizes = tuple(self.item(i) for i in (*node.inputs, index))
         for axis, row in enumerate(self.rows(index)):
             if row.special and sizes[axis] > 1:
@@ -229,7 +228,7 @@ class Operators(Conversions):
                 yield axis, row, part_of(situation, row, sizes[axis], layouts, sizes, itemsizes, spread=spread)
 
     def specials(self, index: int) -> None:
-        """What special strategies send and keep."""
+        """The messages of special strategies, and what they keep."""
         kept = 0
         ahead: tuple[Phase, ...] = ("forward",) if self.mode(index) == "none" else ("forward", "recompute")
         back: tuple[Phase, ...] = ("backward",) if self.graph.nodes[index].gradient else ()
@@ -244,9 +243,9 @@ class Operators(Conversions):
             self.save("activations", index, kept)
 
     def saves(self, use: Use) -> bool:
-        node = self.graph.nodes[use.node]
-        entry, sources = operator(node.op), tuple(self.graph.nodes[i] for i in node.inputs)
-        return entry.named(node)[use.operand] in entry.kept(node, sources)
+        """True if autograd keeps a consumer's input."""
+        node, entry = self.graph.nodes[use.node], operator(self.graph.nodes[use.node].op)
+        return entry.named(node)[use.operand] in entry.kept(node, self.sources(use.node))
 
     def kept_bytes(self, use: Use) -> int:
         """Bytes of an input as its consumer keeps it; a loss keeps a float32 copy."""
@@ -271,20 +270,18 @@ class Operators(Conversions):
             moved = self.convert("conversions", index, choice.output, choice.shared, index, slot=Slot.AFTER)
             self.share_kept(index, moved)
         for use in uses:
-            target = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
             back = use.node not in self.classes.twin
-            moved = self.convert("conversions", index, choice.given, target, use.node, backward=back)
+            moved = self.convert("conversions", index, choice.given, self.required(use), use.node, backward=back)
             copied = moved or self.graph.nodes[use.node].op in LOSS_TRANSIENTS
             inside = self.segment.get(index) == self.segment.get(use.node)
             there = stays or self.enters(index, use) or (inside and self.saves_output(index))
             if copied or (choice.shared is None and not there):
                 self.keep(use)
         if choice.shared is None and any(self.enters(index, use) for use in uses) and not stays:
-            self.stay("activations", index, self.numel(index, choice.output) * self.item(index))
+            self.stay("activations", index, self.bytes(index, choice.output))
         for position, source in enumerate(self.graph.nodes[index].inputs):  # constants are cut where they are used
             base = self.classes.base[source]
             if self.classes.constant[base]:
                 use = Use(index, position, self.classes.atoms[source])
-                target = self.in_base(use, choice.inputs[position])
-                if self.convert("compute", base, self.plan.choices[base].given, target, index):
+                if self.convert("compute", base, self.plan.choices[base].given, self.required(use), index):
                     self.keep(use)

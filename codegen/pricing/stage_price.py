@@ -1,7 +1,7 @@
 """What a plan costs, computed from its layouts alone: node by node, move by move, without network or tables of options.
 
-It states the cost model once more in plain Python, so that the objective a solver reports is confirmed by something
-that shares none of its encoding. Every kernel and every collective is one item (`price_items.py`).
+The cost model, stated a second time in plain Python: it confirms the objective that a solver reports, and shares none
+of its encoding. Every kernel and every collective is one item (`price_items.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Pricing(Weights):
                     item = self.precision.buffer_itemsize(node.dtype)
                     self.hold("states", index, self.numel(index, self.plan.choices[index].output) * item)
                 elif operator(node.op).passes:
-                    work = operator(node.op).work(node, tuple(self.graph.nodes[i] for i in node.inputs))
+                    work = operator(node.op).work(node, self.sources(index))
                     time = self.kernel(work, 2.0 * node.numel * self.item(index))
                     self.work("compute", node.op, "forward", index, time)
                     if self.mode(index) != "none":

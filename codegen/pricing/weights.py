@@ -35,9 +35,7 @@ class Weights(Operators):
         else:
             self.hold("states", index, stored * item)
         first, shared = uses[0], choice.shared
-        target = (
-            shared if shared is not None else self.in_base(first, self.plan.choices[first.node].inputs[first.operand])
-        )
+        target = shared if shared is not None else self.required(first)
         saved = any(self.saves(u) for u in uses) if shared is not None else self.saves(first)
         moved = self.convert("weights", index, choice.output, target, first.node, regather=choice.regather)
         cast, recomputed = self.stream(stored * float(item + self.item(index))), self.mode(first.node) != "none"
@@ -48,10 +46,9 @@ class Weights(Operators):
             elif choice.regather:
                 self.work("weights", "cast", "backward", index, cast, first.node, slot=Slot.REGATHER)
         if saved and (recomputed or not choice.regather) and (moved or self.precision.mixed):
-            self.save("weights", index, self.numel(index, target) * self.item(index), first.node)
+            self.save("weights", index, self.bytes(index, target), first.node)
         for use in uses if shared is not None else ():
-            target_of_use = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
-            if self.convert("weights", index, target, target_of_use, use.node) and self.saves(use):
+            if self.convert("weights", index, target, self.required(use), use.node) and self.saves(use):
                 self.save("weights", index, self.kept_bytes(use), use.node)
         self.without_gradient(index, [use for use in reads if use.node in self.classes.twin], cast)
 
@@ -62,13 +59,11 @@ class Weights(Operators):
         # Where a weight is shared, the first read of each pass converts it for all of them.
         passes = reads if shared is None else max(self.classes.repetitions(index).values(), key=len, default=[])
         for use in passes:
-            target = shared or self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
-            self.convert("weights", index, source, target, use.node, backward=False)
+            self.convert("weights", index, source, shared or self.required(use), use.node, backward=False)
             if self.precision.mixed:
                 self.work("weights", "cast", "forward", index, cast, use.node, slot=Slot.BEFORE)
         for use in reads if shared is not None else ():
-            target_of_use = self.in_base(use, self.plan.choices[use.node].inputs[use.operand])
-            self.convert("weights", index, shared or source, target_of_use, use.node, backward=False)
+            self.convert("weights", index, shared or source, self.required(use), use.node, backward=False)
 
     def train(self, index: int, stored: int) -> None:
         """Gradient and optimizer states of a weight of which a rank stores `stored` elements."""
