@@ -16,15 +16,14 @@ from ...model.graph.pcg import PCG
 from ..emission.common.defaults import SEED
 from ..emission.templates.counters import dropout_mask, projection_weights
 from ..plan.plan import Plan
-from .reference import PLAIN, Optimizer, Semantics, random_weight, state_of
-from .statistics import InPieces
+from .reference import PLAIN, Semantics, random_weight, state_of, train
 from .synthetic import synthetic
 from .verify import TOLERANCE, Trial, semantics
 from .worker import Outcome
 
 
 class GraphModule(nn.Module):
-    """A graph as a module: every node on whole tensors, by `model.interpret`, with the program's masks and noise."""
+    """A graph as a module: every node on whole tensors, by the interpreter, with the program's masks and noise."""
 
     def __init__(self, graph: PCG) -> None:
         super().__init__()
@@ -64,28 +63,17 @@ def _numbers(shape: tuple[int, ...]) -> Tensor:
 def _truth(
     graph: PCG, optimizer: str, steps: int, semantics: Semantics = PLAIN
 ) -> tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...], Outcome]:
-    """Initial weights, batches, and what training on whole tensors gives."""
+    """Initial weights, batches, and the outcome of training on whole tensors."""
     module = GraphModule(graph)
-    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    state = state_of(module)
     batches = tuple(synthetic(graph, graph.batch, step) for step in range(steps))
-    update = Optimizer(optimizer, module, semantics.stale)
-    losses, gradients = [], dict[str, Tensor]()
-    for step, batch in enumerate(batches):
-        with update.computing(), InPieces(semantics.normalized):
-            loss = module(batch, step)
-            update.zero_grad()
-            loss.backward()
-        losses.append(loss.item())
-        if step == 0:
-            gradients = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
-        update.step()
-    return state, batches, Outcome(losses, gradients, state_of(module))
+    return state, batches, train(module, module, batches, optimizer, semantics)
 
 
 def trial_of(plan: Plan, path: Path, steps: int = 2, graph: PCG | None = None) -> Trial:
-    """A plan's program, which is written to `path`, and what its graph gives on whole tensors.
+    """A plan's program, written to `path`, and what its graph computes on whole tensors.
 
-    `graph` is that of the whole batch, needed where a micro-batch is one sample: a graph does not grow out of that.
+    `graph` is that of the whole batch, required if a micro-batch is one sample: such a graph cannot be enlarged.
     """
     whole = graph or with_batch(plan.graph, plan.batch)
     state, batches, outcome = _truth(whole, plan.optimizer, steps, semantics(plan))

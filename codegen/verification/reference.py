@@ -1,7 +1,7 @@
-"""The unsharded truth: the user's module, whole, on one CPU in float64, trained with plain torch.optim.
+"""The unsharded reference: the user's module, whole, on one CPU in float64, trained with plain torch.optim.
 
-It shares with the emitted program only what is random by nature: initial weights, dropout masks and the weights of a
-projection, all functions of names and counters.
+It shares with the emitted program only what is random: initial weights, dropout masks and the weights of a projection,
+all functions of names and counters.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -43,9 +43,9 @@ def random_weight(name: str, shape: Sequence[int]) -> Tensor:
 
 
 def materialize(module: nn.Module) -> nn.Module:
-    """A copy on the CPU in float64, each part in its mode, with random weights that depend on their names alone.
+    """A copy on the CPU in float64, modes (train, eval) kept, with random weights that depend on their names alone.
 
-    Raises PartitaError where a buffer is on the meta device: nobody knows its values.
+    Raises PartitaError if a buffer is on the meta device, so that its values are unknown.
     """
     memo: dict[int, Any] = {}
     for name, parameter in module.named_parameters():
@@ -64,10 +64,10 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 class CountedDropout(TorchDispatchMode):
-    """Every dropout mask is the emitted program's: a function of (seed, step, call site, element).
+    """Makes every dropout mask that of the emitted program: a function of (seed, step, call site, element).
 
-    Works below autograd, where dropout draws its noise, so the way that leads there (a module, a function, attention)
-    does not matter. `sites` counts the calls; `narrow` says whether the module left float64 by itself.
+    Works below autograd, where dropout draws its noise, so modules, functions and attention are all covered. `sites`
+    counts the calls; `narrow` is True if the module left float64 by itself.
     """
 
     def __init__(self, seed: int, step: int) -> None:
@@ -79,7 +79,7 @@ class CountedDropout(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.aten.bernoulli_.float:
             noise = args[0]
-            keep = args[1] if len(args) > 1 else 0.5  # its default is left out
+            keep = args[1] if len(args) > 1 else 0.5
             index = torch.arange(noise.numel()).view(noise.shape)
             noise.copy_(dropout_mask(index, 1 - keep, self.seed, self.step, self.sites) != 0)
             self.sites += 1
@@ -101,7 +101,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def loss_of(result: Any, seed: int) -> Tensor:
-    """The loss that the module returns, or the projections of the tensors that it returns, added up."""
+    """The loss that the module returns, or the sum of projections of the tensors that it returns."""
     scalar, tensors = outputs(result)
     if scalar:
         return tensors[0].reshape(())
@@ -114,9 +114,9 @@ def loss_of(result: Any, seed: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Semantics:
-    """How a plan trains otherwise than its module, as the reference must too.
+    """How training by a plan differs from training the module; the reference follows it.
 
-    `normalized`: what batch norms normalize apart; `stale`: gradients are those at the weights of a step ago
+    `normalized`: what batch norms normalize separately; `stale`: gradients are those at the weights of the step before
     (PipeDream-2BW).
     """
 
@@ -178,37 +178,18 @@ _OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 def train(
     module: nn.Module,
-    example: Inputs,
-    graph: PCG,
+    loss_of_step: Callable[[Mapping[str, Tensor], int], Tensor],
     batches: Sequence[Mapping[str, Tensor]],
     optimizer: str,
-    seed: int,
     semantics: Semantics = PLAIN,
-) -> tuple[Outcome, bool]:
-    """Train `module` (from `materialize`) on whole batches; also whether the module left float64 by itself.
-
-    Raises PartitaError where the module fails, or draws fewer dropout masks than the graph says.
-    """
-    sites = 1 + max((graph.nodes[i]["site"] for i in graph.of("dropout")), default=-1)
+) -> Outcome:
+    """Train `module` on whole batches: `loss_of_step(batch, step)` is its loss in one step."""
     update = Optimizer(optimizer, module, semantics.stale)
-    losses: list[float] = []
-    gradients: dict[str, Tensor] = {}
-    narrow = False
+    losses, gradients = list[float](), dict[str, Tensor]()
     for step, batch in enumerate(batches):
-        tensors = [batch[name] for name in example.names]
         with update.computing():
-            try:
-                with (
-                    CountedDropout(seed, step) as counted,
-                    default_dtype(torch.float64),
-                    InPieces(semantics.normalized),
-                ):
-                    loss = loss_of(example.call(module, tensors), seed)
-            except Exception as error:  # whatever the user's forward raises
-                raise PartitaError(f"the module fails on random inputs: {type(error).__name__}: {error}") from error
-            if counted.sites < sites:
-                raise PartitaError(f"the module draws {counted.sites} dropout masks, its graph {sites}")
-            narrow |= counted.narrow
+            with InPieces(semantics.normalized):
+                loss = loss_of_step(batch, step)
             update.zero_grad()
             loss.backward()
         for parameter in module.parameters():
@@ -218,4 +199,34 @@ def train(
         if step == 0:
             gradients = {k: p.grad.clone() for k, p in module.named_parameters() if p.grad is not None}
         update.step()
-    return Outcome(losses, gradients, state_of(module)), narrow
+    return Outcome(losses, gradients, state_of(module))
+
+
+def train_module(
+    module: nn.Module,
+    example: Inputs,
+    graph: PCG,
+    batches: Sequence[Mapping[str, Tensor]],
+    optimizer: str,
+    seed: int,
+    semantics: Semantics = PLAIN,
+) -> tuple[Outcome, bool]:
+    """Train a user's module (from `materialize`); also whether the module left float64 by itself.
+
+    Raises PartitaError where the module fails, or draws fewer dropout masks than its graph has.
+    """
+    sites = 1 + max((graph.nodes[i]["site"] for i in graph.of("dropout")), default=-1)
+    narrow = []
+
+    def loss_of_step(batch: Mapping[str, Tensor], step: int) -> Tensor:
+        try:
+            with CountedDropout(seed, step) as counted, default_dtype(torch.float64):
+                loss = loss_of(example.call(module, [batch[name] for name in example.names]), seed)
+        except Exception as error:  # whatever the user's forward raises
+            raise PartitaError(f"the module fails on random inputs: {type(error).__name__}: {error}") from error
+        if counted.sites < sites:
+            raise PartitaError(f"the module draws {counted.sites} dropout masks, its graph {sites}")
+        narrow.append(counted.narrow)
+        return loss
+
+    return train(module, loss_of_step, batches, optimizer, semantics), any(narrow)

@@ -165,7 +165,7 @@ def trial(
     example = Inputs.of(whole, module[1])
     state = reference.state_of(whole)
     batches = [synthetic(graph, samples, step) for step in range(steps)]
-    truth, narrow = reference.train(whole, example, graph, batches, optimizer, program.SEED, semantics=semantics)
+    truth, narrow = reference.train_module(whole, example, graph, batches, optimizer, program.SEED, semantics=semantics)
     tolerance = TOLERANCE_NARROW if narrow else TOLERANCE
     return Trial(path, graph, ranks, state, batches, truth=truth, tolerance=tolerance)
 
