@@ -224,12 +224,12 @@ class FunctionWriter:
 
     def _text(self, s: int, names: Mapping[int, str]) -> str:
         this = self.statements[s]
-        return this.render(
-            [
-                self._text(o, names) if self.statements[o].inline or self.statements[o].kind == "weight" else names[o]
-                for o in this.operands
-            ]
-        )
+        return this.render([self._read(o, names) for o in this.operands])
+
+    def _read(self, s: int, names: Mapping[int, str]) -> str:
+        """A statement where another one reads it: its name, or the text of what has no line of its own."""
+        this = self.statements[s]
+        return self._text(s, names) if this.inline or this.kind == "weight" else names[s]
 
     def _written(
         self,
@@ -250,10 +250,9 @@ class FunctionWriter:
         lines: list[str] = []
         place = -1
         for without_gradient, region in regions:
-            inner = indent
+            inner = indent + 4 * without_gradient
             if without_gradient:
                 lines.append(f"{' ' * indent}with torch.no_grad():")
-                inner += 4
             for s in region:
                 place += 1
                 live = {names[o] for o, last in uses.items() if o in names and last > place}
@@ -267,17 +266,13 @@ class FunctionWriter:
                 dying = [names[o] for o in leaves if uses[o] <= place]
                 names[s] = self._name(s, leaves, dying, live, names)
                 lines += wrap(f"{names[s]} = {tidy(self._text(s, names))}", inner, self._comment(s))
-        texts = [
-            tidy(self._text(r, names)) if self.statements[r].inline or self.statements[r].kind == "weight" else names[r]
-            for r in results
-        ]
-        return [*lines, *wrap(returned(texts), indent)]
+        return [*lines, *wrap(returned([tidy(self._read(r, names)) for r in results]), indent)]
 
     def _loop(self, s: int, live: set[str], names: dict[int, str], indent: int) -> list[str]:
         """A loop over blocks. A value keeps its name while it is handed on, unless it is read again after the loop."""
         this = self.statements[s]
         assert this.loop is not None
-        texts = [self._text(o, names) if self.statements[o].kind == "weight" else names[o] for o in this.operands]
+        texts = [self._read(o, names) for o in this.operands]
         lines: list[str] = []
         carried: list[str] = []
         for o, text, preferred in zip(this.operands, texts, this.loop.carried_names, strict=False):
@@ -333,12 +328,7 @@ class FunctionWriter:
         this = self.statements[s]
         if this.comment:
             return this.comment
-        for o in this.operands:
-            if self.statements[o].inline:
-                found = self._comment(o)
-                if found:
-                    return found
-        return ""
+        return next(filter(None, (self._comment(o) for o in this.operands if self.statements[o].inline)), "")
 
 
 @cache

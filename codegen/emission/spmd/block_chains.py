@@ -40,7 +40,7 @@ def chains(plan: Plan, kinds: NodeKinds, single: bool = False) -> tuple[BlockCha
         prefix
         for choice, node in zip(plan.choices, plan.graph.nodes, strict=True)
         if choice.beside or choice.joins
-        for prefix in _prefixes(node.path)
+        for prefix in (node.path[: match.start()] for match in LIST_INDEX.finditer(node.path))
     }
     known = {prefix: entries for prefix, entries in known.items() if prefix not in branches}
     above = {prefix: list_above(prefix, known) for prefix in known}
@@ -49,11 +49,6 @@ def chains(plan: Plan, kinds: NodeKinds, single: bool = False) -> tuple[BlockCha
         if above[prefix] is None:
             found += _of_lists(plan, prefix, known, above, kinds, single)
     return tuple(sorted(found, key=lambda chain: chain.blocks[0].nodes[0]))
-
-
-def _prefixes(path: str) -> list[str]:
-    """The lists that a node is below."""
-    return [path[: match.start()] for match in LIST_INDEX.finditer(path)]
 
 
 def _of_lists(

@@ -44,14 +44,8 @@ class FunctionBody(FunctionWriter):
         roles: Mapping[int, str],
     ) -> None:
         super().__init__(plan.graph, plan.axes, roles, used.has_dropout)
-        self.plan, self.own, self.weights, self.used, self.divided, self.divisors = (
-            plan,
-            own,
-            weights,
-            used,
-            divided,
-            divisors,
-        )
+        self.plan, self.own, self.weights, self.used = plan, own, weights, used
+        self.divided, self.divisors = divided, divisors
         self.dropout_sites: dict[int, str] = {}  # call sites of dropouts in loops
         self.branches: Mapping[int, ParallelBranches] = {}  # by the node that joins them
         self.calls: Mapping[int, SegmentCall] = {}  # of recomputed segments, by their results
@@ -105,10 +99,14 @@ class FunctionBody(FunctionWriter):
         made = self.add(this)
         gives = []
         for out, layout, name in zip(last.outs, last.layouts, loop.carried_names, strict=True):
-            gives.append(self.add(Statement(lambda _, k=name: k, (made,), "handed", name, max(out, -1))))  # type: ignore[misc]
+            gives.append(self._result(made, name, max(out, -1)))
             if out >= 0:
                 self._memo[out, "given", True] = self._converted(gives[-1], out, layout, self.plan.choices[out].given)
         this.results = tuple(gives)
+
+    def _result(self, statement: int, name: str, node: int) -> int:
+        """One of the values of a statement that has several."""
+        return self.add(Statement(lambda _: name, (statement,), "handed", name, node))
 
     def results(self, block: Block | SegmentCall) -> list[int]:
         """The results of a block or segment."""
@@ -135,8 +133,8 @@ class FunctionBody(FunctionWriter):
         elif is_literal(self.plan, index):
             number = literal_text(self.plan, index)
             self._memo[key] = self.add(Statement(lambda _: number, (), "weight", number, index))
-        elif pending := self._pending_loop(index):
-            self.loop(*pending)
+        elif pending := [pair for pair in self.pending_loops if index in pair[0].chain.passes[pair[1]][-1].outs]:
+            self.loop(*pending[0])
         elif index in self.calls:
             self._memo[key] = self._called(index)
         elif index not in self.own:
@@ -144,11 +142,6 @@ class FunctionBody(FunctionWriter):
         else:
             self._memo[key] = self._converted(self._computed(index), index, choice.output, choice.given)
         return self._memo[key]
-
-    def _pending_loop(self, index: int) -> tuple[Loop, int] | None:
-        """The loop, not written yet, that gives a value."""
-        found = (pair for pair in self.pending_loops if index in pair[0].chain.passes[pair[1]][-1].outs)
-        return next(found, None)
 
     def value(self, index: int, layout: Layout, recorded: bool = True) -> int:
         """A node in the layout that a reader requires; if not `recorded`, converted without gradient."""
@@ -188,19 +181,19 @@ class FunctionBody(FunctionWriter):
         steps, before = route(plan, index, source, target), local_part(plan, index, source)
         lines = conversion(before, steps, self.used, gradient=node.gradient and recorded, weight=weight)
         again = recorded and self._shows_regathered(index, source) and not self._makes_new(index, source, target)
+        name, kind = self.statements[statement].preferred_name, "gather" if weight else "convert"
         for line in lines:
-
-            def converted(x: str, text: str = line) -> str:
-                return text.replace("{x}", enclosed(x) if "{x}." in text else x)
-
-            def render(t: Sequence[str], converted: Callable[[str], str] = converted) -> str:
-                return remade(t[0], converted, self.used) if again else converted(t[0])
-
-            name = self.statements[statement].preferred_name
-            kind = "gather" if weight else "convert"
-            statement = self.add(Statement(render, (statement,), kind, name, index))
+            statement = self.add(Statement(self._conversion(line, again), (statement,), kind, name, index))
             self.statements[statement].without_gradient = node.gradient and not recorded
         return statement
+
+    def _conversion(self, line: str, again: bool) -> Callable[[Sequence[str]], str]:
+        """The text of a conversion from that of its operand; `again`: of a weight that backward gathers again."""
+
+        def converted(x: str) -> str:
+            return line.replace("{x}", enclosed(x) if "{x}." in line else x)
+
+        return lambda texts: remade(texts[0], converted, self.used) if again else converted(texts[0])
 
     def _makes_new(self, index: int, source: Layout, target: Layout) -> bool:
         """True if a conversion takes memory; a view need not be gathered again."""
@@ -239,9 +232,8 @@ class FunctionBody(FunctionWriter):
         for place, (i, layout) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
             operand = self.value(i, layout, not self._unrecorded(index))
             if (index, place) in self.divided:  # every micro-batch would add it
-                text = str(plan.micro_batches)
                 operand = self.add(
-                    Statement(lambda t, k=text: f"{enclosed(t[0])} / {k}", (operand,), "unary", "x", i)  # type: ignore[misc]
+                    Statement(lambda t: f"{enclosed(t[0])} / {plan.micro_batches}", (operand,), "unary", "x", i)
                 )
             operands.append(operand)
         call = self.call(index)
@@ -281,8 +273,7 @@ class FunctionBody(FunctionWriter):
             this.without_gradient = not recorded
             made, gives = self.add(this), list[int]()
             for i in siblings:
-                name = self._value_name(i)
-                gives.append(self.add(Statement(lambda _, k=name: k, (made,), "handed", name, i)))  # type: ignore[misc]
+                gives.append(self._result(made, self._value_name(i), i))
                 self._memo[i, "part"] = gives[-1]
             this.results = tuple(gives)
         return self._memo[index, "part"]
@@ -300,10 +291,7 @@ class FunctionBody(FunctionWriter):
             this = Statement(render, operands, "call", names[0], call.outs[0])
             made = self.add(this)
             if len(call.outs) > 1:
-                this.results = tuple(
-                    self.add(Statement(lambda _, k=k: k, (made,), "handed", k, i))  # type: ignore[misc]
-                    for i, k in zip(call.outs, names, strict=True)
-                )
+                this.results = tuple(self._result(made, k, i) for i, k in zip(call.outs, names, strict=True))
             self._memo |= {(i, "called"): s for i, s in zip(call.outs, this.results or (made,), strict=True)}
         return self._memo[index, "called"]
 

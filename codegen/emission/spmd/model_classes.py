@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from ....formulation.strategies.tensor_classes import without_addends
 from ....model.graph.dtypes import FLOATS
-from ....model.graph.layout import B, R
 from ....model.graph.pcg import SOURCES
 from ....model.machine.precision import precision
 from ...plan.plan import Plan
@@ -104,7 +104,7 @@ class ModelClasses(Constructors):
     def _results(self, body: FunctionBody) -> list[int]:
         """What the model computes: its loss."""
         loss = self.plan.graph.loss
-        return [body.value(loss, tuple(R if x == B else x for x in self.plan.choices[loss].given))]
+        return [body.value(loss, without_addends(self.plan.choices[loss].given))]
 
     def _returned(self, texts: Sequence[str]) -> str:
         return f"return {texts[0]}" + (f" / {self.plan.micro_batches}" if self.loss_divided else "")

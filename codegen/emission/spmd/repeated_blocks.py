@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from ....model.graph.layout import B, Layout, R
+from ....formulation.strategies.tensor_classes import without_addends
+from ....model.graph.layout import Layout
 from ...plan.plan import Plan
 
 Divided: TypeAlias = frozenset[tuple[int, int]]
@@ -36,7 +37,7 @@ class NodeKinds:
             of_node = node.op, node.shape, node.dtype, attributes, parts
             layouts = *choice.inputs, choice.output
             full.append(known.setdefault((of_node, node.gradient, layouts), len(known)))
-            values.append(known.setdefault((of_node, tuple(map(_of_value, layouts))), len(known)))
+            values.append(known.setdefault((of_node, tuple(map(without_addends, layouts))), len(known)))
         return cls(tuple(full), tuple(values))
 
 
@@ -115,7 +116,7 @@ def signature(plan: Plan, prefix: str, block: Block, kinds: NodeKinds, values_on
     place: dict[int, tuple[str, int]] = {}
     for kind, numbers in (("n", block.nodes), ("w", block.weights), ("o", block.outside)):
         place.update({i: (kind, k) for k, i in enumerate(numbers)})
-    layout = _of_value if values_only else tuple
+    layout = without_addends if values_only else tuple
     look = kinds.values if values_only else kinds.full
     first, outs = _first_site(plan, block), dict(zip(block.outs, block.layouts, strict=False))
 
@@ -140,10 +141,6 @@ def signature(plan: Plan, prefix: str, block: Block, kinds: NodeKinds, values_on
     given = tuple(layout(plan.choices[i].given) for i in block.outside)
     carried = tuple(block.outside.index(i) for i in block.carried)
     return tuple(map(entry, block.nodes)), weights, given, carried, tuple(place.get(i) for i in block.outs)
-
-
-def _of_value(layout: Layout) -> Layout:
-    return tuple(R if letter == B else letter for letter in layout)
 
 
 def merge_passes(plan: Plan, chain: BlockChain, kinds: NodeKinds) -> BlockChain | None:
