@@ -1,4 +1,4 @@
-"""Reduction programs as one file that runs and times them with nothing but torch."""
+"""Reduction programs as one file that runs and times them; it needs only torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .common.names import identifier
 from .common.text import WIDTH, shape_text
 from .templates import environment
 
-_RING = "ring"  # a name that the emitted class Groups has besides its groups
+_RING = "ring"  # an attribute of the emitted class Groups, so no group may have this name
 _PRIMES = (2, 3, 5, 7)
 
 Span: TypeAlias = tuple[int, int, tuple[int, ...]]
-"""First and last level of a step, and the levels of which only place 0 takes part."""
+"""First and last level of a step, and the levels of which only unit 0 takes part."""
 
 
 def emit(
@@ -35,9 +35,9 @@ def emit(
 ) -> str:
     """A torch.distributed file with these programs by name, which `torchrun` runs and times.
 
-    Levels have the machine's names. `size_bytes` is what every rank holds, `repeats` how often a program is timed,
-    unless its command line says otherwise. A program whose chunks end permuted gets a local transpose. PartitaError: no
-    program, a reduction over one device, a program that is not valid.
+    Levels have the machine's names. `size_bytes` is the buffer of a rank and `repeats` the number of timed runs; the
+    file's command line overrides them. A program whose chunks end permuted gets a local transpose. Raises PartitaError
+    if there is no program, the reduction is over one device, or a program is invalid.
     """
     if not programs or not reduction.sizes:
         raise PartitaError("nothing to emit: give at least one program, and a reduction over more than one device")
@@ -78,7 +78,7 @@ def emit(
 
 
 def sentence(program: ReductionProgram, names: Sequence[str]) -> str:
-    """A program in words: `Reduce-scatter in gpu, all-reduce in node, all-gather in gpu.`"""
+    """A program as a sentence: `Reduce-scatter in gpu, all-reduce in node, all-gather in gpu.`"""
     words = [
         f"{step.collective.words} in {' and '.join(names[i] for i in step.levels)}"
         + (f" of the first {' and '.join(names[i] for i in step.zero)}" if step.zero else "")
@@ -87,24 +87,14 @@ def sentence(program: ReductionProgram, names: Sequence[str]) -> str:
     return ", ".join(words).capitalize() + "."
 
 
-def level_names(depth: int, machine: Machine | None = None) -> tuple[str, ...]:
-    """Names for the levels of a machine, outermost first, as Python names."""
-    if machine is not None:
-        return tuple(identifier(level.name) for level in machine.levels)
-    return ADHOC_NAMES.get(depth) or _numbered(depth)
-
-
-def _numbered(depth: int) -> tuple[str, ...]:
-    return tuple(f"level{i}" for i in range(depth))
-
-
 def _level_names(reduction: Reduction, machine: Machine | None, spans: Iterable[Span]) -> list[str]:
-    """Names of the reduction's levels; numbers where the machine's would give two groups one name."""
+    """Python names of the reduction's levels, outermost first; numbered if the machine's make two groups equal."""
     hierarchy = reduction.placement.hierarchy
     if machine is not None and machine.hierarchy != hierarchy:
         raise PartitaError(f"machine {machine.name} has levels {machine.hierarchy}, the placement {hierarchy}")
-    depth = len(hierarchy)
-    for every in (level_names(depth, machine), _numbered(depth)):
+    numbered = tuple(f"level{i}" for i in range(len(hierarchy)))
+    plain = ADHOC_NAMES.get(len(hierarchy), numbered)
+    for every in (plain if machine is None else [identifier(level.name) for level in machine.levels], numbered):
         names = [every[level] for level in reduction.machine_levels]
         taken = [_RING, *(_group_name(*span, names) for span in spans)]
         if len(set(taken)) == len(taken) and len(set(names)) == len(names):
@@ -121,7 +111,7 @@ def _title(reduction: Reduction) -> str:
 
 
 def _members(reduction: Reduction) -> str:
-    """The ranks of every reduction as a tensor expression: a digit per level and axis, the other axes' first."""
+    """The ranks of every reduction, a tensor expression: a dim per level and axis, those of the other axes first."""
     matrix, axes = reduction.placement.matrix, sorted(reduction.axes)
     depth = len(matrix[0])
     digits = [(level, a) for level in range(depth) for a in range(len(matrix)) if matrix[a][level] > 1]
@@ -134,7 +124,7 @@ def _members(reduction: Reduction) -> str:
 
 
 def _group_name(first: int, last: int, zero: Sequence[int], names: Sequence[str]) -> str:
-    """`node_gpu`: over both levels; `node_of_first_gpu`: over nodes, only the first gpu of each takes part."""
+    """`node_gpu`: over both levels; `node_of_first_gpu`: over nodes, with only the first gpu of each."""
     return "_".join(names[first : last + 1]) + "".join(f"_of_first_{names[i]}" for i in zero)
 
 
@@ -147,7 +137,7 @@ def _group_line(span: Span, names: Sequence[str]) -> str:
 
 
 def _functions(programs: Mapping[str, ReductionProgram]) -> dict[str, str]:
-    """A Python name for every program, unlike any other name of the file."""
+    """A Python name for every program, distinct from all other names of the file."""
     found: dict[str, str] = {}
     for key in programs:
         found[key] = free_name(f"sum_{identifier(key).strip('_').lower()}", found.values())
@@ -166,20 +156,20 @@ def _call(step: Step, names: Sequence[str]) -> str:
 
 
 def _sorted_chunks(program: ReductionProgram, sizes: Sequence[int]) -> list[str]:
-    """The program proved, and the line that puts its chunks in order where they come out permuted."""
+    """Check the program; the lines that reorder its chunks if they come out permuted."""
     large = prod(sizes) > MOST_MEMBERS
-    # Which program is valid does not depend on the sizes. Different primes divide each other nowhere, so a transpose
-    # that is right for them is right for all sizes, and the levels of each of its dims can be told from its size.
+    # Validity does not depend on the sizes. Distinct primes do not divide each other, so a transpose that is right for
+    # them is right for all sizes, and the size of each of its dims identifies the levels of the dim.
     model = _PRIMES[: len(sizes)] if large else tuple(sizes)
     take = repaired(program, model).after
     if list(take) == sorted(take):
         return []
     change = transpose(take)
-    comment = "  # the chunks came out of order"
+    comment = "  # the chunks are permuted"
     if change is None and large:
         raise PartitaError(
-            f"the chunks of {_words(program)} come out in an order that no transpose puts right for {prod(sizes)} "
-            "ranks; gather in reverse order of scattering"
+            f"the chunks of {_words(program)} end in an order that no transpose corrects for {prod(sizes)} ranks; "
+            "gather in the reverse order of scattering"
         )
     if change is None:
         numbers = textwrap.wrap(", ".join(map(str, take)), WIDTH - 8)

@@ -145,17 +145,17 @@ def sum_best(x, on):
 """
         in text
     )
-    assert "return x.reshape(4, 2, -1).permute(1, 0, 2).flatten()  # the chunks came out of order\n" in text
+    assert "return x.reshape(4, 2, -1).permute(1, 0, 2).flatten()  # the chunks are permuted\n" in text
     assert text == emit({"flat": flat((2, 4)), "best": HIERARCHICAL, "turned": PERMUTED}, reduction, machine)
 
 
 def test_many_devices() -> None:
     """Where a proof on all members is too large, one on a small model tells the transpose."""
     text = emit({"turned": PERMUTED}, Reduction(of_rows([(64, 16)]), (0,)))
-    assert "return x.reshape(16, 64, -1).permute(1, 0, 2).flatten()  # the chunks came out of order\n" in text
+    assert "return x.reshape(16, 64, -1).permute(1, 0, 2).flatten()  # the chunks are permuted\n" in text
     gathered = (Step(RS, 1, 2), Step(AG, 1, 1), Step(RS, 0, 0), Step(AG, 2, 2), Step(AG, 0, 0))
     with pytest.raises(
-        PartitaError, match="in level 0 come out in an order that no transpose puts right for 1024 ranks"
+        PartitaError, match="in level 0 end in an order that no transpose corrects for 1024 ranks"
     ):
         emit({"mixed": gathered}, Reduction(of_rows([(16, 8, 8)]), (0,)))
 
