@@ -180,7 +180,7 @@ def test_what_is_said() -> None:
     assert "side by side" in text and ":@0" in text and ":@1" in text
     program = plan.emit()
     assert program.count("side_by_side([") + program.count("side_by_side(\n") == 1
-    assert "branches side by side over" in program
+    assert "parallel branches over" in program
 
 
 def test_it_does_not_pay_where_kernels_are_free() -> None:

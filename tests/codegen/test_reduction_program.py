@@ -154,9 +154,7 @@ def test_many_devices() -> None:
     text = emit({"turned": PERMUTED}, Reduction(of_rows([(64, 16)]), (0,)))
     assert "return x.reshape(16, 64, -1).permute(1, 0, 2).flatten()  # the chunks are permuted\n" in text
     gathered = (Step(RS, 1, 2), Step(AG, 1, 1), Step(RS, 0, 0), Step(AG, 2, 2), Step(AG, 0, 0))
-    with pytest.raises(
-        PartitaError, match="in level 0 end in an order that no transpose corrects for 1024 ranks"
-    ):
+    with pytest.raises(PartitaError, match="in level 0 end in an order that no transpose corrects for 1024 ranks"):
         emit({"mixed": gathered}, Reduction(of_rows([(16, 8, 8)]), (0,)))
 
 

@@ -28,7 +28,7 @@ PRIMITIVES = {
 
 @dataclass(frozen=True, slots=True)
 class ConversionFunction:
-    """A conversion on one axis as the program defines it: what its function does to the value and to the gradient."""
+    """A conversion on one axis as a function of the program: its actions on the value and on the gradient."""
 
     source: str
     target: str
@@ -45,7 +45,7 @@ class ConversionFunction:
     @property
     def doc(self) -> str:
         if self.stored:
-            return "A fully sharded weight, gathered for use in every forward; its gradient is reduce-scattered."
+            return "A fully sharded weight, gathered in every forward; its gradient is reduce-scattered."
         if self.value == self.gradient == Action.EXCHANGE:
             return "S(i) -> S(j): all-to-all, both ways."
         value, gradient = _VALUE[self.value], _GRADIENT[self.gradient]
@@ -94,7 +94,7 @@ _GRADIENT = {
     Action.NOTHING: "the gradient as it is",
     Action.SLICE: "this rank's part of the gradient",
     Action.PAD: "the gradient among zeros",
-    Action.KEEP_FIRST: "the gradient counts at coordinate 0",
+    Action.KEEP_FIRST: "the gradient at coordinate 0, zeros elsewhere",
     Action.GATHER: "all-gather the gradient",
     Action.SCATTER_SUM: "reduce-scatter the gradient's addends",
     Action.SUM: "all-reduce the gradient's addends",
@@ -103,13 +103,13 @@ _GRADIENT = {
 
 @dataclass
 class Used:
-    """What a program needs besides its lines. `has_dropout`: masks depend on the step."""
+    """What the lines of a program use. `has_dropout`: masks depend on the step."""
 
     has_dropout: bool = False
     conversions: dict[str, ConversionFunction] = field(default_factory=dict)
     primitives: set[str] = field(default_factory=set)
     helpers: set[str] = field(default_factory=set)
-    values: dict[str, Sequence[object]] = field(default_factory=dict)  # long lists of numbers, on top of the program
+    values: dict[str, Sequence[object]] = field(default_factory=dict)  # long lists of numbers, constants of the program
     specials: set[str] = field(default_factory=set)  # the special strategies whose functions are called
     uneven: bool = False
     placed: bool = False  # True if some weights are at one coordinate of an axis
@@ -117,7 +117,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Sizes of one rank's part: atoms of a tensor under a layout, on axes with sizes and names."""
+    """The sizes of one rank's part of a tensor: its atoms in a layout, on axes with sizes and names."""
 
     known: Atoms
     layout: Layout
@@ -156,7 +156,7 @@ def local_part(plan: Plan, index: int, layout: Layout) -> Local:
 
 
 def local_shape_text(local: Local) -> str:
-    """A local shape for a reader: `[8/data, 16, 64/tensor]`."""
+    """A local shape in a docstring: `[8/data, 16, 64/tensor]`."""
     parts = []
     for dim, numbers in enumerate(local.known.dims):
         text = str(prod(numbers))
@@ -166,9 +166,9 @@ def local_shape_text(local: Local) -> str:
 
 
 def conversion(before: Local, steps: Sequence[Step], used: Used, *, gradient: bool, weight: bool = False) -> list[str]:
-    """One line for every step of a layout conversion, with {x} for what comes in; without a gradient the value's only.
+    """One line for every step of a layout conversion of {x}; without `gradient` the value alone is converted.
 
-    `before`: the local part that is converted; `weight`: it is stored.
+    `before`: the local part to convert; `weight`: it is a stored weight.
     """
     lines: list[str] = []
     for step in steps:

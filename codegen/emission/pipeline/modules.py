@@ -46,9 +46,9 @@ class StageModules(ModelClasses):
         lines = [self.model(TITLE, DOC, f"mesh, dtype{LAYERS}")]
         shares = [f"            {line}" for line in share_lines(self.plan, self.used)]
         share = ["        return {", *shares, "        }"] if shares else ["        return {}"]
-        doc = "This rank's part of one micro-batch of what this stage reads of the global batch."
+        doc = "This rank's part of the inputs of this stage in one micro-batch of the global batch."
         if self.plan.micro_batches == 1:
-            doc = doc.replace(" of one micro-batch", "")
+            doc = doc.replace(" one micro-batch of", "")
         lines += ["", *self._function("share", ["inputs"], doc, share)]
         if self.handed:
             lines += ["", *self._received()]
@@ -121,7 +121,7 @@ class StageModules(ModelClasses):
             local = local_part(plan, index, plan.choices[index].output)
             texts.append(f"({shape_text(local.shape())}, {dtype_text(plan.graph.nodes[index].dtype)})")
         lines = wrap(f"return [{', '.join(texts)}]", 8)
-        return self._function("received", [], "Shapes and dtypes of what the stage before sends.", lines)
+        return self._function("received", [], "Shapes and dtypes of the tensors that the stage before sends.", lines)
 
 
 def entries(number: int) -> str:

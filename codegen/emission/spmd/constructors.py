@@ -66,7 +66,7 @@ class Constructors:
             lines.insert(0, f"        part = partial({said_once})")
         head = [f"    def __init__(self, {arguments}):", "        super().__init__()", *(f"        {x}" for x in first)]
         if any("precision" in line for line in lines):
-            head.append("        precision = torch.promote_types(dtype, torch.float32)  # of the weights themselves")
+            head.append("        precision = torch.promote_types(dtype, torch.float32)  # of stored weights")
         return head + axes_line(lines, self._groups(), "mesh") + lines + list(lists)
 
     def _groups(self) -> list[str]:

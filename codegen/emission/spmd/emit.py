@@ -43,9 +43,9 @@ def constants(plan: Plan, axes: Sequence[str], sizes: Sequence[int]) -> list[str
     return [
         f"{mesh}  # the mesh",
         f"RANKS = {' * '.join(names)}",
-        f"BATCH, MICRO_BATCHES = {plan.batch}, {plan.micro_batches}  # samples in a step, and its pieces",
+        f"BATCH, MICRO_BATCHES = {plan.batch}, {plan.micro_batches}  # samples in a step, and their micro-batches",
         f"DTYPE = torch.{precision(plan.dtype).compute}",
         SEED_AND_STEPS,
-        'OUTPUT = os.path.splitext(__file__)[0] + ".trained.pt"  # the weights, unless the command line says where',
+        'OUTPUT = os.path.splitext(__file__)[0] + ".trained.pt"  # where weights are saved by default',
         f"BUCKET = {BUCKET_BYTES:_}  # bytes of one gradient message",
     ]

@@ -73,7 +73,7 @@ _FLAGS = {
     "scattered": "whether they accumulate shares",
     "offloaded": "whether states are on the host",
 }
-"""Options of single weights, and what is said of them."""
+"""Options of single weights, with their documentation."""
 
 
 def _weights(e: Emission) -> Context:
@@ -98,7 +98,7 @@ def _weights(e: Emission) -> Context:
     return {
         **vars(storage),
         "head": wrap(f"def weight({', '.join(arguments)}):", 0),
-        "summed_doc": "`summed` is the axis over which gradients are added up",
+        "summed_doc": "`summed` is the axis over which gradients are summed",
         "flag_docs": "".join((", " if doc == docs[0] else ",\n    ") + doc for doc in docs),
         "flags": flags,
         "assignment": f"{', '.join(f'part.{name}' for name in names)} = {', '.join(names)}",
@@ -110,7 +110,7 @@ def _weights(e: Emission) -> Context:
 
 
 def _spread_tables(e: Emission) -> list[str]:
-    """For every weight of tables that are spread, what each coordinate has."""
+    """The tables of each coordinate, for every weight of spread tables."""
     lines: list[str] = []
     for plan in e.stages:
         for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
@@ -126,12 +126,12 @@ def _spread_tables(e: Emission) -> list[str]:
             lines.append("    ],")
     if not lines:
         return []
-    head = "SPREAD = {  # by coordinate: tables, each with its first column here and the one after the last"
+    head = "SPREAD = {  # by coordinate: tables, each with the first column there and the one after the last"
     return ["", head, *(line.replace("~", " ") for line in lines), "}  # fmt: skip"]
 
 
 def _classes(e: Emission) -> Context:
-    """The model: a class for every kind of repeated block, and one for the rest."""
+    """The classes of the model: one for every kind of repeated block, one for the rest."""
     return {"classes": e.classes}
 
 
@@ -155,7 +155,7 @@ def _checkpoint(e: Emission) -> Context:
 
 
 def _optimizer(e: Emission) -> Context:
-    """What all parts of the optimizer ask for."""
+    """The context of all parts of the optimizer."""
     return {
         **vars(e.storage),
         **vars(e.synchronization),
@@ -177,7 +177,7 @@ def _optimizer_in_place(e: Emission) -> Context | None:
 
 
 def _optimizer_apart(e: Emission) -> Context | None:
-    """The optimizer whose gradients or states lie apart from the weights: on the host, or in another dtype."""
+    """The optimizer whose gradients or states are separate from the weights: on the host, or in another dtype."""
     return _optimizer(e) if e.synchronization.apart else None
 
 

@@ -12,16 +12,19 @@ from ..common.text import WIDTH, shape_text, wrap
 
 
 def table(found: Sequence[Group]) -> list[str]:
-    """PROGRAMS: for every axis and collective the steps by the bytes from which on they are the fastest."""
+    """PROGRAMS: for every axis and collective the fastest steps, by the least number of bytes."""
     groups = [group for group in found if group.programs]
     if not groups:
         return []
-    lines = ["", "# Collectives over several levels of the machine: from so many bytes on, which steps on which level."]
+    lines = [
+        "",
+        "# Collectives over several levels of the machine: steps and their levels, by the least number of bytes.",
+    ]
     lines.append("PROGRAMS = {")
     resting = [text for group in groups for step in all_steps([group]) if " of first " in (text := group.level(step))]
     if resting:
         first = resting[0].partition(" of first ")[2].replace("+", " and ")
-        lines.append(f'    # "{resting[0]}": only ranks that are first on {first} take part, the others rest.')
+        lines.append(f'    # "{resting[0]}": only ranks that are first on {first} take part.')
     for group in groups:
         lines.append(f'    "{group.name}": {{')
         for kind, known in group.programs.items():
@@ -60,7 +63,7 @@ def disordered(found: Sequence[Group]) -> bool:
 def mesh_lines(placement: Placement, names: Sequence[str], found: Sequence[Group]) -> list[str]:
     """The array of all ranks with one dimension per axis, and from it every axis; joint axes from all ranks.
 
-    The lines are as wide as fits behind an indentation of 8.
+    The lines fit behind an indentation of 8.
     """
     matrix, levels = placement.matrix, len(placement.hierarchy)
     digits = [(level, axis) for level in range(levels) for axis in range(len(matrix)) if matrix[axis][level] > 1]

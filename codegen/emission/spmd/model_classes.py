@@ -55,7 +55,7 @@ class ModelClasses(Constructors):
         self.classes = classes or BlockClasses(self.base)
 
     def text(self) -> str:
-        model = self.model("Model", "The whole model, of which every rank computes its part.", "mesh, dtype=DTYPE")
+        model = self.model("Model", "The model; every rank computes its part of it.", "mesh, dtype=DTYPE")
         return "\n\n\n".join([*self.classes.texts(), model])
 
     def model(self, title: str, doc: str, arguments: str) -> str:
@@ -298,7 +298,7 @@ class ModelClasses(Constructors):
         split = sorted({i for a in range(len(labels.known.sizes)) for i in labels.splits(a)})
         self.divisors.append({"name": name, "method": method, "axes": [plan.axes[i] for i in split]})
         doc = (
-            "How many labels of this rank count."
+            "The number of this rank's labels that count."
             if len(results) == 1
             else "The sum of the weights of this rank's labels."
         )

@@ -141,4 +141,4 @@ def comment(plan: Plan, found: ParallelBranches) -> str:
     """A comment on which inputs of the `cat` are at which coordinate."""
     numbers = {end: n for n, end in enumerate(plan.graph.nodes[found.bundle.join].inputs)}
     at = [f"{', '.join(str(numbers[i]) for i in side.ends)} @{side.coordinate}" for side in found.sides if side.ends]
-    return f"branches side by side over {plan.axes[found.axis]}: {'; '.join(at)}"
+    return f"parallel branches over {plan.axes[found.axis]}: {'; '.join(at)}"
