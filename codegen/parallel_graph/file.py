@@ -112,7 +112,7 @@ def _node(item: Any, table: list[MachineMapping]) -> Node:
 def _work(item: Any) -> Work:
     part, kind, phase = (_text(item[name]) for name in ("part", "kind", "phase"))
     ns, count, size = (whole(item[name]) for name in ("ns", "count", "bytes"))
-    return Work(part, kind, phase, ns, count, _texts(item["axes"]), size)
+    return Work(part, kind, phase, ns, count, _texts(item["axes"]), bytes=size)
 
 
 def _text(value: Any) -> str:
