@@ -17,7 +17,7 @@ from .rule import REPLICA, Apply, Rule, Tensor, Value
 
 @dataclass(frozen=True, slots=True)
 class _Op:
-    """One published op: its attributes, and its place for error messages."""
+    """A published op; `place` is for error messages."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -56,10 +56,6 @@ def _moved(data: str, replica: str) -> Callable[[_Op], _Made]:
         return data, {"dim": dim, "degree": degree}
 
     return read
-
-
-def _simple(name: str) -> Callable[[_Op], _Made]:
-    return lambda op: (name, {})
 
 
 def _concat(op: _Op) -> _Made:
@@ -101,26 +97,27 @@ def _pool(name: str) -> Callable[[_Op], _Made]:
 
 _ACTIVATIONS = {0: "", 1: "sigmoid", 2: "relu", 3: "tanh"}
 
-_OPS: Mapping[str, tuple[int, Callable[[_Op], _Made]]] = {  # number of inputs (0: any), reader
-    "MATMUL": (2, _simple("matmul")),
-    "LINEAR": (2, _simple("linear")),
+# The number of inputs (0: any), and our operator or a reader.
+_OPS: Mapping[str, tuple[int, str | Callable[[_Op], _Made]]] = {
+    "MATMUL": (2, "matmul"),
+    "LINEAR": (2, "linear"),
     "CONV2D": (2, _conv),
     "POOL2D_MAX": (1, _pool("max_pool")),
     "POOL2D_AVG": (1, _pool("avg_pool")),
-    "EW_ADD": (2, _simple("add")),
-    "EW_MUL": (2, _simple("mul")),
-    "EW_SUB": (2, _simple("sub")),
-    "EW_DIV": (2, _simple("div")),
-    "RELU": (1, _simple("relu")),
-    "SIGMOID": (1, _simple("sigmoid")),
-    "TANH": (1, _simple("tanh")),
-    "GELU": (1, _simple("gelu")),
-    "EXP": (1, _simple("exp")),
-    "IDENTITY": (1, _simple("contiguous")),
-    "NOOP": (1, _simple("contiguous")),
-    "DROPOUT": (1, _simple("dropout")),
+    "EW_ADD": (2, "add"),
+    "EW_MUL": (2, "mul"),
+    "EW_SUB": (2, "sub"),
+    "EW_DIV": (2, "div"),
+    "RELU": (1, "relu"),
+    "SIGMOID": (1, "sigmoid"),
+    "TANH": (1, "tanh"),
+    "GELU": (1, "gelu"),
+    "EXP": (1, "exp"),
+    "IDENTITY": (1, "contiguous"),
+    "NOOP": (1, "contiguous"),
+    "DROPOUT": (1, "dropout"),
     "SOFTMAX": (1, lambda op: ("softmax", {"dim": op.dim("AXIS") if "AXIS" in op.attributes else -1})),
-    "TRANSPOSE": (1, lambda op: ("transpose", {})),
+    "TRANSPOSE": (1, "transpose"),
     "CONCAT": (0, _concat),
     "SPLIT": (1, _split),
     "PARTITION": (1, _moved("partition", "partition")),
@@ -157,20 +154,10 @@ def read_published(record: Any, number: int) -> Rule:
     for pair in record["out"]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise PartitaError(f"{place}: an output is a pair [[op, output], [op, output]], not {pair!r}")
-        s, t = (
-            _reference(ref, len(record[side]), None, f"{place}, out") for ref, side in zip(pair, sides, strict=True)
+        source, target = (
+            _reference(ref, made, inputs, f"{place}, out") for ref, (_, made) in zip(pair, sides.values(), strict=True)
         )
-        values = [sides[side][1] for side in ("src", "dst")]
-        found = []
-        for (op, output), made in zip((s, t), values, strict=True):
-            if op < 0:
-                found.append(f"x{-op}")
-                inputs[-op] = None
-            elif output >= len(made[op]):
-                raise PartitaError(f"{place}, out: op {op} has {len(made[op])} outputs, so none is number {output}")
-            else:
-                found.append(made[op][output])
-        outputs.append((found[0], found[1]))
+        outputs.append((source, target))
     tensors = tuple(Tensor(f"x{number}") for number in sorted(inputs))
     return Rule(name, tensors, tuple(sides["src"][0]), tuple(sides["dst"][0]), tuple(outputs), id=identity)
 
@@ -201,40 +188,40 @@ def _side(
             raise PartitaError(f"{place}: `attr` maps names to whole numbers, not {attributes!r}")
         if not isinstance(record.get("in"), list):
             raise PartitaError(f"{place}: {kind} lacks `in`, a list of [op, output]")
-        names = []
-        for reference in record["in"]:
-            op, output = _reference(reference, number, made, place)
-            if op < 0:
-                inputs[-op] = None
-            names.append(f"x{-op}" if op < 0 else made[op][output])
+        names = [_reference(reference, made, inputs, place) for reference in record["in"]]
         count, read = _OPS[kind]
         if not names or (count and len(names) != count):
             raise PartitaError(f"{place}: {kind} takes {count or 'some'} inputs, not {len(names)}")
-        ours, given = read(_Op(kind, tuple(names), attributes, parallel, place))
-        letter = side[0]
-        results = tuple(f"{letter}{number}.{k}".replace(".", "_") for k in range(attributes.get("NUM_OUTPUTS", 1)))
-        results = results if ours == "split" else (f"{letter}{number}",)
+        ours, given = (
+            (read, {}) if isinstance(read, str) else read(_Op(kind, tuple(names), attributes, parallel, place))
+        )
+        result = f"{side[0]}{number}"
+        results = (
+            tuple(f"{result}_{k}" for k in range(attributes.get("NUM_OUTPUTS", 1))) if ours == "split" else (result,)
+        )
         activation = _ACTIVATIONS.get(attributes.get("ACTI", 0))
         if activation is None:
             raise PartitaError(f"{place}: ACTI is one of {sorted(_ACTIVATIONS)}, not {attributes['ACTI']}")
+        applies.append(Apply(ours, tuple(names), (f"{result}_raw",) if activation else results, tuple(given.items())))
         if activation:
-            applies.append(Apply(ours, tuple(names), (f"{letter}{number}_raw",), tuple(given.items())))
-            applies.append(Apply(activation, (f"{letter}{number}_raw",), results))
-        else:
-            applies.append(Apply(ours, tuple(names), results, tuple(given.items())))
+            applies.append(Apply(activation, (f"{result}_raw",), results))
         made.append(results)
     return applies, made
 
 
-def _reference(reference: object, earlier: int, made: list[tuple[str, ...]] | None, place: str) -> tuple[int, int]:
-    """Check an [op, output] pair: an input, or an output of an earlier op."""
+def _reference(reference: object, made: list[tuple[str, ...]], inputs: dict[int, None], place: str) -> str:
+    """The value of an [op, output] pair: an input, which joins `inputs`, or an output of an earlier op."""
     if not isinstance(reference, list) or len(reference) != 2 or not all(type(v) is int for v in reference):
         raise PartitaError(f"{place}: a tensor is [op, output] in whole numbers, not {reference!r}")
     op, output = reference
-    if op >= earlier:
-        raise PartitaError(f"{place}: op {op} is not an earlier one; there are {earlier} (ops are in order, no cycles)")
+    if op >= len(made):
+        ops = f"there are {len(made)} (ops are in order, no cycles)"
+        raise PartitaError(f"{place}: op {op} is not an earlier one; {ops}")
     if output < 0 or (op < 0 and output):
         raise PartitaError(f"{place}: {reference} is not an output: an input has output 0 only")
-    if made is not None and op >= 0 and output >= len(made[op]):
+    if op < 0:
+        inputs[-op] = None
+        return f"x{-op}"
+    if output >= len(made[op]):
         raise PartitaError(f"{place}: op {op} has {len(made[op])} outputs, so none is number {output}")
-    return op, output
+    return made[op][output]

@@ -9,7 +9,7 @@ from typing import Any
 from ...model.errors import PartitaError
 from .published import is_published, read_published
 from .rule import Apply, Rule, Tensor, Value
-from .text import parse_rule, parse_rules, read_condition
+from .text import located, parse_rule, parse_rules, read_condition
 
 BASIS = Path(__file__).parent / "data" / "basis.json"
 
@@ -30,10 +30,8 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PartitaError(f"cannot read rules from {path}: {error}") from None
-    try:
+    with located(str(path)):
         return read_rules(text)
-    except PartitaError as error:
-        raise PartitaError(f"{path}: {error}") from None
 
 
 def read_rules(text: str) -> tuple[Rule, ...]:
@@ -52,10 +50,8 @@ def read_rules(text: str) -> tuple[Rule, ...]:
         raise PartitaError("expected a list of rules, or an object with a list `rules`; found none")
     rules: dict[str, Rule] = {}
     for place, record in enumerate(data):
-        try:
+        with located(f"entry {place}"):
             rule = read_published(record, place) if is_published(record) else read_rule(record)
-        except PartitaError as error:
-            raise PartitaError(f"entry {place}: {error}") from None
         if rule.name in rules:
             raise PartitaError(f"entry {place}: a second rule is called {rule.name!r}")
         rules[rule.name] = rule

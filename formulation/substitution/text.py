@@ -15,6 +15,7 @@ sizes, the statements of the source, `=>`, those of the target, then optional `w
 
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from ...model.errors import PartitaError
@@ -26,7 +27,7 @@ _TOKEN = re.compile(
 )
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _CONDITION = re.compile(r"(?P<a>.+?)\s*(?P<word>\bdivides\b|==|>=)\s*(?P<b>.+)\Z")
-_WORDS = {"true": 1, "false": 0}
+_FLOAT = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?")
 
 
 @dataclass(slots=True)
@@ -51,6 +52,9 @@ class _Line:
     def error(self, reason: str) -> PartitaError:
         return PartitaError(f"line {self.number}, rule {self.rule!r}: {reason}")
 
+    def located(self) -> AbstractContextManager[None]:
+        return located(f"line {self.number}, rule {self.rule!r}")
+
     def peek(self, ahead: int = 0) -> str:
         return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ""
 
@@ -60,6 +64,20 @@ class _Line:
             raise self.error(f"expected {expected or 'more'}, found {token or 'the end of the line'}")
         self.at += 1
         return token
+
+    def accept(self, token: str) -> bool:
+        """Take the token if it is next."""
+        found = self.peek() == token
+        self.at += found
+        return found
+
+    def items(self, close: str) -> Iterator[None]:
+        """Iterate over items up to the token `close`, past the commas between them; the body takes the items."""
+        while self.peek() != close:
+            yield
+            if self.peek() != close:
+                self.take(",")
+        self.take(close)
 
     def name(self) -> str:
         token = self.take()
@@ -73,10 +91,8 @@ class _Line:
         while self.peek() and (depth or self.peek() not in stops):
             depth += {"(": 1, ")": -1}.get(self.peek(), 0)
             words.append(self.take())
-        try:
+        with self.located():
             return str(parse_size(" ".join(words)))
-        except PartitaError as error:
-            raise self.error(str(error)) from None
 
 
 @dataclass(slots=True)
@@ -143,14 +159,15 @@ def _rule(lines: list[tuple[int, str]]) -> Rule:
     body: list[tuple[int, str, bool]] = []
     for i, (at, line) in enumerate(lines[1:], 1):
         word, _, rest = line.partition(" ")
-        if word == "where":
-            where += [_condition(part.strip(), at, name) for part in rest.split(",")]
-        elif word == "outputs":
-            named += [_pair(part.strip(), at, name) for part in rest.split(",")]
-        elif word == "note":
-            notes.append(rest.strip())
-        elif line != "=>":
-            body.append((at, line, i > arrows[0]))
+        with located(f"line {at}, rule {name!r}"):
+            if word == "where":
+                where += [read_condition(part.strip()) for part in rest.split(",")]
+            elif word == "outputs":
+                named += [_pair(part.strip()) for part in rest.split(",")]
+            elif word == "note":
+                notes.append(rest.strip())
+            elif line != "=>":
+                body.append((at, line, i > arrows[0]))
     tensors, statements = list[Tensor](), list[tuple[_Line, bool]]()
     for at, line, in_target in body:
         tokens = _Line(line, at, name)
@@ -164,28 +181,20 @@ def _rule(lines: list[tuple[int, str]]) -> Rule:
     for tokens, in_target in statements:
         _statement(tokens, sides[in_target], given)
     source, target = sides
-    both = [n for n in source.assigned if n in target.assigned]
-    pairs = named or [(n, n) for n in both]
+    pairs = named or [(n, n) for n in source.assigned if n in target.assigned]
     outputs = tuple((source.names.get(a, a), target.names.get(b, b)) for a, b in pairs)
-    try:
-        return Rule(
-            name,
-            tuple(tensors),
-            tuple(source.applies),
-            tuple(target.applies),
-            outputs,
-            where=tuple(where),
-            note=" ".join(notes),
-        )
-    except PartitaError as error:
-        raise PartitaError(f"line {number}: {error}") from None
+    applies = tuple(source.applies), tuple(target.applies)
+    with located(f"line {number}"):
+        return Rule(name, tuple(tensors), *applies, outputs, where=tuple(where), note=" ".join(notes))
 
 
-def _condition(text: str, number: int, rule: str) -> str:
+@contextmanager
+def located(place: str) -> Iterator[None]:
+    """Put the place in front of an error's message."""
     try:
-        return read_condition(text)
+        yield
     except PartitaError as error:
-        raise PartitaError(f"line {number}, rule {rule!r}: {error}") from None
+        raise PartitaError(f"{place}: {error}") from None
 
 
 def read_condition(text: str) -> str:
@@ -202,31 +211,22 @@ def condition_parts(text: str) -> tuple[Size, str, Size]:
     return parse_size(match["a"]), match["word"], parse_size(match["b"])
 
 
-def _pair(text: str, number: int, rule: str) -> tuple[str, str]:
+def _pair(text: str) -> tuple[str, str]:
     left, equal, right = (part.strip() for part in text.partition("="))
     if not _NAME.match(left) or (equal and not _NAME.match(right)):
-        raise PartitaError(f"line {number}, rule {rule!r}: outputs are `y` or `s = t`, not {text!r}")
+        raise PartitaError(f"outputs are `y` or `s = t`, not {text!r}")
     return left, right or left
 
 
 def _tensors(line: _Line) -> Iterator[Tensor]:
     while True:
-        name, dims, degrees, replicas = line.name(), list[str](), list[str | int](), "1"
-        if line.peek() == "[":
-            line.take()
-            while line.peek() != "]":
+        name, dims, degrees = line.name(), list[str](), list[str | int]()
+        if line.accept("["):
+            for _ in line.items("]"):
                 dims.append(line.expression(",/]"))
-                degrees.append(1)
-                if line.peek() == "/":
-                    line.take()
-                    degrees[-1] = _degree(line.expression(",]"))
-                if line.peek() != "]":
-                    line.take(",")
-            line.take("]")
-        if line.peek() == "*":
-            line.take()
-            replicas = line.expression(",")
-        yield Tensor(name, tuple(dims), tuple(degrees), _degree(replicas))
+                degrees.append(_degree(line.expression(",]")) if line.accept("/") else 1)
+        replicas = _degree(line.expression(",")) if line.accept("*") else 1
+        yield Tensor(name, tuple(dims), tuple(degrees), replicas)
         if not line.peek():
             return
         line.take(",")
@@ -238,8 +238,7 @@ def _degree(text: str) -> str | int:
 
 def _statement(line: _Line, side: _Side, given: set[str]) -> None:
     results = [line.name()]
-    while line.peek() == ",":
-        line.take()
+    while line.accept(","):
         results.append(line.name())
     line.take("=")
     for name in results:
@@ -261,7 +260,7 @@ def _call(line: _Line, side: _Side, outputs: tuple[str, ...]) -> None:
     op = line.name()
     line.take("(")
     inputs, attributes = list[str](), dict[str, Value]()
-    while line.peek() != ")":
+    for _ in line.items(")"):
         if line.peek(1) == "=":
             key = line.name()
             line.take("=")
@@ -277,40 +276,24 @@ def _call(line: _Line, side: _Side, outputs: tuple[str, ...]) -> None:
         else:
             name = line.name()
             inputs.append(side.names.get(name, name))
-        if line.peek() != ")":
-            line.take(",")
-    line.take(")")
     apply = Apply(op, tuple(inputs), outputs, tuple(attributes.items()))
-    try:
+    with line.located():
         check_operator(apply, op)
-    except PartitaError as error:
-        raise line.error(str(error)) from None
     side.applies.append(apply)
 
 
 def _value(line: _Line) -> Value:
     token = line.peek()
-    if token == "(" or token == "[":
-        close = {"(": ")", "[": "]"}[line.take()]
-        values: list[Value] = []
-        while line.peek() != close:
-            values.append(_value(line))
-            if line.peek() != close:
-                line.take(",")
-        line.take(close)
-        return tuple(values)
-    if token[:1] in "\"'" and token:
-        return line.take()[1:-1]
-    if token.lower() in _WORDS and token[0] in "TF":
-        return bool(_WORDS[line.take().lower()])
-    try:
-        number = float(token) if re.fullmatch(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", token) and not token.isdigit() else None
-    except ValueError:
-        number = None
-    if number is not None:
+    if token in ("(", "["):
         line.take()
-        return number
-    if token == "-" and re.fullmatch(r"\d+", line.peek(1)) and line.peek(2) in ",)]":
+        return tuple(_value(line) for _ in line.items(")" if token == "(" else "]"))
+    if token[:1] in ('"', "'"):
+        return line.take()[1:-1]
+    if token[:1] in ("T", "F") and token.lower() in ("true", "false"):
+        return line.take()[0] == "T"
+    if _FLOAT.fullmatch(token) and not token.isdigit():
+        return float(line.take())
+    if token == "-" and line.peek(1).isdigit() and line.peek(2) in ",)]":
         line.take()
         return -int(line.take())
     text = line.expression(",)]")
