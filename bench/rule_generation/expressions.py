@@ -39,6 +39,14 @@ def translated(one: Side, operations: Sequence[int], numbers: Sequence[int]) -> 
     return tuple(map(of, one))
 
 
+def walk(one: Side) -> Iterator[Expression]:
+    """All expressions in a side, operands first."""
+    for expression in one:
+        if not isinstance(expression, int):
+            yield from walk(expression[2:])
+        yield expression
+
+
 @lru_cache(maxsize=1 << 18)
 def variables(expression: Expression) -> frozenset[int]:
     """The variables of an expression."""

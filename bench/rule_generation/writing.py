@@ -15,7 +15,7 @@ from ...formulation.substitution.sizes import Size
 from ...formulation.substitution.trial import random_inputs, trial
 from ...model.errors import PartitaError
 from ...model.operators.sharded import count as cuts
-from .expressions import Expression, Pair, Side, kinds_of, read, renamed, size
+from .expressions import Expression, Pair, Side, kinds_of, read, renamed, size, walk
 from .operator_sets import OperatorSet
 from .shapes import Dims, Sizes, letters, shaped
 
@@ -61,17 +61,7 @@ def _parallel(one: Side, chosen: OperatorSet) -> int:
 
 def _applications(one: Side) -> list[Expression]:
     """The distinct applications of a side, operands first."""
-    found: dict[Expression, None] = {}
-
-    def visit(expression: Expression) -> None:
-        if not isinstance(expression, int):
-            for operand in expression[2:]:
-                visit(operand)
-            found.setdefault((expression[0], 0, *expression[2:]))
-
-    for expression in one:
-        visit(expression)
-    return list(found)
+    return list(dict.fromkeys((e[0], 0, *e[2:]) for e in walk(one) if not isinstance(e, int)))
 
 
 def rules(pair: Pair, chosen: OperatorSet) -> Iterator[Rule]:
@@ -102,13 +92,7 @@ def _written(pair: Pair, chosen: OperatorSet, halves: bool, uniform: bool) -> Ru
     solved = {v: tuple(map(sizes.now, shape)) for v, shape in dims.items()}
     short = letters(s for shape in solved.values() for x in shape for term, _ in x.terms for s in term)
     tensors = tuple(
-        Tensor(
-            chosen.variables[v].name,
-            tuple(str(s.substitute(short)) for s in solved[v]),
-            chosen.variables[v].degrees,
-            chosen.variables[v].replicas,
-        )
-        for v in used
+        replace(chosen.variables[v], dims=tuple(str(size.substitute(short)) for size in solved[v])) for v in used
     )
 
     def final(size: Size) -> str:
@@ -116,29 +100,17 @@ def _written(pair: Pair, chosen: OperatorSet, halves: bool, uniform: bool) -> Ru
 
     names = {v: chosen.variables[v].name for v in used}
     outputs, numbers = _outputs(pair, names), (count(), count())
-    applies = [
+    source, target = (
         _applies(one, chosen, names | dict(zip(one, out, strict=True)), shapes, final, halves=halves, numbers=numbers)
         for one, out, shapes in zip(pair, outputs, sides, strict=True)
-    ]
-    source, target = applies
+    )
     rule = Rule("generated", tensors, source, target, tuple(zip(*outputs, strict=True)))
     return replace(rule, where=_where(rule))
 
 
 def _appearance(pair: Pair) -> dict[int, int]:
-    order: dict[int, int] = {}
-
-    def visit(expression: Expression) -> None:
-        if isinstance(expression, int):
-            order.setdefault(expression, len(order))
-        else:
-            for operand in expression[2:]:
-                visit(operand)
-
-    for one in pair:
-        for expression in one:
-            visit(expression)
-    return order
+    """The variables of a pair, numbered in order of appearance."""
+    return {v: n for n, v in enumerate(dict.fromkeys(e for e in walk(pair[0] + pair[1]) if isinstance(e, int)))}
 
 
 def _begun(variable: Tensor, sizes: Sizes, uniform: bool) -> Dims:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from ...model.errors import PartitaError
 from ...model.operators.operator import operators, rewriting_of
 from ..substitution.rule import PARALLEL, Apply, Rule, Tensor
+from ..substitution.text import condition_parts
 
 NUMBERS = {"dim", "start", "step", "stop", "number", "of", "groups"}
 
@@ -42,6 +42,12 @@ def literal(name: str, value: Any) -> str:
     return str(value) if name in NUMBERS else json.dumps(json.dumps(value))
 
 
+def term(op: str, inputs: Sequence[str], attributes: Mapping[str, Any]) -> str:
+    """An operator on terms, with its attributes, as egglog text."""
+    values = [literal(name, attributes[name]) for name in term_attributes(op) or ()]
+    return f"({constructor(op, len(inputs))} {' '.join([*inputs, *values])})"
+
+
 def value_of(name: str, text: str) -> Any:
     """The inverse of `literal`; egglog prints strings quoted."""
     if name in NUMBERS:
@@ -60,31 +66,27 @@ class Pattern:
     rule: Rule
     facts: list[str] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
-    bound: set[str] = field(default_factory=set)
+    has_shift: bool = False  # the facts define `shift`, the number of extra leading dims
     computed: dict[str, str] = field(default_factory=dict)
 
     @property
     def used(self) -> Iterator[tuple[str, int]]:
         """The constructors that the rule needs: (operator, number of inputs)."""
-        return (
-            (apply.op, len(apply.inputs))
-            for apply in (*self._lowered(self.rule.source), *self._lowered(self.rule.target))
-        )
+        return ((apply.op, len(apply.inputs)) for apply in self._lowered(self.rule.applies))
 
     def text(self) -> str:
         """The egglog rule."""
-        source, target = (self._lowered(side) for side in (self.rule.source, self.rule.target))
+        source, target = map(self._lowered, self.rule.sides)
         free = leading(self.rule, (*source, *target))
-        ranks = {t.name: len(t.dims) for t in self.rule.inputs}
         for apply in source:
             self.facts.append(f"(= v_{apply.outputs[0]} {self._call(apply, free, matching=True)})")
-        for number, tensor in enumerate(self.rule.inputs):
-            self._declare(tensor, tensor.name in free, number)
+        for tensor in self.rule.inputs:
+            self._declare(tensor, tensor.name in free)
         self.facts += [f"(= {name} {text})" for text, name in self.computed.items()]
         self.facts += list(self._ordered(source))
         self.facts += [_condition(text) for text in self.rule.where]
         for apply in target:
-            self.actions.append(f"(let t_{apply.outputs[0]} {self._call(apply, free, matching=False, ranks=ranks)})")
+            self.actions.append(f"(let t_{apply.outputs[0]} {self._call(apply, free, matching=False)})")
         made = {apply.outputs[0] for apply in target}
         for one, other in self.rule.outputs:
             name = f"t_{other}" if other in made else f"v_{other}"
@@ -96,18 +98,16 @@ class Pattern:
         """Splits become the parts or slices that graphs have."""
         return tuple(one for apply in side for one in _lower(self.rule, apply))
 
-    def _declare(self, tensor: Tensor, free: bool, number: int) -> None:
+    def _declare(self, tensor: Tensor, free: bool) -> None:
         """Add facts about an input: its rank and sizes."""
         name = f"v_{tensor.name}"
         if not tensor.dims:
             return
         if free:
             self.facts.append(f"(= r_{tensor.name} (rank {name}))")
-            if "shift" in self.bound:
-                self.facts.append(f"(= shift (- r_{tensor.name} {len(tensor.dims)}))")
-            else:
-                self.facts.append(f"(= shift (- r_{tensor.name} {len(tensor.dims)})) (>= shift 0)")
-            self.bound.add("shift")
+            first = "" if self.has_shift else " (>= shift 0)"
+            self.facts.append(f"(= shift (- r_{tensor.name} {len(tensor.dims)})){first}")
+            self.has_shift = True
         else:
             self.facts.append(f"(= {len(tensor.dims)} (rank {name}))")
         for dim, text in enumerate(tensor.dims):
@@ -116,7 +116,7 @@ class Pattern:
             where = f"(+ {dim} shift)" if free else str(dim)
             self.facts.append(f"(= {_size(text)} (size {name} {where}))")
 
-    def _call(self, apply: Apply, free: set[str], matching: bool, ranks: Mapping[str, int] | None = None) -> str:
+    def _call(self, apply: Apply, free: set[str], matching: bool) -> str:
         made = {a.outputs[0] for a in self._lowered(self.rule.target)} if not matching else set()
         inputs = [f"t_{name}" if name in made else f"v_{name}" for name in apply.inputs]
         shifted = any(name in free for name in apply.inputs)
@@ -228,18 +228,13 @@ def _arithmetic(tree: ast.expr) -> str:
         return f"s_{tree.id}"
     if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
         return f"({_OPERATORS[type(tree.op)]} {_arithmetic(tree.left)} {_arithmetic(tree.right)})"
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        return f"(- 0 {_arithmetic(tree.operand)})"
     raise PartitaError(f"{ast.unparse(tree)!r} is not a size")
 
 
-_DIVIDES = re.compile(r"(.+?)\s+divides\s+(.+)")
-_COMPARED = re.compile(r"(.+?)\s*(==|>=)\s*(.+)")
-
-
 def _condition(text: str) -> str:
-    match = _DIVIDES.fullmatch(text)
-    if match:
-        return f"(= 0 (% {_size(match[2])} {_size(match[1])}))"
-    match = _COMPARED.fullmatch(text)
-    if not match:
-        raise PartitaError(f"condition {text!r} is none of `d divides n`, `n == m`, `n >= m`")
-    return f"({'=' if match[2] == '==' else '>='} {_size(match[1])} {_size(match[3])})"
+    left, word, right = map(str, condition_parts(text))
+    if word == "divides":
+        return f"(= 0 (% {_size(right)} {_size(left)}))"
+    return f"({'=' if word == '==' else '>='} {_size(left)} {_size(right)})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from ...model.operators.operator import rewriting_of
 from ...model.operators.sharded import Shape
 from ..strategies.tensor_classes import classes
 from ..substitution.rule import Rule
-from .pattern import Pattern, constructor, declaration, literal, term_attributes, value_of
+from .pattern import Pattern, constructor, declaration, term, term_attributes, value_of
 from .saturation_limits import DEFAULT_LIMITS, SaturationLimits
 from .union import Ref, Union
 
@@ -103,10 +103,7 @@ class _Saturation:
         given, names = _attributes(node), term_attributes(node.op)
         if names is None or given.keys() != {*names} or not node.inputs or node.name in self.kept:
             return None
-        values = [literal(name, given[name]) for name in names]
-        return (
-            f"({constructor(node.op, len(node.inputs))} {' '.join([*(f'(node {i})' for i in node.inputs), *values])})"
-        )
+        return term(node.op, [f"(node {i})" for i in node.inputs], given)
 
     def _saturate(self, start: float) -> int:
         """Run rounds to the fixed point or a limit; returns their number."""
@@ -151,7 +148,8 @@ class _Egraph:
     def __init__(self, kinds: Sequence[tuple[str, int]], rules: Sequence[str]) -> None:
         from egglog.bindings import EGraph  # takes a moment to import
 
-        self.graph, self.facts, self.kinds = EGraph(), list[str](), dict(_constructors(kinds))
+        self.graph, self.facts = EGraph(), list[str]()
+        self.kinds = {constructor(op, inputs): (op, inputs) for op, inputs in kinds}
         self.fired = dict[str, int]()
         self.run(
             "(sort T) (constructor node (i64) T) (ruleset rewrite)",
@@ -222,10 +220,8 @@ class _Egraph:
                 if node is None or shape is None:
                     left.append(name)
                     continue
-                values = [literal(key, value) for key, value in node.attributes]
-                inputs = [terms[child] for child in node.inputs]
                 shapes[name] = shape
-                terms[name] = f"({constructor(node.op, len(inputs))} {' '.join([*inputs, *values])})"
+                terms[name] = term(node.op, [terms[child] for child in node.inputs], dict(node.attributes))
                 if not found[name].known:
                     self.shape(terms[name], shape)
             if len(left) == len(waiting):
@@ -247,10 +243,6 @@ def _shape(node: ENode, shapes: Mapping[str, Shape]) -> Shape | None:
     rewriting = rewriting_of(node.op)
     assert rewriting is not None  # an e-node is a term
     return rewriting.shape_of([shapes[child] for child in node.inputs], dict(node.attributes))
-
-
-def _constructors(kinds: Sequence[tuple[str, int]]) -> Iterator[tuple[str, tuple[str, int]]]:
-    return ((constructor(op, inputs), (op, inputs)) for op, inputs in kinds)
 
 
 class _Extraction:

@@ -103,7 +103,6 @@ class Size:
 
 
 _TOKEN = re.compile(r"\s*([A-Za-z_]\w*|\d+|[-+*()])")
-ONE = Size.of(1)
 
 
 @lru_cache(maxsize=4096)

@@ -7,8 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ...formulation.rewriting.instances import instances, usual_instances
-from ...formulation.rewriting.rules import planner_rules
+from ...formulation.rewriting.rules import instances, planner_rules, usual_instances
 from ...formulation.substitution.rule import Rule
 from ...formulation.substitution.rule_file import basis, load_rules
 from ...formulation.substitution.text import write_rule

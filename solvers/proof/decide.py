@@ -46,7 +46,6 @@ class Decider:
         self.z3, self.until = z3, time.perf_counter() + seconds
         self.context = z3.Context()
         self.solver = z3.Solver(ctx=self.context)
-        self.queries = 0
         self._symbols: dict[tuple[str, int, int], Any] = {}
         self._sums: list[tuple[Term, Any]] = []  # of the source: a sum, and its unknown
         self._bodies: list[tuple[Body, Any]] = []
@@ -86,7 +85,6 @@ class Decider:
 
     def _never(self, condition: Any, variables: Sequence[tuple[str, str]] = ()) -> bool:
         """True if a condition holds nowhere within the variables' atoms."""
-        self.queries += 1
         inside = self._inside(variables)
         self.solver.push()
         try:

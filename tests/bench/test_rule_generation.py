@@ -12,9 +12,9 @@ from functools import cache
 
 import pytest
 
+from partita.bench.coverage import covered
 from partita.bench.rule_generation import generate as module
 from partita.bench.rule_generation.consequences import Rewriter, basic
-from partita.bench.rule_generation.coverage import covered
 from partita.bench.rule_generation.enumeration import graphs
 from partita.bench.rule_generation.expressions import canonical, identified, size, variables
 from partita.bench.rule_generation.generate import generate, to_json, written

@@ -1,6 +1,7 @@
 """Meanings that no notation states, as sums of products: softmax, slices, attention, activations.
 
-`COMPUTE` is keyed by operator; the others follow from their notation (`derive`)."""
+`COMPUTE` is keyed by operator; the meanings of all others follow from their notation (`derive`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from .moves import MOVES, split
 from .scope import Scope, dim_of, whole_number
 from .terms import Fn, Poly, constant, factor, row
 from .types import Cases, Mismatch, Stuck, Type
-from .values import Application, Letters, Symbolic, Tasks, merged
+from .values import Application, Letters, Symbolic, Tasks, merged, put
 from .windows import conv, pad, shifted
 
 Meaning = Callable[[Scope, Apply, Sequence[Symbolic]], list[Symbolic]]
@@ -83,7 +84,7 @@ def permute(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symb
 
 
 def expand(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """Dims of size 1, and new leading dims, grow."""
+    """Repeat along dims of size 1 and along new leading dims."""
     value, shape = _one(values, "expand"), apply["shape"]
     if not isinstance(shape, tuple) or len(shape) < len(value.dims):
         raise Mismatch(f"expand: {shape!r} is not a shape of at least {len(value.dims)} dims")
@@ -131,9 +132,9 @@ def slice_(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbo
 
     def at(replica: Index, indices: tuple[Index, ...]) -> Poly:
         place = shifted(indices[dim], unifier.resolve(type_), step, offset)
-        return value.at(replica, (*indices[:dim], place, *indices[dim + 1 :]))
+        return value.at(replica, put(indices, dim, place))
 
-    return [_along(value, dim, made, at)]
+    return [replace(value, dims=put(value.dims, dim, made), at=at)]
 
 
 def _place(scope: Scope, given: Value | None, default: Size) -> Size:
@@ -148,7 +149,7 @@ def _place(scope: Scope, given: Value | None, default: Size) -> Size:
 
 
 def _aligned(measure: Callable[[Type], Size], type_: Type, start: Size, stop: Size) -> list[tuple[int, Type]]:
-    """The numbered cases of a dim that exactly fill the range between two places; none if it splits a case."""
+    """The numbered cases of a dim that fill the range between two places; none if the range splits a case."""
     if len(type_) != 1 or not isinstance(type_[0], Cases):
         return []
     before = Size()
@@ -172,24 +173,20 @@ def _cases(value: Symbolic, dim: int, type_: Type, taken: list[tuple[int, Type]]
     def at(replica: Index, indices: tuple[Index, ...]) -> Poly:
         number, inner = case_of(indices[dim], kept)
         place = into_case(whole.elements, taken[0][0] + number, inner)
-        return value.at(replica, (*indices[:dim], place, *indices[dim + 1 :]))
+        return value.at(replica, put(indices, dim, place))
 
-    return _along(value, dim, made, at)
-
-
-def _along(value: Symbolic, dim: int, type_: Type, at: Callable[[Index, tuple[Index, ...]], Poly]) -> Symbolic:
-    return Symbolic((*value.dims[:dim], type_, *value.dims[dim + 1 :]), value.digits, value.replicas, at)
+    return replace(value, dims=put(value.dims, dim, made), at=at)
 
 
 def attention(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """softmax(scale * q k^T + bias) v, causal or not. With grouped heads, only the notation is known."""
+    """softmax(scale * q k^T + bias) v, causal or not. With grouped heads it follows from the notation."""
     if apply.get("grouped"):
         return derived(scope, apply, values)
     if not 3 <= len(values) <= 4:
         raise Mismatch(f"attention takes three or four tensors, not {len(values)}")
     unifier, q = scope.unifier, values[0]
     if any(len(v.dims) != len(q.dims) for v in values[:3]) or len(q.dims) < 2:
-        raise Mismatch("attention takes queries, keys and values of as many dims")
+        raise Mismatch("attention takes queries, keys and values of equal rank")
     batch = letters(len(q.dims) - 2)
     inputs: list[Letters] = [(*batch, ("s",), ()), (*batch, (), ()), (*batch, (), ("e",))]
     if len(values) > 3:
@@ -230,7 +227,7 @@ def attention(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Sy
 
 
 def _bias(scope: Scope, value: Symbolic, batch: list[tuple[str, ...]]) -> Letters:
-    """The letters of an additive mask, which may lack leading dims or be broadcast over rows and heads."""
+    """The letters of an additive mask, which may lack leading dims, or be broadcast over heads and queries."""
     count = len(value.dims)
     if not 2 <= count <= len(batch) + 2:
         raise Stuck(f"the bias of an attention has {count} dims")
@@ -253,7 +250,7 @@ def _linear_relu(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list
 
 
 def _part(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """One of `of` equal parts."""
+    """Part `number` of `of` equal parts."""
     count, number = (whole_number(apply[key], "an attribute of a part") for key in ("of", "number"))
     if not 0 <= number < count:
         raise Mismatch(f"part: no part {number} of {count}")
@@ -264,10 +261,10 @@ def _part(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbol
 
 
 def _pad(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """Constant padding; of other modes only the notation is known."""
+    """Constant padding; other modes and cropping follow from the notation."""
     given = apply["pad"]
-    taken = any(isinstance(n, int) and n < 0 for n in (given if isinstance(given, tuple) else (given,)))
-    plain = not taken and apply.get("mode", "constant") == "constant"
+    crops = any(isinstance(n, int) and n < 0 for n in (given if isinstance(given, tuple) else (given,)))
+    plain = not crops and apply.get("mode", "constant") == "constant"
     return (pad if plain else derived)(scope, apply, [_one(values, "pad")])
 
 

@@ -1,8 +1,8 @@
 """Meanings derived from the registered index notation: sums of products, opaque functions, linear functions.
 
-What the notation leaves open is in the entry's `algebra`: which linear functions are multiples, and which operators
-keep the size of dims that they need whole. An opaque function of a whole row is a function of the row; a linear one is
-a sum over the row, each element times an unknown that depends only on the operator and the place.
+The entry's `algebra` adds what the notation leaves open: which linear functions are multiples, and which operators keep
+the size of dims that they need whole. An opaque function of a whole dim is a function of the row; a linear one is a sum
+over the row, each element times an unknown that depends only on the operator and the place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..rule import Apply
 from .indices import Index, every, number_of, places
 from .scope import Scope
 from .terms import Body, Fn, Place, Poly, constant, factor, is_zero, row, size_of
-from .types import Mismatch, Stuck, Type, written
+from .types import Mismatch, Stuck, Type, product_of, written
 from .values import Application, Letters, Symbolic, Tasks
 
 
@@ -35,7 +35,8 @@ def derived(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symb
     fakes = tuple(
         Node("input", f"x{i}", shape=tuple(1 if not resolve(t) else 2 for t in v.dims)) for i, v in enumerate(values)
     )
-    node = Node(apply.op, "y", tuple(range(len(values))), _shape(apply, fakes), "float64", scope.plain(apply, values))
+    shape = (2,) * max((len(fake.shape) for fake in fakes), default=0)
+    node = Node(apply.op, "y", tuple(range(len(values))), shape, "float64", scope.plain(apply, values))
     try:
         names = entry.named(node)
         text = entry.notation if isinstance(entry.notation, str) else entry.notation(node, fakes)
@@ -49,11 +50,6 @@ def derived(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symb
         raise Mismatch(f"{apply.op}: {error}") from None
 
 
-def _shape(apply: Apply, fakes: Sequence[Node]) -> tuple[int, ...]:
-    rank = max((len(f.shape) for f in fakes), default=0)
-    return (2,) * rank
-
-
 class _Derivation:
     """One application of an operator with a line of notation."""
 
@@ -63,7 +59,7 @@ class _Derivation:
         if line.sizes:
             raise Stuck(f"{apply.op} states sizes in its notation")
         self.name, self.algebra = scope.key(apply), operator(apply.op).algebra
-        terms = [t for t in line.terms if all(o in values for o in _operands(t))]
+        terms = [t for t in line.terms if _operands(t) <= values.keys()]
         self.spare: dict[str, int] = {}
         for term in terms:
             for access in accesses(term):
@@ -74,7 +70,7 @@ class _Derivation:
         self.inputs: dict[str, list[tuple[str, ...]]] = {}
 
     def _measure(self, access: Access) -> None:
-        """Determine how many dims `b..` stands for, from every operand that has it."""
+        """Count the dims that `b..` stands for, from every operand that has it."""
         for a in (access, *(g for _, g in access.gathers)):
             rest = [i for i in a.indices if i.endswith("..")]
             spare = len(self.values[a.operand].dims) - (len(a.indices) - len(rest))
@@ -114,7 +110,7 @@ class _Derivation:
             names = [() if i == WHOLE else tuple(i.split()) for i in a.indices]
             known = self.inputs.setdefault(a.operand, names)
             if known != names:
-                raise Stuck(f"{self.apply.op} reads {a.operand} in two ways")
+                raise Stuck(f"{self.apply.op} reads {a.operand} at two different indices")
         self._broadcast()
         summed = tuple(dict.fromkeys(n for t in self.terms for s in t.sums for n in s.split()))
         inputs = [tuple(self.inputs[name]) for name in self.order]
@@ -136,7 +132,7 @@ class _Derivation:
         return application.result(self._body)
 
     def _broadcast(self) -> None:
-        """Dims of size 1 that meet larger ones have no letter."""
+        """Remove the letters of dims of size 1 that meet larger ones."""
         resolve = self.scope.unifier.resolve
         sizes: dict[str, list[Type]] = {}
         for operand, names in self.inputs.items():
@@ -149,7 +145,7 @@ class _Derivation:
                     names[k] = ()
 
     def _inside(self, application: Application) -> dict[str, Type]:
-        """Types of the indices into a function's result."""
+        """The types of indices into the results of functions."""
         found: dict[str, Type] = {}
         for term in self.terms:
             for f in term.factors:
@@ -185,8 +181,9 @@ class _Derivation:
         if self.apply.get("count") is not None:
             size = self.scope.type_of(self.apply["count"])
         else:
-            dims = [d for d, name in zip(self.values["x"].dims, self.inputs["x"], strict=True) if not _kept(name, self)]
-            size = tuple(r for d in dims for r in d)
+            named = zip(self.values["x"].dims, self.inputs["x"], strict=True)
+            dims = [dim for dim, name in named if name not in self.output]
+            size = product_of(dims)
         return inverse_size(self.scope.unifier.resolve(size))
 
     def _value(self, f: Access | Call, tasks: Tasks, known: Mapping[str, Index]) -> Poly:
@@ -248,10 +245,6 @@ class _Derivation:
                 kernel = factor(Fn(name, (), (*inside, *(p for _, ps in here for p in ps))))
                 total = total + (kernel * value).total(variables)
         return total
-
-
-def _kept(name: tuple[str, ...], derivation: _Derivation) -> bool:
-    return any(name == dim for dim in derivation.output)
 
 
 def inverse_size(type_: Type) -> Poly:

@@ -1,4 +1,4 @@
-"""Indices of dims: one digit per radix of the dim's type, and their regrouping."""
+"""Indices of dims, with one digit per radix of the dim's type, and how digits regroup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from .terms import Place, Poly, free_of, position, size_poly, variable
 from .types import Cases, Radix, Stuck, Type, Unifier, canonical, parts
 
-# The digit of a number or an atom is a place; that of cases is which one, and an index inside.
+# The digit of a number or an atom is a place; that of cases is the case's number and an index inside.
 Digit: TypeAlias = "Place | tuple[int, Index]"
 Index: TypeAlias = "tuple[tuple[Radix, Digit], ...]"
 
@@ -35,7 +35,7 @@ def every(type_: Type) -> Iterator[tuple[Index, tuple[tuple[str, str], ...]]]:
 
 
 def take(index: Index, type_: Type) -> tuple[Index, Index]:
-    """Split an index into the digits of a leading type and the rest. Raises Stuck if they do not regroup so."""
+    """Split an index into the digits of a leading type and the rest. Raises Stuck if they do not regroup."""
     first: list[tuple[Radix, Digit]] = []
     left = list(index)
     for radix in type_:
@@ -51,22 +51,22 @@ def take(index: Index, type_: Type) -> tuple[Index, Index]:
 
 
 def _number(left: list[tuple[Radix, Digit]], radix: int) -> Place:
-    """Take a number's digit from the front, from as many digits as it spans."""
+    """Take the digit of a number from the front, joining or splitting digits as needed."""
     value, have = 0, 1
     while have < radix:
         size, digit = left.pop(0) if left else (0, Place())
         if not isinstance(size, int) or not isinstance(digit, Place) or digit.terms or not size:
-            raise Stuck(f"an index along {size} where one of {radix} is expected")
+            raise Stuck(f"an index along {size} where a digit of {radix} is expected")
         need = radix // have
         if size > need:
             if size % need or radix % have:
-                raise Stuck(f"an index along {size} where one of {radix} is expected")
+                raise Stuck(f"an index along {size} where a digit of {radix} is expected")
             rest = size // need
             left.insert(0, (rest, Place(offset=digit.offset % rest)))
             size, digit = need, Place(offset=digit.offset // rest)
         value, have = value * size + digit.offset, have * size
     if have != radix:
-        raise Stuck(f"an index along {have} where one of {radix} is expected")
+        raise Stuck(f"an index along {have} where a digit of {radix} is expected")
     return Place(offset=value)
 
 
@@ -87,7 +87,7 @@ def case_of(index: Index, types: Sequence[Type]) -> tuple[int, Index]:
         if at < len(es):
             return place, in_part(canonical(types[place]), len(es), at, inner)
         at -= len(es)
-    raise AssertionError("an index beyond its type")
+    raise AssertionError("the index lies outside its type")
 
 
 def in_part(type_: Type, count: int, at: int, inner: Index) -> Index:
@@ -163,10 +163,3 @@ def number_of(index: Index, unifier: Unifier) -> Poly | None:
             return None
         total = total * size_poly(size) + mine
     return total
-
-
-def lone(index: Index, unifier: Unifier, what: str) -> tuple[Place, str]:
-    """The place along a dim that is one atom. Raises Stuck otherwise."""
-    if len(index) != 1 or not isinstance(index[0][0], str) or not isinstance(index[0][1], Place):
-        raise Stuck(f"{what} of a dim that is cut or joined")
-    return index[0][1], index[0][0]

@@ -37,13 +37,13 @@ class Typed:
 
 
 class Differ(Mismatch):
-    """Both sides type-check, but their outputs have other dims or states."""
+    """Both sides type-check, but their outputs differ in dims or states."""
 
 
 def infer(rule: Rule, fixed: frozenset[str] = frozenset(), agree: bool = True) -> Typed:
-    """Type a rule. `fixed` symbols stand for all numbers from 2 on; without `agree`, outputs are not unified.
+    """Type a rule. `fixed` symbols stand for every number from 2 on; without `agree`, outputs are not unified.
 
-    Raises Differ if only the outputs cannot agree, Mismatch if a side type-checks at no sizes, Stuck if unknown.
+    Raises Differ if only the outputs disagree, Mismatch if a side type-checks at no sizes, Stuck if that is undecided.
     """
     unifier = Unifier(fixed=set(fixed), declared=set(fixed))
     scope = Scope(unifier)
@@ -56,7 +56,7 @@ def infer(rule: Rule, fixed: frozenset[str] = frozenset(), agree: bool = True) -
         if word == "==":
             unifier.unify(unifier.of_size(left), unifier.of_size(right), f"where {condition}: ")
     sides = []
-    for side, name in ((rule.source, "source"), (rule.target, "target")):
+    for side, name in zip(rule.sides, ("source", "target"), strict=True):
         unifier.phase = name
         values = dict(inputs)
         for apply in side:
@@ -152,9 +152,9 @@ def ranks(rule: Rule) -> dict[str, int]:
 
 
 def concrete(typed: Typed, values: Mapping[str, int]) -> tuple[Rule, dict[str, tuple[int, ...]], dict[str, int]]:
-    """The rule with numbers for what typing found in attributes, every input's [replicas, *shape], and all symbols.
+    """The rule with numbers for inferred attributes, every input's [replicas, *shape], and the values of all symbols.
 
-    `values` gives unbound atoms. Raises Stuck where the size of an atom is not known.
+    `values`: the sizes of unbound atoms. Raises Stuck where one is missing.
     """
     unifier = typed.unifier
 
@@ -175,12 +175,11 @@ def concrete(typed: Typed, values: Mapping[str, int]) -> tuple[Rule, dict[str, t
                 found[key] = measure(types)
         return replace(apply, attributes=tuple(found.items()))
 
-    rule = typed.rule
     symbols = {name: measure((name,)) for name in unifier.declared}
     shapes = {n: (measure(v.replicas), *(measure(t) for t in v.dims)) for n, v in typed.inputs.items()}
-    source = tuple(bound(a, "source") for a in rule.source)
-    target = tuple(bound(a, "target") for a in rule.target)
-    return replace(rule, source=source, target=target), shapes, symbols
+    source = tuple(bound(a, "source") for a in typed.rule.source)
+    target = tuple(bound(a, "target") for a in typed.rule.target)
+    return replace(typed.rule, source=source, target=target), shapes, symbols
 
 
 def free_atoms(typed: Typed) -> tuple[str, ...]:

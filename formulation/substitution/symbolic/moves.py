@@ -1,20 +1,21 @@
 """Meanings of the parallel operators (Unity §3.3), concatenation, splitting and views.
 
 Partition and pipeline push a digit of a dim, combine and batch pop it; values stay. Replicate copies along the replica
-dim, reduce sums over it. Tile and fold do that to a data dim, as FlexFlow's published rules ask.
+dim, reduce sums over it. Tile and fold do the same along a data dim, as in FlexFlow's published rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from ..rule import REPLICA, Apply
 from .indices import Index, case_of, every, into_case, take
 from .scope import Scope, dim_of, whole_number
 from .terms import Poly
 from .types import Cases, Mismatch, Stuck, Type, Unifier, product_of, written
-from .values import Cut, Digits, Symbolic, all_cuts, merged, same_digits
+from .values import Digits, Symbolic, all_cuts, merged, put, same_digits
 
 
 def _degree(scope: Scope, apply: Apply) -> Type:
@@ -27,18 +28,14 @@ def _dim(apply: Apply, value: Symbolic) -> int:
     return dim_of(apply["dim"], len(value.dims), apply.op)
 
 
-def _with(value: Symbolic, dim: int, digits: Digits) -> tuple[Digits, ...]:
-    return (*value.digits[:dim], digits, *value.digits[dim + 1 :])
-
-
 def push(time: bool) -> Callable[[Scope, Apply, Sequence[Symbolic]], list[Symbolic]]:
     def meaning(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
         (value,) = values
         dim, degree = _dim(apply, value), _degree(scope, apply)
         digits = merged((*value.digits[dim], (degree, time)), scope.unifier)
-        with suppress(Stuck):  # the values are the same; whatever needs the blocks one by one will raise
+        with suppress(Stuck):  # values stay; what needs the blocks one by one raises later
             scope.unifier.within(value.dims[dim], all_cuts(digits), f"{apply.op}: ")
-        return [Symbolic(value.dims, _with(value, dim, digits), value.replicas, value.at)]
+        return [replace(value, digits=put(value.digits, dim, digits))]
 
     return meaning
 
@@ -49,12 +46,13 @@ def pop(time: bool) -> Callable[[Scope, Apply, Sequence[Symbolic]], list[Symboli
         dim, degree = _dim(apply, value), _degree(scope, apply)
         digits = merged(value.digits[dim], scope.unifier)
         if degree and (not digits or digits[-1][1] != time):
-            raise Mismatch(f"{apply.op}: dim {dim} of {value.show(scope.unifier)} is not cut so")
-        last: tuple[Cut, ...] = (
-            ((_without(digits[-1][0], degree, scope.unifier, apply.op), time),) if degree else digits[-1:]
-        )
-        left = merged((*digits[:-1], *last), scope.unifier)
-        return [Symbolic(value.dims, _with(value, dim, left), value.replicas, value.at)]
+            raise Mismatch(
+                f"{apply.op}: dim {dim} of {value.show(scope.unifier)} is not cut {'in time' if time else 'in space'}"
+            )
+        if degree:
+            left = _without(digits[-1][0], degree, scope.unifier, apply.op)
+            digits = merged((*digits[:-1], (left, time)), scope.unifier)
+        return [replace(value, digits=put(value.digits, dim, digits))]
 
     return meaning
 
@@ -86,7 +84,7 @@ def replicate(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Sy
     def at(replica: Index, indices: tuple[Index, ...]) -> Poly:
         return value.at(take(replica, scope.unifier.resolve(degree))[1], indices)
 
-    return [Symbolic(value.dims, value.digits, (*degree, *value.replicas), at)]
+    return [replace(value, replicas=(*degree, *value.replicas), at=at)]
 
 
 def reduce(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
@@ -100,7 +98,7 @@ def reduce(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbo
             total = total + value.at(copy + replica, indices).total(variables)
         return total
 
-    return [Symbolic(value.dims, value.digits, rest, at)]
+    return [replace(value, replicas=rest, at=at)]
 
 
 def tile(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
@@ -110,11 +108,11 @@ def tile(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
 
     def at(replica: Index, indices: tuple[Index, ...]) -> Poly:
         inner = take(indices[dim], scope.unifier.resolve(degree))[1]
-        return value.at(replica, (*indices[:dim], inner, *indices[dim + 1 :]))
+        return value.at(replica, put(indices, dim, inner))
 
-    dims = (*value.dims[:dim], (*degree, *value.dims[dim]), *value.dims[dim + 1 :])
+    dims = put(value.dims, dim, (*degree, *value.dims[dim]))
     digits = merged(((degree, False), *value.digits[dim]), scope.unifier)
-    return [Symbolic(dims, _with(value, dim, digits), value.replicas, at)]
+    return [Symbolic(dims, put(value.digits, dim, digits), value.replicas, at)]
 
 
 def fold(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
@@ -130,19 +128,19 @@ def fold(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
     def at(replica: Index, indices: tuple[Index, ...]) -> Poly:
         total = Poly()
         for block, variables in every(scope.unifier.resolve(degree)):
-            place = (*indices[:dim], block + indices[dim], *indices[dim + 1 :])
+            place = put(indices, dim, block + indices[dim])
             total = total + value.at(replica, place).total(variables)
         return total
 
-    dims = (*value.dims[:dim], rest, *value.dims[dim + 1 :])
-    return [Symbolic(dims, _with(value, dim, merged((*head, *digits[1:]), scope.unifier)), value.replicas, at)]
+    left = merged((*head, *digits[1:]), scope.unifier)
+    return [Symbolic(put(value.dims, dim, rest), put(value.digits, dim, left), value.replicas, at)]
 
 
 def cat(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """Local: along a cut dim every shard has its part of all operands."""
+    """Concatenation, local to each shard: along a cut dim every shard has its part of all operands."""
     unifier, first = scope.unifier, values[0]
     if not values or any(len(v.dims) != len(first.dims) for v in values):
-        raise Mismatch("cat: tensors of different numbers of dims")
+        raise Mismatch("cat: tensors of different ranks")
     dim = None if apply["dim"] == REPLICA else dim_of(apply["dim"], len(first.dims), "cat")
     for value in values[1:]:
         for k, (a, b) in enumerate(zip(first.dims, value.dims, strict=True)):
@@ -158,17 +156,16 @@ def cat(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic
             number, inner = case_of(replica, [unifier.resolve(c) for c in copies])
             return values[number].at(inner, indices)
 
-        return [Symbolic(first.dims, first.digits, (Cases(tuple(copies)),), at_replica)]
+        return [replace(first, replicas=(Cases(tuple(copies)),), at=at_replica)]
     cuts = all_cuts(first.digits[dim])
     locals_ = [unifier.within(v.dims[dim], cuts, "cat: ") if cuts else v.dims[dim] for v in values]
 
     def at(replica: Index, indices: tuple[Index, ...]) -> Poly:
         head, rest = take(indices[dim], unifier.resolve(cuts))
         number, inner = case_of(rest, [unifier.resolve(t) for t in locals_])
-        return values[number].at(replica, (*indices[:dim], head + inner, *indices[dim + 1 :]))
+        return values[number].at(replica, put(indices, dim, head + inner))
 
-    whole: Type = (*cuts, Cases(tuple(locals_)))
-    return [Symbolic((*first.dims[:dim], whole, *first.dims[dim + 1 :]), first.digits, first.replicas, at)]
+    return [replace(first, dims=put(first.dims, dim, (*cuts, Cases(tuple(locals_)))), at=at)]
 
 
 def split(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
@@ -187,13 +184,12 @@ def split(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbol
             if dim is None:
                 return value.at(into_case(types, number, replica), indices)
             head, inner = take(indices[dim], unifier.resolve(cuts))
-            place = head + into_case(types, number, inner)
-            return value.at(replica, (*indices[:dim], place, *indices[dim + 1 :]))
+            return value.at(replica, put(indices, dim, head + into_case(types, number, inner)))
 
         own = locals_[number]
         if dim is None:
-            return Symbolic(value.dims, value.digits, own, at)
-        return Symbolic((*value.dims[:dim], (*cuts, *own), *value.dims[dim + 1 :]), value.digits, value.replicas, at)
+            return replace(value, replicas=own, at=at)
+        return replace(value, dims=put(value.dims, dim, (*cuts, *own)), at=at)
 
     return [part(number) for number in range(len(locals_))]
 
@@ -210,7 +206,7 @@ def _parts(scope: Scope, apply: Apply, rest: Type, cuts: Type) -> list[Type]:
     if whole_number(apply.get("parts", count), "the parts of a split") != count:
         raise Mismatch(f"split: {apply['parts']} parts are {count} results")
     known = unifier.resolve(rest)
-    for joined in (rest, known):  # as they were joined last, or all in one row
+    for joined in (rest, known):  # the last concatenation alone, or nested ones flattened
         if len(joined) == 1 and isinstance(joined[0], Cases) and len(joined[0].elements) == count:
             return list(joined[0].elements)
     part = unifier.fresh(next(iter(a for a in known if isinstance(a, str)), "n"), loose=True)
@@ -242,8 +238,7 @@ def view(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
 def _passed(unifier: Unifier, value: Symbolic, wanted: Sequence[Type]) -> tuple[Digits, ...]:
     """The digits of a view's dims. Raises Mismatch if a cut dim is not outermost in its group."""
     digits: list[Digits] = [()] * len(wanted)
-    before = _before(unifier, value.dims)
-    after = _before(unifier, wanted)
+    before, after = _before(unifier, value.dims), _before(unifier, wanted)
     for dim, mine in enumerate(value.digits):
         if not merged(mine, unifier):
             continue

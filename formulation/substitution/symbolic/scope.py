@@ -1,4 +1,4 @@
-"""Shared state while a rule is typed: the unifier, sizes made by operators, and inferred attributes."""
+"""The state of typing a rule: the unifier, sizes that operators make, and inferred attributes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .values import Symbolic
 
 
 class Scope:
-    """One typing of a rule.
+    """The state of typing one rule.
 
-    `found`: inferred attributes, as types, by side and first result. `lookups`: (side, ids, rows of the table) of every
-    embedding.
+    `found`: inferred attributes, as types, by side and first result. `lookups`: (side, ids, number of table rows) of
+    every embedding.
     """
 
     def __init__(self, unifier: Unifier) -> None:
@@ -60,7 +60,7 @@ class Scope:
         return self._made[key]
 
     def quotient(self, length: Size, stride: int) -> Type:
-        """The type of a dim of `length / stride` places, rounded up."""
+        """The type of a dim with `length / stride` places, rounded up."""
         size = length.rounded_up(stride)
         if size is not None and (size.number is not None or size in map(Size.of, size.symbols)):
             return self.unifier.of_size(size, declared=False)
@@ -71,7 +71,7 @@ class Scope:
 
     @staticmethod
     def key(apply: Apply) -> str:
-        """A name for what an application computes: its operator and the attributes that do not just select rows."""
+        """A name for the function that is computed: the operator and the attributes that do not select rows."""
         algebra = algebra_of(apply.op)
         one = not isinstance(dims := apply.get("dims"), tuple) or len(dims) == 1 or algebra.any_order
         where = ("rank", "keepdim", "dim", *(("dims",) if one else ()))  # they select rows

@@ -1,13 +1,13 @@
 """Values as sums of products over symbolic indices, in a normal form.
 
-A polynomial is a sum of terms; a term is a coefficient times a product of factors, summed over bound variables, each of
-which counts an atom. Factors:
+A polynomial is a sum of terms; a term is a coefficient times a product of factors, summed over bound variables. Each
+variable runs over an atom. Factors:
 
     Read      an element of an input; Guard: 1 where an index lies in a dim, otherwise 0
     Fn        an opaque function, of polynomials and of whole rows of them (bodies that bind variables), and of indices
     Count     a power of an atom's size, positive or negative
 
-The normal form proposes what may be equal; whether it is, is proved elsewhere (`solvers.proof`).
+Equal normal forms suggest that values are equal; `solvers.proof` proves it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..sizes import Size
 from .types import Stuck
 
 POSITION, IS_ZERO = "position of", "= 0"  # interpreted functions; no operator has such a name
-MOST_ORDERS = 5040  # the most variable orders that are tried for a normal form
+MAX_ORDERS = 5040  # orders of variables tried for a normal form
 
 _numbers = count()
 
@@ -52,7 +52,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """`tensor[places]`: the places of the replica index and all dims; the name encodes the cases of dims."""
+    """`tensor[places]`: the places along the replica dim and all others; the name also says which cases they lie in."""
 
     tensor: str
     places: tuple[Place, ...]
@@ -60,7 +60,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A polynomial as a function of variables that count atoms: a row, or a part of it."""
+    """A polynomial as a function of variables that run over atoms: a row, or a part of one."""
 
     variables: tuple[tuple[str, str], ...]
     value: Poly
@@ -118,7 +118,7 @@ class Poly:
         return Poly(tuple((t, c * factor) for t, c in self.terms)) if factor else Poly()
 
     def total(self, variables: Iterable[tuple[str, str]]) -> Poly:
-        """The sum over variables; terms without one are multiplied by its range."""
+        """The sum over variables; terms in which a variable does not occur are multiplied by its range."""
         added = tuple(variables)
         return _collected((_normal(term.variables + added, term.factors), c) for term, c in self.terms)
 
@@ -205,11 +205,8 @@ def rename_poly(poly: Poly, names: Mapping[str, str]) -> Poly:
     """Rename the free variables of a polynomial; bound ones have distinct names (`_normal`)."""
     if not any(v in names for term, _ in poly.terms for f in term.factors for v in free(f)):
         return poly
-    return _collected(
-        (_normal(_a.variables, tuple(rename(f, names) for f in _a.factors)), c)
-        for term, c in poly.terms
-        for _a in (_freshened(term),)
-    )
+    fresh = ((_freshened(term), coefficient) for term, coefficient in poly.terms)
+    return _collected((_normal(t.variables, tuple(rename(f, names) for f in t.factors)), c) for t, c in fresh)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -236,7 +233,7 @@ def free_of(poly: Poly) -> frozenset[str]:
 
 
 def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...]) -> Term:
-    """The term in normal form: powers of sizes collected, unused variables counted, the least of all orders."""
+    """The normal form: powers of sizes collected, unused variables as factors, the others in the least order."""
     used = {name for f in factors for name in free(f)}
     powers: dict[str, int] = {}
     rest: list[Factor] = []
@@ -267,7 +264,7 @@ def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...])
 
 
 def _depth(factors: Iterable[Factor]) -> int:
-    """One more than the depth of sums inside the factors; it is part of bound names, so that none is captured."""
+    """One more than the depth of sums inside the factors. Bound names contain it, so that none is captured."""
     inside = [0]
     for f in factors:
         if isinstance(f, Fn):
@@ -281,7 +278,7 @@ def _body_depth(body: Body) -> int:
 
 
 def _orders(variables: tuple[tuple[str, str], ...], factors: list[Factor]) -> Iterable[tuple[tuple[str, str], ...]]:
-    """All orders of the variables that their atoms and uses do not distinguish."""
+    """All orders of the variables; only those alike in atom and uses are permuted."""
     alike: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     others = {v: "*" for v, _ in variables}
     for name, atom in variables:
@@ -289,8 +286,8 @@ def _orders(variables: tuple[tuple[str, str], ...], factors: list[Factor]) -> It
         uses = sorted(repr(rename(f, names)) for f in factors if name in free(f)) if len(variables) > 1 else []
         alike.setdefault((atom, *uses), []).append((name, atom))
     groups = [alike[k] for k in sorted(alike)]
-    if prod(factorial(len(g)) for g in groups) > MOST_ORDERS:
-        raise Stuck(f"more than {MOST_ORDERS} orders of the sums of one product")
+    if prod(factorial(len(g)) for g in groups) > MAX_ORDERS:
+        raise Stuck(f"more than {MAX_ORDERS} orders of the sums of one product")
     return (tuple(v for group in choice for v in group) for choice in product(*(permutations(g) for g in groups)))
 
 

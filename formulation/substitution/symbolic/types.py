@@ -1,11 +1,11 @@
 """Types of dims with symbolic sizes, and their unification.
 
-A type is a product of radices, outermost first: a whole number, an atom (a symbol), or `Cases`, a sum of types one
-after another. `(d, n)` is a dim of d blocks of n; `(Cases((n,), (m,)),)` a concatenation. An index of a dim has a digit
-for every radix, so concatenating, splitting, partitioning and reshaping only regroup digits, and no division is left.
+A type is a product of radices, outermost first: whole numbers, atoms (symbols), and `Cases`, concatenations of types.
+`(d, n)` is a dim of d blocks of n; `(Cases((n,), (m,)),)` a concatenation. An index of a dim has a digit for every
+radix, so concatenating, splitting, partitioning and reshaping only regroup digits and need no division.
 
-Unification finds the atoms' values under which two types are alike. `Mismatch`: they are not, whatever the sizes.
-`Stuck`: they may be equal in size, but no regrouping of digits says so.
+Unification finds values of the atoms at which two types are equal. `Mismatch`: they differ at all sizes. `Stuck`: they
+may be equal in size, but no regrouping of digits shows it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Mismatch(PartitaError):  # noqa: N818  the word of type checking
 
 
 class Stuck(PartitaError):  # noqa: N818
-    """Types cannot express this; nothing is known."""
+    """Types cannot decide this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,12 @@ def atoms_of(type_: Type) -> Iterator[str]:
 class Unifier:
     """Atoms and what they stand for.
 
-    `declared`: those that the rule names. `fixed` ones stand for all numbers from 2 on: they are never bound. `loose`
-    ones may be 1. `sizes`: those whose size an expression gives. `equalities` lists, with the phase in which it arose,
-    what was asked of declared atoms. `quotients`: those whose size is an expression over a number, rounded up. `given`:
-    dims of inputs whose sizes are not declared; `narrowed`: the target asked some of them to agree. `aligned`: parts of
-    two concatenations are taken to be of equal sizes, one by one, which is not the only way in which their totals can
-    be equal.
+    `declared`: atoms that the rule names. `fixed`: atoms that stand for every number from 2 on and are never bound.
+    `loose`: atoms that may be 1. `sizes`: the sizes of atoms that stand for an expression; `quotients`: those of atoms
+    that stand for an expression divided by a number, rounded up. `equalities`: the declared atoms that were bound, each
+    with the phase that required it. `given`: dims of inputs without declared sizes; `narrowed`: the target requires
+    some of these to agree. `aligned`: two concatenations were unified part by part, though their totals can agree in
+    other ways.
     """
 
     bound: dict[str, Type] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class Unifier:
             self._match(tuple(left), tuple(right), what)
 
     def _binds(self, atom: str, other: list[Radix]) -> bool:
-        """True if this atom, rather than the other, is to be bound."""
+        """True if this atom should be bound rather than the other."""
         if atom in self.fixed:
             return False
         single = other[0] if len(other) == 1 else None
@@ -201,14 +201,14 @@ class Unifier:
         self._settle()
 
     def _settle(self) -> None:
-        """Record declared atoms that equal others: their types have no new atoms."""
+        """Record the declared atoms that now equal expressions over declared ones."""
         for atom in self.declared & self.bound.keys():
             left = {a for a in atoms_of(self.resolve((atom,))) if a not in self.declared and a not in self.sizes}
             if not left and all(atom != other for _, other in self.equalities):
                 self.equalities.append((self.phase, atom))
 
     def _solve(self, atom: str) -> None:
-        """Solve for the one unknown part of a dim of known size."""
+        """Solve for the unknown part of a dim of known size, if there is only one."""
         type_ = self.resolve((atom,))
         new = [r for r in type_ if isinstance(r, str) and r not in self.declared and r not in self.sizes]
         if len(new) != 1 or any(isinstance(r, Cases) for r in type_):
@@ -276,7 +276,7 @@ class Unifier:
         return self.resolve((rest,))
 
     def quotient(self, atom: str) -> tuple[Size, int]:
-        """The declared size of an atom, whatever it is bound to: (size, divisor), rounded up."""
+        """The stated size of an atom, also if it is bound: (size, divisor), rounded up."""
         size, by = self.quotients.get(atom) or (self.sizes[atom], 1)
         return size.substitute({name: self.size((name,)) for name in size.symbols}), by
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from .indices import Index, every, take
 from .terms import Poly
@@ -24,6 +24,12 @@ Cut: TypeAlias = "tuple[Type, bool]"  # (degree, in time)
 Digits: TypeAlias = "tuple[Cut, ...]"
 At: TypeAlias = "Callable[[Index, tuple[Index, ...]], Poly]"
 Letters: TypeAlias = "tuple[tuple[str, ...], ...]"  # per dim the letters of its factors; none if it is whole
+Item = TypeVar("Item")
+
+
+def put(items: tuple[Item, ...], place: int, item: Item) -> tuple[Item, ...]:
+    """The items with another one at a place."""
+    return (*items[:place], item, *items[place + 1 :])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +63,7 @@ def merged(digits: Digits, unifier: Unifier) -> Digits:
 
 
 def same_digits(a: Digits, b: Digits, unifier: Unifier, what: str) -> None:
-    """Raise Mismatch unless a dim is cut alike."""
+    """Unify the digits of two dims. Raises Mismatch if they are cut differently."""
     left, right = merged(a, unifier), merged(b, unifier)
     if [time for _, time in left] != [time for _, time in right]:
         raise Mismatch(f"{what}dims that go together are cut differently")
@@ -165,7 +171,7 @@ class Application:
 
 
 class Tasks:
-    """One element of an application's result: its place, and the operands' elements there."""
+    """The task that computes one element of an application's result, and the operands' elements that it reads."""
 
     def __init__(self, of: Application, replica: Index, indices: tuple[Index, ...]) -> None:
         self.of, self.index = of, dict[str, Index]()

@@ -1,4 +1,4 @@
-"""Shifted places: strided slices, padding, and convolution windows, with offsets and guards."""
+"""Convolution windows, padding and strided slices: places with offsets, and guards that are 0 outside the input."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def conv(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
 
 
 def _kernel(scope: Scope, apply: Apply, w: Symbolic, rank: int) -> None:
-    """Require a weight's spatial dims to be whole and of the sizes that the rule states."""
+    """Require that a weight's spatial dims are whole and of the sizes that the rule states."""
     kernel = apply.get("kernel")
     for d in range(rank):
         if w.digits[2 + d]:
@@ -89,7 +89,7 @@ def _kernel(scope: Scope, apply: Apply, w: Symbolic, rank: int) -> None:
 
 
 def _groups(scope: Scope, apply: Apply, x: Symbolic, w: Symbolic) -> Type:
-    """The groups: as stated, or the ratio of the input's to the weight's channels."""
+    """The number of groups: as stated, or the ratio of the input's channels to the weight's."""
     unifier, given = scope.unifier, apply.get("groups") or 1
     if given != "auto":
         groups = scope.type_of(given, ordered=True)
@@ -114,7 +114,7 @@ def _numbers(value: Value | None, rank: int, default: int) -> list[int]:
 
 
 def _window(scope: Scope, apply: Apply, d: int, rank: int, dim: Type, taps: Type) -> Window | None:
-    """The window along a spatial dim; None if every place reads only itself."""
+    """The window along a spatial dim; None if each place reads itself alone."""
     unifier = scope.unifier
     dim, taps = unifier.resolve(dim), unifier.resolve(taps)
     stride, dilation = (_numbers(apply.get(key), rank, 1)[d] for key in ("stride", "dilation"))
