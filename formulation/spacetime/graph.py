@@ -51,7 +51,9 @@ class Graph:
                 f"{names}: buffers that a step changes are not supported in space-time plans; freeze the batch norms"
             )
         if pcg.alternatives:
-            raise PartitaError("a graph with rewritings has no one list of operators: take the rewritten graph")
+            raise PartitaError(
+                "a graph with rewriting alternatives has no unique list of operators: pass the rewritten graph"
+            )
         self.pcg = pcg
         self.module: tuple[Any, Any] | None = None  # the captured module and its example inputs, if known
         self.atoms: tuple[Atoms, ...] = atoms(pcg)

@@ -33,28 +33,28 @@ def op_trans(op: Op, transformation: Transformation) -> list[Op]:
         raise PartitaError(f"{op.name} is transformed by split(), replicate(), ..., not by {_shown(transformation)}")
     if op.phase not in (Phase.FORWARD, Phase.UPDATE):
         raise PartitaError(f"{op.name} follows from its forward operator: transform that one")
-    row, parts = transformation.row(op.graph, op.node), transformation.parts
-    made = []
-    for number in range(parts):
-        part = Op(op.graph, op.node, op.phase, (*op.cuts, Cut(row, parts, number, transformation.label)))
+    made = _parts(op, transformation)
+    for part in made:
         part.split, part.swapped, part.group = op.split, op.swapped, op.group
-        made.append(part)
-    _check_divides(op, made[0], transformation)
     op.graph.replace(op, made)
     return made
 
 
-def _check_divides(op: Op, part: Op, transformation: Transformation) -> None:
-    operands = range(len(op.of.inputs)) if op.phase is Phase.FORWARD else range(0)
-    for operand in (None, *operands):
+def _parts(op: Op, transformation: Transformation) -> list[Op]:
+    """The parts of an operator. Raises PartitaError if they do not divide its tensors."""
+    row, parts = transformation.row(op.graph, op.node), transformation.parts
+    cuts = [Cut(row, parts, number, transformation.label) for number in range(parts)]
+    made = [Op(op.graph, op.node, op.phase, (*op.cuts, cut)) for cut in cuts]
+    for operand in (None, *(range(len(op.of.inputs)) if op.phase is Phase.FORWARD else ())):
         try:
-            part.mask(operand)
-            part.mask(operand, gradient=True)
+            made[0].mask(operand)
+            made[0].mask(operand, gradient=True)
         except ValueError as error:
             raise PartitaError(
                 f"{transformation.label}: {op.name} has {error} entries there, which {transformation.parts} parts "
                 "do not divide"
             ) from None
+    return made
 
 
 def op_assign(ops: Ops, device: int) -> None:
@@ -77,7 +77,7 @@ def op_order(first: Ops, second: Ops) -> None:
         if op.replaced:
             raise PartitaError(f"{op.name} was transformed: order its parts")
         if op.graph is not a[0].graph:
-            raise PartitaError(f"{a[0].name} and {op.name} are of different graphs: a plan is of one")
+            raise PartitaError(f"{a[0].name} and {op.name} belong to different graphs: a plan has one")
     update = next((op for op in a if op.phase is Phase.UPDATE), None)
     forward = next((op for op in b if op.phase is Phase.FORWARD), None)
     if update is not None and forward is not None:
@@ -96,7 +96,7 @@ def recompute(ops: Ops) -> None:
     """
     for op in _group(ops, "recomputed"):
         if op.swapped is not None:
-            raise PartitaError(f"{op.name} is swapped: what backward needs of it is on the host, not computed again")
+            raise PartitaError(f"{op.name} is swapped: its saved tensors are on the host, not recomputed")
         op.group = op.graph.groups
 
 
@@ -107,7 +107,7 @@ def swap(ops: Ops) -> None:
     """
     for op in _group(ops, "swapped"):
         if op.group is not None:
-            raise PartitaError(f"{op.name} is recomputed: nothing of it is kept that could be swapped")
+            raise PartitaError(f"{op.name} is recomputed: it saves no tensors that could be swapped")
         op.swapped = op.graph.groups
 
 
@@ -128,12 +128,7 @@ def place(graph: Graph, name: str, transformation: Transformation | None, device
     if any(store.node == index for store in graph.stores):
         raise PartitaError(f"{name!r} has a place already")
     whole = Op(graph, index, Phase.STORE)
-    parts = [whole]
-    if transformation is not None:
-        row = transformation.row(graph, index)
-        cuts = [Cut(row, transformation.parts, k, transformation.label) for k in range(transformation.parts)]
-        parts = [Op(graph, index, Phase.STORE, (cut,)) for cut in cuts]
-        _check_divides(whole, parts[0], transformation)
+    parts = [whole] if transformation is None else _parts(whole, transformation)
     if len(parts) != len(devices):
         raise PartitaError(f"{name!r} has {len(parts)} parts and {len(devices)} devices")
     for part, device in zip(parts, devices, strict=True):
@@ -146,7 +141,7 @@ def listed(ops: Ops) -> tuple[Op, ...]:
     found = (ops,) if ops is None or isinstance(ops, Op) or not isinstance(ops, Iterable) else tuple(ops)
     for op in found:
         if op is not None and not isinstance(op, Op):
-            raise PartitaError(f"an operator of the graph, or several, are needed, not {_shown(op)}")
+            raise PartitaError(f"expected an operator of the graph, or several, not {_shown(op)}")
     return tuple(op for op in found if op is not None)
 
 

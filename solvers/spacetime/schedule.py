@@ -143,9 +143,9 @@ def _task(slot: Slot, ops: Sequence[Op], members: dict[Slot, list[Op]], kept: di
 
 
 def _kept(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[Slot, int]:
-    """Bytes per device saved for backward by every forward or recomputation, each tensor once."""
+    """Bytes saved for backward by every forward or recomputation on its fullest device, each tensor once."""
     graph, nodes = found.graph, found.graph.pcg.nodes
-    tensors: dict[Slot, dict[object, int]] = defaultdict(dict)
+    tensors: dict[Slot, dict[int | None, dict[object, int]]] = defaultdict(lambda: defaultdict(dict))
     for op, slot in of.items():
         if slot.kind not in "FR" or (op.forward is None and op.backward is None):
             continue
@@ -155,25 +155,16 @@ def _kept(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[Slot, int]:
         else:
             all_saved = prices.saved(op)
             saved, own, output = all_saved.operands, all_saved.own_bytes, all_saved.output
-        where = tensors[slot]
+        here = tensors[slot][op.device]
         for place in saved:
             source = op.of.inputs[place]
             if nodes[source].op not in ("input", "buffer"):
                 mask = op.mask(place)
-                where[op.device, source, mask] = mask.numel * prices.precision.itemsize(nodes[source].dtype)
+                here[source, mask] = mask.numel * prices.precision.itemsize(nodes[source].dtype)
         if output:
-            where[op.device, op.node, op.mask(None)] = op.mask(None).numel * prices.precision.itemsize(op.of.dtype)
-        where[op.device, op] = own
-    return {slot: _largest(sizes) for slot, sizes in tensors.items()}
-
-
-def _largest(sizes: dict[object, int]) -> int:
-    """The maximum bytes over devices."""
-    total: dict[object, int] = defaultdict(int)
-    for key, size in sizes.items():
-        assert isinstance(key, tuple)
-        total[key[0]] += size
-    return max(total.values())
+            here[op.node, op.mask(None)] = op.mask(None).numel * prices.precision.itemsize(op.of.dtype)
+        here[op] = own
+    return {slot: max(sum(sizes.values()) for sizes in of_device.values()) for slot, of_device in tensors.items()}
 
 
 def _waits(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[tuple[Slot, Slot], int]:

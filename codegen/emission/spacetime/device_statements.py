@@ -50,7 +50,7 @@ class Device(Blocks):
         for total in self.totals.values():
             self.name(total)
         self.pieces = []
-        self.updated: set[str] = set()  # what several operators update alike is updated once
+        self.updated: set[str] = set()  # equal updates of several operators are one
         after_step: list[Instruction] = []  # the optimizer has a single step
         for step in self.arranged.steps:
             if isinstance(step, Block):
@@ -75,7 +75,7 @@ class Device(Blocks):
                 shape, dtype = shape_text(self.shapes[instruction.target]), self._dtype(instruction.target)
                 self._define(instruction.target, f"run.zeros({shape}{dtype})")
             case Slice() if self.for_update(instruction.target):
-                pass  # the piece is a view of what is kept
+                pass  # a view of a kept part
             case Slice():
                 self._define(instruction.target, self._sliced(self.use(instruction.source), instruction))
             case Join():
@@ -118,7 +118,7 @@ class Device(Blocks):
             self.add(f"run.keep({self.box_name(run.op.node, run.op.mask(None).box)}, {text})")
 
     def _add(self, add: Add) -> None:
-        """A sum. If autograd computes a part of it, the rest is added when its last term is there."""
+        """A sum. If autograd computes a part of it, the rest is added once its last term is ready."""
         target, whole = add.target, add.target
         while (further := sum_of(self.flow, whole)) is not None:
             whole = further
@@ -218,7 +218,7 @@ class Device(Blocks):
         if collective.kind == "all_reduce" and not (
             self.flow.graph.of_parameter(target.tensor, GRADIENT) and ".take(" in source
         ):
-            source += ".clone()"  # it is in place, and autograd may need what it was
+            source += ".clone()"  # in place, and autograd may need the input
         places, view = [known.dim_of(a)[0] for a in collective.atoms], ""
         if len({*places}) < len(places) or any(known.dim_of(a)[1] > 0 for a in collective.atoms):  # within a dim
             assert collective.source is not None

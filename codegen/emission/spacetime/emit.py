@@ -16,10 +16,9 @@ from ..common import training
 from ..common.conversions import Used
 from ..common.features import program_text
 from .data_flow import Flow
-from .device_functions import device_functions
 from .device_statements import Device
 from .features import FEATURES, Emission
-from .function_table import Functions
+from .function_table import Functions, device_functions
 from .label_counts import count_lines
 from .program_tables import families
 from .rolled_lines import Line, Piece, rolled
@@ -39,8 +38,8 @@ def emit(
 ) -> str:
     """The program's text, the same every time; `summary` are lines for the top of it.
 
-    Raises PartitaError for what cannot be written down: mixed precision, sparse tables, joined parameters, parameters
-    that are updated where they are not kept.
+    Raises PartitaError for plans that cannot be emitted: mixed precision, sparse tables, joined parameters, parameters
+    updated where they are not kept.
     """
     program = by_layer(program)
     pcg = program.tasks.graph.pcg
@@ -53,7 +52,7 @@ def emit(
     lines = [device.lines() for device in devices]
     names, groups = families(_groups(lines), len(devices))
     bodies = [rolled([_named(piece, names) for piece in pieces]) for pieces in lines]
-    texts, table = device_functions(devices, bodies)
+    texts, table = device_functions([device.arranged.segments for device in devices], bodies)
     emission = Emission(
         program,
         dtype,

@@ -121,16 +121,16 @@ def frozen(program: Materialized) -> str:
 
 
 def kept(pcg: PCG) -> str:
-    """Weights that autograd may save although backward is not given them again: not only products read them."""
+    """Weights that autograd may save since backward does not fetch them again: not only products read them."""
 
-    def given_again(index: int, reader: int) -> bool:
+    def fetched_again(index: int, reader: int) -> bool:
         node = pcg.nodes[reader]
         entry = operator(node.op)
         names = [name for name, i in zip(entry.named(node), node.inputs, strict=True) if i == index]
         return node.op in _KEEPS_NOTHING or {*names} <= {*entry.saved}
 
     weights = (i for i in pcg.of("parameter") if len(pcg.nodes[i].shape) > 1)
-    return _set([pcg.nodes[i].name for i in weights if not all(given_again(i, r) for r in pcg.consumers[i])])
+    return _set([pcg.nodes[i].name for i in weights if not all(fetched_again(i, r) for r in pcg.consumers[i])])
 
 
 def _set(names: Sequence[str]) -> str:

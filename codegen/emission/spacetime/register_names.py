@@ -24,19 +24,19 @@ def lane_text(lane: Lane) -> str:
 class Registers:
     """The registers of one device while its statements are written.
 
-    A register has its name while it is live: what is read for the last time is taken out of its store. `left` says how
-    often all is still read; while that is being counted it is None.
+    A register has its name while it is live: its last read takes it out of its store. `left`: the remaining reads of
+    every register; None while they are being counted.
     """
 
     def __init__(self, flow: Flow, shapes: Mapping[Register, tuple[int, ...]]) -> None:
         self.flow, self.shapes = flow, shapes
         self.arranged: Arranged = arrange(flow)
-        self.totals: dict[int, Register] = {}  # of every parameter the first
+        self.totals: dict[int, Register] = {}  # by parameter: the first
         for instruction in flow.instructions:
             if isinstance(instruction, Accumulate):
                 self.totals.setdefault(instruction.total.tensor.node, instruction.total)
         self.boxes: dict[int, list[Box]] = {}
-        self.kept: Counter[int] = Counter()  # how many of them
+        self.kept: Counter[int] = Counter()  # by parameter: how many boxes are kept here
         self.left: Counter[Register] | None = None
         self.lane: dict[Register, Lane] = {}
         self.forget_all()
@@ -147,7 +147,7 @@ class Registers:
         return None
 
     def is_copied(self, register: Register) -> bool:
-        """True if it is cut out of a stored parameter across a dim: that is no view of it."""
+        """True for a part of a stored parameter along an inner factor of a dim: a copy, not a view."""
         stored = self.from_store(register)
         if stored is None:
             return False
@@ -158,8 +158,5 @@ class Registers:
     def for_update(self, register: Register) -> bool:
         """True if only an update reads a register."""
         readers = [self.flow.instructions[p] for p in self.flow.readers[register]]
-        return (
-            bool(readers)
-            and all(isinstance(r, Run) and r.op.phase is Phase.UPDATE for r in readers)
-            and (register.tensor.kind == VALUE)
-        )
+        updates = [isinstance(reader, Run) and reader.op.phase is Phase.UPDATE for reader in readers]
+        return register.tensor.kind == VALUE and bool(updates) and all(updates)

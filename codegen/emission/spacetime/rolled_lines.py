@@ -1,6 +1,6 @@
 """Rolling repeated statements into loops over the numbers that advance in them.
 
-While a device's program is written, its numbers stand in marks, `<role|3>`, and names in double brackets around them.
+While a device's program is being written, its numbers are marked, `<role|3>`, and names have double brackets.
 """
 
 from __future__ import annotations

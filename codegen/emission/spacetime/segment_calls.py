@@ -46,7 +46,7 @@ class Blocks(Registers):
         while several:
             alike: dict[object, list[Segment]] = {}
             for segment, code in self.code.items():
-                numbers = tuple(number for _, number in segment.lane)  # all that a call says of a lane
+                numbers = tuple(number for _, number in segment.lane)  # a call names no labels
                 alike.setdefault((code.name, code.bases, numbers), []).append(segment)
             several = any(len(segments) > 1 for segments in alike.values())
             for segments in alike.values():

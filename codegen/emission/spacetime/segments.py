@@ -177,10 +177,10 @@ class _Arrangement:
         return (needs - set(adding)) | made if made.intersection(block) else needs
 
     def _joins(self, phase: Phase, place: int, results: Mapping[Register | None, Op]) -> bool:
-        """True if autograd can take the gradients between a forward run and those before it in the block."""
+        """True if autograd can compute the gradients between a forward run and those before it in the block."""
         flow, op = self.flow, self.flow.op(place)
         if phase is Phase.BACKWARD:
-            return not self._apart(op, set(results.values()))
+            return not self._reads_other_copy(op, set(results.values()))
         if phase not in (Phase.FORWARD, Phase.RECOMPUTE):
             return True
         return all(
@@ -189,8 +189,8 @@ class _Arrangement:
             if register in results
         )
 
-    def _apart(self, op: Op, others: set[Op]) -> bool:
-        """True if some of a gradient is made by others that read another copy of the value, or a part of it."""
+    def _reads_other_copy(self, op: Op, others: set[Op]) -> bool:
+        """True if terms of a gradient come from others that read another copy of the value, or a part of it."""
         flow = self.flow
         given = flow.gradient(op)
         made = [flow.makers[x] for x in flow.leaves(given)[0] if x in flow.makers] if given is not None else []
