@@ -31,8 +31,8 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
     ("arguments", "words"),
     [
         ("--stages 3", "3 stages: 2x2 devices can be divided for 2, 4 stages only"),
-        ("--stages 2 --chunks 4", "8 stages: the model can be cut into 5 at the most"),
-        ("--chunks 4", "8 stages: the model can be cut into 5 at the most"),
+        ("--stages 2 --chunks 4", "8 stages: the model can be cut into at most 5"),
+        ("--chunks 4", "8 stages: the model can be cut into at most 5"),
         ("--stages two", "--stages two: auto, or a whole number from 1 is needed"),
         ("--stages 0", "--stages 0: a whole number from 1 to 1048576 is needed"),
         ("--stages 1 --chunks 2", "--chunks needs a pipeline: add --stages N"),
@@ -47,8 +47,7 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ),
         (
             "--stages 2 --schedule zero-bubble --recompute full",
-            "zero-bubble splits backwards, and would compute segments twice again: recompute 'full' is for other "
-            "schedules",
+            "zero-bubble splits backwards, and would recompute segments twice: recompute 'full' needs another schedule",
         ),
         (
             "--schedule interleaved",
@@ -65,15 +64,15 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ),
         (
             "--schedule 2bw --dtype mixed-bfloat16-fp32grad",
-            "2bw keeps gradients and states beside two versions of weights, none elsewhere or in another dtype",
+            "2bw needs gradients and states next to their weights and in the same dtype",
         ),
         (
             "--schedule 2bw --dtype mixed-float16",
-            "2bw scales no losses: take mixed-bfloat16 instead of mixed-float16",
+            "2bw does not scale losses: use mixed-bfloat16 instead of mixed-float16",
         ),
         (
             "--stages 2 --schedule 2bw --offload",
-            "2bw keeps gradients and states beside two versions of weights, none elsewhere or in another dtype",
+            "2bw needs gradients and states next to their weights and in the same dtype",
         ),
         ("--stages 2 --mesh 4", "--mesh 4 has 4 ranks in each of 2 stages, the machine has 4 devices"),
         ("--stages 2 --mapping unity-2d", "--mapping is for plans without a pipeline; leave out --stages 2"),

@@ -39,7 +39,7 @@ def check(plan: Plan) -> None:
         _check_layouts(plan, index, fitting)
         _check_strategy(plan, index, choice.joins[0] if index in joins else None)
         if index in changed and plan.choices[changed[index][0]].inputs[changed[index][1]] != choice.given:
-            raise PartitaError(f"node {node.name!r} is updated in another layout than the one it is stored in")
+            raise PartitaError(f"node {node.name!r} is updated in a layout other than the stored one")
         if node.op == "parameter":
             check_spread(plan, index)
             _check_training(plan, index)
@@ -91,39 +91,39 @@ def _check_strategy(plan: Plan, index: int, joined: int | None) -> None:
             )
     taken = [legal.get(pair, Row((), R)) for pair in letters]
     if not special_rows_fit(taken, choice.inputs, choice.output, sizes):
-        raise PartitaError(f"node {node.name!r} ({node.op}): its special strategies do not go together")
+        raise PartitaError(f"node {node.name!r} ({node.op}): its special strategies are incompatible")
     if node.op == "local_batch_norm" and least_values(known[node.inputs[0]], choice.inputs[0], sizes) < 2:
-        raise PartitaError(f"node {node.name!r}: a rank has a single value of a channel to normalize")
+        raise PartitaError(f"node {node.name!r}: a rank would normalize a single value of a channel")
 
 
 def _check_recompute(plan: Plan) -> None:
-    """Recomputed are known segments, none with parallel branches in it."""
+    """Recomputed segments exist and contain no parallel branches."""
     known = {segment.name: segment.nodes for segment in segments(plan.graph)} if plan.recompute else {}
     for name, mode in plan.recompute.items():
         if name not in known:
-            raise PartitaError(f"{name!r} is no segment to compute again; there are: {', '.join(known) or 'none'}")
+            raise PartitaError(f"{name!r} is not a segment; there are: {', '.join(known) or 'none'}")
         if mode not in MODES[1:]:
             raise PartitaError(f"segment {name!r}: recomputation {mode!r:.40} is none of {', '.join(MODES[1:])}")
         if any(plan.choices[i].beside or plan.choices[i].joins for i in known[name]):
-            raise PartitaError(f"segment {name!r} has branches side by side, and cannot be computed again")
+            raise PartitaError(f"segment {name!r} contains parallel branches, which cannot be recomputed")
 
 
 def _check_training(plan: Plan, index: int) -> None:
     """Gradients are sharded only with their states; offloading needs optimizer state and a dense gradient."""
     node, choice, device = plan.graph.nodes[index], plan.choices[index], plan.machine.device
     if choice.sharded_states and node.get("stages", 1) > 1:
-        raise PartitaError(f"node {node.name!r}: other stages may have it too, so its states are not sharded")
+        raise PartitaError(f"node {node.name!r}: its states cannot be sharded, since other stages may share it")
     if not choice.sharded_gradients and not choice.offloaded:
         return
     if not node.gradient or index in sparse_tables(plan.graph):
-        raise PartitaError(f"node {node.name!r} has no dense gradient: nothing of it is sharded or offloaded")
+        raise PartitaError(f"node {node.name!r} has no dense gradient to shard or offload")
     if choice.sharded_gradients and not (choice.sharded_states and B in choice.output):
-        raise PartitaError(f"node {node.name!r}: gradients are sharded over the copies that share sharded states")
+        raise PartitaError(f"node {node.name!r}: sharded gradients need copies with sharded states")
     if choice.offloaded and device.host_bandwidth is None:
         raise PartitaError(f"node {node.name!r} is offloaded, but {device.name} has no host_bandwidth")
     copied = choice.sharded_states or precision(plan.dtype).copied
     if choice.offloaded and not optimizer_states(plan.optimizer) + copied:
-        raise PartitaError(f"node {node.name!r} is offloaded, but {plan.optimizer} keeps nothing of it")
+        raise PartitaError(f"node {node.name!r} is offloaded, but {plan.optimizer} keeps no states of it")
 
 
 def _check_bundles(plan: Plan) -> dict[int, Bundle]:
@@ -142,13 +142,13 @@ def _check_bundles(plan: Plan) -> dict[int, Bundle]:
         for i in found[join].nodes:
             for source, layout in zip(plan.graph.nodes[i].inputs, plan.choices[i].inputs, strict=True):
                 if source == found[join].fork and plan.choices[source].given != layout:
-                    raise PartitaError(f"node {plan.graph.nodes[i].name!r} converts what its bundle reads")
+                    raise PartitaError(f"node {plan.graph.nodes[i].name!r} converts the input of its bundle")
         letters = [layout[axis] for layout in plan.choices[join].inputs]
         whole = [B if plan.graph.nodes[i].gradient else R for i in plan.graph.nodes[join].inputs]
         samples = {S(a) for a in atoms(plan.graph)[join].batch}
         output = plan.choices[join].output
         if letters != whole or output[axis] not in {R, *samples} or not innermost(output, axis):
-            raise PartitaError(f"node {name!r}: it joins branches that are whole to parts of the batch, or to a whole")
+            raise PartitaError(f"node {name!r}: it must join whole branches, into a whole or parts of the batch")
     for i, choice in enumerate(plan.choices):
         if choice.beside != tuple(taken.get(i, ())) or (choice.joins and i not in found):
             raise PartitaError(
@@ -163,10 +163,10 @@ def _check_whole(plan: Plan, index: int, axis: int) -> None:
     sources = [plan.graph.nodes[i].gradient and node.gradient for i in node.inputs]
     letters = [layout[axis] for layout in (choice.output, choice.given, *choice.inputs)]
     if letters != [B if gradient else R for gradient in (node.gradient, node.gradient, *sources)]:
-        raise PartitaError(f"node {node.name!r} is at one coordinate, but not whole there")
+        raise PartitaError(f"node {node.name!r} is at one coordinate, so it must be whole there")
     first = {S(a) for a in known.of_dim(0)} if node.op in SOURCES and node.shape else set()
     if choice.joins[:1] == (axis,) or choice.sharded_states or choice.offloaded or first & {*choice.output}:
-        raise PartitaError(f"node {node.name!r} is at one coordinate, and cannot be split there")
+        raise PartitaError(f"node {node.name!r} is at one coordinate, so it cannot be split there")
 
 
 def _check_sparse(plan: Plan) -> None:
@@ -177,7 +177,7 @@ def _check_sparse(plan: Plan) -> None:
         readers = (plan.choices[i].inputs[0] for i in plan.graph.consumers[table])
         if any(layout != choice.output for layout in (choice.given, *readers)) or choice.regather:
             name = plan.graph.nodes[table].name
-            raise PartitaError(f"the gradient of {name!r} is sparse: it cannot be converted from how it is stored")
+            raise PartitaError(f"the gradient of {name!r} is sparse: it must be read and updated as it is stored")
 
 
 def _check_layout(plan: Plan, name: str, items: tuple[int, ...], layout: Layout) -> None:
@@ -219,7 +219,7 @@ def check_pipeline(plan: PipelinePlan) -> None:
                 raise PartitaError(f"{where} has {name} {here}, stage 0 {there}: all stages share them")
         _check_graph(plan, number)
     schedule, micro_batches = plan.schedule, first.micro_batches
-    schedule.orders(size, plan.chunks, micro_batches)  # are there any?
+    schedule.orders(size, plan.chunks, micro_batches)  # raises if there are none
     if not schedule.runs(size, micro_batches):
         raise PartitaError(
             f"{schedule} with {size} stages needs {schedule.needs} {size} micro-batches, not {micro_batches}"
@@ -227,7 +227,7 @@ def check_pipeline(plan: PipelinePlan) -> None:
     for number, part in enumerate(plan.stages):
         needed = schedule.in_flight(size, plan.chunks, micro_batches, number)
         if schedule.splits_backward and part.recompute:
-            raise PartitaError(f"stage {number} computes segments again, which a backward in two parts would do twice")
+            raise PartitaError(f"stage {number} recomputes segments, which a split backward would do twice")
         if part.in_flight < needed:
             raise PartitaError(f"stage {number} has room for {part.in_flight} micro-batches, {schedule} keeps {needed}")
     if schedule.double_buffered:
@@ -239,18 +239,16 @@ def check_pipeline(plan: PipelinePlan) -> None:
 
 
 def check_stale(graph: PCG, dtype: str, elsewhere: bool) -> None:
-    """Raise PartitaError unless two weight versions suffice, and every updated tensor can have them.
+    """Raise PartitaError unless every updated tensor can have two versions of its weights.
 
-    `elsewhere`: some gradients or states are not beside their weights.
+    `elsewhere`: some gradients or states lie elsewhere than their weights.
     """
     if dtype == "mixed-float16":
-        raise PartitaError("2bw scales no losses: take mixed-bfloat16 instead of mixed-float16")
+        raise PartitaError("2bw does not scale losses: use mixed-bfloat16 instead of mixed-float16")
     if elsewhere or precision(dtype).copied:
-        raise PartitaError(
-            "2bw keeps gradients and states beside two versions of weights, none elsewhere or in another dtype"
-        )
+        raise PartitaError("2bw needs gradients and states next to their weights and in the same dtype")
     for table in sparse_tables(graph):
-        raise PartitaError(f"2bw keeps two versions of weights: {graph.nodes[table].name!r} is too sparse for it")
+        raise PartitaError(f"2bw keeps two versions of every weight: {graph.nodes[table].name!r} has a sparse gradient")
 
 
 def _check_bounds(plan: PipelinePlan) -> None:
@@ -293,7 +291,7 @@ def _check_boundary(number: int, before: Plan, after: Plan) -> None:
         if source != target:
             name = before.graph.nodes[sent]["peer"]
             raise PartitaError(
-                f"stage {number} hands on {name!r} as {' '.join(source)}, the next one takes it as {' '.join(target)}"
+                f"stage {number} sends {name!r} as {' '.join(source)}, the next one receives it as {' '.join(target)}"
             )
 
 
@@ -317,7 +315,7 @@ def _check_tied(plan: PipelinePlan) -> None:
 
 
 def _stored(plan: Plan, name: str) -> tuple[object, ...]:
-    """How a weight is stored, in words that do not depend on a stage."""
+    """How a weight is stored, in terms that do not depend on a stage."""
     index = next(i for i in plan.graph.of("parameter") if name in plan.graph.nodes[i].originals)
     choice = plan.choices[index]
     return plan.graph.nodes[index].name, layout_words(plan, index), choice.sharded_states, choice.beside, choice.at

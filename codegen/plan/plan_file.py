@@ -1,6 +1,6 @@
 """Plans as files: plan.json, alone or in a folder beside program.py.
 
-Of a pipeline the whole graph stands there once, and of every stage what its plan says of its own.
+The file of a pipeline has the whole graph once, and for every stage the fields that are its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .spacetime_file import KIND as SPACE_TIME
 from .spacetime_file import SavedSpaceTimePlan
 
 FORMAT, PIPELINE = 1, "pipeline"
-"""The version of files with and without a pipeline, and the `kind` of those with one."""
+"""The version of the format, and the `kind` of pipelines."""
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ def _stages(data: Mapping[str, Any], graph: PCG, machine: Machine, bounds: tuple
     if len(bounds) != len(stages) + 1:
         raise ValueError(f"{len(bounds)} bounds for {len(stages)} stages")
     if not all(0 <= a < b < len(boundaries(graph)) for a, b in pairwise(bounds)):
-        raise ValueError(f"bounds {bounds} are no rising numbers of boundaries")
+        raise ValueError(f"bounds {bounds} are not increasing numbers of boundaries")
     shared = {key: data[key] for key in ("dtype", "optimizer", "micro_batches")}
     plans = []
     for place, (entry, ends) in enumerate(zip(stages, pairwise(bounds), strict=True)):

@@ -61,16 +61,18 @@ def check_spread(plan: Plan, index: int) -> None:
     node, choice, sizes = plan.graph.nodes[index], plan.choices[index], plan.placement.sizes
     axes = [axis for axis, x in enumerate(choice.output) if x == P and sizes[axis] > 1]
     if bool(axes) != bool(choice.at):
-        raise PartitaError(f"parameter {node.name!r}: where tables are spread, at P, pieces say how, and nowhere else")
+        raise PartitaError(f"parameter {node.name!r}: tables have pieces where they are spread (P), and only there")
     if not table_rows(node):
         return
     read = [plan.choices[i].inputs[0] for i in plan.graph.consumers[index]]
     for axis, size in enumerate(sizes):
         spread = size > 1 and P in {layout[axis] for layout in (choice.output, choice.given, *read)}
         if spread and ({choice.given, *read} != {choice.output} or choice.regather):
-            raise PartitaError(f"parameter {node.name!r}: tables that are spread are read as they are stored")
+            raise PartitaError(f"parameter {node.name!r}: spread tables must be read as they are stored")
     if axes and (len(axes) > 1 or not {x for x, n in zip(choice.output, sizes, strict=True) if n > 1} <= {R, B, P}):
-        raise PartitaError(f"parameter {node.name!r}: tables are spread over one axis, and whole on the others")
+        raise PartitaError(
+            f"parameter {node.name!r}: tables can be spread over one axis only, and are whole on the others"
+        )
     if axes:
         spread_of(node, choice.at, sizes[axes[0]])
 
@@ -101,7 +103,7 @@ def spread_argument(plan: Plan, index: int, name: str) -> list[str]:
 
 
 def loads_text(plan: Plan, index: int, axis: str) -> str:
-    """The least and most that a coordinate of an axis has: columns to look up, and bytes."""
+    """The range of columns and of bytes that the coordinates of an axis have."""
     spread = plan_spread(plan, index)
     assert spread is not None
     item = stored_itemsize(precision(plan.dtype), sparse=index in sparse_tables(plan.graph))

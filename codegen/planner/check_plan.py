@@ -17,7 +17,7 @@ from .check_request import CheckRequest
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The verdict: a plan, or its conflicts."""
+    """The result of a check: a plan, or the conflicts that prevent one."""
 
     plan: SpaceTimePlan | None
     tasks: int
@@ -35,7 +35,7 @@ class Checked:
 
 
 def check(request: CheckRequest) -> Checked:
-    """Run a plan file on its model; conflicts are returned. PartitaError: the file is not a plan."""
+    """Run a plan file on its model, and validate the plan. PartitaError: the file is not a plan."""
     module = import_file(request.file)
     write = _function(module, request.file)
     constants = {name: _constant(module, request.file, name, kind) for name, kind in _CONSTANTS.items()}

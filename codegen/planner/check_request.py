@@ -1,4 +1,4 @@
-"""What `partita check` checks."""
+"""The options of `partita check`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """What to check; None stands for the file's own constant: MODEL, SMALL, SEQUENCE, BATCH, DEVICES, OPTIMIZER."""
+    """A plan file, and what overrides its constants (MODEL, SMALL, SEQUENCE, BATCH, DEVICES, OPTIMIZER)."""
 
     file: Path
     model: str | None = field(default=None, metadata=option(str, "The model; by default the file's MODEL."))

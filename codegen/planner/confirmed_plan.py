@@ -19,7 +19,7 @@ from ..plan.plan import PipelinePlan, Plan
 from ..pricing.plan_price import plan_price
 from ..pricing.stage_price import stage_price
 from .context import Context
-from .decode import flops, report
+from .decode import report, unsplit_flops
 from .rewritten_graph import changes, decided
 
 WITHOUT_CONTEXT = Context()
@@ -58,7 +58,7 @@ def step_ns(problem: PlanningProblem, best: Configuration, bounds: tuple[int, ..
 def _own_graphs(
     problem: PlanningProblem, best: Configuration, bounds: Sequence[int], stages: Sequence[Solved]
 ) -> Sequence[Solved]:
-    """The networks of stages, that equal ones have in common, each with its own part of the graph."""
+    """The networks of the stages, which equal stages share, each with its own part of the graph."""
     if best.devices == 1:
         return stages
     graph = with_batch(problem.pcg, problem.batch // best.micro_batches)
@@ -74,7 +74,7 @@ def _decoded(
     reports: Sequence[dict[str, Any]] = (),
     context: Context = WITHOUT_CONTEXT,
 ) -> Plan:
-    """The plan that the assignments of all stages mean; `reports` are those of the stages."""
+    """The plan that the assignments of all stages encode; `reports` are those of the stages."""
     machine, pipelined = problem.machine, best.devices > 1
     stage_context = WITHOUT_CONTEXT if pipelined else context
     plans = []
@@ -113,36 +113,35 @@ def _decoded(
 
 
 def _pipeline_report(stages: Sequence[Solved], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a pipeline's report says of all stages together."""
-    unsplit, total = (sum(part) for part in zip(*(flops(*solved) for solved in stages), strict=True))
+    """A pipeline's report, as far as it sums up its stages'."""
     bundles = [bundle for each in reports for bundle in each.get("bundles", [])]
     return {
         "capacity_bytes": reports[0]["capacity_bytes"],
-        "unsplit_flops": unsplit / total if total and stages[0][0].placement.devices > 1 else 0.0,
+        "unsplit_flops": unsplit_flops(stages),
         **({"bundles": bundles} if bundles else {}),
     }
 
 
 def _confirm(made: Plan, best: Configuration, objective_ns: int, rewritten: bool) -> None:
-    """Assert the step and memory of a plan by the second pricer, and report what it computes.
+    """Assert that the second pricer agrees on step and memory, and report its numbers.
 
-    Where nodes have alternatives both may be lower: room is kept for the largest weights that any alternative gathers,
-    and a plan that is not optimal may hold what nothing reads. Every stage was planned for the weight versions and
-    deferred weight gradients of the one that has most.
+    With alternatives its numbers may be lower: the network reserves memory for the largest weights that any alternative
+    gathers, and a plan that is not optimal may hold tensors that nothing reads. Every stage was planned for as many
+    weight versions and deferred weight gradients as the stage with the most has.
     """
     price, report = plan_price(made), made.report
 
-    def agree(now: int, before: int) -> bool:
-        return now == before or (rewritten and now < before)
+    def agree(priced: int, planned: int) -> bool:
+        return priced == planned or (rewritten and priced < planned)
 
     most = best.weight_versions, best.deferred_weight_gradients
     schedule, shape = best.schedule, (best.devices, best.chunks, best.micro_batches)
     for number, (own, given, part) in enumerate(zip(price.stages, made.parts, made.stages, strict=True)):
         least = schedule.weight_versions(number), schedule.deferred_weight_gradients(*shape, number)
-        planned, told = own if least == most else stage_price(given, *most), part.report
-        assert agree(own.objective_ns, sum(told["parts_ns"].values())), (own.ns, told["parts_ns"])
-        assert agree(planned.memory_bytes, told["memory_bytes"]), (planned.memory, told["memory_bytes"])
-        told["memory_bytes"] = own.memory_bytes
+        planned, stage_report = own if least == most else stage_price(given, *most), part.report
+        assert agree(own.objective_ns, sum(stage_report["parts_ns"].values())), (own.ns, stage_report["parts_ns"])
+        assert agree(planned.memory_bytes, stage_report["memory_bytes"]), (planned.memory, stage_report["memory_bytes"])
+        stage_report["memory_bytes"] = own.memory_bytes
     took = price.objective_ns
     assert agree(took, objective_ns), (price.busy_ns, objective_ns)
     report |= {"objective_ns": took, "memory_bytes": price.memory_bytes}

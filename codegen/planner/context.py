@@ -1,4 +1,4 @@
-"""What planning keeps and reports besides the problem."""
+"""The context of one planning run besides its problem: the model, and where its news goes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tell: TypeAlias = Callable[[str | Progress], None]
 
 @dataclass(frozen=True)
 class Context:
-    """What planning keeps and reports besides the problem.
+    """The model to plan, and where the news goes.
 
     `model` describes the model in plan and report, `module` is the module itself with example inputs. Seconds count
     from `start`. `save_network`: the file in which the first placement's cost network is kept.

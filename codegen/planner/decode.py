@@ -1,6 +1,6 @@
-"""From an assignment of the cost network back to layouts: one choice per node of the graph."""
+"""From an assignment of the cost network to one choice per node of the graph, and to a report of its costs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +9,7 @@ from ...formulation.bundles.bundles import inside
 from ...formulation.encoding.encoding import Encoding
 from ...formulation.network.network import evaluate
 from ...formulation.strategies.tensor_classes import handover, without_addends
+from ...formulation.strategies.transitions import space
 from ...model.graph.atoms import atoms
 from ...model.graph.buffer_updates import updated
 from ...model.graph.layout import B, Layout, P, R, S, atom_of, is_split
@@ -19,16 +20,16 @@ from ..plan.table_spread import at_of
 
 
 def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
-    """The choice of every node: its strategy, what tensors are converted to, how weights are stored.
+    """The choice of every node: its strategy, the layout its tensor is converted to, how weights are stored.
 
-    Where nodes can be computed in several ways, see `ways.chosen`: what is not taken is whole on every rank here.
+    An alternative that the assignment does not take is whole on every rank.
     """
     axes = len(found.placement.sizes)
     whole: Layout = (R,) * axes
-    given: dict[int, Layout] = {}  # of a tensor class, in the base's atoms: what consumers convert from
+    given: dict[int, Layout] = {}  # by base of a tensor class, in its atoms: the layout from which consumers convert
     result: list[Choice] = []
-    again = _computed_again(found, assignment)
-    asked, changed = _asked_of_inputs(found, assignment), updated(found.pcg)
+    recomputed = _recomputed_nodes(found, assignment)
+    wanted, changed = _wanted_of_inputs(found, assignment), updated(found.pcg)
     for index, node in enumerate(found.pcg.nodes):
         base = found.classes.base[index]
         if index in found.operators:
@@ -40,22 +41,20 @@ def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
             o = 0 if found.unused(assignment, variable) else found.option(assignment, variable)[0]
             layout = stored.space.layout(int(stored.codes[o]))
             shared = _shared(found, assignment, index)
-            regather = bool(stored.regather[o]) and again.isdisjoint(found.pcg.consumers[index])
+            regather = bool(stored.regather[o]) and recomputed.isdisjoint(found.pcg.consumers[index])
             shards = bool(stored.sharded[o]), bool(stored.scattered[o])
             choice = Choice((), layout, shared, regather, *shards, bool(stored.offloaded[o]))
             for letter, spread in zip(layout, stored.spreads, strict=False):
                 if letter == P and spread is not None:
                     choice = replace(choice, at=at_of(node, spread))
         elif node.op == "input":
-            choice = Choice((), _common(asked.get(index, []), axes))
-        elif index in changed and changed[index][0] in found.operators:  # stored as it is asked
+            choice = Choice((), _common(wanted.get(index, []), axes))
+        elif index in changed and changed[index][0] in found.operators:  # stored as its update reads it
             reader, operand = changed[index]
             choice = Choice((), _strategy(found, assignment, reader).inputs[operand])
-        elif base != index:  # shows another tensor: passes on what that one gives
-            source = node.inputs[0]
-            choice = Choice(
-                (_shown(given[base], found.classes.atoms[source]),), _shown(given[base], found.classes.atoms[index])
-            )
+        elif base != index:  # a view passes on the layout of its base
+            source, output = (_shown(given[base], found.classes.atoms[i]) for i in (node.inputs[0], index))
+            choice = Choice((source,), output)
         else:  # constants and unused parameters: whole on every rank
             choice = Choice((whole,) * len(node.inputs), whole)
         if base == index:
@@ -67,14 +66,14 @@ def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
     return tuple(result)
 
 
-def _computed_again(found: Encoding, assignment: Sequence[int]) -> set[int]:
-    """The nodes of segments that run again: the weights that they read are gathered again with them."""
+def _recomputed_nodes(found: Encoding, assignment: Sequence[int]) -> set[int]:
+    """The nodes of recomputed segments; the weights that they read are gathered again with them."""
     modes = found.recomputed(assignment)
     return {i for segment in segments(found.pcg) if segment.name in modes for i in segment.nodes} if modes else set()
 
 
 def _bundles(found: Encoding, assignment: Sequence[int]) -> Iterator[PlacedBundle]:
-    """The bundles that are taken, each before those inside of it."""
+    """The chosen bundles, each before those nested in it."""
     for variable in found.bundled:
         _, placed = found.option(assignment, variable)
         if placed is not None and found.operators[placed.levels[0].bundle.join][0] == variable:
@@ -82,7 +81,7 @@ def _bundles(found: Encoding, assignment: Sequence[int]) -> Iterator[PlacedBundl
 
 
 def _strategy(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
-    """The choice of an operator that has options of its own."""
+    """The choice of an operator with options of its own."""
     node = found.classes.alternative_of.get(index, index)
     variable, options = found.operators[index]
     if found.computed_by(assignment, node) != index:
@@ -93,7 +92,7 @@ def _strategy(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
     output = options.output_space.layout(int(options.output[o]))
     choice = Choice(inputs, output, _shared(found, assignment, node))
     for level in placed.levels if placed else ():
-        if level.bundle.join == index:  # what the branches give is whole on the axis, where it is
+        if level.bundle.join == index:  # on its axis, every branch's result is whole at one coordinate
             axis, letters = level.axis, [B if found.pcg.nodes[i].gradient else R for i in found.pcg.nodes[index].inputs]
             inputs = tuple((*x[:axis], w, *x[axis + 1 :]) for x, w in zip(inputs, letters, strict=True))
             choice = replace(choice, inputs=inputs, joins=(axis, *level.places))
@@ -101,7 +100,7 @@ def _strategy(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
 
 
 def _repeated(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
-    """The choice of a node without gradient that repeats another: the same, with R for B; see `classes.handover`."""
+    """The choice of a node without gradient that repeats another: the same, with R for B; see `handover`."""
     model = _strategy(found, assignment, found.classes.twin[index])
     shared = None if model.shared is None else without_addends(model.shared)
     if index in found.classes.handed:
@@ -114,27 +113,20 @@ def _shared(found: Encoding, assignment: Sequence[int], index: int) -> Layout | 
     if index not in found.hubs:
         return None
     hub, table = found.hubs[index]
-    count = len(atoms(found.pcg)[index].sizes)
     if found.unused(assignment, hub):
         return None
     option = found.option(assignment, hub)[0] % len(table.codes)  # those that are kept for backward follow the others
-    letters = _letters(len(found.placement.sizes), count, int(table.codes[option]))
-    return tuple(int(x) for x in letters)
-
-
-def _letters(axes: int, count: int, code: int) -> Iterator[int]:
-    base = 3 + count
-    return (code // base ** (axes - 1 - a) % base for a in range(axes))
+    return space(found.placement.sizes, atoms(found.pcg)[index].sizes).layout(int(table.codes[option]))
 
 
 def _shown(layout: Layout, shown: tuple[int, ...]) -> Layout:
-    """A layout of the base, in the atoms of a node that shows it (`shown[a]` is the base's atom of a)."""
+    """A layout of a base in the atoms of its view; `shown[a]` is the base's atom of the view's atom a."""
     return tuple(S(shown.index(atom_of(x))) if is_split(x) else x for x in layout)
 
 
-def _asked_of_inputs(found: Encoding, assignment: Sequence[int]) -> dict[int, list[Layout]]:
-    """For every input of the graph the layouts that its consumers ask, in the input's own atoms."""
-    asked: dict[int, list[Layout]] = {}
+def _wanted_of_inputs(found: Encoding, assignment: Sequence[int]) -> dict[int, list[Layout]]:
+    """For every input of the graph the layouts in which its consumers read it, in the input's own atoms."""
+    wanted: dict[int, list[Layout]] = {}
     for base, uses in found.classes.uses.items():
         if found.pcg.nodes[base].op != "input":
             continue
@@ -142,17 +134,17 @@ def _asked_of_inputs(found: Encoding, assignment: Sequence[int]) -> dict[int, li
             if not _taken(found, assignment, use.node):
                 continue
             layout = _strategy(found, assignment, found.classes.decides(use.node)).inputs[use.operand]
-            asked.setdefault(base, []).append(tuple(S(use.atoms[atom_of(x)]) if is_split(x) else x for x in layout))
-    return asked
+            wanted.setdefault(base, []).append(tuple(S(use.atoms[atom_of(x)]) if is_split(x) else x for x in layout))
+    return wanted
 
 
 def _taken(found: Encoding, assignment: Sequence[int], index: int) -> bool:
-    """Whether a reader is computed so."""
+    """True if a node is computed, and not by another alternative."""
     return found.computed_by(assignment, found.classes.variable(index)) in (index, found.classes.decides(index))
 
 
 def _common(layouts: Sequence[Layout], axes: int) -> Layout:
-    """The largest split that all consumers share: each rank reads that part, and cuts further where it is asked."""
+    """The largest split that all consumers share: each rank reads that part, and cuts it further for each of them."""
     common = []
     for axis in range(axes):
         letters = {layout[axis] for layout in layouts}
@@ -166,7 +158,7 @@ def _common(layouts: Sequence[Layout], axes: int) -> Layout:
 
 
 def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
-    """What the choice costs, part by part (ns of a step), and what it uses; the parts add up to the objective."""
+    """The costs of an assignment by part (ns of a step), which add up to the objective, and its memory."""
     network, nodes, assignment = found.network, found.pcg.nodes, found.settled(assignment)
     checked = evaluate(network, assignment)
     names = {v: nodes[found.classes.variable(i)].name for i, (v, _) in found.operators.items()}
@@ -187,50 +179,46 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
         if cost:
             conversions.append({"from": network.variables[u].name, "to": network.variables[v].name, "ns": cost})
     assert sum(parts.values()) == checked.cost, (parts, checked.cost)
-    told = {"bundles": _told(found, assignment)} if any(_bundles(found, assignment)) else {}
-    return told | {
+    bundles = _bundle_reports(found, assignment)
+    return {
+        **({"bundles": bundles} if bundles else {}),
         "memory_bytes": checked.use[0] + found.machine.device.capacity_bytes - network.capacities[0],
         "capacity_bytes": found.machine.device.capacity_bytes,
-        "unsplit_flops": unsplit_flops(found, assignment),
+        "unsplit_flops": unsplit_flops([(found, assignment)]),
         "parts_ns": parts,
         "operators_ns": per_node,
         "conversions": conversions,
     }
 
 
-def _told(found: Encoding, assignment: Sequence[int]) -> list[dict[str, Any]]:
-    """The branches that run side by side: where, how long, and how long one after the other; without the exchange."""
-    nodes, told = found.pcg.nodes, []
-    for level in _bundles(found, assignment):
-        ends = zip(nodes[level.bundle.join].inputs, level.places, strict=True)
-        told.append(
-            {
-                "cat": nodes[level.bundle.join].name,
-                "axis": level.axis,
-                "places": {nodes[i].name: place for i, place in ends},
-                "beside_ns": level.slowest[0],
-                "in_turn_ns": sum(level.times),
-            }
-        )
-    return told
+def _bundle_reports(found: Encoding, assignment: Sequence[int]) -> list[dict[str, Any]]:
+    """Where parallel branches run, and how long in parallel and in sequence, without the exchange."""
+    nodes = found.pcg.nodes
+    return [
+        {
+            "cat": nodes[level.bundle.join].name,
+            "axis": level.axis,
+            "places": {nodes[i].name: at for i, at in zip(nodes[level.bundle.join].inputs, level.places, strict=True)},
+            "beside_ns": level.slowest[0],
+            "in_turn_ns": sum(level.times),
+        }
+        for level in _bundles(found, assignment)
+    ]
 
 
-def unsplit_flops(found: Encoding, assignment: Sequence[int]) -> float:
-    """Share of the FLOPs that no axis splits."""
-    unsplit, total = flops(found, assignment)
-    return unsplit / total if total and found.placement.devices > 1 else 0.0
-
-
-def flops(found: Encoding, assignment: Sequence[int]) -> tuple[float, float]:
-    """The FLOPs that no axis splits, and all."""
+def unsplit_flops(stages: Iterable[tuple[Encoding, Sequence[int]]]) -> float:
+    """Share of the FLOPs of all stages that no axis splits; 0 on one device."""
     total = unsplit = 0
-    for index, (variable, options) in found.operators.items():
-        if not _taken(found, assignment, index):
-            continue
-        node = found.pcg.nodes[index]
-        work = operator(node.op).work(node, tuple(found.pcg.nodes[i] for i in node.inputs))
-        total += work
-        option, placed = found.option(assignment, variable)
-        if placed is None and all(options.rows[r].index is None for r in options.choice[option]):
-            unsplit += work
-    return unsplit, total
+    for found, assignment in stages:
+        if found.placement.devices == 1:
+            return 0.0
+        for index, (variable, options) in found.operators.items():
+            if not _taken(found, assignment, index):
+                continue
+            node = found.pcg.nodes[index]
+            work = operator(node.op).work(node, tuple(found.pcg.nodes[i] for i in node.inputs))
+            total += work
+            option, placed = found.option(assignment, variable)
+            if placed is None and all(options.rows[r].index is None for r in options.choice[option]):
+                unsplit += work
+    return unsplit / total if total else 0.0

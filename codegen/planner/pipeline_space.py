@@ -1,4 +1,4 @@
-"""Which pipelines are searched: rows of their axis, and the meshes of a stage."""
+"""The pipelines in the search space: rows of their axis, and the meshes of a stage."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .confirmed_plan import step_ns
 
 
 def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> ConfigurationSpace | None:
-    """The pipelines to look at besides plans that have none; None where there are only these.
+    """The configurations to search, plans without a pipeline included; None where there are only these.
 
-    PartitaError: more stages than the model can be cut into, or for no number of micro-batches; strategies that are
-    fixed for what the model has not.
+    PartitaError: more stages than the model can be cut into; a schedule that admits no number of micro-batches;
+    strategies fixed for a node that the model does not have.
     """
     graph, machine = problem.pcg, problem.machine
     chunks = space.chunks
@@ -41,11 +41,11 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Configuratio
 
 
 def looked_at(graph: PCG, space: SearchSpace) -> bool:
-    """Whether there may be pipelines: not with what is asked of plans without, nor where nothing can be cut."""
+    """True if the space may have pipelines: no option excludes them, and the graph can be cut."""
     if space.stages is not None:
         return space.stages != 1
-    asked = space.fixes_axes or space.fix or space.rules
-    return not asked and (_cuts(graph) > 1 or space.chunks > 1)
+    unpipelined = space.fixes_axes or space.fix or space.rules
+    return not unpipelined and (_cuts(graph) > 1 or space.chunks > 1)
 
 
 def _cuts(graph: PCG) -> int:
@@ -53,13 +53,13 @@ def _cuts(graph: PCG) -> int:
 
 
 def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
-    """The pipeline's factors on the levels, where the schedule can be run and the model cut."""
+    """The pipeline's factors on the levels for which the schedule runs and the model can be cut."""
     chunks, schedule, counts = space.chunks, schedule_named(space.schedule), problem.micro_batches
     needed = space.stages is not None or chunks > 1
     found = [row for row in divisions(problem.machine, space.stages) if math.prod(row) * chunks <= cuts]
     if not found and needed:
         count = (space.stages or 2) * chunks
-        raise PartitaError(f"{count} stages: the model can be cut into {cuts} at the most")
+        raise PartitaError(f"{count} stages: the model can be cut into at most {cuts}")
     found = [row for row in found if any(schedule.runs(math.prod(row), k) for k in counts)]
     if not found and needed:
         least = space.stages or 2
@@ -71,14 +71,14 @@ def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
         check_stale(problem.pcg, problem.training.dtype, bool(problem.space.offload))
     if schedule.splits_backward and found and space.recompute not in ("auto", "none"):
         raise PartitaError(
-            f"{schedule} splits backwards, and would compute segments twice again: "
-            f"recompute {space.recompute!r} is for other schedules"
+            f"{schedule} splits backwards, and would recompute segments twice: "
+            f"recompute {space.recompute!r} needs another schedule"
         )
     return found
 
 
 def divisions(machine: Machine, stages: int | None) -> list[Row]:
-    """The ways to divide a machine for a pipeline of so many parts, or of any; PartitaError: there are none for it."""
+    """The rows of a pipeline of so many stages, or of any number, on a machine. PartitaError: there are none."""
     found = list(rows(machine.hierarchy, stages))
     if stages is not None and not found:
         known = sorted({math.prod(row) for row in rows(machine.hierarchy)})
@@ -88,7 +88,7 @@ def divisions(machine: Machine, stages: int | None) -> list[Row]:
 
 
 def inside(machine: Machine, stages: int, mesh: tuple[int, ...] | None) -> tuple[Placement, ...]:
-    """The meshes that a stage may have, wherever the pipeline lies."""
+    """The meshes that a stage may have, on any row of the pipeline."""
     return tuple(dict.fromkeys(p for row in divisions(machine, stages) for p in _inner(machine, row, mesh)))
 
 

@@ -23,14 +23,14 @@ from ..emission.spmd.micro_batches import divided
 from .pipeline_space import inside
 
 MOST_WORK = 2.0**32
-"""Most additions of formulating and of one elimination, some seconds of what a search repeats dozens of times.
+"""Limit on the additions of formulating and of one elimination, a few seconds; a search repeats them dozens of times.
 
-Meshes of so many axes that they take more are left out, unless the mesh is fixed.
+Meshes of so many axes that they exceed it are left out, unless the mesh is fixed.
 """
 
 
 def check_early(machine: Machine, training: Training, space: SearchSpace) -> None:
-    """PartitaError for options that contradict each other or the machine, before anything slow begins."""
+    """Reject options that contradict each other or the machine, before anything slow begins: PartitaError."""
     space.counts(training.batch)
     space.check_devices(machine.devices)
     if space.mapping is not None:
@@ -77,7 +77,7 @@ def _micro_batches(graph: PCG, training: Training, space: SearchSpace) -> tuple[
     refusal: PartitaError | None = None
     for k in space.counts(training.batch):
         try:
-            # Whether the model can be cut does not depend on k, but for single samples, whose graph is a special one.
+            # Whether the batch can be divided does not depend on k, except for single samples, whose graph is special.
             if admitted in ([], [1]) or training.batch == k:
                 divided([with_batch(graph, training.batch // k)], k)
         except PartitaError as error:

@@ -1,4 +1,4 @@
-"""The graph that a plan runs, where nodes could be computed in several ways: those that are taken, and nothing else."""
+"""The graph of a plan where nodes have alternatives: the chosen ones, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .decode import choices
 
 
 def decided(found: Encoding, assignment: Sequence[int]) -> tuple[PCG, tuple[Choice, ...]]:
-    """The graph that an assignment takes, and the choice of every node of it."""
+    """The graph with the alternatives that an assignment chooses, and the choice of each of its nodes."""
     made = choices(found, assignment)
     if not found.pcg.alternatives:
         return found.pcg, made
@@ -37,28 +37,28 @@ def decided(found: Encoding, assignment: Sequence[int]) -> tuple[PCG, tuple[Choi
 
 
 def taken(found: Encoding, assignment: Sequence[int]) -> Mapping[int, int]:
-    """For every node that can be computed in several ways, and is needed, the one that is taken."""
-    ways = {node: found.computed_by(assignment, node) for node in found.pcg.members}
-    return {node: way for node, way in ways.items() if way is not None}
+    """For every node that has alternatives, and is needed, the chosen one."""
+    chosen = {node: found.computed_by(assignment, node) for node in found.pcg.members}
+    return {node: alternative for node, alternative in chosen.items() if alternative is not None}
 
 
 def changes(found: Encoding, assignment: Sequence[int]) -> list[dict[str, str]]:
-    """The tensors that are computed otherwise than in the graph that was captured: name, operator, what it was."""
+    """The tensors whose operator differs from the captured graph: name, operator, the operator before."""
     nodes = found.pcg.nodes
     return [
-        {"name": nodes[node].name, "operator": nodes[way].op, "was": nodes[node].op}
-        for node, way in taken(found, assignment).items()
-        if way != node
+        {"name": nodes[node].name, "operator": nodes[alternative].op, "was": nodes[node].op}
+        for node, alternative in taken(found, assignment).items()
+        if alternative != node
     ]
 
 
-def taken_graph(pcg: PCG, ways: Mapping[int, int]) -> tuple[PCG, Mapping[int, int]]:
-    """The graph with these ways alone, and the new number of every node of `pcg` that it has.
+def taken_graph(pcg: PCG, chosen: Mapping[int, int]) -> tuple[PCG, Mapping[int, int]]:
+    """The graph with the chosen alternatives alone, and the new number of every node of `pcg` that it has.
 
-    A way has the name and the path of what it is a way to compute.
+    An alternative gets the name and the path of the node that it computes.
     """
     whole = pcg.origin or pcg
-    stands = {node: ways.get(node, node) for node in range(len(whole.nodes))}
+    stands = {node: chosen.get(node, node) for node in range(len(whole.nodes))}
     needed, waiting = set(whole.of("input")), [stands[i] for i in whole.results]
     while waiting:
         node = waiting.pop()
@@ -79,14 +79,14 @@ def taken_graph(pcg: PCG, ways: Mapping[int, int]) -> tuple[PCG, Mapping[int, in
 
 
 def _renumbered(layout: Layout, old: Atoms, new: Atoms) -> Layout:
-    """A layout in the atoms that a tensor has in another graph."""
+    """A layout in the atoms of the same tensor in another graph."""
     if old.dims == new.dims:
         return layout
     return tuple(S(_same(old, atom_of(x), new)) if is_split(x) else x for x in layout)
 
 
 def _same(old: Atoms, atom: int, new: Atoms) -> int:
-    """The atom of another graph that is cut alike: it starts where this one does, and is a multiple of it."""
+    """The atom of another graph that starts where this one does and is a multiple of it."""
     dim, position = old.dim_of(atom)
     before = old.dims[dim][:position]
     for place, number in enumerate(new.of_dim(dim)):

@@ -20,7 +20,7 @@ from .wide_rewriting import with_wide_meshes
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """The problem that was searched last, what was found, and the tensors that its graph had rewritten beforehand."""
+    """The problem that was searched last, the result, and the tensors that were rewritten before the search."""
 
     problem: PlanningProblem
     found: SearchResult
@@ -36,7 +36,7 @@ def run_search(
     *,
     tell: Callable[[str], None],
 ) -> SearchOutcome:
-    """Search a space (None: no pipelines); states may be on the host if that is asked for, or if nothing fits without.
+    """Search a space (None: no pipelines); if nothing fits, once more with states on the host, if the options admit it.
 
     A double-buffered schedule keeps no states on the host.
     """
@@ -72,7 +72,7 @@ def _search_once(
 
 
 def without_bundles(problem: PlanningProblem, budget: Budget, start: float) -> dict[str, Any]:
-    """The best plan in which no branches run side by side, in the time left: their gain is the difference."""
+    """The best plan without parallel branches, found in the time left: their gain is the difference."""
     left = max(1.0, budget.seconds - (time.monotonic() - start))
     plain = replace(problem, space=replace(problem.space, bundles=False))
     found = search(plain, budget.backend(), Limits(left, gap=budget.gap))
@@ -81,7 +81,7 @@ def without_bundles(problem: PlanningProblem, budget: Budget, start: float) -> d
 
 
 def _lacks_memory(first: SearchOutcome, limits: Limits) -> bool:
-    """True if no plan fits the memory, or none that is good enough, and the device can reach the host's."""
+    """True if no plan below the cutoff fits the memory, and the device can use the host's."""
     cut = limits.cutoff is not None and first.found.missing_bytes is not None
     host = first.problem.machine.device.host_bandwidth
     return first.found.objective is None and host is not None and (cut or first.found.status is Status.INFEASIBLE)

@@ -1,4 +1,4 @@
-"""What a search that is over says: the space that it looked at, and why there is no plan."""
+"""The report of a search: its space, and the error if it found no plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTERRUPTED_EARLY = "interrupted before any plan was found"
 def searched_space(
     problem: PlanningProblem, space: ConfigurationSpace | None, found: SearchResult, rewritten: Rewritten | None
 ) -> dict[str, Any]:
-    """What was searched, `space` if there were pipelines in it.
+    """The `space` entry of a report; `space` is None without pipelines.
 
     Machine levels, and the rows of a placement over them, are named outermost first.
     """
@@ -50,7 +50,7 @@ def searched_space(
 
 
 def _ended_by(found: SearchResult) -> str:
-    """What ended a search without a proof."""
+    """The limit that ended a search without a proof."""
     if found.interrupted:
         return "interrupt"
     return "gap" if found.near else "bound" if found.exhausted else "time"
@@ -59,12 +59,12 @@ def _ended_by(found: SearchResult) -> str:
 def without_plan(
     problem: PlanningProblem, found: SearchResult, model: dict[str, Any], searched: dict[str, Any]
 ) -> PartitaError:
-    """The error for a search that found nothing: no placement fits, or it ended too soon."""
+    """The error for a search without a plan: no placement fits, or it ended too soon."""
     machine, gib = problem.machine, 2**30
     capacity = machine.device.capacity_bytes
     if found.status is Status.INFEASIBLE:
         missing, needs = found.missing_bytes or 0, f"more than {capacity / gib:.2f} GiB a device"
-        if missing:  # else that something is missing is proved, but not how much
+        if missing:  # else the search proved a lack of memory, but not its size
             needs = f"at least {(capacity + missing) / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
             needs += f"{missing / gib:.2f} GiB are missing"
         return PartitaError(

@@ -1,6 +1,6 @@
 """The best plan among several dtypes and schedules: one search each, the best so far as the cutoff of the next.
 
-Which dtypes train a model well enough is the user's to say; which of those is the fastest follows from the prices.
+The user names the dtypes that train a model well enough; prices decide which is the fastest.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ def variants(training: Training, space: SearchSpace) -> list[Variant]:
 def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariant) -> Plan:
     """The plan with the shortest step; ties go to the first variant listed.
 
-    The time left is shared evenly among the variants left. What became of each is in the report's `space`: `worse` is
-    proved to take at least as long as the best so far, `near` at least as long but for the share `gap`, with which each
-    search ends. An interrupt ends all. Where no variant has a plan, raises what the first one raised, or the first one
-    that had too little time.
+    The variants left share the time left evenly. The report's `space` has the outcome of each: `worse` is proved to
+    take at least as long as the best so far, `near` the same within the share `gap`, with which each search ends.
+    An interrupt ends all. If no variant has a plan, raises the first NoPlanError, or else the first error.
     """
     if len(variants) == 1:
         return plan(variants[0], seconds, None)
@@ -75,7 +74,7 @@ def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan
 
 
 def _status(bound: int | None, cutoff: int | None, gap: float) -> str:
-    """What is proved of a variant for which no plan was found."""
+    """The status of a variant for which no plan was found."""
     if cutoff is None or bound is None or bound < Limits(cutoff=cutoff, gap=gap).ceiling(None):
         return "unknown"
     return "worse" if bound >= cutoff else "near"
@@ -88,7 +87,7 @@ def _outcome(
 
 
 def _report(best: Plan, outcomes: list[dict[str, Any]], count: int) -> None:
-    """Report what is proved of the best plan among all `count` variants."""
+    """Put into the best plan's report what is proved of all `count` variants."""
     report, objective = best.report, best.report["objective_ns"]
     missing = len(outcomes) < count  # nothing is known of those
     bounds = [0] * missing + [found["bound_ns"] for found in outcomes if found["status"] != "infeasible"]

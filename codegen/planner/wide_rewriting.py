@@ -1,8 +1,8 @@
-"""Placements that are too wide for all rewritings at once, searched with graphs that are rewritten beforehand.
+"""Placements whose networks are too wide for all rewritings at once: searched with graphs rewritten beforehand.
 
-The search has asked them for the graph as it was captured. Two others stand in for all rewritings: the one that is best
-on a single device with its share of the batch, as rewriting before parallelizing would choose it (TASO, SOSP 2019), and
-the one of the best plan so far. So no plan is worse than that of either order.
+The main search plans these placements for the captured graph. Two more graphs are tried: the best one for a single
+device with its share of the batch, as a rewriting before parallelization chooses it (TASO, SOSP 2019), and that of the
+best plan so far. So no plan is worse than that of either order.
 """
 
 from __future__ import annotations
@@ -31,28 +31,25 @@ AMPLE = 2**50
 def with_wide_meshes(
     problem: PlanningProblem, found: SearchResult, backend: Solver, limits: Limits
 ) -> tuple[SearchResult, list[Change]]:
-    """The better of what was found and of what the wide placements have for graphs rewritten beforehand.
-
-    With it the tensors that its graph computes otherwise than the one that was captured, by being rewritten beforehand.
-    """
-    told: list[Change] = []
+    """The better of `found` and the best plan of a wide placement, with the changes made to its graph beforehand."""
+    changed: list[Change] = []
     if not found.unrewritten or problem.space.fix or found.interrupted:
-        return found, told
+        return found, changed
     start = time.monotonic()
     for graph, rewritten in _graphs(problem, found, backend, limits):
         left = limits.seconds - found.seconds - (time.monotonic() - start)
         if left <= 0:
             break
-        asked = replace(problem, pcg=graph, plain=None, placements=found.unrewritten)
-        other = search(asked, backend, replace(limits, seconds=left, cutoff=found.objective))
+        wide = replace(problem, pcg=graph, plain=None, placements=found.unrewritten)
+        other = search(wide, backend, replace(limits, seconds=left, cutoff=found.objective))
         if other.objective is not None:
-            told = rewritten
-        found = _both(found, other, limits)
-    return found, told
+            changed = rewritten
+        found = _merged(found, other, limits)
+    return found, changed
 
 
 def alone(machine: Machine) -> Machine:
-    """One device of a machine, with memory for anything: what is best on it does not depend on what would fit."""
+    """One device of a machine, with memory for any model."""
     levels = tuple(replace(level, size=1) for level in machine.levels)
     return replace(machine, levels=levels, device=replace(machine.device, memory_bytes=AMPLE))
 
@@ -60,13 +57,13 @@ def alone(machine: Machine) -> Machine:
 def _graphs(
     problem: PlanningProblem, found: SearchResult, backend: Solver, limits: Limits
 ) -> Iterator[tuple[PCG, list[Change]]]:
-    """Graphs that stand in, each with what it computes otherwise than the graph that was captured."""
+    """The graphs to try, each with its changes to the captured graph."""
     machine, share = alone(problem.machine), max(1, problem.batch // problem.machine.devices)
     places = distinct(placements(machine.hierarchy))
     training, space = replace(problem.training, batch=share), replace(problem.space, bundles=False)
     one = replace(problem, machine=machine, training=training, placements=places, micro_batches=(1,), space=space)
     seen: list[PCG] = []
-    for answer in (_found(one, backend, limits), found):
+    for answer in (_single_device(one, backend, limits), found):
         if answer is None or answer.encoding is None or not answer.encoding.pcg.alternatives:
             continue
         assert answer.assignment is not None
@@ -76,16 +73,16 @@ def _graphs(
             yield graph, changes(answer.encoding, answer.assignment)
 
 
-def _found(problem: PlanningProblem, backend: Solver, limits: Limits) -> SearchResult | None:
-    """The answer for one device; None where the batch of a single one cannot be cut out."""
+def _single_device(problem: PlanningProblem, backend: Solver, limits: Limits) -> SearchResult | None:
+    """The result for one device; None if the graph does not admit its share of the batch."""
     try:
         return search(problem, backend, replace(limits, progress=None))
     except PartitaError:
         return None
 
 
-def _both(one: SearchResult, other: SearchResult, limits: Limits) -> SearchResult:
-    """What two searches found together; the second one wanted only what is better."""
+def _merged(one: SearchResult, other: SearchResult, limits: Limits) -> SearchResult:
+    """The result of two searches, the second with the first one's objective as its cutoff."""
     best = one if other.objective is None else other
     bound = min(one.bound, other.bound)
     status = one.status

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
+from textwrap import wrap
 from typing import TypeAlias
 
 from ...formulation.strategies.tensor_classes import classes
@@ -51,14 +53,15 @@ def _headed(plan: Plan, rows: Iterable[Row]) -> str:
     name = plan.model.get("reference") or "a model"
     lines = [f"Training program for {name}, planned for {machine.name}: {where}.", ""]
     for label, text in rows:
-        words, start = text.split(" "), f"    {label:<12}"
-        line = start
-        for word in words:
-            if len(line) + len(word) + 1 > WIDTH:
-                lines.append(line.rstrip())
-                line = " " * len(start)
-            line += f"{word} "
-        lines.append(line.rstrip())
+        start = f"    {label:<12}"
+        lines += wrap(
+            text,
+            WIDTH - 1,
+            initial_indent=start,
+            subsequent_indent=" " * len(start),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     run = f"torchrun --nproc-per-node {plan.placement.hierarchy[-1]} program.py"
     nodes = plan.ranks // plan.placement.hierarchy[-1]
     if nodes > 1:
@@ -91,10 +94,7 @@ def mesh_sentence(plan: Plan) -> str:
         places = [
             f"{factor} over {level.name}s" for factor, level in zip(row, plan.machine.levels, strict=True) if factor > 1
         ]
-        size = 1
-        for factor in row:
-            size *= factor
-        parts.append(f"{name}={size} ({', '.join(places) or 'one rank'})")
+        parts.append(f"{name}={prod(row)} ({', '.join(places) or 'one rank'})")
     return _plain(" x ".join(parts))
 
 
@@ -110,7 +110,7 @@ def _step(plan: Plan) -> str:
 
 
 def _branches(plan: Plan) -> str:
-    """How many groups of branches run side by side, and what the best plan takes in which none do."""
+    """How many groups of branches run in parallel, and what the best plan without any takes."""
     text, without = f"{len(plan.report['bundles'])} times side by side", plan.report.get("without_bundles") or {}
     if without.get("objective_ns") is None:
         return text
@@ -127,7 +127,7 @@ def _recompute(plan: Plan) -> str:
 
 
 def _programs_sentence(plan: Plan) -> str:
-    """How collectives over several levels of the machine run: of programs of several steps that for most bytes."""
+    """How collectives over several levels run: of the programs of several steps, the one for the most bytes."""
     parts: dict[str, list[str]] = {}
     for group in axis_groups(plan):
         for kind, known in group.programs.items():
@@ -141,7 +141,7 @@ def _programs_sentence(plan: Plan) -> str:
 
 
 def pipeline_sentence(plan: Plan) -> str:
-    """How many stages, and in which order they work."""
+    """The number of stages, their schedule and its micro-batches."""
     chunks = f", {plan.chunks} on every rank" if plan.chunks > 1 else ""
     order = plan.report.get("order")
     proved = f" ({order['status']})" if order else ""
@@ -149,7 +149,7 @@ def pipeline_sentence(plan: Plan) -> str:
 
 
 def _batch_sentence(plan: Plan) -> str:
-    """How many samples, in which pieces, in which precision."""
+    """The samples of a step, micro-batches, dtype and optimizer."""
     text = f"{plan.batch} samples"
     if plan.micro_batches > 1:
         text += f" in {plan.micro_batches} micro-batches"
@@ -157,7 +157,7 @@ def _batch_sentence(plan: Plan) -> str:
 
 
 def _weights_sentence(plan: Plan) -> str:
-    """How the elements of the weights are stored, axis by axis, over all stages."""
+    """The shares of all weights that each axis splits or spreads, and that are stored in special ways."""
     trained = [(part, i, part.choices[i]) for part in plan.parts for i in part.graph.of("parameter")]
     numel = [part.graph.nodes[i].numel for part, i, _ in trained]
     whole, parts = sum(numel) or 1, []
@@ -189,7 +189,7 @@ _FLAGS = {
 def layouts(plan: Plan) -> list[str]:
     """A line for every tensor that is planned; equal layers share one.
 
-    Constants, and tensors that show another one (views), follow from those and are left out.
+    Constants and views follow from those and are left out.
     """
     graph = plan.graph
     found = classes(graph)

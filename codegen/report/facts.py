@@ -1,4 +1,4 @@
-"""The facts that every report of a plan shows: a summary, tables of what is split and what it costs, the optimum."""
+"""The facts that every report of a plan shows: a summary, tables of splits and costs, the optimum."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Facts:
 
 
 def facts(plan: Plan) -> Facts:
-    """Everything there is to say about a plan. Raises PartitaError if its report is malformed."""
+    """All facts about a plan. Raises PartitaError if its report is malformed."""
     price = plan_price(plan)
     name = plan.model.get("reference") or "a model"
     title = f"{name} on {plan.machine.name}, {plan.ranks} x {plan.machine.device.name}"
@@ -40,7 +40,7 @@ def facts(plan: Plan) -> Facts:
 
 
 def _tables(plan: Plan, price: PlanPrice) -> Iterator[Table]:
-    """Those of the only stage; or of a pipeline, and of its stages: equal ones once, without their memory."""
+    """The tables of the only stage; or of a pipeline and its stages, equal ones once, without their memory."""
     found = [_stage_tables(part, own) for part, own in zip(plan.parts, price.stages, strict=True)]
     if plan.size == 1:
         yield from found[0]
@@ -69,7 +69,7 @@ def _equal_stages(tables: Sequence[tuple[Table, ...]]) -> list[list[int]]:
 
 
 def _summary(plan: Plan, price: PlanPrice) -> tuple[tuple[str, str], ...]:
-    """What a step takes, where, of what."""
+    """(label, text) of time, memory, recomputation, mesh, batch and stages."""
     unit, size = time_unit(price)
     step = f"{price.objective_ns / size:,.2f} {unit} predicted"
     status, bound = plan.report.get("status"), _number(plan, "bound_ns")
@@ -117,11 +117,11 @@ def _number(plan: Plan, *keys: str) -> float | None:
 
 
 def _optimum(plan: Plan, price: PlanPrice) -> tuple[str, ...]:
-    """What the optimum is the optimum of."""
+    """The proof of optimality, and the space in which it holds."""
     unit, size = time_unit(price)
     status, bound = plan.report.get("status"), _number(plan, "bound_ns")
     if status is None or bound is None:
-        return ("The plan was not searched for: nothing is known about better ones.",)
+        return ("The plan is not the result of a search: nothing is known about better ones.",)
     lines = [
         f"Status {status}: objective {price.objective_ns / size:,.3f} {unit}, bound {bound / size:,.3f} {unit}, "
         f"gap {100 * (price.objective_ns - bound) / max(price.objective_ns, 1):.3f} %."
@@ -140,8 +140,14 @@ def _optimum(plan: Plan, price: PlanPrice) -> tuple[str, ...]:
     seconds = _number(plan, "seconds", "total")
     if seconds is not None:
         lines.append(f"Solver {plan.report.get('solver') or 'unknown'}, {seconds:,.1f} s from model to program.")
+    space = plan.report.get("space") or {}
+    outside = [
+        *(["pipelines"] if plan.size == 1 and not space.get("stages") else []),
+        "communication hidden behind computing",
+        *(["algebraic rewrites"] if "rewritten" not in plan.report and "rewritings" not in space else []),
+    ]
     lines.append(
-        "Cost model: roofline and alpha-beta collectives (docs/cost-model.md). Outside the space: pipelines, "
-        "communication hidden behind computing, algebraic rewrites."
+        "Cost model: roofline and alpha-beta collectives (docs/cost-model.md). "
+        f"Outside the space: {', '.join(outside)}."
     )
     return tuple(lines)

@@ -246,7 +246,7 @@ def test_what_is_inside_may_not_be_split(tmp_path: Path) -> None:
     bundle = next(iter(plan.bundles.values()))
     index = next(i for i in bundle.nodes if plan.graph.nodes[i].op == "linear")
     split = Choice(((3,), (1,), (1,)), (3,), beside=plan.choices[index].beside)
-    with pytest.raises(partita.PartitaError, match="not whole there"):
+    with pytest.raises(partita.PartitaError, match="must be whole there"):
         replace(plan, choices=tuple(split if i == index else c for i, c in enumerate(plan.choices)))
 
 

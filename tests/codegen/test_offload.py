@@ -260,7 +260,7 @@ def test_what_is_said_of_it() -> None:
     ("change", "machine", "optimizer", "words"),
     [
         ({"sharded_gradients": True, "sharded_states": False}, {}, "adamw", "share sharded states"),
-        ({"offloaded": True, "sharded_states": False}, {}, "sgd", "sgd keeps nothing of it"),
+        ({"offloaded": True, "sharded_states": False}, {}, "sgd", "sgd keeps no states of it"),
         ({"offloaded": True}, {"host_bandwidth": None}, "adamw", "has no host_bandwidth"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from partita.codegen.plan.plan import PipelinePlan
 from partita.codegen.plan.plan_file import load_plan
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.pricing.stage_price import stage_price
+from partita.codegen.report.facts import facts
 from partita.model.errors import PartitaError
 
 from ..conftest import Run
@@ -52,6 +54,8 @@ def test_all_is_shown(plan: PipelinePlan, tmp_path: Path, partita: Run) -> None:
         assert sum(round(1e3 * (end - start)) for start, end in own) == busy
     assert max(e["ts"] + e["dur"] for e in events) * 1e3 <= plan_price(plan).objective_ns + 1
     assert {e["args"].get("micro_batch") for e in events} == {0, 1, 2, 3, None}
+    searched = replace(plan, report={"status": "optimal", "bound_ns": 1})
+    assert "Outside the space: communication hidden behind computing" in " ".join(facts(searched).optimum)
 
 
 def test_the_command_line_takes_either_kind(plan: PipelinePlan, tmp_path: Path, partita: Run) -> None:

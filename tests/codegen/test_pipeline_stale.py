@@ -66,5 +66,5 @@ def test_what_cannot_be_stale_is_refused() -> None:
     few = tuple(replace(part, micro_batches=1, in_flight=1) for part in plan.stages)
     with pytest.raises(PartitaError, match="2bw with 2 stages needs at least 2 micro-batches, not 1"):
         replace(plan, stages=few)
-    with pytest.raises(PartitaError, match="scales no losses"):
+    with pytest.raises(PartitaError, match="does not scale losses"):
         replace(plan, stages=tuple(replace(part, dtype="mixed-float16") for part in plan.stages))

@@ -203,7 +203,7 @@ def test_a_saved_plan_is_read_again(tmp_path: Path) -> None:
         (lambda at: [["other", *at[0][1:]], *at[1:]], "no table 'other'"),
         (lambda at: [[*at[0][:3], 7], *at[1:]], "no coordinate 7"),
         (lambda at: [[*piece[:3], 0] for piece in at], "coordinate 1 has no columns"),
-        (lambda at: [], "pieces say how"),
+        (lambda at: [], "tables have pieces where they are spread"),
     ],
 )
 def test_pieces_that_do_not_fit_are_refused(change: Any, words: str) -> None:
