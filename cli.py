@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
-from .cli_options import INTERRUPTED, Json, chosen, parse_path, with_options
+from .cli_options import INTERRUPTED, Json, chosen, output_option, parse_path, with_options
 from .cli_plan import plan
 from .codegen.planner.check_request import CheckRequest
-from .codegen.report.terminal import leave, print_json, print_result, progress_shown, words_to_stderr
+from .codegen.report.terminal import leave, print_either, print_json, print_result, progress_shown, words_to_stderr
 from .model.errors import PartitaError
 from .model.machine.machine_choice import MachineChoice
 from .model.options import option, parse_axes, parse_sizes
@@ -148,12 +148,7 @@ def check(
         typer.Argument(parser=parse_path, metavar="PROGRAM.py", help="A file with a function plan(graph, devices)."),
     ],
     *,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", parser=parse_path, metavar="DIR", help="Write program and timeline to this folder."
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("DIR", "Write program and timeline to this folder.")] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
@@ -171,10 +166,7 @@ def check(
         if output is not None and found.plan is not None:
             found.plan.save(output, program.read_text())
         result = found.to_json()
-    if as_json:
-        print_json(result)
-    else:
-        print(found)
+    print_either(result, found, as_json)
     leave(result["ok"])
 
 
@@ -202,10 +194,7 @@ def rules(
             result, text = generate_rules(file, progress)
         else:
             result, text = (list_rules if action is Action.LIST else verify_rules)(file)
-    if as_json:
-        print_json(result)
-    else:
-        print(text)
+    print_either(result, text, as_json)
     leave(action is not Action.VERIFY or result["proved"] == result["rules"])
 
 
@@ -219,12 +208,7 @@ def solve(
         ),
     ],
     *,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", parser=parse_path, metavar="FILE", help="Write the options chosen to this file."
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("FILE", "Write the options chosen to this file.")] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
@@ -309,12 +293,7 @@ def bench(
         list[str] | None, typer.Option(metavar="TEXT", help="Only cases whose name contains this; repeatable.")
     ] = None,
     *,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", parser=parse_path, metavar="DIR", help="For solvers: write rows and pictures here."
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("DIR", "For solvers: write rows and pictures here.")] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
@@ -326,9 +305,6 @@ def bench(
     Budget(time_limit=own.get("time_limit"))  # a time limit out of range is refused
     with words_to_stderr(), progress_shown() as progress:
         result = run(name, small, tuple(only or ()), progress, output, **own)
-    if as_json:
-        print_json(result)
-    else:
-        print(text(result))
+    print_either(result, text(result), as_json)
     if result["rows"][-1].get("status") == "interrupted":
         raise typer.Exit(INTERRUPTED)

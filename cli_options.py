@@ -23,6 +23,11 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
+def output_option(metavar: str, words: str) -> Any:
+    """The option for where results are written."""
+    return typer.Option("-o", "--output", parser=parse_path, metavar=metavar, help=words)
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Command = TypeVar("Command", bound=Callable[..., None])
 

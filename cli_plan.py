@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from .cli_options import INTERRUPTED, Json, chosen, parse_path, with_options
-from .codegen.report.terminal import print_json, progress_shown, words_to_stderr
+from .codegen.report.terminal import print_either, print_json, progress_shown, words_to_stderr
 from .formulation.rewriting.saturation_limits import SaturationLimits
 from .formulation.search_space import SearchSpace
 from .model.errors import NoPlanError
@@ -81,16 +81,9 @@ def plan(
 
     try:
         with words_to_stderr(), progress_shown() as progress:
-            training = chosen(Training, options)
+            training, network = chosen(Training, options), files.save_network
             found = find_plan(
-                model,
-                machine,
-                training,
-                space,
-                budget,
-                small=small,
-                save_network=files.save_network,
-                progress=progress,
+                model, machine, training, space, budget, small=small, save_network=network, progress=progress
             )
             summary = found.summary()
             if output is not None:
@@ -106,9 +99,6 @@ def plan(
     except KeyboardInterrupt:
         print(f"partita: {INTERRUPTED_EARLY}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        print_json(summary)
-    else:
-        print(found)
+    print_either(summary, found, as_json)
     if "interrupt" in summary["space"]["limits_hit"]:
         raise typer.Exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Names of mesh axes, by what they split most of: data, tensor, sequence, space, branches, shard."""
+"""Names of mesh axes, by what they mostly split: data, tensor, sequence, space, branches, shard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USES = ("data", "tensor", "sequence", "space", "branches")
 
 
 def axis_names(axes: int, stages: Sequence[Chosen]) -> tuple[str, ...]:
-    """For each of so many axes what most of the work, by FLOPs, is split by: samples, weights, or other dims.
+    """The name of each axis, by the dims that it splits most of the work, in FLOPs, by: samples, weights, or others.
 
     An axis that stores most weights in parts, and splits no work or samples that another axis splits too, is `shard`
     (fully sharded data parallelism). Any other axis without work is named by its number. Repeated names get a number.
@@ -41,7 +41,7 @@ def axis_names(axes: int, stages: Sequence[Chosen]) -> tuple[str, ...]:
 
 
 def _add_work(graph: PCG, choices: Sequence[Choice], work: Sequence[dict[str, float]]) -> None:
-    """Add the FLOPs that each axis splits, by use."""
+    """Add to `work` the FLOPs that each axis splits, by use."""
     for index, (node, choice) in enumerate(zip(graph.nodes, choices, strict=True)):
         if node.op in SOURCES or operator(node.op).creates:
             continue
@@ -57,7 +57,7 @@ def _add_work(graph: PCG, choices: Sequence[Choice], work: Sequence[dict[str, fl
 
 
 def _use(graph: PCG, index: int, choice: Choice, axis: int) -> str | None:
-    """What an axis splits a node by; None if the node is whole on it."""
+    """The use of an axis in a node; None if the node is whole on it."""
     node, known = graph.nodes[index], atoms(graph)
     letters = [(i, x[axis]) for i, x in zip(node.inputs, choice.inputs, strict=True)]
     split = [(i, x) for i, x in (*letters, (index, choice.output[axis])) if is_split(x)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...model.graph.atoms import Atoms, atoms
@@ -93,30 +93,31 @@ def choice_json(graph: PCG, index: int, choice: Choice) -> dict[str, Any]:
 
 
 def read_choice(graph: PCG, index: int, data: Any) -> Choice:
-    known = atoms(graph)
-    node = graph.nodes[index]
+    """The choice of a node from `choice_json`. Raises ValueError, TypeError or KeyError if it is malformed."""
+    node, known = graph.nodes[index], atoms(graph)
+
+    def layout(i: int, letters: Any) -> Layout:
+        return tuple(_letter(known[i], x) for x in as_list(letters))
+
     extra = sorted(data.keys() - {"inputs", "output", "shared", *FLAGS, "beside", "joins", "at"})
     if extra:
         raise ValueError(f"{extra[0]!r} is not a field of a choice")
     inputs = as_list(data["inputs"])
     if len(inputs) != len(node.inputs):
         raise ValueError(f"{len(inputs)} input layouts for {len(node.inputs)} inputs")
-    choice = Choice(
-        tuple(
-            tuple(_letter(known[i], x) for x in as_list(layout)) for i, layout in zip(node.inputs, inputs, strict=True)
-        ),
-        tuple(_letter(known[index], x) for x in as_list(data["output"])),
-    )
-    if "shared" in data:
-        choice = replace(choice, shared=tuple(_letter(known[index], x) for x in as_list(data["shared"])))
     flags = {flag: data.get(flag, False) for flag in FLAGS}
     if not all(isinstance(value, bool) for value in flags.values()):
         raise ValueError(f"{flags} are not all true or false")
     pairs = [as_list(pair) for pair in as_list(data.get("beside", []))]
-    beside = tuple((whole(axis), whole(coordinate)) for axis, coordinate in pairs)
-    joins = tuple(whole(x) for x in as_list(data.get("joins", [])))
-    at = tuple(_piece(*as_list(piece)) for piece in as_list(data.get("at", [])))
-    return replace(choice, beside=beside, joins=joins, at=at, **flags)
+    return Choice(
+        tuple(layout(i, letters) for i, letters in zip(node.inputs, inputs, strict=True)),
+        layout(index, data["output"]),
+        layout(index, data["shared"]) if "shared" in data else None,
+        beside=tuple((whole(axis), whole(coordinate)) for axis, coordinate in pairs),
+        joins=tuple(whole(x) for x in as_list(data.get("joins", []))),
+        at=tuple(_piece(*as_list(piece)) for piece in as_list(data.get("at", []))),
+        **flags,
+    )
 
 
 def _piece(name: Any, start: Any, stop: Any, coordinate: Any) -> tuple[str, int, int, int]:

@@ -1,7 +1,4 @@
-"""Plans: for every node of a graph its layouts on a mesh of a machine, in one stage or in several.
-
-A plan is a value: what writes, emits, verifies or describes it imports it, and its methods find that by name.
-"""
+"""Plans: for every node of a graph its layouts on a mesh of a machine, in one stage or in several."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class Plan:
     that was planned, with its example inputs, where the plan was made from one; it is not saved. `recompute` names the
     segments (`model.graph.segments`) whose forward runs once more before their backward: `full` or `selective`.
     `names` are those of the axes, where stages share them; not saved either. Of a stage of a pipeline, `in_flight`
-    micro-batches are kept for backward at once, and `transfer` prices what is sent to the next stage.
+    micro-batches are kept for backward at once, and `transfer` is the price of a message to the next stage.
     """
 
     graph: PCG

@@ -30,7 +30,9 @@ class SavedSpaceTimePlan:
             if not isinstance(self.content.get(key), kind):
                 raise PartitaError(f"{key!r} is missing or malformed")
         if self.content.get("format") != FORMAT:
-            raise PartitaError(f"it is of format {self.content.get('format')}, this is for {FORMAT}: check it anew")
+            raise PartitaError(
+                f"format {self.content.get('format')}; this version reads format {FORMAT}: run `partita check` again"
+            )
         optimizer_states(self.optimizer)
         if not isinstance(self.content["summary"].get("devices"), int):
             raise PartitaError("its summary lacks the number of devices")

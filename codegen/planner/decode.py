@@ -131,14 +131,14 @@ def _wanted_of_inputs(found: Encoding, assignment: Sequence[int]) -> dict[int, l
         if found.pcg.nodes[base].op != "input":
             continue
         for use in uses:
-            if not _taken(found, assignment, use.node):
+            if not _is_computed(found, assignment, use.node):
                 continue
             layout = _strategy(found, assignment, found.classes.decides(use.node)).inputs[use.operand]
             wanted.setdefault(base, []).append(tuple(S(use.atoms[atom_of(x)]) if is_split(x) else x for x in layout))
     return wanted
 
 
-def _taken(found: Encoding, assignment: Sequence[int], index: int) -> bool:
+def _is_computed(found: Encoding, assignment: Sequence[int], index: int) -> bool:
     """True if a node is computed, and not by another alternative."""
     return found.computed_by(assignment, found.classes.variable(index)) in (index, found.classes.decides(index))
 
@@ -213,7 +213,7 @@ def unsplit_flops(stages: Iterable[tuple[Encoding, Sequence[int]]]) -> float:
         if found.placement.devices == 1:
             return 0.0
         for index, (variable, options) in found.operators.items():
-            if not _taken(found, assignment, index):
+            if not _is_computed(found, assignment, index):
                 continue
             node = found.pcg.nodes[index]
             work = operator(node.op).work(node, tuple(found.pcg.nodes[i] for i in node.inputs))

@@ -1,4 +1,4 @@
-"""From a model to a plan: capture, rewrite, search, decode. What `partita plan` and `partita.optimize` do."""
+"""From a model to a plan: what `partita plan` and `partita.optimize` run."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def optimize(
 
     `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch
     of a step (default: the example's). The other keywords are the fields of `Training`, `SearchSpace` and `Budget`, as
-    the command line takes them: `dtype` and `schedule` may name several, of which the fastest is taken; `stages` is a
+    the command line takes them: `dtype` and `schedule` may name several, of which the fastest is chosen; `stages` is a
     number or "auto". `rewrite`: choose among all rewritings of the graph too, by the planner's rules, or by those given
     if they are proved. `cache`: the folder where solved networks are kept, "none", or None for the usual one
     (`PARTITA_CACHE`). `progress`: True prints to standard error, or a function that takes words and `Progress`.

@@ -20,7 +20,7 @@ def decided(found: Encoding, assignment: Sequence[int]) -> tuple[PCG, tuple[Choi
     made = choices(found, assignment)
     if not found.pcg.alternatives:
         return found.pcg, made
-    graph, number = taken_graph(found.pcg, taken(found, assignment))
+    graph, number = taken_graph(found.pcg, _chosen(found, assignment))
     every, known = atoms(found.pcg), atoms(graph)
     result: list[Choice | None] = [None] * len(graph.nodes)
     for old, new in number.items():
@@ -36,7 +36,7 @@ def decided(found: Encoding, assignment: Sequence[int]) -> tuple[PCG, tuple[Choi
     return graph, tuple(choice for choice in result if choice is not None)
 
 
-def taken(found: Encoding, assignment: Sequence[int]) -> Mapping[int, int]:
+def _chosen(found: Encoding, assignment: Sequence[int]) -> Mapping[int, int]:
     """For every node that has alternatives, and is needed, the chosen one."""
     chosen = {node: found.computed_by(assignment, node) for node in found.pcg.members}
     return {node: alternative for node, alternative in chosen.items() if alternative is not None}
@@ -47,7 +47,7 @@ def changes(found: Encoding, assignment: Sequence[int]) -> list[dict[str, str]]:
     nodes = found.pcg.nodes
     return [
         {"name": nodes[node].name, "operator": nodes[alternative].op, "was": nodes[node].op}
-        for node, alternative in taken(found, assignment).items()
+        for node, alternative in _chosen(found, assignment).items()
         if alternative != node
     ]
 

@@ -12,13 +12,13 @@ from ..pricing.pipeline_runs import slot_problem
 from ..pricing.plan_price import plan_price
 
 MOST_SECONDS = 30.0
-"""Spent on the order at most: CP-SAT seldom improves it later."""
+"""Limit on the time for an order: CP-SAT seldom improves it later."""
 
 
 def with_solved_order(plan: PipelinePlan, seconds: float) -> PipelinePlan:
     """The plan with the shortest order found within its stages' memory; never longer than the order it had.
 
-    Its report says under `order` what is proved of the slots' makespan, in which updates are not counted.
+    The report's `order` has the proof for the makespan of the slots, updates not included.
     """
     schedule, shape, before = plan.schedule, (plan.size, plan.chunks, plan.micro_batches), plan_price(plan)
     room = tuple(schedule.in_flight(*shape, stage) for stage in range(plan.size))

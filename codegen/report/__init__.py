@@ -1,1 +1,1 @@
-"""What a plan is and why, as text, as a page and as a timeline."""
+"""Reports of plans: text, page and timeline."""

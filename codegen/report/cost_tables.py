@@ -1,4 +1,4 @@
-"""Tables of what a stage of a plan costs: time and memory by module, collectives, memory."""
+"""Tables of costs: of a stage by module, collective and kind of memory; of a pipeline by stage and transfer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..pricing.axis_groups import axis_groups, steps_text
 from ..pricing.plan_price import PlanPrice
 from ..pricing.price_items import MEMORY, PARTS, Item, Slot, StagePrice
 from .tables import Table, place
-from .words import bytes_text, label, module_of, pattern, percent
+from .words import bytes_text, contents, label, module_of, pattern, percent
 
 LARGEST = 16  # rows of the table of collectives; the others are summed
 
 
 def time_unit(price: StagePrice | PlanPrice) -> tuple[str, int]:
-    """The unit in which times are shown, and its ns."""
+    """The unit of the times in a report, and its ns."""
     return ("ms", 10**6) if price.objective_ns >= 10**7 else ("us", 10**3)
 
 
 def by_module(plan: Plan, price: StagePrice) -> dict[str, tuple[dict[str, int], int]]:
-    """For every part of the model, equal layers together: ns of a step by part, and bytes."""
+    """For every module, equal layers together: ns of a step by part, and bytes."""
     times: dict[str, dict[str, int]] = {}
     kept: dict[str, int] = {}
     layers: dict[str, list[int | None]] = {}
@@ -42,7 +42,7 @@ def by_module(plan: Plan, price: StagePrice) -> dict[str, tuple[dict[str, int], 
 
 
 def modules_table(plan: Plan, price: StagePrice) -> Table:
-    """Time and memory by part of the model."""
+    """Time and memory by module of the model."""
     unit, size = time_unit(price)
     total, modules = price.objective_ns, by_module(plan, price)
 
@@ -91,7 +91,7 @@ _WHY = {
 
 
 def why(item: Item) -> str:
-    """What a collective is for."""
+    """The purpose of a collective."""
     if item.slot is Slot.REGATHER:
         return "gathers weights again in backward"
     if item.phase == "recompute":
@@ -100,7 +100,7 @@ def why(item: Item) -> str:
 
 
 def collectives_table(plan: Plan, price: StagePrice) -> Table:
-    """Collectives by tensor, the dearest first; those of weights by module."""
+    """Collectives by tensor, the most expensive first; those of weights by module."""
     unit, size = time_unit(price)
     graph = plan.graph
     names = {*(action.value for action in COLLECTIVES), "receive"}
@@ -146,8 +146,8 @@ _KEPT = {
     "states": "weights, gradients, optimizer states",
     "activations": "kept for backward, {} micro-batch{}",
     "weights": "gathered or cast copies kept for backward",
-    "recomputed": "brought back by the segment that runs again",
-    "reserve": "the largest weight and its gradient for a moment, messages",
+    "recomputed": "of the segment that is being recomputed",
+    "reserve": "the largest weight and its gradient in use, messages",
 }
 
 
@@ -184,4 +184,52 @@ def programs_table(plan: Plan) -> Table:
         ("collective", "axis", "over", "steps", "from"),
         tuple(rows),
         words=4,
+    )
+
+
+# Pipelines
+
+
+def stages_table(plan: Plan, price: PlanPrice) -> Table:
+    """The modules, work and memory of every stage."""
+    unit, size = time_unit(price)
+    rows = []
+    for number, (part, stage) in enumerate(zip(plan.stages, price.stages, strict=True)):
+        sizes = [bytes_text(stage.memory[kind]) for kind in MEMORY]
+        rows.append(
+            (
+                str(number), f"pipeline {number % plan.size}", contents(part.graph),
+                f"{stage.objective_ns / size:,.2f}", percent(stage.objective_ns, price.objective_ns),
+                str(part.in_flight), *sizes, bytes_text(stage.memory_bytes),
+            )
+        )  # fmt: skip
+    return Table(
+        "Stages",
+        f"{unit} of work in a step, and its share of the step; a stage idles for the rest. Activations are those "
+        "of all micro-batches in flight.",
+        ("stage", "devices", "modules", unit, "share", "in flight", *MEMORY, "memory"),
+        tuple(rows),
+        words=3,
+    )
+
+
+def sent_table(plan: Plan, price: PlanPrice) -> Table:
+    """The tensors that stages send to the next one, and their layouts."""
+    unit, size = time_unit(price)
+    rows = []
+    for number, (part, stage) in enumerate(zip(plan.parts, price.stages, strict=True)):
+        for index in part.graph.of("send"):
+            items = [item for item in stage.items if item.node == index and item.kind == "send"]
+            spent = sum(item.total_ns for item in items)
+            layout = part.layout_text(index, part.choices[index].output)
+            name = part.graph.nodes[index]["peer"]
+            largest = bytes_text(max((item.bytes for item in items), default=0))
+            rows.append((f"{number} to {number + 1}", name, layout, largest, f"{spent / size:,.2f}"))
+    return Table(
+        "Transfers between stages",
+        f"Tensors that every device sends to its peer in the next stage; their gradients come back the same way. Bytes "
+        f"of a message, {unit} of a step.",
+        ("stages", "tensor", "layout", "message", unit),
+        tuple(rows),
+        words=3,
     )

@@ -11,9 +11,16 @@ from ...model.errors import PartitaError
 from ..plan.plan import Plan
 from ..pricing.plan_price import PlanPrice, plan_price
 from ..pricing.price_items import StagePrice
-from .cost_tables import collectives_table, memory_table, modules_table, programs_table, time_unit
+from .cost_tables import (
+    collectives_table,
+    memory_table,
+    modules_table,
+    programs_table,
+    sent_table,
+    stages_table,
+    time_unit,
+)
 from .describe import mesh_sentence, pipeline_sentence
-from .pipeline_tables import sent_table, stages_table
 from .strategy_tables import axes_table, operators_table, spread_table, weights_table
 from .tables import Table
 from .words import bytes_text, percent, ranges, recompute_text

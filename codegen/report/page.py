@@ -80,7 +80,7 @@ def page(facts: Facts) -> str:
 
 
 def _single_stage(plan: Plan, price: StagePrice) -> dict[str, Any]:
-    """What only the page of a plan without a pipeline shows."""
+    """The template variables of a plan without a pipeline."""
     shares = ", ".join(f"{part} {percent(price.ns[part], price.objective_ns)}" for part in PARTS)
     return {
         "parts": PARTS,
@@ -91,7 +91,7 @@ def _single_stage(plan: Plan, price: StagePrice) -> dict[str, Any]:
 
 
 def _pipeline(plan: Plan, price: PlanPrice) -> dict[str, Any]:
-    """What only the page of a pipeline shows."""
+    """The template variables of a pipeline."""
     unit, size = time_unit(price)
     slots, numbered = _slots(plan, price), list(enumerate(price.stages))
     memory = [_memory(f"stage {number}", stage, plan.stages[number].machine) for number, stage in numbered]
@@ -134,7 +134,7 @@ def _times(ns: dict[str, int], whole: int, price: StagePrice) -> tuple[Segment, 
 
 
 def _modules(plan: Plan, price: StagePrice, most: int = 12) -> tuple[Bar, ...]:
-    """The dearest modules, on one scale."""
+    """The most expensive modules, on one scale."""
     unit, size = time_unit(price)
     spent = {name: (ns, sum(ns.values())) for name, (ns, _) in by_module(plan, price).items()}
     ordered = sorted(spent, key=lambda name: -spent[name][1])[:most]

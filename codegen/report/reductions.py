@@ -1,4 +1,4 @@
-"""What `partita placements` and `partita reductions` say: one JSON object, and the same as a table."""
+"""The output of `partita placements` and `partita reductions`: one JSON object, or a table."""
 
 from __future__ import annotations
 

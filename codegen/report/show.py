@@ -1,4 +1,4 @@
-"""What `partita show` prints and writes: a saved plan explained, all from one list of priced items."""
+"""`partita show`: a saved plan explained, all from one list of priced items."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .text import text
 def show(folder: Path | str, html: Path | None = None, trace: Path | None = None) -> str:
     """Explain the plan in `folder`; also write a page to `html` and a Perfetto timeline to `trace` where given.
 
-    Of a space-time plan there are words and a timeline. Raises PartitaError if there is no plan, if it is malformed, or
-    if a file cannot be written.
+    A space-time plan has only its description and a timeline. Raises PartitaError if there is no plan, if it is
+    malformed, or if a file cannot be written.
     """
     plan = load_any(folder)
     if isinstance(plan, SavedSpaceTimePlan):

@@ -1,8 +1,8 @@
 """A predicted step as a timeline for Perfetto (ui.perfetto.dev): Chrome's trace events, `ts` and `dur` in us.
 
-Every device is a process with a thread for each stream: what it computes, its transfers, what moves to the host and
-back. Operators of one phase and one micro-batch that run on end are children of one slice. Arrows lead from a send to
-its receive; a counter shows the memory.
+Every device is a process with a thread for each stream: computing, transfers, copies to and from the host. Consecutive
+operators of one phase and micro-batch are children of one slice. Arrows lead from a send to its receive; a counter
+shows the memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def timeline(prediction: Prediction) -> dict[str, Any]:
 
 
 def _slices(pcg: PCG, device: int, own: Sequence[Timed]) -> Iterator[Event]:
-    """What takes time, and around operators that belong together the slice that says so."""
+    """The slices of all instructions that take time, and around each group of operators a slice for the group."""
     several = _several(own)
     shown = [timed for timed in own if timed.ns]
     computed = [timed for timed in shown if timed.stream == COMPUTE]
@@ -51,7 +51,7 @@ def _slices(pcg: PCG, device: int, own: Sequence[Timed]) -> Iterator[Event]:
 
 
 def _runs(computed: Sequence[Timed], several: frozenset[str]) -> Iterator[tuple[str, list[Timed]]]:
-    """Slices on end of one group; moving data on the device belongs to what is before it."""
+    """Consecutive slices of one group; data movement on the device belongs to the group before it."""
     words, end, run = "", 0, list[Timed]()
     for timed in computed:
         now = _group(timed.instruction.op, several) if isinstance(timed.instruction, Run) else words or "data movement"
@@ -65,7 +65,7 @@ def _runs(computed: Sequence[Timed], several: frozenset[str]) -> Iterator[tuple[
 
 
 def _several(own: Sequence[Timed]) -> frozenset[str]:
-    """The labels of which a device runs several parts of one node: its micro-batches, parts that it runs in turn."""
+    """The labels of cuts of which a device runs several parts of one node: micro-batches, parts in sequence."""
     parts: dict[tuple[int, object, str], set[int]] = defaultdict(set)
     for timed in own:
         if isinstance(timed.instruction, Run):
@@ -76,7 +76,7 @@ def _several(own: Sequence[Timed]) -> frozenset[str]:
 
 
 def _group(op: Op, several: frozenset[str]) -> str:
-    """What operators on end have in common: `backward micro 2/4`."""
+    """The phase and the cuts that consecutive operators share: `backward micro 2/4`."""
     return " ".join([op.phase.value, *(str(cut) for cut in op.cuts if cut.label in several)])
 
 
@@ -94,7 +94,7 @@ def _name(pcg: PCG, instruction: Instruction) -> str:
 
 
 def _arrows(device: int, own: Sequence[Timed]) -> Iterator[Event]:
-    """Where a message leaves, and where it comes in."""
+    """Both ends of every message."""
     for timed in own:
         if isinstance(timed.instruction, Send | Receive):
             sent = isinstance(timed.instruction, Send)

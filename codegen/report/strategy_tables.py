@@ -1,4 +1,4 @@
-"""Tables of what a plan splits: axes, operators, weights, look-up tables."""
+"""Tables of a plan's splits: axes, operators, weights, embedding tables."""
 
 from __future__ import annotations
 
@@ -89,15 +89,15 @@ def weights_table(plan: Plan, price: StagePrice) -> Table:
     for kept in price.kept:
         if kept.part == "states":
             states[kept.node] = states.get(kept.node, 0) + kept.bytes
-    used = [i for i in graph.of("parameter") if i in states]
-    matrices = [i for i in used if len(graph.nodes[i].shape) > 1] or used
+    stored = [i for i in graph.of("parameter") if i in states]
+    matrices = [i for i in stored if len(graph.nodes[i].shape) > 1] or stored
 
     def cells(index: int) -> tuple[str, ...]:
         choice = plan.choices[index]
         use = classes(graph).uses[index][0]
-        asked = choice.shared if choice.shared is not None else plan.choices[use.node].inputs[use.operand]
+        used = choice.shared if choice.shared is not None else plan.choices[use.node].inputs[use.operand]
         joined = "tables" if graph.nodes[index].get("tables") else "weights"
-        axes = (_stored(*letters) for letters in zip(choice.output, asked, strict=True))
+        axes = (_stored(*letters) for letters in zip(choice.output, used, strict=True))
         notes = [
             text
             for text, holds in (
@@ -112,7 +112,7 @@ def weights_table(plan: Plan, price: StagePrice) -> Table:
         return (shape_text(graph.nodes[index].shape), *axes, ", ".join(notes) or "-", bytes_text(states[index]))
 
     vectors = sum(states.values()) - sum(states[i] for i in matrices)
-    rest = f" {len(used) - len(matrices)} vectors take {bytes_text(vectors)} more." if vectors else ""
+    rest = f" {len(stored) - len(matrices)} vectors take {bytes_text(vectors)} more." if vectors else ""
     return Table(
         "Weights",
         "How a matrix is stored: FSDP is stored split and gathered for use; ZeRO-1 splits the optimizer's states over "
@@ -124,16 +124,16 @@ def weights_table(plan: Plan, price: StagePrice) -> Table:
     )
 
 
-def _stored(stored: int, asked: int) -> str:
+def _stored(stored: int, used: int) -> str:
     if stored == P:
         return "spread"
     if is_split(stored):
-        return "split" if stored == asked else "moved" if is_split(asked) else "FSDP"
-    return "cut for use" if is_split(asked) else "copies"
+        return "split" if stored == used else "moved" if is_split(used) else "FSDP"
+    return "cut for use" if is_split(used) else "copies"
 
 
 def spread_table(plan: Plan) -> Table:
-    """Where tables lie that are spread over an axis, and how much of them."""
+    """Where the tables lie that are spread over an axis, and their columns there."""
     rows = []
     for index in plan.graph.of("parameter"):
         spread, axis = plan_spread(plan, index), spread_axis(plan, index)

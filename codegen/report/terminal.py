@@ -28,6 +28,14 @@ def print_result(result: Mapping[str, Any], as_json: bool) -> None:
         print(f"{name:{width}}  {value}")
 
 
+def print_either(result: Mapping[str, Any], text: object, as_json: bool) -> None:
+    """Print one JSON object, or else the text."""
+    if as_json:
+        print_json(result)
+    else:
+        print(text)
+
+
 def print_json(result: Mapping[str, Any]) -> None:
     """Print one JSON object; infinities raise ValueError."""
     print(json.dumps(result, allow_nan=False))

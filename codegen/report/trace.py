@@ -47,16 +47,9 @@ def _slots(plan: Plan, price: PlanPrice, title: str) -> list[Event]:
 
 
 def _slot(run: Run) -> Event:
-    micro = run.micro_batch >= 0
-    return {
-        "name": f"{run.kind} {run.micro_batch}" if micro else run.kind,
-        "cat": run.kind,
-        "ph": "X",
-        "pid": 0,
-        "tid": run.device,
-        **_span(run.start_ns, run.length_ns),
-        "args": {"stage": run.stage, **({"micro_batch": run.micro_batch} if micro else {})},
-    }
+    details = {"stage": run.stage} | ({"micro_batch": run.micro_batch} if run.micro_batch >= 0 else {})
+    name = f"{run.kind} {run.micro_batch}" if run.micro_batch >= 0 else run.kind
+    return _slice(name, run.kind, run.device, run.start_ns, run.length_ns) | {"args": details}
 
 
 # Items of a single stage
@@ -89,7 +82,7 @@ def _items(plan: Plan, price: StagePrice, title: str) -> list[Event]:
     if k > 2:
         length = (k - 2) * sum(item.ns for item in micro)
         words = f"{k - 2} more micro-batches, like the first"
-        events.append({"name": words, "cat": "micro-batches", "ph": "X", "pid": 0, "tid": DEVICE, **_span(now, length)})
+        events.append(_slice(words, "micro-batches", DEVICE, now, length))
         now += length
     if k > 1:
         run(micro, f"micro-batch {k}")
@@ -131,19 +124,12 @@ def _event(plan: Plan, item: Item, track: int, now: int, words: str) -> Event:
     details: dict[str, Any] = {"when": f"{words}, {item.phase}"}
     if item.kind in _COLLECTIVE:
         details |= {"purpose": why(item), "bytes": item.bytes}
-    return {
-        "name": f"{node.name} {item.kind}",
-        "cat": item.part,
-        "ph": "X",
-        "pid": 0,
-        "tid": track,
-        **_span(now, item.ns),
-        "args": details,
-    }
+    return _slice(f"{node.name} {item.kind}", item.part, track, now, item.ns) | {"args": details}
 
 
-def _span(start_ns: int, length_ns: int) -> dict[str, float]:
-    return {"ts": start_ns / 1e3, "dur": length_ns / 1e3}
+def _slice(name: str, category: str, track: int, start_ns: int, length_ns: int) -> Event:
+    span = {"ts": start_ns / 1e3, "dur": length_ns / 1e3}
+    return {"name": name, "cat": category, "ph": "X", "pid": 0, "tid": track, **span}
 
 
 def _name(kind: str, track: int, words: str) -> dict[str, Any]:

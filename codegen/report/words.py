@@ -21,9 +21,9 @@ _ORDER = ("batch", "channels", "positions", "heads", "classes")  # the first tha
 
 @lru_cache(maxsize=8)
 def roles(graph: PCG) -> tuple[tuple[str, ...], ...]:
-    """For every atom of every node what it counts: batch, channels, positions, heads, classes or features.
+    """The role of every atom of every node: batch, channels, positions, heads, classes or features.
 
-    Atoms that some strategy splits together count the same thing; sources and a few operators say what it is.
+    Atoms that a strategy splits together have the same role; sources and a few operators give it.
     """
     known = atoms(graph)
     start = [0]
@@ -41,7 +41,7 @@ def roles(graph: PCG) -> tuple[tuple[str, ...], ...]:
         if node.op in SOURCES:
             continue
         for row in rows(graph, index):
-            if row.special:  # may split what has nothing to do with each other
+            if row.special:  # may split atoms of different roles together
                 continue
             pairs = zip((*node.inputs, index), (*row.inputs, row.output), strict=True)
             same = [root(start[i] + atom_of(x)) for i, x in pairs if is_split(x)]
@@ -58,7 +58,7 @@ def roles(graph: PCG) -> tuple[tuple[str, ...], ...]:
 
 
 def _seeds(graph: PCG) -> Iterator[tuple[int, int, str]]:
-    """(node, atom, role) where the role is known from the node itself."""
+    """(node, atom, role) where the node itself gives the role."""
     known = atoms(graph)
     for index, node in enumerate(graph.nodes):
         for atom in range(len(known[index].sizes)):
@@ -193,7 +193,7 @@ def contents(graph: PCG) -> str:
 
 
 def _places(graph: PCG) -> Iterator[tuple[str, int]]:
-    """Entries of outermost lists, and modules outside of lists (-1) that have weights, in order."""
+    """(path, index) of entries of outermost lists, and (path, -1) of other modules with weights, in order."""
     for node in graph.nodes:
         if node.op in SOURCES or not node.path:
             continue

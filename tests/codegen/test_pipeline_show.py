@@ -43,7 +43,9 @@ def test_all_is_shown(plan: PipelinePlan, tmp_path: Path, partita: Run) -> None:
     code, words, _ = partita(
         "show", tmp_path / "plan", "--html", tmp_path / "page.html", "--trace", tmp_path / "trace.json"
     )
-    assert code == 0 and "STAGES" in words and "HANDED ON" in words and "1F1B over 4 micro-batches" in words
+    assert (
+        code == 0 and "STAGES" in words and "TRANSFERS BETWEEN STAGES" in words and "1F1B over 4 micro-batches" in words
+    )
     page = Page()
     page.feed((tmp_path / "page.html").read_text())
     assert not page.open and "stage 1" in page.words
