@@ -259,7 +259,7 @@ def test_what_is_said_of_it() -> None:
 @pytest.mark.parametrize(
     ("change", "machine", "optimizer", "words"),
     [
-        ({"sharded_gradients": True, "sharded_states": False}, {}, "adamw", "share sharded states"),
+        ({"sharded_gradients": True, "sharded_states": False}, {}, "adamw", "sharded gradients need copies"),
         ({"offloaded": True, "sharded_states": False}, {}, "sgd", "sgd keeps no states of it"),
         ({"offloaded": True}, {"host_bandwidth": None}, "adamw", "has no host_bandwidth"),
     ],
@@ -285,7 +285,7 @@ def test_only_parameters_are_offloaded() -> None:
 
 def test_two_versions_of_weights_keep_all_beside_them() -> None:
     plan = at_random(captured("mlp", 24), 2, (2,), 4, random.Random(0), schedule="2bw")
-    with pytest.raises(PartitaError, match="none elsewhere"):
+    with pytest.raises(PartitaError, match="next to their weights"):
         replace(plan, stages=tuple(replace(stage, dtype="mixed-bfloat16-bf16grad") for stage in plan.stages))
 
 

@@ -100,7 +100,7 @@ def test_less_is_waited_for() -> None:
 def test_nothing_is_computed_again() -> None:
     plan = piped(captured("gpt2", 16), (2,), (2,), 4, schedule="zero-bubble")
     stages = tuple(replace(part, recompute={segments(part.graph)[0].name: "full"}) for part in plan.stages)
-    with pytest.raises(PartitaError, match="backward in two parts"):
+    with pytest.raises(PartitaError, match="split backward would do twice"):
         replace(plan, stages=stages)
 
 

@@ -161,7 +161,7 @@ def test_a_plan_whose_report_lies_is_said_to() -> None:
     lying = replace(plan, report=plan.report | {"objective_ns": 1})
     assert "which its layouts do not cost" in dict(facts(lying).summary)["step"]
     silent = replace(plan, report={})
-    assert facts(silent).optimum == ("The plan was not searched for: nothing is known about better ones.",)
+    assert facts(silent).optimum == ("The plan is not the result of a search: nothing is known about better ones.",)
 
 
 @pytest.mark.parametrize(
