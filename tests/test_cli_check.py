@@ -127,7 +127,7 @@ def test_too_few_devices_or_no_file(partita: Run, file: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("format", 99, "is of format 99"),
+        ("format", 99, "format 99; this version reads format 1"),
         ("optimizer", "lion", "'lion'"),
         ("model", {"reference": 3}, "does not say how to build its module"),
         ("graph", [], "'graph' is missing or malformed"),
