@@ -84,14 +84,10 @@ def _with_words(solution: Solution, part: str, search: Search) -> Solution:
 
 def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution:
     """Solve programs within a growing slack until the incumbent is proved optimal."""
-
-    def count(through: Tables, reach: int) -> bool:
-        return _count_within(circuit, best, through, reach, search)
-
-    return search_within(circuit, best, search, count, ("counting", "CP-SAT"))
+    return search_within(circuit, best, search, partial(_count_within, circuit, best, search), ("counting", "CP-SAT"))
 
 
-def _count_within(circuit: Circuit, best: Price, through: Tables, reach: int, search: Search) -> bool:
+def _count_within(circuit: Circuit, best: Price, search: Search, through: Tables, reach: int) -> bool:
     """Offer the best solution of cost up to `reach` and below the ceiling, if any; True if the search was complete."""
     max_total = best.max_total(circuit, reach)
     small = restrict(circuit, through, max_total)

@@ -15,7 +15,7 @@ from ..protocol import INTERRUPTED, NO_LIMITS, NO_MEMORY, STOPPED, Limits, Progr
 from .digest import solve_key
 from .store import Record, Store
 
-KEPT = "kept"
+CACHED = "cached"
 """Words of an answer merged from several cached ones."""
 _NOTHING = Solution(Status.UNKNOWN, None, None, -INFINITE, 0.0, "")
 
@@ -60,7 +60,7 @@ def _recalled(records: Mapping[str, Record], limits: Limits) -> tuple[Solution, 
     if same is not None and _stands(same, limits):
         return _solution(same), True
     answers = [_stated(_solution(r), r["proved"]) for _, r in sorted(records.items())]
-    known = replace(reduce(_better, answers, _NOTHING), words=KEPT)
+    known = replace(reduce(_better, answers, _NOTHING), words=CACHED)
     return known, known.bound >= limits.ceiling(known.objective)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE, Network
 from .bucket import Bucket, Join
-from .factors import Factor
+from .factors import Factor, each
 from .kernels import Floats, Ints
 from .tables import Tables, backward, forward
 
@@ -46,6 +46,9 @@ class Circuit:
     @property
     def root(self) -> int:
         return len(self.factors) + len(self.buckets) - 1
+
+    def bucket(self, slot: int) -> Bucket:
+        return self.buckets[slot - len(self.factors)]
 
     @property
     def options(self) -> int:
@@ -79,7 +82,7 @@ class Circuit:
             if slot not in found:
                 found.add(slot)
                 if slot >= len(self.factors) and slot not in closed:
-                    stack.extend(child for child, _ in self.buckets[slot - len(self.factors)].inputs)
+                    stack.extend(child for child, _ in self.bucket(slot).inputs)
         return found
 
     def rounding(self, price: Sequence[float], total: float) -> float:
@@ -92,7 +95,7 @@ class Circuit:
     def negative_cost(self) -> float:
         """Upper bound on what negative costs subtract from a total."""
         many = sum(len(chain) for chain in self.network.chains) + 1
-        return -float(sum(_each(self._times, lambda t: t[t < np.inf].min(initial=0.0)))) * many
+        return -float(sum(each(self._times, lambda t: t[t < np.inf].min(initial=0.0)))) * many
 
     @cached_property
     def max_cost(self) -> int:
@@ -122,7 +125,7 @@ class Circuit:
 
     def _sum(self, tables: Sequence[Floats | None], measure: Callable[[Floats], float]) -> int:
         """The sum of a measure over the factors' tables, those of a chain's copy once per copy."""
-        values = list(map(int, _each(tables, measure)))
+        values = list(map(int, each(tables, measure)))
         repeated = (
             (len(chain) - 1) * sum(values[slot] for slot in self.below([one]) if slot < len(values))
             for chain, one in zip(self.network.chains, self.copies, strict=True)
@@ -156,13 +159,13 @@ class Circuit:
         Equal entries are counted, from the root down to the factors, instead of visited.
         """
         cost, use = 0, [0] * len(self.network.capacities)
-        many: list[dict[tuple[int, ...], int]] = [{} for _ in slots]
+        many: list[dict[tuple[int, ...], int]] = [{} for _ in range(len(slots))]
         many[self.root][()] = 1
         cache: dict[object, tuple[int, list[int]]] = {}
         for slot in range(self.root, len(self.factors) - 1, -1):
             for values, n in many[slot].items():
                 states = self._best(slots, slot, values)[1]
-                for (child, _), state in zip(self.buckets[slot - len(self.factors)].inputs, states, strict=True):
+                for (child, _), state in zip(self.bucket(slot).inputs, states, strict=True):
                     many[child][state] = many[child].get(state, 0) + n
         for leaf, entries in zip(self.leaves, many, strict=False):
             for values, n in entries.items():
@@ -177,7 +180,7 @@ class Circuit:
 
     def _best(self, slots: Tables, slot: int, values: tuple[int, ...]) -> tuple[int, list[tuple[int, ...]]]:
         """The best option of a bucket's variable at an entry of its table, and the entries of the inputs there."""
-        bucket = self.buckets[slot - len(self.factors)]
+        bucket = self.bucket(slot)
         key = slots.recipes[slot], values
         if key not in slots.choices:
             slots.choices[key] = Join(bucket, slots.arrays).best(values)
@@ -212,7 +215,7 @@ class Circuit:
                     continue
             if slot < len(self.factors):
                 continue
-            bucket = self.buckets[slot - len(self.factors)]
+            bucket = self.bucket(slot)
             if (slot, state) not in chosen:
                 chosen[slot, state] = choose(slot, state)
             option, states = chosen[slot, state]
@@ -230,9 +233,3 @@ class Circuit:
             picks[v] = x
         kept = {d: options.tolist() for d, options in self.kept.items()}
         return tuple([kept[d][x] for d, x in zip(self.domain, picks, strict=True)])
-
-
-def _each(tables: Sequence[Floats | None], measure: Callable[[Floats], float]) -> list[float]:
-    """A measure of every table, computed once for identical ones; 0 for None."""
-    values = {id(t): 0.0 if t is None else measure(t) for t in {id(t): t for t in tables}.values()}
-    return [values[id(t)] for t in tables]

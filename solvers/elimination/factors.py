@@ -1,13 +1,15 @@
 """The tables of a cost network as floats, exact below 2^53."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from ...formulation.network.network import INFINITE, Network, Table
 from .kernels import Floats, Ints
+
+_Table = TypeVar("_Table", Floats, Ints)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +103,11 @@ def exact_in_floats(network: Network) -> bool:
     return max(cost, use, abs(network.constant), *reachable(network).capacities) < 1 << 52
 
 
-def _sum_of(tables: Sequence[Table], measure: Callable[[Table], np.int64]) -> int:
-    """The sum of a measure over tables, computed once for identical ones."""
-    distinct = {id(table): table for table in tables}
-    return sum(many * int(measure(distinct[table])) for table, many in Counter(map(id, tables)).items())
+def _sum_of(tables: Sequence[Table], measure: Callable[[Table], int]) -> int:
+    return sum(map(int, each(tables, measure)))
+
+
+def each(tables: Sequence[_Table | None], measure: Callable[[_Table], float]) -> list[float]:
+    """A measure of every table, computed once for identical ones; 0 for None."""
+    values = {id(t): 0 if t is None else measure(t) for t in {id(t): t for t in tables}.values()}
+    return [values[id(t)] for t in tables]

@@ -111,7 +111,7 @@ def enumerate_labels(circuit: Circuit, bounds: LabelBounds, top: Sequence[int] =
         elif slot < len(circuit.factors):
             lists[slot] = bounds.fitting(_leaf(circuit.leaves[slot], through[slot], bounds))
         else:
-            bucket, outside = circuit.buckets[slot - len(circuit.factors)], outside_of(through[slot], slots[slot])
+            bucket, outside = circuit.bucket(slot), outside_of(through[slot], slots[slot])
             lists[slot] = _bucket(bucket, lists, slots, outside, bounds, capacity if slot == stem else None)
     return Listing(circuit, lists)
 
@@ -122,7 +122,7 @@ def _identity(circuit: Circuit, slot: int, slots: Tables, through: Tables, kinds
     if slot < len(circuit.factors):
         tables = circuit.leaves[slot].time, circuit.leaves[slot].use
         return outside, *(None if t is None else (t.shape, blake2b(t.tobytes()).digest()) for t in tables)
-    bucket = circuit.buckets[slot - len(circuit.factors)]
+    bucket = circuit.bucket(slot)
     inputs = tuple((kinds[s], axes, slots.kinds[s], slots.offsets[s]) for s, axes in bucket.inputs)
     return outside, slots.kinds[slot], slots.offsets[slot], bucket.dims, inputs
 
@@ -130,8 +130,8 @@ def _identity(circuit: Circuit, slot: int, slots: Tables, through: Tables, kinds
 def _stem(circuit: Circuit) -> int:
     """The last bucket of several inputs before the root: only its best label is needed."""
     slot = circuit.root
-    while slot >= len(circuit.factors) and len(circuit.buckets[slot - len(circuit.factors)].inputs) == 1:
-        slot = circuit.buckets[slot - len(circuit.factors)].inputs[0][0]
+    while slot >= len(circuit.factors) and len(circuit.bucket(slot).inputs) == 1:
+        slot = circuit.bucket(slot).inputs[0][0]
     return slot
 
 

@@ -12,7 +12,8 @@ from ...formulation.network.network import Chain, Network, chain_edges
 from .bucket import Bucket
 from .circuit import Circuit
 from .factors import Factor, dense, network_factors, reachable
-from .kernels import Bools, Floats, Ints
+from .kernels import Bools, Ints
+from .tables import Tables
 
 MAX_ENTRIES = 1 << 26  # of one table: 512 MiB
 MAX_WORK = 1 << 36  # additions of one bucket: some seconds
@@ -62,14 +63,14 @@ def compile_network(network: Network) -> Circuit:
 
 
 def restrict(
-    circuit: Circuit, through: Sequence[Floats], max_total: float, blocks: tuple[frozenset[int], ...] | None = None
+    circuit: Circuit, through: Tables, max_total: float, blocks: tuple[frozenset[int], ...] | None = None
 ) -> Circuit | None:
     """The circuit without options and pairs that occur in no solution of total up to `max_total`; None if none is left.
 
     With `blocks` these are eliminated first (see `arrange`), else the halves of the longest chain meet.
     """
     alive: dict[int, Bools] = {d: np.zeros(len(k), np.bool_) for d, k in circuit.kept.items()}
-    marginals = [m.reshape(f.time.shape) for f, m in zip(circuit.factors, through[: len(circuit.factors)], strict=True)]
+    marginals = [through[slot].reshape(f.time.shape) for slot, f in enumerate(circuit.factors)]
     seen: set[int] = set()  # any factor of a variable shows its options left; the smallest is cheapest
     for f, marginal in sorted(zip(circuit.factors, marginals, strict=True), key=lambda pair: len(pair[0].scope)):
         for axis, v in enumerate(f.scope):

@@ -60,7 +60,7 @@ def list_segments(circuit: Circuit, groups: Groups, bounds: LabelBounds, max_tau
     listing = enumerate_labels(wide, wider, tops)
     segments = []
     for top in tops:
-        labels, ends = listing.slots[top], wide.buckets[top - len(wide.factors)].kept
+        labels, ends = listing.slots[top], wide.bucket(top).kept
         extra = labels.use[:, width:].max(axis=1)
         segments.append(Segment(top, ends, labels.at, labels.time, labels.use[:, :width], extra))
     return SegmentLists(listing, tuple(segments))

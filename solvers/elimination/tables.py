@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import overload
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from .kernels import Floats, fingerprint
 
 
 @dataclass(eq=False)
-class Tables(Sequence[Floats]):
+class Tables:
     """One table per slot: entry i is `arrays[i] + offsets[i]`; those of equal `kinds` share their array.
 
     Buckets of equal `recipes` (dims and kinds of inputs) choose alike; `choices` caches their choices.
@@ -31,13 +30,7 @@ class Tables(Sequence[Floats]):
     recipes: list[int] = field(default_factory=list)
     choices: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
 
-    @overload
-    def __getitem__(self, index: int) -> Floats: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Floats]: ...
-    def __getitem__(self, index: int | slice) -> Floats | list[Floats]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Floats:
         table: Floats = self.arrays[index] + self.offsets[index] if self.offsets[index] else self.arrays[index]
         return table
 

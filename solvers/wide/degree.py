@@ -10,7 +10,7 @@ import numpy as np
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
 from .form import Flat, Pairs, offsets
-from .substitution import Incidence, Reduced, Substitution, idle_edges, incidence, ragged, substituted
+from .substitution import Incidence, Reduced, Substitution, idle_edges, incidence, kept_edges, ragged, substituted
 
 _WORK = 1 << 26  # additions per eliminated variable, at most
 _GROWTH = 4  # growth of its tables, at most
@@ -51,7 +51,9 @@ def eliminated(flat: Flat) -> Reduced | None:
     taken = taken[: _independent(around, flat.pairs, plain, taken)]
     if not len(taken):
         return Reduced(flat)
-    out = _extracted(flat, taken, around)
+    gone = np.zeros(flat.variables, np.bool_)
+    gone[taken] = True
+    out = _extracted(flat, taken, np.flatnonzero(~gone), around)
     cost = flat.cost.copy()
     pairs = np.flatnonzero(out.near[:, 1] >= 0)
     ends = out.near[pairs]
@@ -60,19 +62,16 @@ def eliminated(flat: Flat) -> Reduced | None:
     constant = _eliminate(out, flat.start, cost, at, table)
     if constant >= INFINITE:
         return None
-    gone = np.zeros(flat.variables, np.bool_)
-    gone[taken] = True
-    keep = ~gone[flat.ends].any(axis=1)
-    old = np.repeat(keep, np.diff(flat.at))
+    kept = kept_edges(flat, ~(gone[flat.ends[:, 0]] | gone[flat.ends[:, 1]]))
     uses = None
-    if flat.pair_use is not None:
-        uses = np.concatenate([flat.pair_use[old], np.zeros((len(table), flat.pair_use.shape[1]), np.int64)])
+    if kept.pair_use is not None:
+        uses = np.concatenate([kept.pair_use, np.zeros((len(table), kept.pair_use.shape[1]), np.int64)])
     new = replace(
         flat,
         cost=cost,
-        ends=np.concatenate([flat.ends[keep], ends]),
-        at=offsets(np.concatenate([np.diff(flat.at)[keep], np.diff(at)])),
-        table=np.concatenate([flat.table[old], table]),
+        ends=np.concatenate([kept.ends, ends]),
+        at=offsets(np.concatenate([np.diff(kept.at), np.diff(at)])),
+        table=np.concatenate([kept.table, table]),
         pair_use=uses,
         constant=flat.constant + int(constant),
     )
@@ -86,7 +85,7 @@ def _without(flat: Flat, gone: Bools) -> Substitution:
     return Substitution(root, flat.start[:-1], options, offsets(flat.sizes[~gone]))
 
 
-def _extracted(flat: Flat, taken: Ints, around: Incidence) -> Elimination:
+def _extracted(flat: Flat, taken: Ints, rest: Ints, around: Incidence) -> Elimination:
     """The data that eliminating and lifting these variables needs."""
     first, edges = around
     degree = first[taken + 1] - first[taken]
@@ -102,11 +101,9 @@ def _extracted(flat: Flat, taken: Ints, around: Incidence) -> Elimination:
     table = np.empty(at[-1], np.int64)
     _gather(flat.pairs, taken, edge, at, table)
     owner, x = ragged(flat.sizes[taken])
-    gone = np.zeros(flat.variables, np.bool_)
-    gone[taken] = True
     cost = flat.cost[flat.start[taken[owner]] + x]
     start, at = offsets(flat.sizes[taken]), at[:-1].reshape(-1, 2)
-    return Elimination(np.flatnonzero(~gone), taken, start, cost, near=near, at=at, table=table)
+    return Elimination(rest, taken, start, cost, near=near, at=at, table=table)
 
 
 @compiled

@@ -127,7 +127,7 @@ def relax(
         take(room, count, choice, load)
 
 
-def risen(prices: Floats, load: Ints, limits: Ints, share: float, unit: float) -> Floats:
+def raised_prices(prices: Floats, load: Ints, limits: Ints, share: float, unit: float) -> Floats:
     """Raise prices in proportion to the excess of each row, at most by a share of the largest price (or `unit`)."""
     excess = np.maximum(load - limits, 0).astype(np.float64)
     step = share * max(prices.max(initial=0.0), unit)
@@ -200,7 +200,7 @@ class Descent:
         if self.share > 10:
             self.prices = self.start.copy()
             self._go_to(self._random_choice())
-        self.prices = risen(self.prices, self.load, self.flat.limits, self.share, self.unit)
+        self.prices = raised_prices(self.prices, self.load, self.flat.limits, self.share, self.unit)
         self.share *= 1.2
         blocks = -(-2 * self.flat.variables // _MOST[0])
         arrays = self.room, self.choice, self.load, self.prices

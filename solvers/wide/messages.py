@@ -17,7 +17,7 @@ from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Floats, Ints
 from .fixing import LowerBounds, Places, lower_bounds
 from .form import Flat
-from .passes import Sent, arcs_of, floats, margins, on_grid, origins, push_on, send
+from .passes import PassState, arcs_of, extrapolate, floats, margins, on_grid, origins, send
 from .shared_state import NEVER, Deadline
 from .substitution import ragged
 
@@ -44,14 +44,14 @@ class Messages:
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
         self.arcs, self.source = arcs_of(flat)
-        self.said = np.zeros(int(flat.sizes[flat.ends].sum()))
+        self.messages = np.zeros(int(flat.sizes[flat.ends].sum()))
         self.rest = np.zeros(flat.variables)
         self.alive = flat.cost < INFINITE
         self.hat, self.proved = np.zeros(len(flat.cost)), np.zeros(len(flat.cost))
         self.least = np.full(len(flat.cost), -np.inf)
         self.prices = np.zeros(len(flat.limits))
         self.value, self.bound = -math.inf, -INFINITE
-        self.forward, self.known = True, False  # the next pass's direction; `rest` is valid at these prices
+        self.forward, self.rest_valid = True, False  # the next pass's direction; `rest` is valid at these prices
         self.pace, self.stale, self.rising = PACE, 0, True
         self.piece = np.repeat(np.arange(len(flat.piece_of)), np.diff(flat.use_at))
         self.option = flat.use_options
@@ -63,7 +63,7 @@ class Messages:
     def copy(self) -> Messages:
         """An independent copy of the state."""
         other = copy.copy(self)
-        for name in ("said", "rest", "alive", "hat", "proved", "least", "cost"):
+        for name in ("messages", "rest", "alive", "hat", "proved", "least", "cost"):
             setattr(other, name, getattr(self, name).copy())
         return other
 
@@ -78,12 +78,12 @@ class Messages:
 
         `target`: the cost of the incumbent, if any. Another thread may read `bound` meanwhile.
         """
-        for _ in range(1 if self.known else FIRST):
+        for _ in range(1 if self.rest_valid else FIRST):
             self.sweep()
             if until.past:
                 return self.value
-        best, prices, said = self.value, self.prices, self.said.copy()
-        before, speed = np.full(len(said), np.inf), np.zeros(len(prices))
+        best, prices, messages = self.value, self.prices, self.messages.copy()
+        before, speed = np.full(len(messages), np.inf), np.zeros(len(prices))
         for _ in range(passes):
             if self.bound >= INFINITE or until.past:
                 break
@@ -91,18 +91,18 @@ class Messages:
                 goal = self.value + AIM * abs(self.value) + 1 if target is None else target
                 speed = INERTIA * speed + self._uphill(goal)
                 self.reprice(self.prices + speed)
-            push_on(self.said, before, MOMENTUM, self.grain)
-            self.known = False
+            extrapolate(self.messages, before, MOMENTUM, self.grain)
+            self.rest_valid = False
             self._step()
             self.stale = 0 if self.value > best + 1e-5 * abs(best) else self.stale + 1
             if self.value > best:
                 self.pace *= FASTER if self.rising else 1.0
-                best, prices, said = self.value, self.prices, self.said.copy()
+                best, prices, messages = self.value, self.prices, self.messages.copy()
             elif self.stale >= PATIENCE:
                 self.pace, self.stale, self.rising = self.pace / SLOWER, 0, False
-                self._return(prices, said)
+                self._return(prices, messages)
                 before[:], speed[:] = np.inf, 0.0
-        self._return(prices, said)
+        self._return(prices, messages)
         return self.value
 
     def reprice(self, prices: Floats) -> None:
@@ -133,7 +133,7 @@ class Messages:
         """A subgradient: the weight [options] of each option in the bound, of sum 1 per variable, and their use [R]."""
         flat, weight = self.flat, np.zeros(len(self.hat))
         pairs = np.zeros(0 if flat.pair_use is None else len(self.table))
-        last = not self.forward, self.arcs, self.table, self._sent(), self.grain
+        last = not self.forward, self.arcs, self.table, self._state(), self.grain
         origins(*last, weight, pairs)
         used = np.bincount(self.piece, weight[self.option] * flat.use, len(flat.piece_of))
         rows = len(flat.limits) + 1
@@ -149,16 +149,16 @@ class Messages:
         of pairs become tighter.
         """
         flat, places = self.flat, Places.of(self.flat)
-        messages = np.empty(len(self.said))
+        by_edge = np.empty(len(self.messages))
         for end, arcs in enumerate(self.arcs.of_edge.reshape(2, -1)):
             edge, x = ragged(flat.sizes[flat.ends[:, end]])
-            messages[places.side[edge, end] + x] = self.said[self.arcs.inbox[arcs][edge] + x]
-        messages = np.where(np.isfinite(messages), messages, 0.0)  # of deleted options
+            by_edge[places.side[edge, end] + x] = self.messages[self.arcs.inbox[arcs][edge] + x]
+        by_edge = np.where(np.isfinite(by_edge), by_edge, 0.0)  # of deleted options
         left = self.cost.copy()
-        np.add.at(left, places.end, messages)
+        np.add.at(left, places.end, by_edge)
         degree = np.maximum(np.bincount(flat.ends.ravel(), minlength=flat.variables), 1)
         shares = np.where(np.isfinite(left), left, 0.0) / np.repeat(degree, flat.sizes)
-        return lower_bounds(flat, messages - shares[places.end], self.prices, places)
+        return lower_bounds(flat, by_edge - shares[places.end], self.prices, places)
 
     def _uphill(self, goal: float) -> Floats:
         """[R]: a step of the prices by Polyak's rule, over priced capacities and peaks of excess."""
@@ -169,9 +169,9 @@ class Messages:
         norm = float(steps @ steps)
         return steps * (self.pace * max(goal - self.value, 1e-4 * abs(goal)) / norm) if norm > 0 else steps
 
-    def _return(self, prices: Floats, said: Floats) -> None:
+    def _return(self, prices: Floats, messages: Floats) -> None:
         """Restore these prices and messages, rounded to the current grain."""
-        self.said[:] = on_grid(said, self.grain)
+        self.messages[:] = on_grid(messages, self.grain)
         self.reprice(prices)
         self.sweep()
 
@@ -188,31 +188,31 @@ class Messages:
             self.table = on_grid(floats(flat.table[self.source], grain) + paid, grain)
         elif not len(self.table) or grain > 1:
             self.table = floats(flat.table[self.source], grain)
-        self.due = math.fsum((self.prices * flat.limits).tolist()) / _BELOW
-        self.known = False
+        self.refund = math.fsum((self.prices * flat.limits).tolist()) / _BELOW
+        self.rest_valid = False
 
-    def _sent(self) -> Sent:
-        return Sent(self.cost, self.said, self.hat, self.rest, self.proved)
+    def _state(self) -> PassState:
+        return PassState(self.cost, self.messages, self.hat, self.rest, self.proved)
 
     def _step(self) -> None:
         """One pass; repeated with a coarser grain if numbers grow too large."""
         if self.bound >= INFINITE:
             return
         while True:
-            largest = send(self.forward, self.arcs, self.table, self._sent(), self.grain)
+            largest = send(self.forward, self.arcs, self.table, self._state(), self.grain)
             if largest <= _EXACT * self.grain:
                 break
             if math.isinf(largest):
                 self.value, self.bound = math.inf, INFINITE
                 return
             self.grain *= 64
-            self.said[:] = on_grid(self.said, self.grain)
+            self.messages[:] = on_grid(self.messages, self.grain)
             self._load()
-        if self.known:
-            paid = math.nextafter(self.flat.constant - self.due, -math.inf)
+        if self.rest_valid:
+            paid = math.nextafter(self.flat.constant - self.refund, -math.inf)
             np.maximum(self.least, np.nextafter(self.proved + paid, -np.inf), out=self.least)
-        self.known, self.forward = True, not self.forward
-        self.value = self.flat.constant + math.fsum(self.rest) - self.due
+        self.rest_valid, self.forward = True, not self.forward
+        self.value = self.flat.constant + math.fsum(self.rest) - self.refund
         self.bound = max(self.bound, math.ceil(math.nextafter(self.value, -math.inf)))
 
 

@@ -81,27 +81,50 @@ def on_grid(values: Floats, grain: float) -> Floats:
     return rounded
 
 
-class Sent(NamedTuple):
-    """The state of a pass: costs [options], messages `said`, and results.
+@compiled
+def extrapolate(messages: Floats, before: Floats, momentum: float, grain: float) -> None:
+    """Momentum: extrapolate the messages by their change since `before`, and set `before` to them."""
+    for i in range(messages.shape[0]):
+        here = messages[i]
+        if abs(here) < np.inf and abs(before[i]) < np.inf:
+            messages[i] = here + np.floor(momentum * (here - before[i]) / grain) * grain
+        before[i] = here
+
+
+@compiled
+def margins(start: Ints, hat: Floats, best: Ints, gap: Floats) -> None:
+    """The best option of every variable, the first of equals, and the margin to the next (inf: there is none)."""
+    for v in range(best.shape[0]):
+        first, second, at = np.inf, np.inf, 0
+        for x in range(start[v], start[v + 1]):
+            if hat[x] < first:
+                first, second, at = hat[x], first, x - start[v]
+            elif hat[x] < second:
+                second = hat[x]
+        best[v], gap[v] = at, second - first if second < np.inf else np.inf
+
+
+class PassState(NamedTuple):
+    """The state of a pass: costs [options], `messages`, and results.
 
     `hat` [options] are min-marginals, `rest` [V] what each variable keeps; the sum of `rest` is the bound. If `rest`
     was valid before a pass, `proved` [options] bounds the solutions that take the option.
     """
 
     cost: Floats
-    said: Floats
+    messages: Floats
     hat: Floats
     rest: Floats
     proved: Floats
 
 
 @compiled
-def send(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float) -> float:
+def send(forward: bool, arcs: Arcs, table: Floats, state: PassState, grain: float) -> float:
     """One pass over all variables, renewing the messages of one direction; returns the largest magnitude met.
 
     Options without a partner get an infinite cost; returns inf if a variable has none left.
     """
-    cost, said, hat, rest, proved = state
+    cost, messages, hat, rest, proved = state
     start, first, middle = arcs.start, arcs.first, arcs.middle
     variables = start.shape[0] - 1
     most = 1
@@ -116,9 +139,9 @@ def send(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float) ->
         mine = hat[low : low + n]
         mine[:] = cost[low : low + n]
         for a in range(first[v], first[v + 1]):
-            heard = said[arcs.inbox[a] : arcs.inbox[a] + n]
+            received = messages[arcs.inbox[a] : arcs.inbox[a] + n]
             for x in range(n):
-                mine[x] += heard[x]
+                mine[x] += received[x]
                 size = abs(mine[x])
                 largest = size if largest < size < np.inf else largest
         count = 0
@@ -148,25 +171,27 @@ def send(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float) ->
         rest[v] = kept
         spread += abs(kept)
         for a in range(begin, end):
-            heard = said[arcs.inbox[a] : arcs.inbox[a] + n]
+            received = messages[arcs.inbox[a] : arcs.inbox[a] + n]
             for i in range(count):
-                ahead[i] = share[i] - heard[rows[i]]
+                ahead[i] = share[i] - received[rows[i]]
                 largest = max(largest, abs(ahead[i]))
             w, place = arcs.target[a], arcs.inbox[arcs.back[a]]
             credit[w] += least
-            least_sums(ahead, rows, count, table, arcs.at[a], said[place : place + start[w + 1] - start[w]])
+            least_sums(ahead, rows, count, table, arcs.at[a], messages[place : place + start[w + 1] - start[w]])
     return max(largest, spread)
 
 
 @compiled
-def origins(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float, weight: Floats, pairs: Floats) -> None:
+def origins(
+    forward: bool, arcs: Arcs, table: Floats, state: PassState, grain: float, weight: Floats, pairs: Floats
+) -> None:
     """A subgradient of the bound after a pass: `weight` [options], of sum 1 per variable, and `pairs` [entries].
 
     The bound is a sum of minima; its gradient by the costs is propagated back from what each variable keeps. An empty
     `pairs` is not filled.
     """
     start, first, middle = arcs.start, arcs.first, arcs.middle
-    said, hat = state.said, state.hat
+    messages, hat = state.messages, state.hat
     variables = start.shape[0] - 1
     weight[:] = 0.0
     pairs[:] = 0.0
@@ -196,32 +221,11 @@ def origins(forward: bool, arcs: Arcs, table: Floats, state: Sent, grain: float,
                 chosen, best = 0, np.inf
                 for y in range(n):
                     if hat[start[u] + y] < np.inf:
-                        here = np.floor(hat[start[u] + y] / (grain * parts)) * grain - said[back + y] + table[row + y]
+                        here = (
+                            np.floor(hat[start[u] + y] / (grain * parts)) * grain - messages[back + y] + table[row + y]
+                        )
                         if here < best:
                             chosen, best = y, here
                 weight[start[u] + chosen] += weight[x] / parts
                 if pairs.shape[0]:
                     pairs[row + chosen] += weight[x]
-
-
-@compiled
-def push_on(said: Floats, before: Floats, momentum: float, grain: float) -> None:
-    """Momentum: extrapolate the messages by their change since `before`, and set `before` to them."""
-    for i in range(said.shape[0]):
-        here = said[i]
-        if abs(here) < np.inf and abs(before[i]) < np.inf:
-            said[i] = here + np.floor(momentum * (here - before[i]) / grain) * grain
-        before[i] = here
-
-
-@compiled
-def margins(start: Ints, hat: Floats, best: Ints, gap: Floats) -> None:
-    """The best option of every variable, the first of equals, and the margin to the next (inf: there is none)."""
-    for v in range(best.shape[0]):
-        first, second, at = np.inf, np.inf, 0
-        for x in range(start[v], start[v + 1]):
-            if hat[x] < first:
-                first, second, at = hat[x], first, x - start[v]
-            elif hat[x] < second:
-                second = hat[x]
-        best[v], gap[v] = at, second - first if second < np.inf else np.inf

@@ -81,7 +81,7 @@ class _Portfolio:
         self.from_messages = False  # True once the last kind of proof started
         self.lock = Lock()  # guards `descents`
         self.descents: list[Descent] = []
-        self.trouble = ""
+        self.failure = ""
 
     def solve(self) -> Solution:
         """Run the parts until the time is up or the bound reaches the cost."""
@@ -149,7 +149,7 @@ class _Portfolio:
             words.append(f"{'the bound' if words else 'proved'} by {known.prover}")
         words += [f"the best by {known.finder}"] * (search.objective == known.cost is not None)
         words += [f"a bound by {part} was wrong" for part in known.refuted]
-        return search.finish("; ".join(words + [self.trouble] * bool(self.trouble)))
+        return search.finish("; ".join(words + [self.failure] * bool(self.failure)))
 
     # The conductor
 
@@ -193,16 +193,16 @@ class _Portfolio:
         """Dive from messages at several prices, on cores free of the proof; to the end if there is no descent."""
         until = self._slice(*_DIVES) if self._can_descend else self.deadline
         mine, others = messages, messages.copy()
-        beside: Future[None] | None = None
+        parallel: Future[None] | None = None
         numbers = count()
         while not (until.past or self.over or self._stalled()):
-            if not self._proof_runs(pool, mine) and (beside is None or beside.done()):
-                if beside is not None:
-                    beside.result()
-                beside = pool.submit(self._attempt, "a dive", partial(self._one_dive, others, next(numbers)))
+            if not self._proof_runs(pool, mine) and (parallel is None or parallel.done()):
+                if parallel is not None:
+                    parallel.result()
+                parallel = pool.submit(self._attempt, "a dive", partial(self._one_dive, others, next(numbers)))
             self._attempt("a dive", partial(self._one_dive, mine, next(numbers)))
-        if beside is not None:
-            beside.result()
+        if parallel is not None:
+            parallel.result()
 
     def _one_dive(self, messages: Messages, number: int) -> None:
         """Improve the messages under the best cost, decimate, and descend from that choice."""
@@ -231,9 +231,9 @@ class _Portfolio:
                 self._attempt("fusion", self._fuse)
                 fused_at = self.incumbent.cost
             until = self._slice(*_SLICE)
-            beside = [pool.submit(self._run, descent, until) for descent in self.descents[1:2] if not proof_runs]
+            parallel = [pool.submit(self._run, descent, until) for descent in self.descents[1:2] if not proof_runs]
             self._run(self.descents[0], until)
-            for running in beside:
+            for running in parallel:
                 running.result()
             self._keep()
 
@@ -295,6 +295,6 @@ class _Portfolio:
         try:
             work()
         except Exception as error:  # out of memory, no process, float tolerances
-            self.trouble = f"{part} failed ({type(error).__name__}{f': {error}' if str(error) else ''})"
+            self.failure = f"{part} failed ({type(error).__name__}{f': {error}' if str(error) else ''})"
             if isinstance(error, AssertionError):  # a choice costs less than its bound
                 self.incumbent.withdraw(part)
