@@ -73,18 +73,14 @@ class Auto:
             solution = close()
             if solution is not None and (search.done or solution.status is Status.INFEASIBLE):
                 return _with_words(solution, part, search)
-        return close_by_counting(circuit, best, search)
+        count = partial(_count_within, circuit, best, search)
+        return search_within(circuit, best, search, count, ("counting", "CP-SAT"))
 
 
 def _with_words(solution: Solution, part: str, search: Search) -> Solution:
     """The solution; if it has no words yet, they name the part that proved it, or the time limit."""
     words = f"proved by {part}" if search.bound >= search.ceiling else STOPPED
     return solution if solution.words else replace(solution, words=words)
-
-
-def close_by_counting(circuit: Circuit, best: Price, search: Search) -> Solution:
-    """Solve programs within a growing slack until the incumbent is proved optimal."""
-    return search_within(circuit, best, search, partial(_count_within, circuit, best, search), ("counting", "CP-SAT"))
 
 
 def _count_within(circuit: Circuit, best: Price, search: Search, through: Tables, reach: int) -> bool:

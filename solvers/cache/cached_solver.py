@@ -36,8 +36,8 @@ class Cached:
         """The cached answer if it suffices; else the solver's, which is cached."""
         began = time.perf_counter()
         key = solve_key(self.solver, network)
-        known, enough = _recalled(self.store.read(key), limits)
-        if not _holds(network, known):
+        known, enough = _known_answer(self.store.read(key), limits)
+        if not _is_valid(network, known):
             self.store.forget(key)
             known, enough = _NOTHING, False
         if enough:
@@ -46,25 +46,25 @@ class Cached:
             if limits.progress is not None:
                 limits.progress(Progress(answer.objective, answer.bound, answer.seconds))
             return answer
-        mine = _tightened(limits, known, began)
+        mine = _remaining(limits, known, began)
         found = self.solver.solve(network, mine)
-        answer = _joined(known, found, mine)
+        answer = _merged(known, found, mine)
         if answer.assignment is not None or answer.bound > -INFINITE:
-            self.store.write(key, _part(limits), _record(answer, _proved(answer, mine), limits))
+            self.store.write(key, _effort_key(limits), _record(answer, _proved(answer, mine), limits))
         return answer
 
 
-def _recalled(records: Mapping[str, Record], limits: Limits) -> tuple[Solution, bool]:
+def _known_answer(records: Mapping[str, Record], limits: Limits) -> tuple[Solution, bool]:
     """The merged answer of the records, and True if it suffices; a record of the same limits is returned unchanged."""
-    same = records.get(_part(limits))
-    if same is not None and _stands(same, limits):
+    same = records.get(_effort_key(limits))
+    if same is not None and _suffices(same, limits):
         return _solution(same), True
-    answers = [_stated(_solution(r), r["proved"]) for _, r in sorted(records.items())]
+    answers = [_with_bound(_solution(r), r["proved"]) for _, r in sorted(records.items())]
     known = replace(reduce(_better, answers, _NOTHING), words=CACHED)
     return known, known.bound >= limits.ceiling(known.objective)
 
 
-def _stands(record: Record, limits: Limits) -> bool:
+def _suffices(record: Record, limits: Limits) -> bool:
     """True if solving again within these limits would not improve the record."""
     answer, allowed = _solution(record), record["allowed"]
     if answer.bound >= limits.ceiling(answer.objective) or (limits.quick and record["ended"]):
@@ -72,7 +72,7 @@ def _stands(record: Record, limits: Limits) -> bool:
     return allowed is None or allowed >= limits.seconds
 
 
-def _holds(network: Network, answer: Solution) -> bool:
+def _is_valid(network: Network, answer: Solution) -> bool:
     """True if an answer has no assignment, or a feasible one of the stated cost, not below the bound."""
     if answer.assignment is None:
         return True
@@ -84,7 +84,7 @@ def _holds(network: Network, answer: Solution) -> bool:
     return verdict.feasible and verdict.cost == answer.objective
 
 
-def _tightened(limits: Limits, known: Solution, began: float) -> Limits:
+def _remaining(limits: Limits, known: Solution, began: float) -> Limits:
     """The limits given a known answer: remaining time, cutoff, and progress merged with it."""
 
     def progress(p: Progress) -> None:
@@ -100,21 +100,21 @@ def _tightened(limits: Limits, known: Solution, began: float) -> Limits:
     )
 
 
-def _joined(known: Solution, found: Solution, limits: Limits) -> Solution:
+def _merged(known: Solution, found: Solution, limits: Limits) -> Solution:
     """Merge a known answer with the solver's; the solver's alone if the known one adds nothing."""
     if known.objective is None and found.bound >= known.bound:
         return found
-    best = _better(known, _stated(found, _proved(found, limits)))
-    best = _stated(best, min(best.bound, _cost(best)))
+    best = _better(known, _with_bound(found, _proved(found, limits)))
+    best = _with_bound(best, min(best.bound, _cost(best)))
     return replace(best, seconds=found.seconds, source=found.source, words=found.words)
 
 
 def _better(one: Solution, other: Solution) -> Solution:
     """The cheaper assignment and the higher bound of two answers."""
-    return _stated(other if _cost(other) < _cost(one) else one, max(one.bound, other.bound))
+    return _with_bound(other if _cost(other) < _cost(one) else one, max(one.bound, other.bound))
 
 
-def _stated(answer: Solution, bound: int) -> Solution:
+def _with_bound(answer: Solution, bound: int) -> Solution:
     """The answer with another bound, and the status that follows."""
     if answer.objective is None:
         status = Status.INFEASIBLE if bound >= INFINITE else Status.UNKNOWN
@@ -136,7 +136,7 @@ def _proved(answer: Solution, limits: Limits) -> int:
 # Records
 
 
-def _part(limits: Limits) -> str:
+def _effort_key(limits: Limits) -> str:
     """The limits without the time, as the part of a key."""
     effort = "rough" if limits.rough else "quick" if limits.quick else "close"
     return f"gap {limits.gap} cutoff {limits.cutoff} {effort}"

@@ -44,13 +44,13 @@ class _OtherFormatError(Exception):
 class Database:
     """Bytes by key (bytes) and part (text); beyond `limit_bytes` the least recently used are evicted.
 
-    No method raises for problems with the file: each is reported to `tell` once. Threads may share one; a forked
+    No method raises for problems with the file: each is reported to `warn` once. Threads may share one; a forked
     process opens its own connection.
     """
 
-    def __init__(self, path: Path, limit_bytes: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, limit_bytes: int, warn: Callable[[str], None]) -> None:
         self.path, self.limit_bytes = path, limit_bytes
-        self._tell = tell
+        self._warn = warn
         self._reported: set[str] = set()
         self._reset()
 
@@ -142,7 +142,7 @@ class Database:
     def _report(self, words: str) -> None:
         if words not in self._reported:
             self._reported.add(words)
-            self._tell(f"the cache {self.path} {words}")
+            self._warn(f"the cache {self.path} {words}")
 
     # The file
 

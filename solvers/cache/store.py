@@ -42,10 +42,10 @@ class Store:
         self,
         folder: Path | str | None = None,
         limit_bytes: int = LIMIT_BYTES,
-        tell: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         self.folder, self.limit_bytes = None if folder is None else Path(folder), limit_bytes
-        self._disk = None if self.folder is None else Database(self.folder / FILE, limit_bytes, tell or _warn)
+        self._disk = None if self.folder is None else Database(self.folder / FILE, limit_bytes, warn or _warn)
         self._memory: OrderedDict[bytes, dict[str, bytes]] = OrderedDict()
         self._size = 0
         self._lock = Lock()
@@ -127,7 +127,7 @@ def _limit() -> int:
 
 
 def _unpickled(folder: Path | None, limit_bytes: int) -> Store:
-    return Store(folder, limit_bytes, tell=lambda words: None)
+    return Store(folder, limit_bytes, warn=lambda words: None)
 
 
 def _warn(words: str) -> None:

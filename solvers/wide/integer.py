@@ -46,18 +46,15 @@ class Exact:
 
 
 Report = Callable[[Exact], None]
-
-
-def _any_better(cost: int | None) -> int:
-    return INFINITE if cost is None else cost
+Ceiling = Callable[[int | None], int]
 
 
 def solve_exactly(
     flat: Flat,
     until: float = math.inf,
     choice: Ints | None = None,
-    ceiling: Callable[[int | None], int] = _any_better,
-    report: Report | None = None,
+    ceiling: Ceiling = lambda cost: INFINITE if cost is None else cost,
+    report: Report = lambda state: None,
     proved: LowerBounds | None = None,
     highs: Highs | None = None,
 ) -> Exact:
@@ -68,7 +65,7 @@ def solve_exactly(
     Pass `highs` to be able to cancel it.
     """
     with highs or Highs() as solver:
-        search = _ExactSearch(flat, until, solver, ceiling, report or (lambda _: None))
+        search = _ExactSearch(flat, until, solver, ceiling, report)
         if choice is not None:
             search.offer(choice)
         search.close(proved)
@@ -132,9 +129,7 @@ def fused(flat: Flat, choices: Sequence[Ints], until: Deadline, highs: Highs | N
 class _ExactSearch:
     """The incumbent and the bound of one network."""
 
-    def __init__(
-        self, flat: Flat, until: float, highs: Highs, ceiling: Callable[[int | None], int], report: Report
-    ) -> None:
+    def __init__(self, flat: Flat, until: float, highs: Highs, ceiling: Ceiling, report: Report) -> None:
         self.flat, self.until, self.highs, self.report = flat, until, highs, report
         self.ceiling_for, self.range = ceiling, _RANGE
         self.state = Exact(None, INFINITE, -INFINITE)

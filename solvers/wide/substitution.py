@@ -126,7 +126,9 @@ def substituted(flat: Flat, by: Substitution) -> Reduced:
 
     cost = _costs(flat, by)
     table = summed(flat.table, cost, INFINITE)
-    pieces = [(by.root[flat.piece_of], flat.rows, _piece_uses(flat, by))]
+    piece, x = ragged(sizes[by.root[flat.piece_of]])
+    use = flat.use[flat.use_at[piece] + by.options[by.first[flat.piece_of[piece]] + x]]
+    pieces = [(by.root[flat.piece_of], flat.rows, use)]
     uses = None
     if flat.pair_use is not None:
         uses = np.zeros((at[-1], flat.pair_use.shape[1]), np.int64)
@@ -154,14 +156,6 @@ def _costs(flat: Flat, by: Substitution) -> Ints:
     np.add.at(total, option, np.where(price < INFINITE, price, 0))
     total[option[price >= INFINITE]] = INFINITE
     return total
-
-
-def _piece_uses(flat: Flat, by: Substitution) -> Ints:
-    """The use of the pieces, by options of the new variables."""
-    sizes = np.diff(by.start)[by.root[flat.piece_of]]
-    piece, x = ragged(sizes)
-    uses: Ints = flat.use[flat.use_at[piece] + by.options[by.first[flat.piece_of[piece]] + x]]
-    return uses
 
 
 def _joined(parts: list[tuple[Ints, Ints, Ints]], sizes: Ints) -> tuple[Ints, Ints, Ints, Ints]:

@@ -191,7 +191,7 @@ def test_news_never_fall_behind_what_is_known() -> None:
 def test_a_store_that_is_gone_changes_nothing(tmp_path: Path) -> None:
     """The folder is removed while it is in use; then there is a file in its place."""
     words: list[str] = []
-    store = Store(tmp_path / "cache", tell=words.append)
+    store = Store(tmp_path / "cache", warn=words.append)
     cached = Cached(Scripted(answer(WORST, 1), answer(BEST, 1), answer(BEST, 2)), store)
     cached.solve(SMALL, Limits(gap=0.99))
     for path in (tmp_path / "cache").iterdir():

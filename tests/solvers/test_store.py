@@ -38,7 +38,7 @@ def opened(tmp_path: Path, told: Told) -> Iterator[Callable[..., Store]]:
     stores: list[Store] = []
 
     def open_one(folder: Path = tmp_path, **settings: int) -> Store:
-        stores.append(Store(folder, tell=told.append, **settings))
+        stores.append(Store(folder, warn=told.append, **settings))
         return stores[-1]
 
     yield open_one
