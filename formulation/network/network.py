@@ -12,10 +12,10 @@ they use. Transient use e(z, ...) comes on top, but only that of the switch with
     Σ_v m_v0 + Σ_(u,v) m_uv0 + max_s Σ_(v ∈ s) e_v(z_s, x_v) + Σ_((u,v) ∈ s) e_uv(z_s, x_u, x_v) ≤ M_0
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -93,8 +93,7 @@ class Switch:
         return any(t[2] is not None and t[2].any() for t in (*self.variables.values(), *self.edges.values()))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Term:
+class Term(NamedTuple):
     """A table of the network over the variables `scope`, z first where a switch decides; all else as of its parts."""
 
     scope: tuple[int, ...]
@@ -132,15 +131,13 @@ class Network:
         for v in range(len(self.variables)) if variables is None else variables:
             x = self.variables[v]
             if v in of_variable:
-                z, tables = of_variable[v]
-                yield Term((z, v), *tables)
+                yield Term((of_variable[v][0], v), *of_variable[v][1])
             else:
                 yield Term((v,), x.cost, x.use, rows=x.rows)
         for k in range(len(self.edges)) if edges is None else edges:
             e = self.edges[k]
             if k in of_edge:
-                z, tables = of_edge[k]
-                yield Term((z, e.u, e.v), *tables)
+                yield Term((of_edge[k][0], e.u, e.v), *of_edge[k][1])
             else:
                 yield Term((e.u, e.v), e.cost, e.use)
 
@@ -156,95 +153,44 @@ def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
         if not 0 <= x < len(variable.cost):
             raise ValueError(f"{variable.name} has options 0 to {len(variable.cost) - 1}, not {x}")
     steps = [0] * (len(network.capacities) + 1)  # how much more is used of a capacity than of the one before
-    variables, edges = _decided(network)
-    parts = (
-        _evaluate_variables(network, assignment, variables, steps),
-        _evaluate_edges(network, assignment, edges, steps),
-        _evaluate_terms(network, assignment, network.terms(variables, edges), steps),
-    )
-    cost = int(network.constant) + sum(cost for cost, _ in parts)
-    why = next((why for _, why in parts if why), "")
-    use = list(accumulate(steps[:-1]))
-    if use:
-        use[0] += max(extras(network, assignment).values(), default=0)
-    for r, (total, capacity) in enumerate(zip(use, network.capacities, strict=True)):
+    cost, why = int(network.constant), ""
+    for scope, table, use, _, rows in network.terms():
+        entry = tuple([assignment[v] for v in scope])
+        here = table.item(entry)  # `item` is several times faster than an index
+        cost += here
+        if here >= INFINITE:
+            why = why or _forbidden(network, scope, entry)
+        if use is not None:
+            for p in range(use.shape[-1]):
+                first, last = (p, p + 1) if rows is None else rows[p].tolist()
+                used = use.item(*entry, p)
+                steps[first] += used
+                steps[last] -= used
+    totals = list(accumulate(steps[:-1]))
+    if totals:
+        totals[0] += max(extras(network, assignment).values(), default=0)
+    for r, (total, capacity) in enumerate(zip(totals, network.capacities, strict=True)):
         if total > capacity:
             why = why or f"capacity {r} is exceeded: {total} of {capacity} bytes"
-    return Evaluation(cost, tuple(use), not why, why)
+    return Evaluation(cost, tuple(totals), not why, why)
 
 
-def _evaluate_variables(
-    network: Network, assignment: Sequence[int], decided: Collection[int], steps: list[int]
-) -> tuple[int, str]:
-    """The cost of the variables that no switch decides, and what forbids it; adds their use to `steps`."""
-    cost, why = 0, ""
-    for v, (variable, x) in enumerate(zip(network.variables, assignment, strict=True)):
-        if v in decided:
-            continue
-        here = variable.cost.item(x)  # `item` is several times faster than an index
-        cost += here
-        for p in range(variable.use.shape[1]):
-            first, last = (p, p + 1) if variable.rows is None else (variable.rows.item(p, 0), variable.rows.item(p, 1))
-            steps[first] += variable.use.item(x, p)
-            steps[last] -= variable.use.item(x, p)
-        if here >= INFINITE:
-            why = why or f"{variable.name} may not take option {x}"
-    return cost, why
-
-
-def _evaluate_edges(
-    network: Network, assignment: Sequence[int], decided: Collection[int], steps: list[int]
-) -> tuple[int, str]:
-    """The same for edges."""
-    cost, why, capacities = 0, "", range(len(network.capacities))
-    for k, e in enumerate(network.edges):
-        if k in decided:
-            continue
-        i, j = assignment[e.u], assignment[e.v]
-        here = e.cost.item(i, j)
-        cost += here
-        if e.use is not None:
-            for r in capacities:
-                steps[r] += e.use.item(i, j, r)
-                steps[r + 1] -= e.use.item(i, j, r)
-        if here >= INFINITE:
-            names = network.variables[e.u].name, network.variables[e.v].name
-            why = why or f"{names[0]} with option {i} and {names[1]} with option {j} exclude each other"
-    return cost, why
-
-
-def _evaluate_terms(
-    network: Network, assignment: Sequence[int], terms: Iterable[Term], steps: list[int]
-) -> tuple[int, str]:
-    """The same for what switches decide."""
-    cost, why, capacities = 0, "", range(len(network.capacities))
-    for term in terms:
-        entry = tuple(assignment[v] for v in term.scope)
-        here = term.cost.item(entry)
-        cost += here
-        if term.use is not None:
-            for r in capacities:
-                steps[r] += term.use.item(*entry, r)
-                steps[r + 1] -= term.use.item(*entry, r)
-        if here >= INFINITE:
-            parts = (f"{network.variables[v].name} with option {x}" for v, x in zip(term.scope, entry, strict=True))
-            why = why or f"{', '.join(parts)} exclude each other"
-    return cost, why
+def _forbidden(network: Network, scope: Sequence[int], options: Sequence[int]) -> str:
+    """Why a forbidden cost was met."""
+    if len(scope) == 1:
+        return f"{network.variables[scope[0]].name} may not take option {options[0]}"
+    parts = (f"{network.variables[v].name} with option {x}" for v, x in zip(scope, options, strict=True))
+    return f"{' and '.join(parts)} exclude each other"
 
 
 def extras(network: Network, assignment: Sequence[int]) -> dict[int, int]:
     """Transient use of every switch of an assignment, by its variable."""
     found = dict.fromkeys((s.variable for s in network.switches), 0)
-    for term in network.terms(*_decided(network)):
+    decided = (v for s in network.switches for v in s.variables), (k for s in network.switches for k in s.edges)
+    for term in network.terms(*decided):
         if term.extra is not None:
             found[term.scope[0]] += term.extra.item(tuple(assignment[v] for v in term.scope))
     return found
-
-
-def _decided(network: Network) -> tuple[set[int], set[int]]:
-    """The variables and the edges on whose tables a switch decides."""
-    variables = {v for s in network.switches for v in s.variables}
-    return variables, {k for s in network.switches for k in s.edges}
 
 
 def chain_edges(network: Network) -> tuple[list[list[list[int]]], list[int]]:
