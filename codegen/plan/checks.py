@@ -6,8 +6,7 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ...formulation.bundles.bundles import Bundle, inside
-from ...formulation.bundles.parallel_branches import innermost
+from ...formulation.bundles.bundles import Bundle, innermost, inside
 from ...formulation.special import special_rows_fit
 from ...formulation.strategies.operator_options import least_values
 from ...formulation.strategies.row import Row

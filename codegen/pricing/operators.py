@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...formulation.bundles.parallel_branches import exchanges, widest_piece
+from ...formulation.bundles.bundles import exchanges, widest_piece
 from ...formulation.pipeline.stage_transfers import messages
 from ...formulation.special import Part, Situation, part_of, special_strategy
 from ...formulation.strategies.option_costs import LOSS_TRANSIENTS

@@ -69,6 +69,11 @@ class BundleCandidate:
     def outer(self) -> Bundle:
         return next(iter(self.axes.values()))[0]
 
+    @property
+    def nested(self) -> dict[int, tuple[Bundle, int]]:
+        """The bundles inside of the outermost one, as in `axes`."""
+        return {join: self.axes[join] for join in list(self.axes)[1:]}
+
     def placed(self, option: int) -> BundledOption:
         return BundledOption(tuple(self.levels.values()), option)
 

@@ -20,12 +20,12 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from ...model.graph.atoms import atoms
-from ...model.graph.layout import B, R, S
+from ...model.graph.layout import Action, B, Layout, R, S, is_split
 from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG, SOURCES
 from ..strategies.row import Row
 from ..strategies.strategy import rows
-from ..strategies.tensor_classes import Classes, classes
+from ..strategies.tensor_classes import classes
 
 MOST_BRANCHES = 8
 """Of a bundle, since all assignments of branches to coordinates are compared."""
@@ -215,18 +215,27 @@ def _largest(amounts: Sequence[int], places: Sequence[int], coordinates: int) ->
     return max(total)
 
 
-def placeable(
-    pcg: PCG, bundle: Bundle, classes: Classes, operators: Mapping[int, object], weights: Mapping[int, object]
-) -> bool:
-    """True if everything inside is decided by variables of its own."""
-    nodes = (i for i in bundle.nodes if classes.base[i] == i and not classes.constant[i])
-    held = (i for branch in bundle.branches for i in branch.weights)
-    read = (i for i in held if i in classes.uses and pcg.nodes[i].op == "parameter")
-    own = bundle.join in operators and all(i in operators for i in nodes)
-    return own and not classes.twin and all(i in weights for i in read)
-
-
 def inside(bundle: Bundle, places: Sequence[int]) -> Iterator[tuple[int, int]]:
     """All nodes and weights of the branches, each with its coordinate."""
     for branch, place in zip(bundle.branches, places, strict=True):
         yield from ((i, place) for i in (*branch.nodes, *branch.weights))
+
+
+def innermost(layout: Layout, axis: int) -> bool:
+    """True if no later axis splits the same atom: then parts are exchanged over this axis alone."""
+    return not is_split(layout[axis]) or layout[axis] not in layout[axis + 1 :]
+
+
+def widest_piece(pcg: PCG, bundle: Bundle, places: Sequence[int], coordinates: int) -> int:
+    """The largest size along the joined dim that the branches of one coordinate have together."""
+    node, widths = pcg.nodes[bundle.join], [0] * coordinates
+    for end, place in zip(node.inputs, places, strict=True):
+        widths[place] += pcg.nodes[end].shape[node["dim"]]
+    return max(widths)
+
+
+def exchanges(largest_bytes: int, coordinates: int, gathered: bool) -> tuple[tuple[Action, int, bool], ...]:
+    """The collectives that end a bundle: (action, bytes, True for backward); `largest_bytes` is of one coordinate."""
+    if gathered:
+        return (Action.GATHER, coordinates * largest_bytes, False), (Action.SLICE, largest_bytes, True)
+    return (Action.EXCHANGE, largest_bytes, False), (Action.EXCHANGE, largest_bytes, True)

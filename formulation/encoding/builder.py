@@ -9,20 +9,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ...model.graph.origin import origin
+from ...model.graph.pcg import PCG
 from ...model.graph.sparse_tables import sparse_tables
+from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import Roofline
 from ...model.optimizers import optimizer_states
 from ..bundles.branch_options import BundledOption
 from ..network.chains import Position
 from ..network.network import Edge, Switch, Variable
+from ..placement.placement import Placement
 from ..strategies.alternatives import Alternatives
 from ..strategies.operand_cost import EdgeTables, OperandCosts
 from ..strategies.operator_options import GraphOptions, OperatorOptions
 from ..strategies.tensor_classes import Use, classes
 from ..strategies.transitions import Table
 from ..weights.storage import Storage
-from .encoding_options import EncodingRequest
+from .encoding_options import EncodingOptions, StageContext
 from .graph_cuts import find_cuts
 from .hub_retention import HubRetention
 from .recomputable_segments import RecomputableSegments
@@ -52,12 +55,21 @@ class NetworkBuilder:
     a network share table objects, by which chains are found, and stages of one model share all of them.
     """
 
-    def __init__(self, request: EncodingRequest) -> None:
-        self.request, self.options, self.stage = request, request.options, request.stage
-        self.pcg, self.machine, self.placement = request.pcg, request.machine, request.placement
-        self.micro_batches, self.optimizer = request.micro_batches, request.optimizer
-        self.precision = precision(request.dtype)
-        self.states = optimizer_states(self.optimizer)
+    def __init__(
+        self,
+        pcg: PCG,
+        machine: Machine,
+        placement: Placement,
+        *,
+        micro_batches: int,
+        dtype: str,
+        optimizer: str,
+        options: EncodingOptions,
+        stage: StageContext,
+    ) -> None:
+        self.pcg, self.machine, self.placement = pcg, machine, placement
+        self.micro_batches, self.optimizer, self.options, self.stage = micro_batches, optimizer, options, stage
+        self.precision, self.states = precision(dtype), optimizer_states(optimizer)
         self.roofline = Roofline(self.machine, self.precision.compute)
         self.classes, self.sparse = classes(self.pcg), sparse_tables(self.pcg)
         self._share_tables()
@@ -95,7 +107,7 @@ class NetworkBuilder:
             self.transitions,
             self.roofline,
             self.precision,
-            self.options.fixed,
+            self.options.space.fixed,
             self.options.spread_tables,
             memo=found.options,
             numbers_of_whole=found.numbers.setdefault(part[0], {}) if part else {},
@@ -110,7 +122,7 @@ class NetworkBuilder:
     @property
     def offloads(self) -> bool:
         """True if optimizer states may be in the host's memory."""
-        return self.options.offload and self.machine.device.host_bandwidth is not None
+        return bool(self.options.space.offload) and self.machine.device.host_bandwidth is not None
 
     def readers(self, node: int) -> tuple[int, ...]:
         """A node and the nodes of passes without gradient that repeat it."""

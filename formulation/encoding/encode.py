@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...model.errors import PartitaError
+from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG
 from ...model.graph.sparse_tables import check_optimizer
 from ...model.machine.machine import Machine
@@ -45,7 +46,7 @@ from ..strategies.tensor_classes import classes
 from ..weights.fixed_memory import fixed_bytes
 from .builder import NetworkBuilder
 from .encoding import Encoding
-from .encoding_options import EncodingOptions, EncodingRequest, StageContext
+from .encoding_options import EncodingOptions, StageContext
 from .passes.alternatives import ChosenAlternatives
 from .passes.bundles import Bundles
 from .passes.encoding_pass import EncodingPass
@@ -80,15 +81,20 @@ def encode(
 ) -> Encoding:
     """The cost network of one mesh under one placement; `pcg` has the shapes of one micro-batch.
 
-    Costs are ns of a step; the one capacity is a device's memory. PartitaError: unknown names in `options.fixed` or
-    `stage.stored`, an optimizer that cannot apply sparse gradients, a node without legal option.
+    Costs are ns of a step; the one capacity is a device's memory. PartitaError: unknown names in the space's
+    `fix` or in `stage.stored`, an optimizer that cannot apply sparse gradients, a node without legal option.
     """
     options, stage = options or EncodingOptions(), stage or StageContext()
     _check(pcg, optimizer, options, stage)
     builder = NetworkBuilder(
-        EncodingRequest(
-            pcg, machine, placement, micro_batches, dtype=dtype, optimizer=optimizer, options=options, stage=stage
-        )
+        pcg,
+        machine,
+        placement,
+        micro_batches=micro_batches,
+        dtype=dtype,
+        optimizer=optimizer,
+        options=options,
+        stage=stage,
     )
     passes = [make(builder) for make in PASSES]
     for node in range(len(pcg.nodes)):
@@ -127,13 +133,14 @@ def strategy_network(
 def _check(pcg: PCG, optimizer: str, options: EncodingOptions, stage: StageContext) -> None:
     """PartitaError: see `encode`."""
     check_optimizer(pcg, optimizer)
-    unknown = set(options.fixed) - {n.name for n in pcg.nodes}
+    part, fixed = origin(pcg).part, options.space.fixed  # a stage may be given the fixes of its whole graph
+    unknown = fixed.keys() - {n.name for graph in (pcg, *(part or ())[:1]) for n in graph.nodes}
     unknown |= set(stage.stored) - {pcg.nodes[i].name for i in pcg.of("parameter")}
     if unknown:
         names = [n.name for n in pcg.nodes if n.op not in ("input", "parameter", "buffer")]
         raise PartitaError(f"no node is named {sorted(unknown)[0]!r}; nodes are {', '.join(names[:40])}")
     for node, model in classes(pcg).twin.items():
-        if pcg.nodes[node].name in options.fixed:
+        if pcg.nodes[node].name in fixed:
             first = pcg.nodes[model].name
             raise PartitaError(f"{pcg.nodes[node].name!r} repeats {first!r} without a gradient: fix that one")
 

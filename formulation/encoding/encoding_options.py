@@ -1,4 +1,4 @@
-"""What is encoded: a graph on a mesh, what its network may decide, and what a stage of a pipeline adds."""
+"""What a cost network may decide, and what a stage of a pipeline adds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 
 from ...model.errors import PartitaError
 from ...model.graph.layout import Layout
-from ...model.graph.pcg import PCG
 from ...model.graph.segments import MODES
 from ...model.machine.collective_price import CollectivePrice
-from ...model.machine.machine import Machine
-from ..placement.placement import Placement
+from ..search_space import EVERYTHING, SearchSpace
 from ..special.heuristic_spread import heuristic_spread
 from ..special.table_spread import TableSpreader
 from .shared_tables import SharedTables
@@ -19,19 +17,16 @@ from .shared_tables import SharedTables
 
 @dataclass(frozen=True)
 class EncodingOptions:
-    """The decisions left open.
+    """What a network leaves open: its part of a search space, and how that is encoded.
 
-    `fixed` names strategies of nodes (one row per mesh axis, see `row_names`). `recompute` are the modes of every
-    segment; variables and edges have the tables of the first. With `bundles` branches may run in parallel, with
-    `offload` optimizer states may be in the host's memory, if the machine can reach it. `spread_tables` spreads joined
-    tables over an axis. `flat` prices every collective as one step, for comparison. `capacity_bytes` replaces the
-    device's memory. PartitaError: no modes, or a mode twice or unknown.
+    Of the `space` count `fix`, `bundles` and `offload`; `recompute` are the modes of every segment, and variables and
+    edges have the tables of the first. `spread_tables` spreads joined tables over an axis. `flat` prices every
+    collective as one step, for comparison. `capacity_bytes` replaces the device's memory. PartitaError: no modes, or a
+    mode twice or unknown.
     """
 
-    fixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    space: SearchSpace = EVERYTHING
     recompute: tuple[str, ...] = ("none",)
-    bundles: bool = True
-    offload: bool = False
     spread_tables: TableSpreader = heuristic_spread
     flat: bool = False
     capacity_bytes: int | None = None
@@ -58,17 +53,3 @@ class StageContext:
     weight_versions: int = 0
     deferred_weight_gradients: int = 0
     shared: SharedTables | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class EncodingRequest:
-    """What is encoded: a graph of one micro-batch on a mesh, how it is trained, and what may be decided."""
-
-    pcg: PCG
-    machine: Machine
-    placement: Placement
-    micro_batches: int
-    dtype: str
-    optimizer: str
-    options: EncodingOptions
-    stage: StageContext

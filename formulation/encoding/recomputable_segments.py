@@ -30,7 +30,7 @@ class RecomputableSegments:
 
     def __init__(self, pcg: PCG, classes: Classes, costs: OperandCosts, options: EncodingOptions) -> None:
         self.pcg, self.classes, self.costs, self.modes = pcg, classes, costs, options.recompute
-        self.segments = () if self.modes == ("none",) else recomputable_segments(pcg, classes, options.bundles)
+        self.segments = () if self.modes == ("none",) else recomputable_segments(pcg, classes, options.space.bundles)
         self.number = {i: number for number, segment in enumerate(self.segments) for i in segment.nodes}
 
     def leaves(self, base: int) -> bool:

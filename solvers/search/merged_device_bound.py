@@ -83,9 +83,8 @@ def _encoding(
         dtype=q.training.dtype,
         optimizer=q.training.optimizer,
         options=EncodingOptions(
-            recompute=modes,
-            bundles=False,
-            offload=bool(q.space.offload),
+            replace(q.space, fix=(), bundles=False),
+            modes,
             capacity_bytes=apart + fixed_bytes(graph, form, 1, micro_batches),
         ),
         stage=replace(stage, shared=_tables(pipeline, devices, micro_batches)),

@@ -48,21 +48,15 @@ def encoding(pipeline: PipelineProblem, configuration: Configuration, i: int, j:
     q, row = pipeline.problem, configuration.row
     if configuration.devices == 1 and (i, j) == (0, pipeline.count - 1):
         return q.encoding(configuration.placement, configuration.micro_batches, fast=in_flight == 0)
-    graph = pipeline.graph(i, j, configuration.micro_batches)
-    names = {node.name for node in graph.nodes}
     return encode(
-        graph,
+        pipeline.graph(i, j, configuration.micro_batches),
         stage_machine(q.machine, row),
         configuration.placement,
         micro_batches=configuration.micro_batches,
         dtype=q.training.dtype,
         optimizer=q.training.optimizer,
         options=EncodingOptions(
-            fixed={name: rows for name, rows in q.space.fixed.items() if name in names},
-            recompute=configuration.modes(q.space.modes if in_flight else q.fastest),
-            bundles=q.space.bundles,
-            offload=bool(q.space.offload),
-            spread_tables=balanced,
+            q.space, configuration.modes(q.space.modes if in_flight else q.fastest), spread_tables=balanced
         ),
         stage=StageContext(
             in_flight=in_flight or configuration.in_flight(0),

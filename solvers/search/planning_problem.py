@@ -65,13 +65,7 @@ class PlanningProblem:
             micro_batches=k,
             dtype=self.training.dtype,
             optimizer=self.training.optimizer,
-            options=EncodingOptions(
-                fixed=self.space.fixed,
-                recompute=self.fastest if fast else self.space.modes,
-                bundles=self.space.bundles,
-                offload=bool(self.space.offload),
-                spread_tables=balanced,
-            ),
+            options=EncodingOptions(self.space, self.fastest if fast else self.space.modes, spread_tables=balanced),
         )
 
     def floor_ns(self) -> int:

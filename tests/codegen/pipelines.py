@@ -17,6 +17,7 @@ from partita.formulation.encoding.encoding_options import EncodingOptions, Stage
 from partita.formulation.pipeline.schedule import schedule_named
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import Placement, placements
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import row_names, rows
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
@@ -73,11 +74,11 @@ def piped(
     plans: list[Plan] = []
     for number, (first, last) in enumerate(pairwise(cuts)):
         inner = stage(small, first, last).graph
-        asked = {name: names for name, names in (fixed or {}).items() if name in {n.name for n in inner.nodes}}
+        asked = {name: ",".join(names) for name, names in ((fixed or {}) | _received(plans[-1:], inner)).items()}
         flying = schedule_named(schedule).in_flight(size, chunks, micros, number)
         given = encode(
             inner, part, place, micro_batches=micros, dtype=dtype, optimizer=optimizer,
-            options=EncodingOptions(fixed=asked | _received(plans[-1:], inner)),
+            options=EncodingOptions(SearchSpace(fix=tuple(asked.items()))),
             stage=StageContext(flying, line, _stored(plans, inner, stored or {})),
         )  # fmt: skip
         answer = solver("auto").solve(given.network)

@@ -196,12 +196,14 @@ def test_without_bundles_is_the_same_network_less_some_options() -> None:
     from partita.formulation.encoding.encode import encode
     from partita.formulation.encoding.encoding_options import EncodingOptions
     from partita.formulation.placement.placement import placements
+    from partita.formulation.search_space import SearchSpace
     from partita.solvers.protocol import solver
 
     machine = slow_kernels((2,))
     (place,) = placements((2,), mesh=(2,))
     both, plain = (
-        encode(graph, machine, place, options=EncodingOptions(bundles=with_them)) for with_them in (True, False)
+        encode(graph, machine, place, options=EncodingOptions(SearchSpace(bundles=with_them)))
+        for with_them in (True, False)
     )
     check_network(both.network)
     assert not plain.bundled and both.bundled

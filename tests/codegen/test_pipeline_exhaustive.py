@@ -159,11 +159,11 @@ def all_of(found: Encoding, decided: dict[int, int], make: Make, rng: random.Ran
 
 def front(q: PlanningProblem, graph: PCG, row: Row, place: Placement, k: int, flight: int) -> Front:
     """What a stage takes by what it needs, for every layout of its ends, whatever it computes again."""
-    machine, names = stage_machine(q.machine, row), {n.name for n in graph.nodes}
+    machine = stage_machine(q.machine, row)
     transfer = transfer_price(q.machine, row) if prod(row) > 1 else None
     found = encode(
         graph, machine, place, micro_batches=k, dtype=q.training.dtype, optimizer=q.training.optimizer,
-        options=EncodingOptions({name: own for name, own in q.space.fixed.items() if name in names}, q.space.modes),
+        options=EncodingOptions(q.space, q.space.modes),
         stage=StageContext(flight, transfer),
     )  # fmt: skip
     assert len(found.recompute) < 2, "where several segments run again, memory is no sum"

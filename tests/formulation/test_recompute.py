@@ -190,5 +190,5 @@ def test_branches_that_can_run_side_by_side_run_once() -> None:
     module, inputs = load_module("candle-uno", small=True)
     graph = capture(module, inputs, batch=8)
     assert [*encoded(graph, PAIR).recompute] == ["trunk.0"]
-    without = encode(graph, machine(PAIR), PAIR, options=EncodingOptions(recompute=MODES, bundles=False))
+    without = encode(graph, machine(PAIR), PAIR, options=EncodingOptions(SearchSpace(bundles=False), MODES))
     assert len(without.recompute) == 6

@@ -21,6 +21,7 @@ from partita.formulation.placement.placement import Placement, placements
 from partita.formulation.rewriting.rules import planner_rules
 from partita.formulation.rewriting.saturate import SaturationLimits, rewritings
 from partita.formulation.rewriting.union import Union
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.substitution.text import write_rule
 from partita.model.graph.atoms import atoms
 from partita.model.graph.builder import Builder
@@ -46,7 +47,8 @@ class Case:
     def encoding(self, graph: PCG, capacity: int | None = None) -> Encoding:
         return encode(
             graph, self.machine, self.placement, micro_batches=self.micro_batches, dtype=self.dtype,
-            optimizer=self.optimizer, options=EncodingOptions(capacity_bytes=capacity, bundles=self.bundles),
+            optimizer=self.optimizer,
+            options=EncodingOptions(SearchSpace(bundles=self.bundles), capacity_bytes=capacity),
         )  # fmt: skip
 
 

@@ -1,26 +1,98 @@
-"""Bundles: branches that run in parallel, as further options of the variables inside."""
+"""Bundles: one more option of every variable inside parallel branches, for each axis over which they can be placed.
 
-from ...bundles.parallel_branches import ParallelBranches
+A bundled option stands for an ordinary one: computed whole on the axis (x at B, weights at B), its samples split on all
+others. It costs what that one does if its branch is at the slowest coordinate, else nothing, since it runs in parallel;
+memory likewise, at the fullest coordinate. It is compatible only with options of the same bundle and axis. The `cat`
+pays the exchange. A bundle inside a branch may lie on a second axis.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from ...bundles.branch_options import BundleCandidate
+from ...network.network import INFINITE, Edge, Variable
+from .bundle_candidates import BundleCandidates
 from .encoding_pass import EncodingPass
+
+Further = Sequence[tuple[BundleCandidate, int]]
+"""The further options of a variable: each a candidate, and the ordinary option that it stands for."""
 
 
 class Bundles(EncodingPass):
-    """Lengthens variables and edges once all others are there; see `ParallelBranches`."""
+    """Lengthens variables and edges once all others are there."""
 
     def finish(self) -> None:
         builder = self.builder
-        if builder.options.bundles:
-            branches = ParallelBranches(
-                pcg=builder.pcg,
-                classes=builder.classes,
-                costs=builder.costs,
-                operators=builder.operators,
-                weights=builder.weights,
-                hubs=builder.hubs,
-                variables=builder.variables,
-                edges=builder.edges,
-                optional=builder.optional,
-                alternatives=frozenset(builder.alternatives.values()),
-                keepers={b: builder.retention.keepers(b) for b in builder.hubs if builder.retention.by_alternatives(b)},
-            )
-            builder.bundled = branches.add()
+        if not builder.options.space.bundles:
+            return
+        self.candidates = BundleCandidates(builder)
+        self.choosing = {*builder.alternatives.values()}
+        further: dict[int, list[tuple[BundleCandidate, int]]] = defaultdict(list)
+        for candidate in self.candidates.all():
+            join = builder.operators[candidate.outer.join][0]
+            for v, option in (*candidate.options.items(), *((join, option) for option in candidate.ends)):
+                further[v].append((candidate, option))
+        for v, options in further.items():
+            builder.variables[v] = self._longer(builder.variables[v], v, options)
+        builder.edges[:] = [
+            self._edge(number, edge, further.get(edge.u, ()), further.get(edge.v, ()))
+            for number, edge in enumerate(builder.edges)
+        ]
+        builder.bundled = {v: tuple(c.placed(option) for c, option in options) for v, options in further.items()}
+
+    def _longer(self, old: Variable, v: int, further: Further) -> Variable:
+        operators = self.builder.operators
+        cost, use = [], []
+        for candidate, option in further:
+            if v not in candidate.path:
+                cost.append(int(old.cost[option]) + candidate.ends[option])
+                use.append(old.use[option])
+                continue
+            paid = candidate.stored.get(v, option)
+            exchange = sum(x.exchange_ns for join, x in candidate.levels.items() if operators[join][0] == v)
+            cost.append((int(old.cost[paid]) + exchange) * candidate.slow(v))
+            use.append(old.use[paid] * candidate.full(v))
+        return Variable(old.name, np.concatenate([old.cost, np.array(cost, np.int64)]), np.concatenate([old.use, use]))
+
+    def _edge(self, number: int, edge: Edge, left: Further, right: Further) -> Edge:
+        """An edge with the further options of both ends, most of which exclude each other."""
+        if not left and not right:
+            return edge
+        n, m = edge.cost.shape
+        cost = np.full((n + len(left), m + len(right)), INFINITE, np.int64)
+        cost[:n, :m] = edge.cost
+        old = np.zeros((n, m, 1), np.int64) if edge.use is None else edge.use
+        use = np.zeros((*cost.shape, 1), np.int64)
+        use[:n, :m] = old
+        for x, (candidate, option) in enumerate(left, n):
+            if edge.u not in candidate.path:  # the outermost `cat`, read as always
+                cost[x, :m], use[x, :m] = edge.cost[option], old[option]
+            elif edge.v in self.builder.optional:  # unused, it does not read what is inside
+                cost[x, m - 1] = 0
+            elif edge.v in self.choosing and edge.v not in candidate.options:  # what is taken elsewhere
+                cost[x, :m] = edge.cost[option]
+        for y, (candidate, option) in enumerate(right, m):
+            if edge.u in candidate.options:
+                continue
+            if edge.v in candidate.path:  # from outside: in the required layout, nothing is converted inside a bundle
+                same = edge.cost[:, option] == 0
+                cost[:n, y][same] = 0
+                if candidate.full(edge.v):
+                    use[:n, y][same] = old[same, option]
+            elif edge.u in self.builder.optional:
+                cost[n - 1, y] = edge.cost[n - 1, option]  # another alternative of a branch, unused
+        for (x, (candidate, one)), (y, (other, two)) in product(enumerate(left, n), enumerate(right, m)):
+            if candidate is other and edge.u in candidate.path:
+                counts = edge.v not in candidate.path or candidate.slow(edge.v)
+                if self.candidates.joins(candidate, edge):
+                    cost[x, y] = self.candidates.join_ns(candidate, number, one, two) if counts else 0
+                    continue
+                cost[x, y] = edge.cost[one, two] if counts else 0
+                if candidate.full(edge.v):
+                    use[x, y] = old[one, two]
+        return Edge(edge.u, edge.v, cost, None if edge.use is None else use)

@@ -1,0 +1,290 @@
+"""Bundles as candidates: which ordinary options their variables stand for over each axis, and what these cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from ....model.graph.layout import Layout, R
+from ...bundles.branch_options import BundleCandidate, PlacedBundle
+from ...bundles.branch_selection import quickest, selections
+from ...bundles.bundles import (
+    Bundle,
+    assignments,
+    batch_row,
+    computed,
+    exchanges,
+    find_bundles,
+    innermost,
+    whole_row,
+    widest_piece,
+)
+from ...network.network import INFINITE, Edge
+from ...strategies.tensor_classes import Use
+from ..builder import NetworkBuilder
+
+Path = tuple[tuple[int, int], ...]
+
+
+class BundleCandidates:
+    """The candidates of a finished network.
+
+    Of tensors with several alternatives, a bundle takes the first of each, or those of least time.
+    """
+
+    def __init__(self, builder: NetworkBuilder) -> None:
+        self.builder, self.pcg, self.classes, self.costs = builder, builder.pcg, builder.classes, builder.costs
+        self.operators, self.weights, self.hubs = builder.operators, builder.weights, builder.hubs
+        self.sizes = builder.placement.sizes
+        self.reads: dict[int, list[tuple[int, Use]]] = defaultdict(list)  # of each node: the tensor, and how
+        for (base, node, _), use in self.costs.uses.items():
+            self.reads[node].append((base, use))
+
+    def all(self) -> Iterator[BundleCandidate]:
+        """Every bundle over every axis, alone, and with those inside of it over another axis."""
+        found = [b for b in find_bundles(self.pcg) if self._placeable(b)]
+        axes = [axis for axis, size in enumerate(self.sizes) if size > 1]
+        for bundle, axis in product(found, axes):
+            inner = [b for b in found if b.join in bundle.nodes and b.fork in bundle.nodes]
+            inner = [b for b in inner if not any(b.join in other.nodes for other in inner)]
+            for second, samples in product((None, *(a for a in axes if a != axis and inner)), (True, False)):
+                below = [] if second is None else [(b, second) for b in inner]
+                if samples or len(axes) > 1:
+                    yield from self._with_alternatives([(bundle, axis), *below], samples)
+
+    def _placeable(self, bundle: Bundle) -> bool:
+        """True if everything inside is decided by variables of its own."""
+        classes = self.classes
+        nodes = (i for i in bundle.nodes if classes.base[i] == i and not classes.constant[i])
+        held = (i for branch in bundle.branches for i in branch.weights)
+        read = (i for i in held if i in classes.uses and self.pcg.nodes[i].op == "parameter")
+        own = all(i in self.operators for i in (bundle.join, *nodes))
+        return own and not classes.twin and all(i in self.weights for i in read)
+
+    def _with_alternatives(self, over: Sequence[tuple[Bundle, int]], samples: bool) -> Iterator[BundleCandidate]:
+        """Bundles over axes, with the first alternative of each tensor, and with those of least time together."""
+        first = self._candidate(over, samples, {})
+        if first is not None:
+            yield from self._balanced(first)
+        choices = selections(self.pcg, [bundle for bundle, _ in over])
+        tried = [(choice, self._candidate(over, samples, choice)) for choice in choices]
+        timed = [(choice, self._times(candidate)) for choice, candidate in tried if candidate is not None]
+        choice = quickest(self.pcg, timed)
+        quick = self._candidate(over, samples, choice) if choice else None
+        if quick is not None:
+            yield from self._balanced(quick)
+
+    def _candidate(
+        self, over: Sequence[tuple[Bundle, int]], samples: bool, choice: Mapping[int, int]
+    ) -> BundleCandidate | None:
+        """The candidate with these alternatives; None if something inside has no option for it."""
+        found = [(computed(self.pcg, bundle, choice) if choice else bundle, axis) for bundle, axis in over]
+        axes = {bundle.join: (bundle, axis) for bundle, axis in found if bundle is not None}
+        if len(axes) < len(over) or not all(self._placeable(bundle) for bundle, _ in axes.values()):
+            return None
+        candidate = BundleCandidate(axes, samples)
+        within = all(join in candidate.outer.nodes for join in candidate.nested)
+        return candidate if within and self._fill(candidate) else None
+
+    def _times(self, candidate: BundleCandidate) -> Mapping[int, int]:
+        """ns of every node and weight inside; a hub counts with the node."""
+        time, _ = self._loads(candidate)
+        found: dict[int, int] = {}
+        for i in (i for branch in candidate.outer.branches for i in (*branch.nodes, *branch.weights)):
+            tensor = self.classes.variable(i)
+            variables = (of[n][0] for of, n in ((self.operators, i), (self.weights, i), (self.hubs, tensor)) if n in of)
+            found[i] = sum(time.get(v, 0) for v in variables)
+        return found
+
+    # Ordinary options
+
+    def _fill(self, candidate: BundleCandidate) -> bool:
+        """Find the ordinary options of all variables inside; False if one has none."""
+        bundle, axis = candidate.axes[candidate.outer.join]
+        for number, branch in enumerate(bundle.branches):
+            for i in branch.nodes:
+                if self.classes.base[i] != i or self.classes.constant[i]:
+                    continue
+                path: Path = ((bundle.join, number),)
+                whole = [axis]
+                for join, (inner, second) in candidate.nested.items():
+                    place = next((n for n, b in enumerate(inner.branches) if i in b.nodes), None)
+                    if place is not None:
+                        path, whole = (*path, (join, place)), [axis, second]
+                # Where an inner bundle ends, samples are split over its axis too, or not at all.
+                at = {candidate.axes[i][1]: 0} if i in candidate.axes and not candidate.samples else {}
+                if not self._enter(candidate, path, i, self._option(candidate, i, whole, at)):
+                    return False
+        for join, (inner, second) in candidate.nested.items():
+            given = self._given(join, candidate.options[self.operators[join][0]])
+            if not innermost(given, second) or not self._read_whole(candidate, inner, second):
+                return False
+        everywhere = 0  # the row that is R
+        for row in (batch_row(self.pcg, bundle.join), everywhere):
+            option = None if row is None else self._option(candidate, bundle.join, [axis], {axis: row})
+            if option is not None and innermost(self._given(bundle.join, option), axis):
+                candidate.ends[option] = 0
+        return bool(candidate.ends)
+
+    def _given(self, node: int, option: int) -> Layout:
+        """The layout that an option gives."""
+        found = self.operators[node][1]
+        return found.output_space.layout(int(found.output[option]))
+
+    def _required(self, base: int, use: Use, option: int) -> Layout:
+        """The layout of a tensor that an option of its reader requires."""
+        return self.costs.space(base).layout(int(self.costs.required(use)[option]))
+
+    def _option(self, candidate: BundleCandidate, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
+        """A node's option: whole on some axes, samples split on all others; `at` names the rows of axes."""
+        rows = [(batch_row if candidate.samples else whole_row)(self.pcg, node)] * len(self.sizes)
+        for axis, row in {**dict.fromkeys(whole, whole_row(self.pcg, node)), **at}.items():
+            rows[axis] = row
+        if None in rows:
+            return None
+        where = np.flatnonzero((self.operators[node][1].choice == np.array(rows)).all(axis=1))
+        return int(where[0]) if len(where) else None
+
+    def _enter(self, candidate: BundleCandidate, path: Path, node: int, option: int | None) -> bool:
+        """Enter a node, its hub, and the weights that it reads; False if one has no option."""
+        if option is None:
+            return False
+        variable, found = self.operators[node]
+        candidate.options[variable], candidate.path[variable] = option, path
+        tensor = self.classes.variable(node)
+        if tensor in self.hubs:
+            hub = self.hubs[tensor][0]
+            candidate.options[hub] = self._hub_option(candidate, tensor, int(found.output[option]))
+            candidate.path[hub] = path
+        for base, use in self.reads[node]:
+            if base not in self.weights:
+                continue
+            weight, storage = self.weights[base]
+            required = self._required(base, use, option)
+            alone = list(required)
+            for join, _ in path:
+                alone[candidate.axes[join][1]] = R
+            codes = (storage.space.code(layout) for layout in (required, tuple(alone)))
+            read, paid = (np.flatnonzero(storage.plain & (storage.codes == code)) for code in codes)
+            if not len(read) or not len(paid) or base in self.hubs:
+                return False
+            candidate.options[weight], candidate.stored[weight] = int(read[0]), int(paid[0])
+            candidate.path[weight] = path
+        return True
+
+    def _hub_option(self, candidate: BundleCandidate, base: int, code: int) -> int:
+        """The option of a hub with a layout: of two the one that is kept for backward, if a reader keeps it."""
+        retention, table = self.builder.retention, self.hubs[base][1]
+        readers = retention.keepers(base) if retention.by_alternatives(base) else frozenset()
+        kept = not readers.isdisjoint((*candidate.outer.nodes, candidate.outer.join))
+        return int(table.position[code]) + len(table.codes) * kept
+
+    def _read_whole(self, candidate: BundleCandidate, inner: Bundle, axis: int) -> bool:
+        """Make what a nested bundle reads whole on its axis; False if it cannot be."""
+        base = self.classes.base[inner.fork]
+        if base not in self.hubs:
+            return False
+        hub, table = self.hubs[base]
+        space = self.costs.space(base)
+        layout = list(space.layout(int(table.codes[candidate.options[hub] % len(table.codes)])))
+        reader = next(u for u in self.classes.uses[base] if u.node in inner.nodes)
+        required = self._required(base, reader, candidate.options[self.operators[reader.node][0]])
+        layout[axis] = required[axis]
+        candidate.options[hub] = self._hub_option(candidate, base, space.code(tuple(layout)))
+        return True
+
+    # Costs
+
+    def _balanced(self, candidate: BundleCandidate) -> Iterator[BundleCandidate]:
+        """The candidate for every undominated assignment of its branches; of nested bundles the one of least time."""
+        time, size = self._loads(candidate)
+        for join in candidate.nested:
+            found = self._levels(candidate, join, time, size)[0]
+            ns = self._exchange_ns(found, candidate.options[self.operators[join][0]])
+            candidate.levels[join] = replace(found, exchange_ns=ns)
+        join = candidate.outer.join
+        for level in self._levels(candidate, join, time, size):
+            ends = {option: self._exchange_ns(level, option) for option in candidate.ends}
+            yield replace(candidate, ends=ends, levels={join: level} | candidate.levels)
+
+    def _levels(
+        self, candidate: BundleCandidate, join: int, time: Mapping[int, int], size: Mapping[int, int]
+    ) -> list[PlacedBundle]:
+        """The undominated assignments of the branches of a bundle, with their times and bytes."""
+        bundle, axis = candidate.axes[join]
+        count = range(len(bundle.branches))
+        mine = {n: [v for v in candidate.options if candidate.path[v][-1] == (join, n)] for n in count}
+        times, sizes = ([sum(of[v] for v in mine[n]) for n in count] for of in (time, size))
+        # What is inside counts as a whole.
+        for level in candidate.levels.values() if join == candidate.outer.join else ():
+            branch = next(n for n, b in enumerate(bundle.branches) if level.bundle.join in b.nodes)
+            times[branch] += level.slowest[0] + level.exchange_ns
+            sizes[branch] += level.fullest[0]
+        node = self.pcg.nodes[join]
+        widths = [self.pcg.nodes[end].shape[node["dim"]] for end in node.inputs]
+        found = assignments(times, sizes, widths, self.sizes[axis])
+        return [PlacedBundle(bundle, axis, x.places, tuple(times), tuple(sizes)) for x in found]
+
+    def _loads(self, candidate: BundleCandidate) -> tuple[dict[int, int], dict[int, int]]:
+        """ns and bytes of every variable inside, with what it reads."""
+        time, size = {}, {}
+        for v, option in candidate.options.items():
+            paid, variable = candidate.stored.get(v, option), self.builder.variables[v]
+            time[v], size[v] = int(variable.cost[paid]), int(variable.use[paid, 0])
+        for number, edge in enumerate(self.builder.edges):
+            if edge.v not in candidate.options:
+                continue
+            option = candidate.options[edge.v]
+            first = candidate.options.get(edge.u)
+            if first is None and edge.u in self.builder.optional and edge.cost[-1, option] < INFINITE:
+                continue  # another alternative inside, which is unused
+            if first is None:  # enters the bundle in exactly the required layout
+                same = np.flatnonzero(edge.cost[:, option] == 0)
+                first = int(same[0]) if len(same) else None
+            if first is not None and self.joins(candidate, edge):
+                time[edge.v] += self.join_ns(candidate, number, first, option)
+            elif first is not None:
+                time[edge.v] += int(edge.cost[first, option])
+                size[edge.v] += 0 if edge.use is None else int(edge.use[first, option, 0])
+        return time, size
+
+    def joins(self, candidate: BundleCandidate, edge: Edge) -> bool:
+        """True if an edge leads from a branch to the `cat` of its bundle."""
+        join = candidate.path[edge.u][-1][0] if edge.u in candidate.path else -1
+        return join in candidate.axes and self.operators[join][0] == edge.v
+
+    def join_ns(self, candidate: BundleCandidate, number: int, one: int, other: int) -> int:
+        """ns of a step to convert what a branch gives to how its `cat` reads it: whole on the bundle's axis."""
+        u, conversion = self.builder.edges[number].u, self.builder.conversions[number]
+        base, use = conversion.base, conversion.use
+        assert use is not None
+        table, space = self.costs.table(base), self.costs.space(base)
+        if conversion.source == "hub":
+            given = int(table.codes[one % len(table.codes)])
+        else:
+            producer = next(i for i in self.builder.choices.of(base) if self.operators[i][0] == u)
+            given = int(self.operators[producer][1].output[one])
+        axis = candidate.axes[candidate.path[u][-1][0]][1]
+        required = list(self._required(base, use, other))
+        required[axis] = space.layout(given)[axis]
+        once = table.total[table.position[given], table.position[space.code(tuple(required))]]
+        return int(once) * self.costs.micro_batches
+
+    def _exchange_ns(self, level: PlacedBundle, option: int) -> int:
+        """ns of a step to join the branches, and to split their gradients."""
+        node, coordinates = self.pcg.nodes[level.bundle.join], self.sizes[level.axis]
+        space, whole = self.operators[level.bundle.join][1].output_space, list(self._given(level.bundle.join, option))
+        gathered, whole[level.axis] = whole[level.axis] == R, R
+        widest = widest_piece(self.pcg, level.bundle, level.places, coordinates)
+        numel = int(space.numel[space.code(tuple(whole))]) // node.shape[node["dim"]] * widest
+        return self.costs.micro_batches * sum(
+            self.costs.transitions.step_ns(level.axis, action, size)
+            for action, size, back in exchanges(
+                numel * self.costs.precision.itemsize(node.dtype), coordinates, gathered
+            )
+            if node.gradient or not back
+        )
