@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 from ...model.graph.atoms import atoms
 from ...model.graph.layout import Action, B, Layout, R, S, is_split
@@ -170,14 +171,13 @@ def batch_row(pcg: PCG, node: int) -> int | None:
     return None if any(known[i].batch for i in (*this.inputs, node)) else whole_row(pcg, node)
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """The coordinate of every branch; the largest time, bytes and width of a coordinate."""
+class Assignment(NamedTuple):
+    """The largest time, bytes and width of a coordinate; the coordinate of every branch."""
 
-    places: tuple[int, ...]
     time: int
     size: int
     width: int
+    places: tuple[int, ...]
 
 
 def assignments(
@@ -189,12 +189,14 @@ def assignments(
     """
     best: list[Assignment] = []
     every = sorted(
-        (_largest(times, p, coordinates), _largest(sizes, p, coordinates), _largest(widths, p, coordinates), p)
+        Assignment(
+            _largest(times, p, coordinates), _largest(sizes, p, coordinates), _largest(widths, p, coordinates), p
+        )
         for p in _places(len(times), coordinates)
     )
-    for time, size, width, places in every:
-        if not any(other.size <= size and other.width <= width for other in best):
-            best.append(Assignment(places, time, size, width))
+    for one in every:
+        if not any(other.size <= one.size and other.width <= one.width for other in best):
+            best.append(one)
     return tuple(best)
 
 

@@ -22,11 +22,10 @@ from ..placement.placement import Placement
 from ..strategies.alternatives import Alternatives
 from ..strategies.operand_cost import EdgeTables, OperandCosts
 from ..strategies.operator_options import GraphOptions, OperatorOptions
-from ..strategies.tensor_classes import Use, classes
+from ..strategies.tensor_classes import Classes, Use, classes
 from ..strategies.transitions import Table
 from ..weights.storage import Storage
 from .encoding_options import EncodingOptions, StageContext
-from .graph_cuts import find_cuts
 from .hub_retention import HubRetention
 from .recomputable_segments import RecomputableSegments
 from .shared_tables import SharedTables
@@ -114,12 +113,6 @@ class NetworkBuilder:
         )
 
     @property
-    def capacity_bytes(self) -> int:
-        """Memory of a device."""
-        given = self.options.capacity_bytes
-        return self.machine.device.capacity_bytes if given is None else given
-
-    @property
     def offloads(self) -> bool:
         """True if optimizer states may be in the host's memory."""
         return bool(self.options.space.offload) and self.machine.device.host_bandwidth is not None
@@ -159,3 +152,18 @@ class NetworkBuilder:
         """Append the edge of a tensor from variable `u` to `v`."""
         self.conversions[len(self.edges)] = conversion
         self.edges.append(Edge(u, v, *self.tables[conversion.key]))
+
+
+def find_cuts(pcg: PCG, classes: Classes) -> set[int]:
+    """Tensors that alone lead from what is before them to what is after (post-dominators of what is before)."""
+    change = [0] * (len(pcg.nodes) + 1)
+    moving = [
+        (i, max(classes.variable(u.node) for u in uses))
+        for i, uses in classes.uses.items()
+        if not classes.constant[i] and pcg.nodes[i].op not in ("input", "parameter")
+    ]
+    for first, last in moving:
+        change[first] += 1
+        change[last] -= 1
+    alive = np.cumsum(change)
+    return {first for first, _ in moving if alive[first] == 1}

@@ -148,10 +148,12 @@ def _check(pcg: PCG, optimizer: str, options: EncodingOptions, stage: StageConte
 def _encoding(builder: NetworkBuilder) -> Encoding:
     """The finished network, and what its variables mean."""
     held = fixed_bytes(builder.pcg, builder.precision, builder.placement.devices, builder.micro_batches)
+    capacity = builder.options.capacity_bytes
+    capacity = builder.machine.device.capacity_bytes if capacity is None else capacity
     network = Network(
         tuple(builder.variables),
         tuple(builder.edges),
-        (builder.capacity_bytes - held,),
+        (capacity - held,),
         sum(builder.constants.values()),
         switches=builder.switches,
     )

@@ -21,15 +21,10 @@ def network_json(network: Network) -> dict[str, Any]:
         "constant": int(network.constant),
         "capacities": [int(c) for c in network.capacities],
         "variables": [
-            {"name": v.name, "cost": tables.put(v.cost, costs=True), "use": tables.put(v.use)}
-            | ({} if v.rows is None else {"rows": v.rows.tolist()})
+            {"name": v.name} | tables.named(v.cost, v.use) | ({} if v.rows is None else {"rows": v.rows.tolist()})
             for v in network.variables
         ],
-        "edges": [
-            {"u": int(e.u), "v": int(e.v), "cost": tables.put(e.cost, costs=True)}
-            | ({} if e.use is None else {"use": tables.put(e.use)})
-            for e in network.edges
-        ],
+        "edges": [{"u": int(e.u), "v": int(e.v)} | tables.named(e.cost, e.use) for e in network.edges],
         "chains": [
             {"boundaries": [int(b) for b in c.boundaries], "copies": [[int(v) for v in copy] for copy in c.copies]}
             for c in network.chains
@@ -39,12 +34,7 @@ def network_json(network: Network) -> dict[str, Any]:
         data["switches"] = [
             {"variable": int(s.variable)}
             | {
-                kind: [
-                    {"of": int(k), "cost": tables.put(cost, costs=True)}
-                    | ({} if use is None else {"use": tables.put(use)})
-                    | ({} if extra is None else {"extra": tables.put(extra)})
-                    for k, (cost, use, extra) in part.items()
-                ]
+                kind: [{"of": int(k)} | tables.named(*decided) for k, decided in part.items()]
                 for kind, part in (("variables", s.variables), ("edges", s.edges))
             }
             for s in network.switches
@@ -64,7 +54,7 @@ def read_network(data: Mapping[str, Any]) -> Network:
             _field(v, "name", str, at),
             _table(tables, v, "cost", at),
             _table(tables, v, "use", at),
-            _read_rows(v, at) if v.get("rows") is not None else None,
+            None if v.get("rows") is None else _read_rows(v, at),
         )
         for v, at in _objects(data, "variables")
     )
@@ -73,7 +63,7 @@ def read_network(data: Mapping[str, Any]) -> Network:
             _field(e, "u", int, at),
             _field(e, "v", int, at),
             _table(tables, e, "cost", at),
-            _table(tables, e, "use", at) if e.get("use") is not None else None,
+            _optional_table(tables, e, "use", at),
         )
         for e, at in _objects(data, "edges")
     )
@@ -85,11 +75,7 @@ def read_network(data: Mapping[str, Any]) -> Network:
         for c, at in _objects(data, "chains")
     )
     switches = tuple(
-        Switch(
-            _field(s, "variable", int, at),
-            _read_modes(tables, s, "variables", at),
-            _read_modes(tables, s, "edges", at),
-        )
+        Switch(_field(s, "variable", int, at), *(_read_modes(tables, s, key, at) for key in ("variables", "edges")))
         for s, at in (_objects(data, "switches") if "switches" in data else ())
     )
     capacities = _integers(_list(data, "capacities", ""), "capacities")
@@ -103,15 +89,11 @@ def read_network(data: Mapping[str, Any]) -> Network:
 
 def _read_modes(tables: list[Table], switch: Mapping[str, Any], key: str, at: str) -> dict[int, SwitchTables]:
     """The tables of the variables, or edges, of a switch, by their numbers."""
-
-    def table(part: Mapping[str, Any], kind: str, place: str) -> Table | None:
-        return _table(tables, part, kind, place) if part.get(kind) is not None else None
-
     return {
         _field(part, "of", int, place): (
             _table(tables, part, "cost", place),
-            table(part, "use", place),
-            table(part, "extra", place),
+            _optional_table(tables, part, "use", place),
+            _optional_table(tables, part, "extra", place),
         )
         for part, inside in _objects(switch, key)
         for place in (f"{at}.{inside}",)
@@ -124,11 +106,15 @@ class _Tables:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self._known: dict[tuple[bool, tuple[int, ...], bytes], int] = {}
-        self._by_id: dict[
-            tuple[bool, int], tuple[int, Table]
-        ] = {}  # keeps the table alive, so that its id stays its own
+        # Keeps the tables alive, so that their ids stay their own.
+        self._by_id: dict[tuple[bool, int], tuple[int, Table]] = {}
 
-    def put(self, table: Table, costs: bool = False) -> int:
+    def named(self, cost: Table, use: Table | None, extra: Table | None = None) -> dict[str, int]:
+        """The numbers of these tables, without those that are None."""
+        named = ("cost", cost), ("use", use), ("extra", extra)
+        return {key: self._put(table, costs=key == "cost") for key, table in named if table is not None}
+
+    def _put(self, table: Table, costs: bool = False) -> int:
         if (costs, id(table)) not in self._by_id:
             key = costs, table.shape, table.tobytes()
             if key not in self._known:
@@ -191,6 +177,10 @@ def _table(tables: list[Table], data: Mapping[str, Any], key: str, at: str) -> T
     if not 0 <= index < len(tables):
         raise PartitaError(f"cost network: {at}.{key} is table {index} of {len(tables)}")
     return tables[index]
+
+
+def _optional_table(tables: list[Table], data: Mapping[str, Any], key: str, at: str) -> Table | None:
+    return None if data.get(key) is None else _table(tables, data, key, at)
 
 
 def _short(value: Any) -> str:

@@ -90,26 +90,25 @@ class Schedule:
 
     def in_flight(self, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
         """Micro-batches whose activations `stage` (of devices · chunks, from 0) keeps at once."""
-        if self.limit is not None:
-            return self.limit(devices, micro_batches)
-        return _counts(self, stage % devices, devices, chunks, micro_batches)[stage // devices].in_flight
+        return self._count(devices, chunks, micro_batches, stage).in_flight
 
     def deferred_weight_gradients(self, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
         """Micro-batches whose weight gradients `stage` has yet to compute; 0 for the first stage.
 
         Nobody waits for the gradients of the first stage's inputs: its backward is whole.
         """
-        if not self.splits_backward or stage == 0:
-            return 0
-        if self.limit is not None:
-            return self.limit(devices, micro_batches)
-        return _counts(self, stage % devices, devices, chunks, micro_batches)[stage // devices].deferred
+        needed = self.splits_backward and stage > 0
+        return self._count(devices, chunks, micro_batches, stage).deferred if needed else 0
 
     def forwards_ahead(self, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
         """Forwards that `stage` runs before its first backward, at the most."""
+        return self._count(devices, chunks, micro_batches, stage).ahead
+
+    def _count(self, devices: int, chunks: int, micro_batches: int, stage: int) -> _Counts:
+        """What the order says of a stage; where it is yet to be found, the limit."""
         if self.limit is not None:
-            return self.limit(devices, micro_batches)
-        return _counts(self, stage % devices, devices, chunks, micro_batches)[stage // devices].ahead
+            return _Counts(*(self.limit(devices, micro_batches),) * 3)
+        return _counts(self, stage % devices, devices, chunks, micro_batches)[stage // devices]
 
     def _slots(self, device: int, devices: int, chunks: int, micro_batches: int) -> list[Slot]:
         more = (*([chunks] if self.virtual_stages else []), *([1] if self.double_buffered else []))

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from ...model.errors import PartitaError
+from ...model.options import times
 from .placement import Placement, Row, of_rows
 
 Mapping: TypeAlias = Callable[[Row], Placement]
@@ -67,7 +68,8 @@ def mapped(name: str, hierarchy: Sequence[int]) -> Placement:
     except PartitaError as error:
         raise PartitaError(f"machine mapping {name}: {error}") from None
     if placement.hierarchy != levels:
-        raise PartitaError(f"machine mapping {name} is for hierarchy {_x(placement.hierarchy)}, not for {_x(levels)}")
+        found = times(placement.hierarchy)
+        raise PartitaError(f"machine mapping {name} is for hierarchy {found}, not for {times(levels)}")
     return placement
 
 
@@ -75,7 +77,3 @@ def without_ones(placement: Placement) -> Placement:
     """The placement without its axes of size 1, which split nothing; a single device keeps one axis."""
     rows = tuple(row for row, size in zip(placement.matrix, placement.sizes, strict=True) if size > 1)
     return of_rows(rows or placement.matrix[:1])
-
-
-def _x(sizes: Sequence[int]) -> str:
-    return "x".join(map(str, sizes))

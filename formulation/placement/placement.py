@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ...model.errors import PartitaError
 from ...model.graph.layout import splittable
 from ...model.machine.machine import MAX_DEVICES
+from ...model.options import times
 
 Row = tuple[int, ...]
 
@@ -72,9 +73,10 @@ def placements(
     if mesh is not None:
         sizes = tuple(mesh)
         if not sizes or math.prod(sizes) != devices:
-            raise PartitaError(f"mesh {_x(sizes)} does not have the {devices} devices of hierarchy {_x(levels)}")
+            named = times(sizes) or "()"
+            raise PartitaError(f"mesh {named} does not have the {devices} devices of hierarchy {times(levels)}")
         if sizes != (1,) and any(size < 2 for size in sizes):
-            raise PartitaError(f"mesh {_x(sizes)}: an axis of size 1 splits nothing, leave it out")
+            raise PartitaError(f"mesh {times(sizes)}: an axis of size 1 splits nothing, leave it out")
         return tuple(of_rows(rows) for rows in _matrices(levels, sizes))
     if devices == 1:
         return (of_rows([levels]),)
@@ -91,7 +93,8 @@ def arrangements(hierarchy: Sequence[int], axes: Sequence[int]) -> tuple[Placeme
     found = tuple(islice(_matrices(levels, sizes), MOST_MATRICES + 1))
     if len(found) > MOST_MATRICES:
         raise PartitaError(
-            f"axes {_x(sizes)} have more than {MOST_MATRICES:,} placements on hierarchy {_x(levels)}; join some axes"
+            f"axes {times(sizes)} have more than {MOST_MATRICES:,} placements on hierarchy {times(levels)}; "
+            "join some axes"
         )
     return tuple(map(of_rows, found))
 
@@ -104,12 +107,13 @@ def check_axes(hierarchy: Sequence[int], axes: Sequence[int]) -> tuple[Row, Row]
     levels, sizes = _checked(hierarchy), tuple(axes)
     if not _are_sizes(sizes):
         raise PartitaError(
-            f"axes {_x(sizes):.60}: one or more axes (up to {MOST_SIZES}) are needed, each of size 1 or more, in whole"
+            f"axes {times(sizes) or '()':.60}: one or more axes (up to {MOST_SIZES}) are needed, "
+            "each of size 1 or more, in whole"
         )
     if math.prod(sizes) != math.prod(levels):
         raise PartitaError(
-            f"axes {_x(sizes)} multiply to {math.prod(sizes):,}, "
-            f"but hierarchy {_x(levels)} has {math.prod(levels):,} devices; both must be equal"
+            f"axes {times(sizes)} multiply to {math.prod(sizes):,}, "
+            f"but hierarchy {times(levels)} has {math.prod(levels):,} devices; both must be equal"
         )
     return levels, sizes
 
@@ -133,10 +137,11 @@ def _checked(hierarchy: Sequence[int]) -> Row:
     levels = tuple(hierarchy)
     if not _are_sizes(levels):
         raise PartitaError(
-            f"hierarchy {_x(levels):.60}: every level has a size of 1 or more, in whole; at most {MOST_SIZES} levels"
+            f"hierarchy {times(levels) or '()':.60}: every level has a size of 1 or more, in whole; "
+            f"at most {MOST_SIZES} levels"
         )
     if math.prod(levels) > MAX_DEVICES:
-        raise PartitaError(f"hierarchy {_x(levels)} has {math.prod(levels):,} devices; the most is {MAX_DEVICES:,}")
+        raise PartitaError(f"hierarchy {times(levels)} has {math.prod(levels):,} devices; the most is {MAX_DEVICES:,}")
     return levels
 
 
@@ -195,11 +200,7 @@ def _divide(residual: Row, row: Row) -> Row:
     return tuple(r // f for r, f in zip(residual, row, strict=True))
 
 
-def _x(sizes: Sequence[int]) -> str:
-    return "x".join(map(str, sizes)) or "()"
-
-
-# Order by refinement
+# Orders of axes
 
 
 def distinct(candidates: Iterable[Placement]) -> tuple[Placement, ...]:
@@ -239,34 +240,6 @@ def reordered(candidates: Iterable[Placement], sizes: Iterable[int]) -> tuple[Pl
                 result.append(of_rows(candidate.matrix[axis] for axis in order))
                 allowed |= mine
     return tuple(dict.fromkeys(result))
-
-
-def refines(fine: Placement, coarse: Placement) -> bool:
-    """True if merging axes of `fine` (multiplying their rows elementwise) gives `coarse`, up to the order of the axes.
-
-    Then every layout on `coarse` is one on `fine`: a tensor split over a merged axis is split over both its parts.
-    """
-    if fine.hierarchy != coarse.hierarchy:
-        return False
-    return _merges(fine.matrix, coarse.matrix)
-
-
-def _merges(rows: tuple[Row, ...], targets: tuple[Row, ...]) -> bool:
-    """True if the rows can be divided among the targets so that each target is the product of its rows."""
-    if not rows:
-        return all(math.prod(target) == 1 for target in targets)
-    row, rest = rows[0], rows[1:]
-    for i, target in enumerate(targets):
-        divides = all(t % f == 0 for t, f in zip(target, row, strict=True))
-        if divides and _merges(rest, (*targets[:i], _divide(target, row), *targets[i + 1 :])):
-            return True
-    return False
-
-
-def maximal(candidates: Iterable[Placement]) -> tuple[Placement, ...]:
-    """Those that no other candidate with more axes refines, in their order; together they contain every layout."""
-    everything = tuple(candidates)
-    return tuple(p for p in everything if not any(len(q.sizes) > len(p.sizes) and refines(q, p) for q in everything))
 
 
 # Numbering of the devices: level-major, and inside one level axis 0 is the most significant digit

@@ -1,6 +1,7 @@
 """Placements: counts checked by hand and against brute force, and the numbering of the devices."""
 
 import math
+from collections.abc import Iterable
 from itertools import combinations_with_replacement, permutations, product
 
 import numpy as np
@@ -10,12 +11,10 @@ from partita.formulation.placement.placement import (
     Placement,
     coordinates,
     groups,
-    maximal,
     of_rows,
     placements,
     rank,
     ranks,
-    refines,
     reordered,
 )
 from partita.model.errors import PartitaError
@@ -142,6 +141,36 @@ def test_a_placement_checks_itself() -> None:
 
 
 # Refinement
+
+
+def refines(fine: Placement, coarse: Placement) -> bool:
+    """True if merging axes of `fine` (multiplying their rows elementwise) gives `coarse`, up to the order of the axes.
+
+    Then every layout on `coarse` is one on `fine`: a tensor split over a merged axis is split over both its parts.
+    """
+    if fine.hierarchy != coarse.hierarchy:
+        return False
+    return merges(fine.matrix, coarse.matrix)
+
+
+def merges(rows: tuple[tuple[int, ...], ...], targets: tuple[tuple[int, ...], ...]) -> bool:
+    """True if the rows can be divided among the targets so that each target is the product of its rows."""
+    if not rows:
+        return all(math.prod(target) == 1 for target in targets)
+    row, rest = rows[0], rows[1:]
+    for i, target in enumerate(targets):
+        divides = all(t % f == 0 for t, f in zip(target, row, strict=True))
+        if divides and merges(
+            rest, (*targets[:i], tuple(t // f for t, f in zip(target, row, strict=True)), *targets[i + 1 :])
+        ):
+            return True
+    return False
+
+
+def maximal(candidates: Iterable[Placement]) -> tuple[Placement, ...]:
+    """Those that no other candidate with more axes refines, in their order; together they contain every layout."""
+    everything = tuple(candidates)
+    return tuple(p for p in everything if not any(len(q.sizes) > len(p.sizes) and refines(q, p) for q in everything))
 
 
 def test_merging_axes() -> None:

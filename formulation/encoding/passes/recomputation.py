@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -76,15 +77,13 @@ class Recomputation(EncodingPass):
         builder = self.builder
         for base, (hub, table) in builder.hubs.items():
             readers = self.segments.outside_readers(base)
+            key = layouts, several = len(table.codes), len(readers) > 1
             for number in readers:
-                tables = self._retention(len(table.codes), len(readers) > 1)
+                tables = builder.table(("retention", *key), partial(self._retention_tables, layouts, several))
                 yield Edge(builder.switches[number].variable, hub, *tables)
 
-    def _retention(self, layouts: int, several: bool) -> EdgeTables:
-        """The tables of such an edge."""
-        return self.builder.table(("retention", layouts, several), lambda: self._retention_tables(layouts, several))
-
     def _retention_tables(self, layouts: int, several: bool) -> EdgeTables:
+        """The tables of an edge from modes to a hub of so many layouts, which `several` segments read."""
         recomputed = np.array([mode != "none" for mode in self.modes])
         cost = np.zeros((len(recomputed), 2 * layouts), np.int64)
         cost[recomputed, :layouts] = INFINITE
@@ -98,7 +97,5 @@ class Recomputation(EncodingPass):
             for v, (cost, use, _) in switch.variables.items():
                 none = np.zeros((*cost[0].shape, 1), np.int64)
                 builder.variables[v] = replace(builder.variables[v], cost=cost[0], use=none if use is None else use[0])
-            for number, (cost, use, _) in switch.edges.items():
-                builder.edges[number] = replace(
-                    builder.edges[number], cost=cost[0], use=None if use is None else use[0]
-                )
+            for k, (cost, use, _) in switch.edges.items():
+                builder.edges[k] = replace(builder.edges[k], cost=cost[0], use=None if use is None else use[0])

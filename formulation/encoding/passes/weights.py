@@ -12,7 +12,6 @@ from ....model.graph.atoms import atoms
 from ....model.graph.joined_tables import table_rows
 from ....model.graph.pcg import Node
 from ...network.chains import Position
-from ...strategies.operand_cost import EdgeTables
 from ...weights.fixed_memory import largest_weight
 from ...weights.storage import (
     LEAST,
@@ -61,7 +60,7 @@ class Weights(EncodingPass):
             builder.storages[storage_key] = self._storage(base, gradient, kept)
         stored = builder.storages[storage_key]
         key = (*storage_key, gradient.rows, builder.sparse.get(base), gradient.stages)
-        builder.table(key, lambda: self._tables(stored, gradient))
+        builder.table(key, lambda: self._training(stored, gradient))
         shared = builder.choices.read_together(uses)
         places = [builder.classes.variable(u.node) for u in uses]
         across = shared and any(min(places) <= cut < max(places) for cut in builder.cuts)
@@ -116,7 +115,8 @@ class Weights(EncodingPass):
         found = self._restricted(node, found, gradient)
         if not (found.scattered | found.offloaded).any():
             return found
-        return found.only(worthwhile(found, *self._training(found, gradient)))
+        cost, use = self._training(found, gradient)
+        return found.only(worthwhile(found, cost, use[:, 0]))
 
     def _restricted(self, node: Node, found: Storage, gradient: _Gradient) -> Storage:
         """Without sharded states if several stages have the parameter, and only in the layout fixed for the stage."""
@@ -128,24 +128,19 @@ class Weights(EncodingPass):
             raise PartitaError(f"parameter {node.name!r} cannot be stored in layout {layout}")
         return found if keep.all() else found.only(keep)
 
-    def _tables(self, stored: Storage, gradient: _Gradient) -> EdgeTables:
-        cost, use = self._training(stored, gradient)
-        return cost, use[:, None]
-
     def _training(self, stored: Storage, gradient: _Gradient) -> tuple[Array, Array]:
-        """ns of a step for gradient and update, and bytes of the parameter, its gradient and states."""
+        """ns of a step for gradient and update [o], and bytes of the parameter, its gradient and states [o, 1]."""
         builder, precision = self.builder, self.builder.precision
         use = stored_bytes(
             stored, gradient.dense, precision, builder.states, bool(gradient.rows), builder.stage.weight_versions
         )
         if not gradient.dense:
             looked_up = looked_up_bytes(stored, gradient.rows, gradient.ids, precision)  # 0 for frozen parameters
-            return looked_up_ns(
-                looked_up, builder.micro_batches, builder.roofline
-            ), use + builder.micro_batches * looked_up
+            cost = looked_up_ns(looked_up, builder.micro_batches, builder.roofline)
+            return cost, (use + builder.micro_batches * looked_up)[:, None]
         mesh = builder.transitions
         cost = per_step_ns(stored, mesh, precision, builder.roofline, builder.states)
         if gradient.stages > 1 and builder.stage.transfer is not None:
             cost = cost + exchange_ns(stored, gradient.stages, precision, builder.stage.transfer)
         each = accumulate_ns(stored, precision, builder.roofline) + scatter_ns(stored, mesh, precision)
-        return cost + builder.micro_batches * each, use
+        return cost + builder.micro_batches * each, use[:, None]
