@@ -230,10 +230,8 @@ def innermost(layout: Layout, axis: int) -> bool:
 
 def widest_piece(pcg: PCG, bundle: Bundle, places: Sequence[int], coordinates: int) -> int:
     """The largest size along the joined dim that the branches of one coordinate have together."""
-    node, widths = pcg.nodes[bundle.join], [0] * coordinates
-    for end, place in zip(node.inputs, places, strict=True):
-        widths[place] += pcg.nodes[end].shape[node["dim"]]
-    return max(widths)
+    node = pcg.nodes[bundle.join]
+    return _largest([pcg.nodes[end].shape[node["dim"]] for end in node.inputs], places, coordinates)
 
 
 def exchanges(largest_bytes: int, coordinates: int, gathered: bool) -> tuple[tuple[Action, int, bool], ...]:

@@ -128,11 +128,11 @@ class NetworkBuilder:
                 if self.costs.kind(reader, operand) == "decided":
                     yield self.costs.source(reader, operand), reader, operand
 
-    def table(self, key: object, make: Callable[[], EdgeTables]) -> EdgeTables:
-        """The tables of this key, made when first asked for."""
+    def table(self, key: object, make: Callable[[], EdgeTables]) -> object:
+        """Make the tables of a key unless they exist; returns the key."""
         if key not in self.tables:
             self.tables[key] = make()
-        return self.tables[key]
+        return key
 
     def add_variable(self, name: str, key: object, position: Position) -> int:
         """Append a variable with the tables of `key`."""
@@ -144,8 +144,7 @@ class NetworkBuilder:
 
     def add_free_variable(self, name: str, kind: str, size: int, position: Position) -> int:
         """Append a variable whose options cost and use nothing by themselves; those of one `kind` share tables."""
-        key = kind, size
-        self.table(key, lambda: (np.zeros(size, np.int64), np.zeros((size, 1), np.int64)))
+        key = self.table((kind, size), lambda: (np.zeros(size, np.int64), np.zeros((size, 1), np.int64)))
         return self.add_variable(name, key, position)
 
     def add_conversion(self, u: int, v: int, conversion: Conversion) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .network import Chain, Network
 
 LONGEST_PERIOD = 12
-"""Cuts in one copy at the most (a transformer layer has two to four)."""
+"""Maximum number of cuts in one copy (a transformer layer has two to four)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,12 @@ class Contest:
     @staticmethod
     @without_collection()
     def read(path: Path | str) -> "Contest":
-        """The instance in a file, `.json` or `.json.gz`; raises PartitaError that says what is wrong, and where."""
+        """The instance in a file, `.json` or `.json.gz`; raises PartitaError that names the fault and its place."""
         return Contest.from_json(read_json(path))
 
     @staticmethod
     def from_json(data: Any) -> "Contest":
-        """The instance of a parsed file; raises PartitaError that says what is wrong, and where."""
+        """The instance of a parsed file; raises PartitaError that names the fault and its place."""
         problem = _member(data, "problem", "")
         nodes, edges = _member(problem, "nodes", "problem"), _member(problem, "edges", "problem")
         intervals = _pairs(nodes, "intervals", "problem.nodes")
@@ -136,7 +136,7 @@ class Contest:
         return Network(tuple(variables), tuple(edges), (0 if self.limit is None else self.limit,) * count)
 
     def write(self, path: Path | str, choice: Sequence[int]) -> None:
-        """Write a choice as the contest asks: one line, `[0, 0, 2, 1, 0]`.
+        """Write a choice in the contest's format: one line, `[0, 0, 2, 1, 0]`.
 
         Raises PartitaError when the file cannot be written or the choice does not name one option of every node.
         """

@@ -43,7 +43,7 @@ def network_json(network: Network) -> dict[str, Any]:
 
 
 def read_network(data: Mapping[str, Any]) -> Network:
-    """The network that `network_json` wrote; raises PartitaError that says what is wrong, and where."""
+    """The network that `network_json` wrote; raises PartitaError that names the fault and its place."""
     if not isinstance(data, Mapping) or data.get("format") != "partita-network":
         raise PartitaError('not a cost network: expected an object with "format": "partita-network"')
     if data.get("version") != 1:

@@ -26,7 +26,7 @@ class WithoutSwitches:
 def without_switches(network: Network) -> WithoutSwitches:
     """The equal network without switches; raises ValueError if one has transient use."""
     if network.capacities and any(s.has_extra for s in network.switches):
-        raise ValueError("what switches use for a while has no place in a network without them")
+        raise ValueError("transient use of switches cannot be expressed without switches")
     if not network.switches:
         return WithoutSwitches(network, network)
     products = _Products(network)

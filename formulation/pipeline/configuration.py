@@ -97,7 +97,7 @@ class Configuration:
         return self.schedule.in_flight(self.devices, self.chunks, self.micro_batches, stage)
 
     def forwards_ahead(self, stage: int) -> int:
-        """Forwards that `stage` runs before its first backward, at the most."""
+        """Most forwards that `stage` runs before its first backward."""
         return self.schedule.forwards_ahead(self.devices, self.chunks, self.micro_batches, stage)
 
     def step_ns(self, busy_ns: Sequence[int]) -> int:

@@ -108,7 +108,7 @@ def _indices(problem: Problem, orders: Orders) -> list[list[int]]:
 
 
 def _sorted(problem: Problem, edges: Sequence[Edge]) -> list[int]:
-    """The tasks in topological order. PartitaError: a cycle, told as a shortest one."""
+    """The tasks in topological order. PartitaError: a cycle; a shortest one is named."""
     waits = [0] * len(problem.tasks)
     out: list[list[int]] = [[] for _ in problem.tasks]
     for edge in edges:
@@ -134,7 +134,7 @@ def _sorted(problem: Problem, edges: Sequence[Edge]) -> list[int]:
             )
             words += f" needs {slot}" if (before, i) in needs else f" comes after {slot} on device {min(shared)}"
             words += ", which" if before != circle[0] else ""
-        raise PartitaError(f"these orders never end: {words}; change the order of one of these devices")
+        raise PartitaError(f"these orders deadlock: {words}; change the order of one of these devices")
     return order
 
 

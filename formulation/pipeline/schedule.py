@@ -62,7 +62,7 @@ class Schedule:
 
     @property
     def priced_by_slots(self) -> bool:
-        """True if only the order, slot by slot, tells how long a step takes."""
+        """True if a step is priced slot by slot, from the order."""
         return not (self.has_step_formula or self.double_buffered)
 
     def runs(self, devices: int, micro_batches: int) -> bool:
@@ -101,11 +101,11 @@ class Schedule:
         return self._count(devices, chunks, micro_batches, stage).deferred if needed else 0
 
     def forwards_ahead(self, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
-        """Forwards that `stage` runs before its first backward, at the most."""
+        """Most forwards that `stage` runs before its first backward."""
         return self._count(devices, chunks, micro_batches, stage).ahead
 
     def _count(self, devices: int, chunks: int, micro_batches: int, stage: int) -> _Counts:
-        """What the order says of a stage; where it is yet to be found, the limit."""
+        """The counts of a stage; where the order is yet to be found, its limit."""
         if self.limit is not None:
             return _Counts(*(self.limit(devices, micro_batches),) * 3)
         return _counts(self, stage % devices, devices, chunks, micro_batches)[stage // devices]
@@ -116,7 +116,7 @@ class Schedule:
 
 
 class _Counts(NamedTuple):
-    """What the order of a device says of one of its stages."""
+    """Counts of one stage in the order of its device."""
 
     in_flight: int
     deferred: int

@@ -156,8 +156,8 @@ class GraphOptions:
     """The options of every node of a graph on one mesh; equal nodes share theirs.
 
     Graphs of one batch may share `memo`, and stages of one graph `numbers_of_whole`, numbers by its indices. `fixed`
-    names strategies of nodes: one row per mesh axis, see `row_names`. PartitaError, when a node is asked for: a name
-    that is no row of it, no legal option.
+    names strategies of nodes: one row per mesh axis, see `row_names`. Looking up a node raises PartitaError if a name
+    is not one of its rows, or if it has no legal option.
     """
 
     def __init__(
@@ -198,36 +198,38 @@ class GraphOptions:
 
     def _number(self, index: int) -> int:
         node, known = self.pcg.nodes[index], atoms(self.pcg)
-        wish = self.fixed.get(node.name)
+        given = self.fixed.get(node.name)
         # The call site of a dropout tells it from others, as does what is handed on, but costs nothing: equal layers
         # stay equal.
         attributes = tuple(a for a in node.attributes if a[0] not in ("site", "peer"))
         sources = ((i, self.pcg.nodes[i]) for i in node.inputs)
         key = (
-            node.op, attributes, node.shape, node.dtype, node.gradient, known[index], wish,
+            node.op, attributes, node.shape, node.dtype, node.gradient, known[index], given,
             tuple((n.op == "parameter", known[i], n.dtype, n.gradient, table_rows(n)) for i, n in sources),
         )  # fmt: skip
         if key not in self.memo.numbers:
             args = self.pcg, index, self.transitions, self.roofline, self.precision, self.spread_tables
-            found = operator_options(*args, every=wish is not None)
-            if wish is not None:
-                found = self._restrict(index, found, wish)
+            found = operator_options(*args, every=given is not None)
+            if given is not None:
+                found = self._restrict(index, found, given)
             if not len(found):
                 raise PartitaError(f"{node.op} {node.name!r} has no legal strategy on mesh {self.axes}")
             self.memo.numbers[key] = len(self.memo.options)
             self.memo.options.append(found)
         return self.memo.numbers[key]
 
-    def _restrict(self, index: int, found: OperatorOptions, wish: tuple[str, ...]) -> OperatorOptions:
+    def _restrict(self, index: int, found: OperatorOptions, given: tuple[str, ...]) -> OperatorOptions:
         names = row_names(self.pcg, index)
         node = self.pcg.nodes[index]
-        if len(wish) != len(self.axes) or not set(wish) <= set(names):
+        if len(given) != len(self.axes) or not set(given) <= set(names):
             raise PartitaError(
-                f"{node.name!r} cannot be fixed to {','.join(wish)}: give {len(self.axes)} of {', '.join(names)}, "
+                f"{node.name!r} cannot be fixed to {','.join(given)}: give {len(self.axes)} of {', '.join(names)}, "
                 f"one for each axis of mesh {'x'.join(map(str, self.axes))}"
             )
-        keep = (found.choice == np.array([names.index(w) for w in wish])).all(axis=1)
+        keep = (found.choice == np.array([names.index(name) for name in given])).all(axis=1)
         if not keep.any():
             why = "copies of its table would add up their sparse gradients, or " if node.get("sparse") else ""
-            raise PartitaError(f"{node.name!r} cannot be fixed to {','.join(wish)}: {why}the split leaves a rank empty")
+            raise PartitaError(
+                f"{node.name!r} cannot be fixed to {','.join(given)}: {why}the split leaves a rank empty"
+            )
         return found.only(keep)

@@ -104,7 +104,7 @@ def transient_buffers(ranks: int, micro_batches: int) -> int:
 
 
 LEAST = 64
-"""Weights below this part of the largest are neither scattered nor offloaded: so few bytes only blur the choice."""
+"""Weights below 1/LEAST of the largest are neither scattered nor offloaded: too few bytes to matter."""
 
 
 def storage(

@@ -119,7 +119,7 @@ def test_orders_in_a_file_are_checked(tmp_path: Path) -> None:
     for changed, why in (
         ({"orders": [first, second.replace("W0", "")]}, r"device 1: W\(stage 1, micro-batch 0\) is missing"),
         ({"orders": [first, second.replace("W0", "X0")]}, "'X0' is no slot"),
-        ({"orders": [f"B0 {first.replace('B0', '')}", second]}, "these orders never end: "),
+        ({"orders": [f"B0 {first.replace('B0', '')}", second]}, "these orders deadlock: "),
         ({"orders": ["F0 F1 F2 F3 B0 B1 B2 B3 W0 W1 W2 W3"] * 2}, "keep 4 micro-batches on stage 0, .* room for 2"),
         ({"schedule": "1f1b"}, "1f1b has its own orders"),
         ({"schedule": "fastest"}, "schedule 'fastest': choose from 1f1b, "),
@@ -137,7 +137,7 @@ def test_wrong_schedules_are_not_registered() -> None:
     for made, why in (
         (Schedule("1f1b", "another", in_pairs), "there is another schedule '1f1b'"),
         (Schedule("forgotten", "forgotten", forgotten), r"device 0: B\(stage 0, micro-batch 0\) is missing"),
-        (Schedule("crossed", "crossed", crossed), "these orders never end: "),
+        (Schedule("crossed", "crossed", crossed), "these orders deadlock: "),
     ):
         with pytest.raises(PartitaError, match=why):
             register_schedule(made)

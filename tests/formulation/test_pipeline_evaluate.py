@@ -66,7 +66,7 @@ def test_the_period_is_the_longest_circle_of_devices() -> None:
         (
             1,
             "B1.0 F1.0 F1.1 B1.1",
-            r"never end: (F\(stage 1, micro-batch 0\) comes after B\(stage 1, micro-batch 0\) on device 1, which "
+            r"deadlock: (F\(stage 1, micro-batch 0\) comes after B\(stage 1, micro-batch 0\) on device 1, which "
             r"needs F\(stage 1, micro-batch 0\)|B\(stage 1, micro-batch 0\) needs F\(stage 1, micro-batch 0\), "
             r"which comes after B\(stage 1, micro-batch 0\) on device 1);",
         ),
@@ -82,7 +82,7 @@ def test_wrong_orders_are_refused_by_name(device: int, order: str, words: str) -
 def test_two_devices_that_wait_for_each_other_are_both_named() -> None:
     mine = tuple(Slot(kind, 0, micro) for micro in (0, 1) for kind in "FB")
     other = tuple(Slot(kind, 1, micro) for micro in (1, 0) for kind in "FB")
-    with pytest.raises(PartitaError, match=r"never end: .* on device 1.* on device 0"):
+    with pytest.raises(PartitaError, match=r"deadlock: .* on device 1.* on device 0"):
         evaluate(TWO, (mine, other))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from ...network.chains import Position
 from ..builder import Conversion, NetworkBuilder
@@ -34,8 +35,7 @@ class Hubs(EncodingPass):
         builder, costs = self.builder, self.builder.costs
         repeats = sum(n not in builder.classes.handed for n in builder.classes.passes.get(node, ()))
         key = ("to hub", builder.node_options.number(producer), id(costs.table(node)), kept, repeats)
-        builder.table(key, lambda: costs.to_hub(node, builder.operators[producer][1], kept, repeats))
-        return key
+        return builder.table(key, lambda: costs.to_hub(node, builder.operators[producer][1], kept, repeats))
 
 
 def connect_hub(
@@ -50,11 +50,6 @@ def connect_hub(
     hub = builder.add_free_variable(f"{builder.pcg.nodes[base].name} shared", "hub", size, position)
     builder.hubs[base] = hub, table
     for producer, keys in producers.items():
-        key = keys[0] if len(keys) == 1 else _both(builder, keys)
+        tables = [builder.tables[key] for key in keys]
+        key = keys[0] if len(keys) == 1 else builder.table(keys, partial(fill_both, *tables))
         builder.add_conversion(producer, hub, Conversion(base, source, None, key))
-
-
-def _both(builder: NetworkBuilder, keys: tuple[object, ...]) -> object:
-    """The key of the tables to a hub that has every layout twice: not kept for backward, and kept."""
-    builder.table(keys, lambda: fill_both(*(builder.tables[key] for key in keys)))
-    return keys

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ....model.operators.operator import operator
@@ -33,8 +35,7 @@ class Operators(EncodingPass):
         classes = builder.classes
         source = builder.pcg.nodes[node].op in ("input", "parameter")
         if not source and not classes.constant[node] and classes.base[node] == node and node not in classes.twin:
-            key = operator_key(builder, node)
-            builder.table(key, lambda: self._tables(node))
+            key = builder.table(operator_key(builder, node), lambda: self._tables(node))
             variable = builder.add_variable(builder.pcg.nodes[node].name, key, Position(node))
             builder.operators[node] = variable, builder.node_options.of(node)
 
@@ -93,8 +94,7 @@ class Operands(EncodingPass):
             self._from_hub(base, use, key, consumer)
         elif base in builder.weights:
             weight, stored = builder.weights[base]
-            edge_key = ("weight", id(stored), *key)
-            builder.table(edge_key, lambda: costs.from_storage(base, stored, use))
+            edge_key = builder.table(("weight", id(stored), *key), lambda: costs.from_storage(base, stored, use))
             builder.add_conversion(weight, consumer, Conversion(base, "weight", use, edge_key))
         else:
             for producer in builder.choices.of(base):
@@ -103,19 +103,18 @@ class Operands(EncodingPass):
     def _from_hub(self, base: int, use: Use, key: tuple[object, ...], consumer: int) -> None:
         builder = self.builder
         hub, table = builder.hubs[base]
-        edge_key: object = ("hub", id(table), *key)
         held = np.ones(len(table.codes), dtype=np.bool_)
-        builder.table(edge_key, lambda: builder.costs.from_operator(base, use, table.codes, held))
+        make = partial(builder.costs.from_operator, base, use, table.codes, held)
+        edge_key = builder.table(("hub", id(table), *key), make)
         if builder.retention.is_chosen(base):
             once = builder.tables[edge_key]
             excluded = builder.retention.by_alternatives(base) and builder.costs.keeps_unchanged(use)
-            edge_key = edge_key, "twice", excluded
-            builder.table(edge_key, lambda: read_twice(once, excluded))
+            edge_key = builder.table((edge_key, "twice", excluded), lambda: read_twice(once, excluded))
         builder.add_conversion(hub, consumer, Conversion(base, "hub", use, edge_key))
 
     def _from_operator(self, base: int, producer: int, use: Use, key: tuple[object, ...], consumer: int) -> None:
         builder = self.builder
         variable, given = builder.operators[producer]
-        edge_key = ("direct", builder.node_options.number(producer), *key)
-        builder.table(edge_key, lambda: builder.costs.from_operator(base, use, given.output, given.saves_output))
+        make = partial(builder.costs.from_operator, base, use, given.output, given.saves_output)
+        edge_key = builder.table(("direct", builder.node_options.number(producer), *key), make)
         builder.add_conversion(variable, consumer, Conversion(base, "operator", use, edge_key))

@@ -160,7 +160,7 @@ class SegmentTables:
         return (cost, kept, none) if mode == "none" else (cost + once, none, back)
 
     def _cached(self, key: object, facts: tuple[object, ...], make: Callable[[], Iterator[ModeTables]]) -> SwitchTables:
-        """The tables in every mode, made when first asked for."""
+        """The tables in every mode, made on first use."""
         cache = self.builder.mode_tables
         if (key, facts) not in cache:
             costs, uses, extras = (np.stack(tables) for tables in zip(*make(), strict=True))
