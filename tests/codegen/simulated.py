@@ -10,8 +10,9 @@ from torch import Tensor
 
 from partita import Plan
 from partita.codegen.parallel_graph.graph import PARALLEL, Node
-from partita.formulation.placement.placement import coordinates
 from partita.model.graph.layout import chunk
+
+from ..formulation.coordinates import coordinates
 
 
 class Move(torch.autograd.Function):

@@ -9,15 +9,15 @@ import pytest
 
 from partita.formulation.placement.placement import (
     Placement,
-    coordinates,
     groups,
     of_rows,
     placements,
-    rank,
     ranks,
     reordered,
 )
 from partita.model.errors import PartitaError
+
+from .coordinates import coordinates, rank
 
 HIERARCHIES = [(2,), (6,), (8,), (2, 4), (3, 4), (4, 4), (1, 8), (2, 2, 2), (4, 2, 3), (2, 1, 6)]
 

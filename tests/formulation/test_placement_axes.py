@@ -14,13 +14,14 @@ from partita.formulation.placement.placement import (
     Placement,
     arrangements,
     check_reduced,
-    coordinates,
     of_rows,
     placements,
     ranks,
 )
 from partita.model.errors import PartitaError
 from partita.model.machine.machine import Machine
+
+from .coordinates import coordinates
 
 GROUPS = json.loads((files("partita.bench.data") / "p2_a100.json").read_text())["groups"]
 
