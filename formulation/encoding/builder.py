@@ -14,7 +14,6 @@ from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import Roofline
-from ...model.optimizers import optimizer_states
 from ..bundles.branch_options import BundledOption
 from ..network.chains import Position
 from ..network.network import Edge, Switch, Variable
@@ -68,8 +67,8 @@ class NetworkBuilder:
     ) -> None:
         self.pcg, self.machine, self.placement = pcg, machine, placement
         self.micro_batches, self.optimizer, self.options, self.stage = micro_batches, optimizer, options, stage
-        self.precision, self.states = precision(dtype), optimizer_states(optimizer)
-        self.roofline = Roofline(self.machine, self.precision.compute)
+        self.precision = precision(dtype)
+        self.roofline = Roofline(machine, self.precision.compute)
         self.classes, self.sparse = classes(self.pcg), sparse_tables(self.pcg)
         self._share_tables()
         self.costs = OperandCosts(self.node_options, self.micro_batches, self.classes, self.stage.in_flight)

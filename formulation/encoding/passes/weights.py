@@ -11,6 +11,7 @@ from ....model.errors import PartitaError
 from ....model.graph.atoms import atoms
 from ....model.graph.joined_tables import table_rows
 from ....model.graph.pcg import Node
+from ....model.optimizers import optimizer_states
 from ...network.chains import Position
 from ...weights.fixed_memory import largest_weight
 from ...weights.storage import (
@@ -130,15 +131,16 @@ class Weights(EncodingPass):
     def _training(self, stored: Storage, gradient: _Gradient) -> tuple[Array, Array]:
         """ns of a step for gradient and update [o], and bytes of the parameter, its gradient and states [o, 1]."""
         builder, precision = self.builder, self.builder.precision
+        states = optimizer_states(builder.optimizer)
         use = stored_bytes(
-            stored, gradient.dense, precision, builder.states, bool(gradient.rows), builder.stage.weight_versions
+            stored, gradient.dense, precision, states, bool(gradient.rows), builder.stage.weight_versions
         )
         if not gradient.dense:
             looked_up = looked_up_bytes(stored, gradient.rows, gradient.ids, precision)  # 0 for frozen parameters
             cost = looked_up_ns(looked_up, builder.micro_batches, builder.roofline)
             return cost, (use + builder.micro_batches * looked_up)[:, None]
         mesh = builder.transitions
-        cost = per_step_ns(stored, mesh, precision, builder.roofline, builder.states)
+        cost = per_step_ns(stored, mesh, precision, builder.roofline, states)
         if gradient.stages > 1 and builder.stage.transfer is not None:
             cost = cost + exchange_ns(stored, gradient.stages, precision, builder.stage.transfer)
         each = accumulate_ns(stored, precision, builder.roofline) + scatter_ns(stored, mesh, precision)
