@@ -127,7 +127,11 @@ class NetworkBuilder:
                 if self.costs.kind(reader, operand) == "decided":
                     yield self.costs.source(reader, operand), reader, operand
 
-    def table(self, key: object, make: Callable[[], EdgeTables]) -> object:
+    def table(self, key: object, make: Callable[[], EdgeTables]) -> EdgeTables:
+        """The tables of this key, made on first use."""
+        return self.tables[self.keep(key, make)]
+
+    def keep(self, key: object, make: Callable[[], EdgeTables]) -> object:
         """Make the tables of a key unless they exist; returns the key."""
         if key not in self.tables:
             self.tables[key] = make()
@@ -143,7 +147,7 @@ class NetworkBuilder:
 
     def add_free_variable(self, name: str, kind: str, size: int, position: Position) -> int:
         """Append a variable whose options cost and use nothing by themselves; those of one `kind` share tables."""
-        key = self.table((kind, size), lambda: (np.zeros(size, np.int64), np.zeros((size, 1), np.int64)))
+        key = self.keep((kind, size), lambda: (np.zeros(size, np.int64), np.zeros((size, 1), np.int64)))
         return self.add_variable(name, key, position)
 
     def add_conversion(self, u: int, v: int, conversion: Conversion) -> None:

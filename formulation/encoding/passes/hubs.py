@@ -35,7 +35,7 @@ class Hubs(EncodingPass):
         builder, costs = self.builder, self.builder.costs
         repeats = sum(n not in builder.classes.handed for n in builder.classes.passes.get(node, ()))
         key = ("to hub", builder.node_options.number(producer), id(costs.table(node)), kept, repeats)
-        return builder.table(key, lambda: costs.to_hub(node, builder.operators[producer][1], kept, repeats))
+        return builder.keep(key, lambda: costs.to_hub(node, builder.operators[producer][1], kept, repeats))
 
 
 def connect_hub(
@@ -51,5 +51,5 @@ def connect_hub(
     builder.hubs[base] = hub, table
     for producer, keys in producers.items():
         tables = [builder.tables[key] for key in keys]
-        key = keys[0] if len(keys) == 1 else builder.table(keys, partial(fill_both, *tables))
+        key = keys[0] if len(keys) == 1 else builder.keep(keys, partial(fill_both, *tables))
         builder.add_conversion(producer, hub, Conversion(base, source, None, key))

@@ -35,7 +35,7 @@ class Operators(EncodingPass):
         classes = builder.classes
         source = builder.pcg.nodes[node].op in ("input", "parameter")
         if not source and not classes.constant[node] and classes.base[node] == node and node not in classes.twin:
-            key = builder.table(operator_key(builder, node), lambda: self._tables(node))
+            key = builder.keep(operator_key(builder, node), lambda: self._tables(node))
             variable = builder.add_variable(builder.pcg.nodes[node].name, key, Position(node))
             builder.operators[node] = variable, builder.node_options.of(node)
 
@@ -94,7 +94,7 @@ class Operands(EncodingPass):
             self._from_hub(base, use, key, consumer)
         elif base in builder.weights:
             weight, stored = builder.weights[base]
-            edge_key = builder.table(("weight", id(stored), *key), lambda: costs.from_storage(base, stored, use))
+            edge_key = builder.keep(("weight", id(stored), *key), lambda: costs.from_storage(base, stored, use))
             builder.add_conversion(weight, consumer, Conversion(base, "weight", use, edge_key))
         else:
             for producer in builder.choices.of(base):
@@ -105,16 +105,16 @@ class Operands(EncodingPass):
         hub, table = builder.hubs[base]
         held = np.ones(len(table.codes), dtype=np.bool_)
         make = partial(builder.costs.from_operator, base, use, table.codes, held)
-        edge_key = builder.table(("hub", id(table), *key), make)
+        edge_key = builder.keep(("hub", id(table), *key), make)
         if builder.retention.is_chosen(base):
             once = builder.tables[edge_key]
             excluded = builder.retention.by_alternatives(base) and builder.costs.keeps_unchanged(use)
-            edge_key = builder.table((edge_key, "twice", excluded), lambda: read_twice(once, excluded))
+            edge_key = builder.keep((edge_key, "twice", excluded), lambda: read_twice(once, excluded))
         builder.add_conversion(hub, consumer, Conversion(base, "hub", use, edge_key))
 
     def _from_operator(self, base: int, producer: int, use: Use, key: tuple[object, ...], consumer: int) -> None:
         builder = self.builder
         variable, given = builder.operators[producer]
         make = partial(builder.costs.from_operator, base, use, given.output, given.saves_output)
-        edge_key = builder.table(("direct", builder.node_options.number(producer), *key), make)
+        edge_key = builder.keep(("direct", builder.node_options.number(producer), *key), make)
         builder.add_conversion(variable, consumer, Conversion(base, "operator", use, edge_key))

@@ -64,7 +64,7 @@ class Recomputation(EncodingPass):
         constants = sum(builder.constants.get(node, 0) for node in segment.nodes)
         cost = [0 if mode == "none" else constants for mode in self.modes]
         tables = np.array(cost, np.int64), np.zeros((len(cost), 1), np.int64)
-        key = builder.table(("switch", constants), lambda: tables)
+        key = builder.keep(("switch", constants), lambda: tables)
         classes = builder.classes
         first = next(i for i in segment.nodes if classes.base[i] == i and not classes.constant[i])
         return builder.add_variable(f"{segment.name} recompute", key, Position(first - 0.6))  # before its weights
@@ -80,7 +80,7 @@ class Recomputation(EncodingPass):
             key = layouts, several = len(table.codes), len(readers) > 1
             for number in readers:
                 tables = builder.table(("retention", *key), partial(self._retention_tables, layouts, several))
-                yield Edge(builder.switches[number].variable, hub, *builder.tables[tables])
+                yield Edge(builder.switches[number].variable, hub, *tables)
 
     def _retention_tables(self, layouts: int, several: bool) -> EdgeTables:
         """The tables of an edge from modes to a hub of so many layouts, which `several` segments read."""

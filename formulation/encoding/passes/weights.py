@@ -61,7 +61,7 @@ class Weights(EncodingPass):
             builder.storages[storage_key] = self._storage(base, gradient, kept)
         stored = builder.storages[storage_key]
         training_key = (*storage_key, gradient.rows, builder.sparse.get(base), gradient.stages)
-        key = builder.table(training_key, lambda: self._training(stored, gradient))
+        key = builder.keep(training_key, lambda: self._training(stored, gradient))
         shared = builder.choices.read_together(uses)
         places = [builder.classes.variable(u.node) for u in uses]
         across = shared and any(min(places) <= cut < max(places) for cut in builder.cuts)
@@ -78,7 +78,7 @@ class Weights(EncodingPass):
         costs, repeats = self.builder.costs, max(u.repeats for u in self.builder.classes.uses[base])
         table = costs.table(base)
         key = ("shared weight", id(stored), id(table), kept, repeats)
-        return self.builder.table(key, lambda: costs.from_storage_to(base, stored, table.codes, kept, repeats))
+        return self.builder.keep(key, lambda: costs.from_storage_to(base, stored, table.codes, kept, repeats))
 
     def _gradient(self, base: int) -> _Gradient:
         node, sparse = self.builder.pcg.nodes[base], self.builder.sparse
