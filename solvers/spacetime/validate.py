@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...formulation.spacetime.order import Completed, PlanConflict, complete, precedences
 from ...formulation.spacetime.tasks import Tasks
+from .conflict import described, smallest
 
 
 def validate(tasks: Tasks, devices: int | None = None) -> Completed:
@@ -23,8 +24,6 @@ def validate(tasks: Tasks, devices: int | None = None) -> Completed:
     found = complete(given)
     if isinstance(found, Completed):
         return found
-    from .conflict import described, smallest
-
     conflict = smallest(given.waits, found)
     kind = "the smallest conflict" if conflict.proved else "an irreducible conflict"
     raise PlanConflict(f"the plan would deadlock; {kind}:", described(given, conflict))

@@ -131,16 +131,12 @@ class Flow:
 
     def op(self, place: int) -> Op:
         """The forward operator of a run."""
-        instruction = self.instructions[place]
-        assert isinstance(instruction, Run)
-        return forward_of(instruction.op)
+        return forward_of(_run(self.instructions[place]).op)
 
     def of(self, op: Op, phase: Phase) -> Run | None:
         """The run of a forward operator, or of its recomputation, backward, …, on this device."""
         place = self.run.get((op, phase))
-        found = None if place is None else self.instructions[place]
-        assert found is None or isinstance(found, Run)
-        return found
+        return None if place is None else _run(self.instructions[place])
 
     # Operands
 
