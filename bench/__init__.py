@@ -8,32 +8,32 @@ from typing import Any
 from ..model.errors import PartitaError
 
 BENCHES = {
-    "branches": "Models with branches: the best plan with them side by side, and without.",
-    "coverage": "How many rules of given files the generated ones lead to.",
+    "branches": "Models with branches: the best plan with parallel branches and without.",
+    "coverage": "How many rules of given files follow from the generated ones.",
     "generation": "Rules generated and proved, step by step, timed.",
-    "joint": "Rewriting, parallelization and placement decided together, beside one after the other.",
-    "memory": "Memory that plans take, and save: recompute, swap, co-shard, stages, shards; predicted beside measured.",
-    "network": "Reduction programs on real ranks in an emulated network, predicted beside measured (root only).",
-    "plan": "From model to proven plan: capture, formulate and solve, timed apart.",
-    "reductions": "The search for the cheapest reduction program as devices and levels grow, beside enumeration.",
-    "results": "The five results of P² (MLSys 2022) by name: what it measured and what is predicted here.",
-    "rvd": "Communication by RVD search beside sends and the exact optimum: SuperScaler's Table 3, Figures 16 to 18.",
-    "schedules": "Schedules of pipelines found and proved by CP-SAT, beside those that have names.",
+    "joint": "Rewriting, parallelization and placement decided jointly, compared with sequentially.",
+    "memory": "Memory of plans that recompute, swap, co-shard, pipeline and shard: predicted and measured.",
+    "network": "Reduction programs on real ranks in an emulated network: predicted and measured (root only).",
+    "plan": "From model to proven plan: capture, formulate and solve, each timed.",
+    "reductions": "The search for the cheapest reduction program as devices and levels grow, and enumeration.",
+    "results": "The five results of P² (MLSys 2022) by name: its measurements and our predictions.",
+    "rvd": "Communication by RVD search, by sends and at the exact optimum: SuperScaler's Table 3, Figures 16 to 18.",
+    "schedules": "Pipeline schedules found and proved optimal by CP-SAT, compared with the named ones.",
     "sequence": "Long sequences: attention with gathered keys, as a ring, with heads exchanged, and free.",
     "solvers": "All backends on contest instances, networks of the planner and random families, with limits.",
-    "spread": "Tables of DLRM and XDL spread over GPUs of Summit: loads, proofs and steps, beside simple ways.",
-    "truth": "Predicted beside measured: the tables of P² (MLSys 2022), with --p2 another file of its format.",
+    "spread": "Tables of DLRM and XDL spread over GPUs of Summit: loads, proofs and steps, compared with heuristics.",
+    "truth": "Predicted and measured: the tables of P² (MLSys 2022), or with --p2 another file in that format.",
     "whole": "The whole decision, pipelines included: Unity's and SuperScaler's models, with a gap and a time limit.",
     "zoo": "Every model of the zoo on the machine of its paper, within two minutes.",
 }
 """Every benchmark is a module of this package with `run(small, only, tell) -> rows`.
 
-It may have `totals(rows)`, counts that stand beside the rows, `summary(rows)`, one table or several by title, and
-`write(result, folder)`, which gives words about it.
+It may have `totals(rows)`, counts over all rows, `summary(rows)`, one table or several by title, and
+`write(result, folder)`, which writes files and returns notes about them.
 """
 
 PARTS = ("bench", "command", "hardware", "rows", "summary", "notes")
-"""What every result may have; all else are its totals."""
+"""The keys of a result that are not totals."""
 
 OPTIONS = {
     "p2": ("truth", "--p2", "reads no measurements"),
@@ -43,7 +43,7 @@ OPTIONS = {
     "rules": ("coverage", "--rules", "reads no rules"),
     "output": ("solvers", "--output", "writes no files"),
 }
-"""What only one benchmark takes: the keyword of its `run` (or `write`), the benchmark, and why the others do not."""
+"""Options of one benchmark: keyword of its `run` (or `write`) -> the benchmark, the flag, why others lack it."""
 
 
 def bench(
@@ -54,10 +54,10 @@ def bench(
     output: Path | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Run a benchmark: its rows, and where they were measured; `only` keeps cases with one of its texts in their name.
+    """Run a benchmark: its rows and the hardware; `only` keeps the cases with one of its texts in their name.
 
-    `options`: what only this benchmark takes (`OPTIONS`); None or an empty list leaves one out. `output`: the folder
-    for what the benchmark writes beside its rows. PartitaError: an unknown name, or no case left.
+    `options`: those of this benchmark alone (`OPTIONS`); None or an empty list leaves one out. `output`: the folder for
+    the files that it writes. PartitaError: an unknown name, or no case left.
     """
     if name not in BENCHES:
         raise PartitaError(f"no benchmark {name!r}; there are {', '.join(BENCHES)}")
@@ -91,7 +91,7 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 
 
 def text(result: dict[str, Any]) -> str:
-    """A benchmark's result as a table, with the command and the machine above it and what it sums up to below."""
+    """A benchmark's result as tables, with the command and the machine above them and the totals below."""
     machine = ", ".join(f"{k} {v}" for k, v in result["hardware"].items())
     sums = result.get("summary") or {}
     titled = sums if isinstance(sums, Mapping) else {"": sums}
@@ -120,4 +120,6 @@ def _cell(value: Any) -> str:
         return "-"
     if not isinstance(value, float):
         return str(value)
-    return f"{value:,.2f}" if value == 0 or abs(value) >= 0.005 else f"{value:.1e}"  # what is small is not 0.00
+    return (
+        f"{value:,.2f}" if value == 0 or abs(value) >= 0.005 else f"{value:.1e}"
+    )  # small values are not shown as 0.00

@@ -1,9 +1,9 @@
-"""One solve in a process of its own, so that a crash, too much memory or a solver that does not stop ends only itself.
+"""One solve in its own process, so that a crash, a lack of memory or a solver that hangs ends only that solve.
 
     python -m partita.bench.contained REQUEST.json     writes the answer into a file that the request names
 
-The process sees to its own end: a while after the limit it interrupts itself, and after as long again the system's
-alarm ends it, whatever the solver is doing then.
+The process enforces its own limit: it interrupts itself some time after the limit, and after as long again the
+system's alarm kills it, whatever the solver is doing.
 """
 
 import json
@@ -39,8 +39,8 @@ ENDED = {
 class Request:
     """Solve the instance in `file` by `solver` within `seconds`.
 
-    `whole`: they count from the start of the process, as for somebody who types the command. Else they count from the
-    call of the solver, after a small network has loaded its libraries.
+    `whole`: seconds count from the start of the process, as for a user who types the command; otherwise from the call
+    of the solver, after a small network has loaded its libraries.
     """
 
     file: str
@@ -52,14 +52,14 @@ class Request:
 def contained(request: Request, folder: Path) -> dict[str, Any]:
     """The answer to a request: status, objective, bound, assignment, seconds, words, memory_mib.
 
-    Where there is none, the status says how the process ended: refused, error, memory, late, killed or crashed.
+    Without an answer, the status says how the process ended: refused, error, memory, late, killed or crashed.
     """
-    asked, answer, said = folder / "request.json", folder / "answer.json", folder / "said.txt"
+    written, answer, output = folder / "request.json", folder / "answer.json", folder / "said.txt"
     answer.unlink(missing_ok=True)
     started = time.time()
-    asked.write_text(json.dumps(asdict(request) | {"started": started, "answer": str(answer)}))
-    with said.open("wb") as log:
-        command = [sys.executable, "-m", f"{__package__}.contained", str(asked)]
+    written.write_text(json.dumps(asdict(request) | {"started": started, "answer": str(answer)}))
+    with output.open("wb") as log:
+        command = [sys.executable, "-m", f"{__package__}.contained", str(written)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         try:
             code = process.wait(request.seconds + 3 * _patience(request.seconds) + START)
@@ -72,14 +72,14 @@ def contained(request: Request, folder: Path) -> dict[str, Any]:
     if answer.exists():
         found: dict[str, Any] = json.loads(answer.read_text())
         return found
-    status, words = _ended(code, said.read_text(errors="replace").strip())
+    status, words = _ended(code, output.read_text(errors="replace").strip())
     return _without(status, words) | {"seconds": time.time() - started}
 
 
-def _ended(code: int, said: str) -> tuple[str, str]:
+def _ended(code: int, output: str) -> tuple[str, str]:
     """How a process ended that left no answer."""
-    last = said.splitlines()[-1].strip() if said else ""
-    if "bad_alloc" in said or "MemoryError" in said:
+    last = output.splitlines()[-1].strip() if output else ""
+    if "bad_alloc" in output or "MemoryError" in output:
         return "memory", last
     if code >= 0:
         return "crashed", last or f"exit code {code}"
@@ -101,19 +101,19 @@ def _patience(seconds: float) -> float:
 
 def main(path: str) -> None:
     """Answer the request in a file."""
-    asked = json.loads(Path(path).read_text())
-    started, answer = asked.pop("started"), Path(asked.pop("answer"))
-    request = Request(**asked)
+    given = json.loads(Path(path).read_text())
+    started, answer = given.pop("started"), Path(given.pop("answer"))
+    request = Request(**given)
     try:
         found = _solve(request, started)
     except MemoryError as error:
         found = _without("memory", str(error))
     except KeyboardInterrupt:
         found = _without("late", "did not answer an interrupt")
-    except Exception as error:  # any solver may stand here: what it raises is its answer
+    except Exception as error:  # whatever the solver raises is its answer
         found = _without("error", f"{type(error).__name__}: {error}")
     signal.alarm(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is there; it is only to be written
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on the answer is only written
     found = {"seconds": time.time() - started} | found
     found["memory_mib"] = _peak_mib()
     partial = answer.with_suffix(".part")
@@ -152,7 +152,7 @@ def _solve(request: Request, started: float) -> dict[str, Any]:
 
 
 def _warm(backend: Any) -> None:
-    """Load a solver's libraries and compiled loops by networks that take it no time."""
+    """Load a solver's libraries and compiled loops with tiny networks."""
     from ..solvers.protocol import Limits
     from .families import TIGHTNESS, Family, network
 
@@ -163,7 +163,7 @@ def _warm(backend: Any) -> None:
 
 
 def _peak_mib() -> float:
-    """The most memory that this process held. Usage as the system counts it would begin with the parent's."""
+    """Peak memory of this process. The system's usage counter would start at the parent's."""
     status = Path("/proc/self/status")
     if status.is_file():
         for line in status.read_text().splitlines():

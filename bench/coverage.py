@@ -42,7 +42,7 @@ def run(small: bool, only: Sequence[str], tell: Tell, rules: Sequence[str] = ())
 
 
 def measure(given: Sequence[Rule]) -> Row:
-    """How many of some rules the basis leads to."""
+    """How many of the given rules follow from the basis."""
     known = basis()
     operators = {apply.op for rule in known for apply in rule.applies}
     start, counts = time.monotonic(), Counter[str]()

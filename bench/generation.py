@@ -1,4 +1,4 @@
-"""How many rules are generated over each operator set, and how many every step of pruning leaves, beside the papers'.
+"""How many rules are generated over each operator set, and how many each step of pruning leaves; the papers' counts.
 
 `pairs` are two graphs that give the same values; `renamed` counts them once up to names, `general` without instances of
 others: these are candidates as TASO (743) and Unity (651 more, with parallel operators) count them. `basic` are those
@@ -45,7 +45,7 @@ def _row(result: SetResult) -> Row:
 
 
 def summary(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
-    """Candidates beside the papers'."""
+    """Candidates, here and in the papers."""
     whole = rows[-1]
     algebraic = whole["general"] - whole["parallel"]
     return {

@@ -1,4 +1,4 @@
-"""Rewriting and parallelizing at once, beside one after the other (Unity, OSDI 2022, Figure 15b).
+"""Rewriting and parallelizing jointly, compared with sequentially (Unity, OSDI 2022, Figure 15b).
 
 Three plans of each model by one cost model: of the graph as it was captured; of the graph whose rewriting is best on
 one device with its share of the batch, as TASO (SOSP 2019) would choose it, however much memory that takes

@@ -87,7 +87,7 @@ def measure(
             fuse(program)
             if hasattr(program, "to_host"):
                 program.to_host = _elsewhere(program.to_host)
-        if hasattr(program, "share"):  # a part of its own, as on another device; the whole batch is nobody's
+        if hasattr(program, "share"):  # a copy of its part, as on another device; no rank holds the whole batch
             share = program.share
             program.share = lambda *args: {name: part.clone() for name, part in share(*args).items()}
         rank = _on_cpu if device == "cpu" else _on_gpu

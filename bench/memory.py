@@ -1,4 +1,4 @@
-"""Peak memory and step time of plans that save memory, on one device: predicted beside measured.
+"""Peak memory and step time of plans that save memory, on one device: predicted and measured.
 
 Plain training; layers recomputed (Chen et al., 2016), kept on the host meanwhile (swap), or in four parts one after the
 other, each recomputed (co-shard, SuperScaler, Figure 3): heads and hidden units. A GPT on long sequences and a Swin

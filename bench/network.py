@@ -1,4 +1,4 @@
-"""Reduction programs on an emulated network: predicted beside measured seconds and bytes on the wire.
+"""Reduction programs on an emulated network: predicted and measured seconds and bytes on the wire.
 
 Real gloo ranks in network namespaces run emitted files: every program of a reduction over all ranks (of three levels a
 sample of the 825), and for every placement of a smaller mesh the flat all-reduce and the planner's program.
@@ -47,7 +47,7 @@ NEAR, AGAIN = 1.15, 9
 
 SECONDS = 1200.0
 MOST = 60
-"""Programs measured of one reduction; of more, a sample from the cheapest to the dearest predicted one."""
+"""Programs measured of one reduction; of more, a sample from the lowest to the highest predicted cost."""
 
 
 @dataclass(frozen=True, slots=True)

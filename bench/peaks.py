@@ -1,4 +1,4 @@
-"""Memory of planned programs on ranks that are threads: predicted beside measured.
+"""Memory of planned programs on ranks that are threads: predicted and measured.
 
 Small twins that are large enough for tensors to outweigh what is not counted, on devices so slow, and with so little
 memory, that they are split: by samples, by weights, fully sharded, into stages; each as planned, and with every segment
@@ -43,7 +43,7 @@ class Twin:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What is asked of the planner; `tight`: with little memory, in tenths of what the fastest plan takes."""
+    """A problem for the planner; `tight`: with little memory, in tenths of what the fastest plan takes."""
 
     mesh: tuple[int, ...]
     micro_batches: int
@@ -80,7 +80,7 @@ Case = tuple[Twin, Split, str]
 
 
 def cases(small: bool) -> list[Case]:
-    """Every twin, split in every way, in every mode of recomputation."""
+    """Every twin, with every split, in every mode of recomputation."""
     twins, splits = (SMALL, SMALL_SPLITS) if small else (TWINS, SPLITS)
     every = [(twin, split, mode) for twin in twins for split in splits for mode in MODES]
     return [case for case in every if case[2] == "none" or case[1].schedule == "1f1b"]  # nothing is split twice
@@ -96,7 +96,7 @@ def name_of(case: Case) -> str:
     return f"{twin.name}: {', '.join([*words, mode])}"
 
 
-def rows(asked: Sequence[Case], tell: Tell) -> list[Row]:
+def rows(cases: Sequence[Case], tell: Tell) -> list[Row]:
     """A row for each case; `of_plain` are shares of the same plan without recomputation."""
     took: dict[Case, list[Measured]] = {}
 
@@ -107,7 +107,7 @@ def rows(asked: Sequence[Case], tell: Tell) -> list[Row]:
         return took[case]
 
     result = []
-    for case in asked:
+    for case in cases:
         plain = (*case[:2], "none")
         result.append(_row(case, taken(case), plain, taken(plain)))
     return result

@@ -1,4 +1,4 @@
-"""From model to proven plan: capture, formulate and solve, timed apart.
+"""From model to proven plan: capture, formulate and solve, each timed.
 
 Full-sized models on the machines of the papers, LLaMA on fixed meshes with memory that binds and memory that does not,
 and the same layers more and more often: equal layers are solved once, so that depth should cost little.

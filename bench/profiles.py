@@ -15,7 +15,7 @@ Measure = Callable[[Row], float | None]
 
 MISSING = "no pictures: they need matplotlib; pip install 'partita[bench]'"
 LEAST_S = 0.01
-"""Seconds below which times are not told apart."""
+"""Times below this many seconds count as equal."""
 LEAST_GAP_PCT = 1e-4
 """What stands for a gap of 0 on the axis, in percent."""
 GROUPS = ("contest", "planner", "random")
@@ -78,7 +78,7 @@ PICTURES: dict[str, tuple[Callable[[Sequence[Row]], dict[str, list[float]]], flo
     "time": (ratios, 1.0, "seconds to a proof, by those of the quickest solver"),
     "gap": (amounts, LEAST_GAP_PCT, f"gap at the end in %, {LEAST_GAP_PCT:g} or less at the left"),
 }
-"""By file name: the numbers of every solver, the least that they can be, and words about them."""
+"""By file name: the numbers of every solver, their lower limit, and the label of the axis."""
 
 
 def pictures(rows: Sequence[Row]) -> dict[str, bytes]:

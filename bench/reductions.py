@@ -1,4 +1,4 @@
-"""How the search for the cheapest reduction program grows with devices and levels, beside P²'s enumeration.
+"""How the search for the cheapest reduction program grows with devices and levels, compared with P²'s enumeration.
 
 One reduction of 100 MB over all devices of a machine whose links are four times as fast on every next level inwards.
 `programs` and `enumerate_s`: all valid programs of at most five steps, found on the devices themselves as P² (MLSys
@@ -65,7 +65,7 @@ def tree(hierarchy: Sequence[int]) -> Machine:
 
 
 def measure(hierarchy: tuple[int, ...], solved: int = 3) -> Row:
-    """The row of a hierarchy; with more than `solved` levels no solver of boolean states is asked."""
+    """The row of a hierarchy; with more than `solved` levels no solver of boolean states runs."""
     machine, levels = tree(hierarchy), len(hierarchy)
     reduction = Reduction(of_rows([hierarchy]), (0,))
     for kept in (graph, search._paths, search._envelope, enumeration._programs):

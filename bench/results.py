@@ -1,4 +1,4 @@
-"""P²'s five results by name: what the paper says of its measurements, and what our predictions say.
+"""P²'s five results by name: the numbers that the paper measured, and those that we predict.
 
 The experiments are those of the table in P²'s appendix (MLSys 2022) on A100; on V100, of which `data/` has no table,
 one and two axes in every split and reduction. Each by NCCL's ring and tree, with the paper's payload and programs of at

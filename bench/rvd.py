@@ -133,7 +133,7 @@ def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
 
 
 def measure(case: Case, machine: Machine) -> Row:
-    """All ways for one case, and the exact optimum."""
+    """Every method for one case, and the exact optimum."""
     seconds, path = timed(case, machine)
     source, target, shape, item = case.source, case.target, case.shape, case.itemsize
     direct = send_receive(source, target, shape, item, machine)
@@ -179,7 +179,7 @@ def compute_ns(small: bool) -> int:
 
 
 def scaled(case: Scale, compute: int, machine: Machine) -> Row:
-    """A step of all samples with so many stages of so many devices, by each way to communicate."""
+    """A step of all samples with so many stages of so many devices, by each method of communication."""
     shape, item, t = (1, SEQUENCE, HIDDEN), ITEMSIZE["float16"], case.tensor
     addends, copies = one_letter("V", t, 3), one_letter("R", t, 3)
     stages = [range(s * t, (s + 1) * t) for s in range(case.stages)]

@@ -1,8 +1,8 @@
-"""Schedules of pipelines found and proved by CP-SAT, beside those that have names.
+"""Pipeline schedules found and proved optimal by CP-SAT, compared with the named ones.
 
 Every case is a pipeline with memory and an objective. `named_ns`: the best schedule with a name that fits the memory,
 `named` says which. `found_ns`: what CP-SAT found; `bound_ns`: what no schedule goes below; `proved`: they are equal.
-Uniform pipelines are solved without being told a named schedule, the others begin with the best of them. `peak`: bytes
+Uniform pipelines are solved without a named schedule, the others start from the best of them. `peak`: bytes
 of the fullest device, where a micro-batch takes 1 on a stage unless the case says otherwise. A case of 1F1B is proved
 twice: by the bound of one device, and by CP-SAT from the constraints alone, which refutes a makespan of 1 ns less.
 
@@ -43,14 +43,14 @@ Named = Mapping[str, Callable[[int], Orders]]
 
 @dataclass(frozen=True)
 class Case:
-    """A pipeline, its named schedules, and what is asked of it."""
+    """A pipeline, its named schedules, and the objective."""
 
     name: str
     problem: Problem
     micros: int
     named: Named
     objective: str = "makespan"
-    told: bool = True  # the solver begins with the named schedules
+    warm: bool = True  # the solver starts from the named schedules
     refute: bool = False  # CP-SAT refutes a ns less from the constraints alone
     steady: bool = False  # for any number of repetitions
     against: tuple[Problem, Orders] | None = None  # what to compare with instead of the named: it waits for gradients
@@ -98,16 +98,16 @@ def split(stage: Stage) -> Stage:
 def uniform(sizes: Sequence[tuple[int, int]]) -> Iterator[Case]:
     """Equal stages: nothing beats 1F1B unsplit; zero-bubble and interleaving are found."""
     for S, K in sizes:
-        yield Case(f"1f1b, {S} stages, {K}", pipeline([PLAIN] * S, K), K, unsplit(S), told=False, refute=True)
+        yield Case(f"1f1b, {S} stages, {K}", pipeline([PLAIN] * S, K), K, unsplit(S), warm=False, refute=True)
         capped = pipeline([PLAIN] * S, K, room=memory_of_1f1b(S))
-        yield Case(f"1f1b in its memory, {S} stages, {K}", capped, K, unsplit(S), told=False)
+        yield Case(f"1f1b in its memory, {S} stages, {K}", capped, K, unsplit(S), warm=False)
         if K % 4 == 0:
             once, twice = (pipeline([SPLIT] * S, K, room) for room in (S, 2 * S))
-            yield Case(f"split, {S} stages, {K}", once, K, zero(S), told=False)
-            yield Case(f"split, twice the memory, {S} stages, {K}", twice, K, zero(S), "period", told=False)
+            yield Case(f"split, {S} stages, {K}", once, K, zero(S), warm=False)
+            yield Case(f"split, twice the memory, {S} stages, {K}", twice, K, zero(S), "period", warm=False)
         if K % S == 0:
             chunks, named = chunked([PLAIN] * 2 * S, S, K), {"interleaved": partial(orders.interleaved, S)}
-            yield Case(f"two chunks, {S} devices, {K}", chunks, K, named, told=False)
+            yield Case(f"two chunks, {S} devices, {K}", chunks, K, named, warm=False)
 
 
 def uneven(micros: Sequence[int]) -> Iterator[Case]:
@@ -221,7 +221,7 @@ def _best(case: Case, seconds: float) -> tuple[str | None, int | None]:
 
 
 def _solved(case: Case, seconds: float) -> Row:
-    known = [schedule(case.micros) for schedule in case.named.values()] if case.told else []
+    known = [schedule(case.micros) for schedule in case.named.values()] if case.warm else []
     answer = solve(case.problem, case.objective, known, seconds)
     proved = answer.status is Status.OPTIMAL
     if case.refute and proved and answer.objective_ns is not None:

@@ -140,7 +140,7 @@ def _published(case: Case, cost: int | None) -> Row:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Tables by their titles: the contest beside what is published, the planner's networks, and all by solver."""
+    """Tables by their titles: the contest with published results, the planner's networks, and all by solver."""
     tables = {
         "Contest instances, beside what is published": contest_table(rows),
         f"The planner's networks: seconds to a proof, auto by {PLAIN} on the plain encoding": planner_table(rows),
@@ -150,7 +150,7 @@ def summary(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def contest_table(rows: Sequence[Row]) -> list[Row]:
-    """Published costs and bounds beside those found, and each solver's sum of scores, 0 for what it refuses."""
+    """Published costs and bounds with those found, and each solver's sum of scores, 0 for what it refuses."""
     from .instances import published
 
     known = {f"contest {name}": facts for name, facts in published().items()}
@@ -229,7 +229,7 @@ def _count(found: Iterable[bool]) -> int:
 
 
 def write(result: dict[str, Any], folder: Path) -> list[str]:
-    """Write the rows (CSV), the result (JSON) and the pictures into a folder; words about what was written."""
+    """Write the rows (CSV), the result (JSON) and the pictures into a folder; notes about the files."""
     sheet = io.StringIO()
     table = csv.DictWriter(sheet, list(result["rows"][0]))
     table.writeheader()

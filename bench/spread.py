@@ -1,10 +1,10 @@
-"""Tables of DLRM and XDL spread over the GPUs of Summit: loads and steps of a solver's spread and of simple ones.
+"""Tables of DLRM and XDL spread over the GPUs of Summit: loads and steps of the solver's spread and of heuristics.
 
 A load is what the busiest GPU has: columns, which are time, and bytes. `round-robin` deals whole tables out by number,
 as Unity's expert does for DLRM (OSDI'22), `greedy` the largest first to the GPU with the fewest bytes. Steps are
 predicted: of the plan that the planner chooses, of those whose look-ups are fixed to the spread, to rows found by
 masking (`ids`) and to rows found at their owners, and of the expert, which is the plan with the spread where tables are
-dealt round-robin: what else it does is the best that the planner knows, perceptrons data parallel.
+dealt round-robin; the rest of it is the planner's best, with data-parallel perceptrons.
 """
 
 import heapq
@@ -110,7 +110,7 @@ def _with_spread(plan: Plan, graph: PCG, table: int, spread: TableSpread) -> int
 
 
 def summary(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Loads, proofs and steps apart."""
+    """Tables of loads, proofs and steps."""
 
     def part(*keys: str) -> list[Row]:
         return [{"case": row["case"]} | {key: row[key] for key in row if key.startswith(keys)} for row in rows]

@@ -1,4 +1,4 @@
-"""Predicted seconds beside those that P² (MLSys 2022, appendix A) measured: every matrix, ring and tree.
+"""Predicted seconds and those that P² (MLSys 2022, appendix A) measured: every matrix, ring and tree.
 
 A row is a parallelism matrix and an algorithm of NCCL: seconds of one all-reduce, and of the cheapest of all programs
 of at most five collectives. `ratio` is predicted by measured. P² reduced 2^29 float32 on a device, ten times; 10 x 2^29

@@ -96,7 +96,7 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def measure(case: Case) -> Row:
-    """Plan one case in a process of its own. Without a plan `status` says why: `unknown`, or the words of a refusal."""
+    """Plan one case in its own process. Without a plan `status` says why: `unknown`, or the error."""
     entry(case.model)  # PartitaError: there is no such model
     package = Path(__file__).parents[2]
     start = time.monotonic()
@@ -108,32 +108,32 @@ def measure(case: Case) -> Row:
     )
     seconds = time.monotonic() - start
     refusal = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    told = json.loads(done.stdout) if done.stdout else {"status": refusal.removeprefix("partita: ")}
-    return {"case": case.name, "total_s": seconds, "limit_s": case.seconds} | row(told)
+    summary = json.loads(done.stdout) if done.stdout else {"status": refusal.removeprefix("partita: ")}
+    return {"case": case.name, "total_s": seconds, "limit_s": case.seconds} | row(summary)
 
 
-def row(told: Mapping[str, Any]) -> Row:
-    """What `plan --json` told, in short; None where there is no plan."""
-    space, seconds = told.get("space", {}), told.get("seconds", {})
-    mesh = {**(told.get("mesh") or {})}
-    pipeline = told.get("pipeline") or {}
+def row(summary: Mapping[str, Any]) -> Row:
+    """The row of what `plan --json` printed; None where there is no plan."""
+    space, seconds = summary.get("space", {}), summary.get("seconds", {})
+    mesh = {**(summary.get("mesh") or {})}
+    pipeline = summary.get("pipeline") or {}
     if pipeline:
         del mesh["pipeline"]
     planned = bool(mesh or pipeline)
-    modes = Counter((told.get("recompute") or {}).values())
+    modes = Counter((summary.get("recompute") or {}).values())
     return {
-        "objective_ms": _over(told.get("objective_ns"), 10**6),
-        "bound_ms": _over(told.get("bound_ns"), 10**6),
-        "gap": told.get("gap"),
+        "objective_ms": _over(summary.get("objective_ns"), 10**6),
+        "bound_ms": _over(summary.get("bound_ns"), 10**6),
+        "gap": summary.get("gap"),
         "stages": pipeline.get("stages", 1) if planned else None,
         "mesh": ("x".join(map(str, mesh.values())) or "1") if planned else None,
-        "k": told.get("micro_batches"),
+        "k": summary.get("micro_batches"),
         "recompute": (", ".join(f"{n} {mode}" for mode, n in sorted(modes.items())) or "none") if planned else None,
-        "memory_gib": _over(told.get("memory_bytes"), GIB),
-        "of_gib": _over(told.get("capacity_bytes"), GIB),
+        "memory_gib": _over(summary.get("memory_bytes"), GIB),
+        "of_gib": _over(summary.get("capacity_bytes"), GIB),
         **{name: space.get(key) for name, key in SPACE.items()},
         **{f"{part}_s": seconds.get(part) for part in SECONDS},
-        "status": told["status"],
+        "status": summary["status"],
     }
 
 

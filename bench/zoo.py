@@ -1,7 +1,7 @@
-"""Every model of the zoo on the machine of the paper that it is from: planned within two minutes, or refused.
+"""Every model of the zoo on the machine of its paper: planned within two minutes, or rejected.
 
-Four nodes: 24 GPUs of Summit, 32 elsewhere. A model whose plan needs more memory than that at any split is refused, and
-the row says how much is missing. Within the time the search goes on until the gap is 0.
+Four nodes: 24 GPUs of Summit, 32 elsewhere. A model that does not fit at any split is rejected, and the row says how
+much memory is missing. The search runs until the gap is 0 or the time is up.
 """
 
 import gc

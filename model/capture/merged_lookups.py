@@ -3,7 +3,7 @@
     stack([a[ids[:, 0]], b[ids[:, 1]], c[ids[:, 2]]], 1)
     w[ids + [0, |a|, |a| + |b|]]                             where w = [a; b; c]
 
-One kernel does the work of dozens, its rows spread evenly over ranks however large each table is, and what it gives is
+One kernel does the work of dozens, its rows spread evenly over ranks however large each table is, and its results are
 joined already. FBGEMM's table-batched embeddings do the same for recommendation models, with kernels of their own. The
 parameter's attribute `tables` says what it joins: names in the user's module, with their rows.
 """
@@ -45,7 +45,7 @@ class _Run:
 
 
 def merge_lookups(pcg: PCG) -> PCG:
-    """The same graph with one look-up in place of those whose ids lie side by side in one tensor, as their results do.
+    """The same graph with one look-up in place of those whose ids are adjacent in one tensor, as are their results.
 
     Their tables have equal width, dtype and kind of gradient, and no other reader.
     """

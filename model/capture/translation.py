@@ -174,7 +174,7 @@ class Translation:
         self._leaf = name.startswith("torch.nn.modules") and name.rpartition(".")[2] in _NAMED
 
     def refusal(self, problem: str) -> PartitaError:
-        """The error for what cannot be captured: names the module, the line and the way out."""
+        """The error for what cannot be captured: names the module, the line and the remedy."""
         assert self._current is not None
         return PartitaError(
             f"cannot capture {problem} in module {self._path or '(the top)'!r}, at {source_line(self._current)}; use "

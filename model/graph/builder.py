@@ -24,9 +24,9 @@ class Builder:
         self.aliases: list[tuple[str, str]] = []
         self._names: set[str] = set()
 
-    def name(self, wish: str) -> str:
-        """Reserve a free name: `wish`, numbered if it is taken."""
-        name = free_name(wish, self._names)
+    def name(self, preferred: str) -> str:
+        """Reserve a free name: `preferred`, numbered if it is taken."""
+        name = free_name(preferred, self._names)
         self._names.add(name)
         return name
 

@@ -173,7 +173,7 @@ class _Conversion:
                 self.go(axis, R if is_split(b) else b)
 
     def finish(self) -> None:
-        """Splits that had to wait for gathers."""
+        """Splits that were impossible before the gathers."""
         for axis, b in enumerate(self.target):
             if self.current[axis] != b:
                 self.go(axis, b)

@@ -2,7 +2,7 @@
 
 An entry gives the index notation, what is saved for backward, the work beyond the notation's products, the PyTorch
 expression that computes it, and what rules know of it. Strategies, their backward communication and legality are
-derived (`formulation.strategy`), never listed.
+derived (`formulation/strategies/strategy.py`), never listed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Operator:
     output; `saved_for` pairs such an operand with the one without whose gradient it is not kept after all. `emit` is
     PyTorch source with operand names and attributes in braces, or a function that returns it. `creates`: a constant
     made from the attributes alone, whole on every rank. `passes`: bytes moved relative to reading the inputs and
-    writing the output once (0: a view of memory). `scratch`: elements that the backward writes and reads besides.
+    writing the output once (0: a view of memory). `scratch`: further elements that the backward writes and reads.
     `masked`: the operator ends with an activation, whose backward is a kernel of its own. `split` gives the cost of
     having a `part` (0 to 1) of an index: the factor by which a rank's work exceeds that share, and the elements that it
     makes and keeps for backward. `transfer`: it sends a tensor to another pipeline stage or receives it. `updates`

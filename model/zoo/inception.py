@@ -59,7 +59,7 @@ class Branches(nn.Module):
 
 
 def block_a(inputs: int, unit: int, pooled: int) -> tuple[nn.Module, int]:
-    """5 x 5 and two 3 x 3 beside a pool with `pooled` units of channels."""
+    """Branches of 5 x 5, of two 3 x 3, and of a pool with `pooled` units of channels."""
     block = Branches(
         Conv(inputs, 4 * unit, 1),
         nn.Sequential(Conv(inputs, 3 * unit, 1), Conv(3 * unit, 4 * unit, 5, padding=2)),
@@ -107,7 +107,7 @@ def block_d(inputs: int, unit: int) -> tuple[nn.Module, int]:
 
 
 def block_e(inputs: int, unit: int) -> tuple[nn.Module, int]:
-    """3 x 3 as rows beside columns, once and after a 3 x 3."""
+    """3 x 3 as parallel rows and columns, once and after a 3 x 3."""
     m = 24 * unit
     block = Branches(
         Conv(inputs, 20 * unit, 1),
