@@ -15,21 +15,8 @@ from .entry import Entry, Input
 EXAMPLE = 2
 """Samples in the example inputs; graphs can have any batch."""
 
-_ENTRIES: dict[str, Entry] = {
-    **mlp.ENTRIES,
-    **resnext.ENTRIES,
-    **inception.ENTRIES,
-    **unet.ENTRIES,
-    **bert.ENTRIES,
-    **dlrm.ENTRIES,
-    **candle.ENTRIES,
-    **gpt.ENTRIES,
-    **llama.ENTRIES,
-    **mixtral.ENTRIES,
-    **swin.ENTRIES,
-    **mbart.ENTRIES,
-    **alphafold.ENTRIES,
-}
+_FAMILIES = (mlp, resnext, inception, unet, bert, dlrm, candle, gpt, llama, mixtral, swin, mbart, alphafold)
+_ENTRIES: dict[str, Entry] = {name: made for family in _FAMILIES for name, made in family.ENTRIES.items()}
 
 
 def zoo() -> tuple[str, ...]:

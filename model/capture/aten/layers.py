@@ -25,14 +25,6 @@ def _norm(t: T, a: A) -> Value:
     return t.reduce("norm", x, a.get("dim"), a.get("keepdim", False), ord=order)
 
 
-def _cumulative(op: str) -> Rule:
-    def rule(t: T, a: A) -> Value:
-        x = t.to(a["self"], a["dtype"])
-        return t.add(op, x, dim=a["dim"] % len(t.shape(x))) if t.shape(x) else t.no("a tensor without dims")
-
-    return rule
-
-
 def _max(t: T, a: A) -> Value:
     if "other" in a:
         return t.add("maximum", a["self"], a["other"])
@@ -60,11 +52,13 @@ def _deviation(t: T, a: A) -> Value:
     return None if variance is None else t.add("sqrt", variance)
 
 
-def _softmax(op: str, x: str = "self") -> Rule:
+def _along_dim(op: str) -> Rule:
+    """An operator of one operand along `dim`, computed in another dtype if one is given."""
+
     def rule(t: T, a: A) -> Value:
-        inner = t.to(a[x], a.get("dtype"))
-        shape = t.shape(inner)
-        return t.add(op, inner, dim=a["dim"] % len(shape)) if shape else t.no("a tensor without dims")
+        x = t.to(a["self"], a.get("dtype"))
+        rank = len(t.shape(x))
+        return t.add(op, x, dim=a["dim"] % rank) if rank else t.no("a tensor without dims")
 
     return rule
 
@@ -164,15 +158,15 @@ TABLE: dict[str, Rule] = {
     "logsumexp": lambda t, a: t.reduce("logsumexp", a["self"], a["dim"], a["keepdim"]),
     "linalg_vector_norm": _norm,
     "norm": _norm,
-    "cumsum": _cumulative("cumsum"),
-    "cumprod": _cumulative("cumprod"),
+    "cumsum": _along_dim("cumsum"),
+    "cumprod": _along_dim("cumprod"),
     "max": _max,
     "var": lambda t, a: _variance(t, a),
     "std": _deviation,
-    "softmax": _softmax("softmax"),
-    "_softmax": _softmax("softmax"),
-    "log_softmax": _softmax("log_softmax"),
-    "_log_softmax": _softmax("log_softmax"),
+    "softmax": _along_dim("softmax"),
+    "_softmax": _along_dim("softmax"),
+    "log_softmax": _along_dim("log_softmax"),
+    "_log_softmax": _along_dim("log_softmax"),
     "linear": _linear,
     "matmul": _matmul,
     "mm": _matmul,
