@@ -13,7 +13,7 @@ from ..emission.common.text import WIDTH
 from ..plan.plan import Plan
 from ..plan.table_spread import places, spread_axis
 from ..pricing.axis_groups import axis_groups, steps_text
-from .words import contents, equal_layers, recompute_text
+from .words import bytes_text, contents, equal_layers, recompute_text
 
 Row: TypeAlias = tuple[str, str]
 """What a line is about, and the line."""
@@ -78,7 +78,7 @@ def _predicted(plan: Plan) -> list[Row]:
     if report.get("memory_bytes") is not None:
         where = "the fullest rank" if plan.size > 1 else "every rank"
         capacity = report.get("capacity_bytes", plan.machine.device.capacity_bytes)
-        rows.append(("memory", f"{_bytes(report['memory_bytes'])} of {_bytes(capacity)} on {where}"))
+        rows.append(("memory", f"{bytes_text(report['memory_bytes'])} of {bytes_text(capacity)} on {where}"))
     return rows
 
 
@@ -132,8 +132,8 @@ def _programs_sentence(plan: Plan) -> str:
     for group in axis_groups(plan):
         for kind, known in group.programs.items():
             last = max(i for i, program in enumerate(known.programs) if len(program) > 1)
-            bounds = [f"from {_bytes(known.starts[last])}"] if last else []
-            bounds += [f"to {_bytes(start)}" for start in known.starts[last + 1 : last + 2]]
+            bounds = [f"from {bytes_text(known.starts[last])}"] if last else []
+            bounds += [f"to {bytes_text(start)}" for start in known.starts[last + 1 : last + 2]]
             sizes = f" ({' '.join(bounds)})" if bounds else ""
             words = f"{kind.replace('_', '-')}: {steps_text(group, known.programs[last])}{sizes}"
             parts.setdefault(words, []).append(group.name)
@@ -214,10 +214,3 @@ def _time(ns: int) -> str:
         if ns >= size:
             return f"{ns / size:.3g} {unit}"
     return f"{ns} ns"
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} B"
