@@ -1,4 +1,4 @@
-"""Start a program on local processes with torchrun, over the loopback interface, and leave none of them behind."""
+"""Run a program on local processes with torchrun, over the loopback interface, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_AD
 
 
 class LaunchError(RuntimeError):
-    """The program failed or took too long; `output` is all that its ranks printed."""
+    """The program failed or took too long; `output` is everything that its ranks printed."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
@@ -31,10 +31,10 @@ def torchrun(
     timeout: float = 300.0,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """What `ranks` processes running `script` (a file, or `module:NAME` for `python -m NAME`) print, errors included.
+    """The output of `ranks` processes that run `script` (a file, or `module:NAME` for `python -m NAME`), with stderr.
 
-    Ranks are numbered on this machine alone, meet on a free port of 127.0.0.1, see no GPU and use one thread each.
-    Raises LaunchError with the first failing rank's words, PartitaError where the script is missing.
+    The ranks run on this machine only, meet on a free port of 127.0.0.1, see no GPU and use one thread each. Raises
+    LaunchError with the output of the first rank that fails, PartitaError if the script is missing.
     """
     module = str(script).removeprefix("module:")
     if module == str(script) and not Path(script).is_file():
@@ -62,7 +62,7 @@ def torchrun(
             code = None
         finally:
             output.seek(0)
-            text = output.read()  # before the ranks tell how they were ended
+            text = output.read()  # before the ranks report that they were terminated
             _end(process)
     if code is None:
         raise LaunchError(f"{script} on {ranks} ranks did not finish in {timeout:g} s\n{_essence(text)}", text)
@@ -72,7 +72,7 @@ def torchrun(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask torchrun to end its ranks, which live in sessions of their own, and kill what is left after 5 s."""
+    """Terminate torchrun, which ends its ranks (they have their own sessions), and kill what is left after 5 s."""
     family = _descendants(process.pid)
     if process.poll() is None:
         process.terminate()
@@ -89,13 +89,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The processes that `pid` started and those that they started (none where there is no /proc)."""
+    """The children of a process and their children (none if there is no /proc)."""
     found: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = [int(child) for child in file.read_text().split()]
         except OSError:
-            continue  # it ended while we looked
+            continue  # it has ended meanwhile
         for child in children:
             found += [child, *_descendants(child)]
     return found

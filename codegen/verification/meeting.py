@@ -1,4 +1,4 @@
-"""Rendezvous of ranks that are threads: who runs, who waits for whom, and the message of a deadlock."""
+"""Rendezvous of ranks that are threads: which ones run, which wait for which, and the report of a deadlock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 class RankError(RuntimeError):
-    """A rank raised, or the ranks disagree about a collective; `rank` is the first one that did."""
+    """A rank raised, or the ranks call different collectives; `rank` is the first one that did."""
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class RankError(RuntimeError):
 
 
 class Deadlock(RuntimeError):  # noqa: N818 (its name in the field)
-    """All remaining ranks wait for each other, or time is up; the message says where each of them stands."""
+    """All remaining ranks wait for each other, or time is up; the message says where each one stands."""
 
 
 class Stopped(BaseException):
@@ -42,7 +42,7 @@ class Meeting:
 
 
 class Hub:
-    """Who runs, who waits for what; a rank is counted as running from before its thread starts."""
+    """The running and the waiting ranks; a rank counts as running from before its thread starts."""
 
     def __init__(self, ranks: int) -> None:
         self.lock = threading.Lock()
@@ -65,7 +65,7 @@ class Hub:
         part: Any,
         work: Callable[[list[Any]], None],
     ) -> Meeting:
-        """Bring `part` to the meeting at `key`; who completes it does the work and wakes the others."""
+        """Bring `part` to the meeting at `key`; the rank that completes it does the work and wakes the others."""
         with self.lock:
             if self.failure is not None:
                 raise Stopped
@@ -83,9 +83,9 @@ class Hub:
                 return found
             del self.meetings[key]
         try:
-            with torch.no_grad(), _disable_current_modes():  # what the rank's own program counts or keeps is its own
+            with torch.no_grad(), _disable_current_modes():  # modes of the rank's own program
                 work([found.parts[p] for p in range(found.size)])
-        except ValueError as error:  # the parts do not fit together, whoever is to blame
+        except ValueError as error:  # the parts do not fit together
             raise RankError(f"{_describe(found)}: {error}\n{self.report()}", rank) from error
         with self.lock:
             found.done = True
@@ -168,7 +168,7 @@ _HERE = (Path(__file__).parent, Path(threading.__file__).parent)
 
 
 def _user_line(frame: Any) -> str:
-    """Where the program stands: its innermost frame outside torch, the standard library and this folder."""
+    """The innermost frame of the program, outside torch, the standard library and this folder."""
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if not path.is_relative_to(_TORCH) and path.parent not in _HERE:

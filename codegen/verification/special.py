@@ -25,11 +25,12 @@ BATCH = 6
 
 
 def verify_strategy(name: str, ranks: Sequence[int] = (2, 3, 4, 8), steps: int = 2) -> list[dict[str, Any]]:
-    """Run every row of a special strategy on each of its examples, over so many ranks, forward and backward.
+    """Run every row of a special strategy on each of its examples, on these numbers of ranks, forward and backward.
 
-    One verdict each, as `verify` gives it, with `example` (its number), `row`, `ranks`: losses, gradients and weights
-    after some steps in float64 against the graph on whole tensors. What does not divide is split unevenly; where a rank
-    would be left empty, there is no verdict. PartitaError: no such strategy, none that applies to its examples.
+    Returns a verdict of `verify` for each, with `example` (its number), `row` and `ranks`: losses, gradients and
+    weights after some steps in float64, compared with the graph on whole tensors. Sizes that do not divide are split
+    unevenly; where a rank would be left empty there is no verdict. Raises PartitaError for an unknown strategy, and if
+    no row applies to an example.
     """
     entry, verdicts = special_strategy(name), []
     for number, example in enumerate(entry.examples):
@@ -50,7 +51,7 @@ def verify_strategy(name: str, ranks: Sequence[int] = (2, 3, 4, 8), steps: int =
 
 
 def _plan(graph: PCG, index: int, row: str, size: int) -> Plan | None:
-    """The best plan in which one node is split by a row over one axis; None where a rank would be left empty."""
+    """The best plan in which a row splits one node over one axis; None if a rank would be left empty."""
     training, fix = Training(graph.batch, "float64", "sgd"), ((graph.nodes[index].name, row),)
     space = SearchSpace(mesh=(size,), micro_batches=1, fix=fix, stages=1)
     try:

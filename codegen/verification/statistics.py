@@ -1,4 +1,4 @@
-"""The samples that each batch norm of a plan normalizes together, and a mode in which a module does the same."""
+"""The samples that each batch norm of a plan normalizes together, and a mode that makes a module do the same."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What one batch norm normalizes apart along `dim`; `site` counts the calls of a forward.
+    """The pieces along `dim` that a batch norm normalizes separately; `site` counts the calls of a forward.
 
-    `parts[m]` are of micro-batch m, each the places that a rank, or all of them, normalize together. The first is that
-    of rank 0, of which the running statistics are.
+    `parts[m]` are those of micro-batch m, each the positions that a rank, or all ranks, normalize together. The first
+    one is that of rank 0, which the running statistics follow.
     """
 
     site: int
@@ -51,13 +51,15 @@ def _pieces(plan: Plan, index: int) -> Pieces:
         coordinates = [int(c) for c in torch.unravel_index(torch.tensor(place), whole)] if whole else []
         micro = next((c // s for c, s, of_batch in zip(coordinates, sizes, batch, strict=True) if of_batch), None)
         rank = tuple(_part(c % s, s, n) for c, s, n in zip(coordinates, sizes, axes, strict=True))
-        for m in range(plan.micro_batches) if micro is None else [micro]:  # what all of them read, each normalizes
+        for m in (
+            range(plan.micro_batches) if micro is None else [micro]
+        ):  # each micro-batch normalizes what all of them read
             parts[m].setdefault(rank, []).append(place)
     return Pieces(node["site"], dim, tuple(tuple(map(tuple, of_micro.values())) for of_micro in parts))
 
 
 def _part(place: int, size: int, axes: Sequence[int]) -> tuple[int, ...]:
-    """In which part of every axis one of `size` items is."""
+    """The part of every axis that has the item at `place` among `size` items."""
     found = []
     for parts in axes:
         step = chunk(size, parts, 0)[1]
@@ -68,7 +70,7 @@ def _part(place: int, size: int, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 class InPieces(TorchFunctionMode):
-    """Every batch norm in training normalizes its pieces one by one, as the ranks and micro-batches of a plan do."""
+    """Makes batch norms in training normalize piece by piece, as the ranks and micro-batches of a plan do."""
 
     def __init__(self, found: Sequence[Pieces]) -> None:
         super().__init__()

@@ -13,16 +13,16 @@ from ...model.graph.pcg import PCG
 from ...model.operators.loss import CLASSIFIED
 
 _SHARES = ("kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits")
-"""Losses whose targets are probabilities; the logarithm of a negative one is no number."""
+"""Losses whose targets are probabilities, which must not be negative."""
 
 
 def generator(*key: object) -> torch.Generator:
-    """A generator of its own for every key."""
+    """A generator seeded by the key."""
     return torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
 
 
 def synthetic(graph: PCG, samples: int, step: int) -> dict[str, Tensor]:
-    """Random inputs for one step of `samples`: integers below `high`, else normal; some labels are to be ignored."""
+    """Random inputs for one step of `samples`: integers below `high`, else normal; some labels are ignored ones."""
     ignored = _labels(graph)
     batch = {}
     for index in graph.of("input"):
@@ -40,11 +40,11 @@ def synthetic(graph: PCG, samples: int, step: int) -> dict[str, Tensor]:
         high = highs(node)
         values = torch.randint(int(high.max()), shape, generator=source) % high
         if index in ignored and values.dim():
-            # More and more of them, so that ranks and micro-batches have different numbers of labels.
+            # Increasingly many, so that ranks and micro-batches have different numbers of labels.
             share = torch.linspace(0, 0.9, values.shape[0], dtype=torch.float64).view(-1, *[1] * (values.dim() - 1))
             ignores = torch.rand(shape, generator=source, dtype=torch.float64) < share
             values = torch.where(ignores, ignored[index], values)
-            if values[0].eq(ignored[index]).any():  # the first sample's labels count: a loss of none is no number
+            if values[0].eq(ignored[index]).any():  # the labels of the first sample count: the mean over none is NaN
                 values[0] = (ignored[index] + 1) % high
         batch[node.name] = values.to(dtype)
     return batch
@@ -63,7 +63,7 @@ def _labels(graph: PCG) -> dict[int, int]:
 
 
 def _uses(graph: PCG, index: int) -> set[tuple[int, int]]:
-    """Who reads a tensor, at which operand; through operators that only move elements about."""
+    """The readers of a tensor, with the operand, also through operators that only move elements."""
     found: set[tuple[int, int]] = set()
     for consumer in graph.consumers[index]:
         node = graph.nodes[consumer]

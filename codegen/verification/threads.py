@@ -1,8 +1,8 @@
 """Ranks as threads: an unchanged torch.distributed program runs in this process, one thread per rank.
 
-Collectives meet in a `Hub`: every rank brings its part, the last one to come computes for all, always in rank order, so
-that results do not depend on timing. Because the hub knows who runs and who waits, it sees a deadlock the moment that
-the last running rank waits, and says where each rank stands.
+Collectives meet in a `Hub`: every rank brings its part, and the last one to arrive computes for all, in rank order, so
+that results do not depend on timing. The hub knows which ranks run and which wait, so it detects a deadlock as soon as
+the last running rank waits, and reports where each rank stands.
 """
 
 # mypy: disable-error-code="override"
@@ -35,12 +35,12 @@ T = TypeVar("T")
 
 
 def run_threads(function: Callable[[int], T], ranks: int, *, timeout: float = 300.0) -> list[T]:
-    """What `function(rank)` returns on each of `ranks` threads, in which torch.distributed is initialized.
+    """The results of `function(rank)` on `ranks` threads, in which torch.distributed is initialized.
 
-    `init_process_group` and `destroy_process_group` do nothing meanwhile, so a program may call them. Random numbers
-    come from generators of the program's own: threads share torch's global one. torch runs one thread per rank.
-    Raises RankError with the first failing rank's traceback, Deadlock if the ranks wait for each other or after
-    `timeout` seconds. A second caller waits for the first.
+    Meanwhile `init_process_group` and `destroy_process_group` do nothing, so a program may call them. A program must
+    use its own random generators: threads share torch's global one. torch runs one thread per rank. Raises RankError
+    with the traceback of the first rank that fails, Deadlock if the ranks wait for each other or after `timeout`
+    seconds. A second caller waits for the first.
     """
     if ranks < 1:
         raise ValueError(f"{ranks} ranks cannot run")
@@ -54,7 +54,7 @@ def run_threads(function: Callable[[int], T], ranks: int, *, timeout: float = 30
             results[rank] = function(rank)
         except Stopped:
             return
-        except BaseException as error:  # SystemExit too: a program refuses a wrong number of ranks with it
+        except BaseException as error:  # SystemExit too: a program raises it for a wrong number of ranks
             hub.fail(_rank_error(error, rank), error)
         finally:
             hub.leave(rank)
@@ -74,7 +74,7 @@ def run_threads(function: Callable[[int], T], ranks: int, *, timeout: float = 30
         finally:
             hub.fail(Stopped())  # no effect after another failure, nor on ranks that are done
             deadline = time.monotonic() + 1.0
-            for thread in threads:  # one that still computes ends by itself, being a daemon, without harm
+            for thread in threads:  # a thread that still computes is a daemon, and ends by itself
                 thread.join(max(0.0, deadline - time.monotonic()))
     if hub.failure is not None and not isinstance(hub.failure, Stopped):
         raise hub.failure from hub.cause
@@ -88,7 +88,7 @@ def _rank_error(error: BaseException, rank: int) -> RankError:
     return RankError(f"rank {rank} raised {type(error).__name__}: {error}\n{lines}", rank)
 
 
-# What the last rank to come computes; `parts` are in the order of the group's ranks.
+# What the last rank to arrive computes; `parts` are in the order of the group's ranks.
 
 _Tensors: TypeAlias = list[Tensor]
 
@@ -310,7 +310,7 @@ def _count(tensors: _Tensors, size: int) -> _Tensors:
 
 
 def _joined(whole: Tensor, part: Tensor, size: int, what: str) -> None:
-    """Parts lie behind each other along dim 0: gloo accepts no other shape, so a program that runs here runs there."""
+    """Check that parts are joined along dim 0: gloo accepts no other shape, and programs must run there too."""
     if not part.dim() or list(whole.shape) != [size * part.shape[0], *part.shape[1:]]:
         raise ValueError(
             f"{what} joins {size} parts along dim 0: {list(whole.shape)} is not {size} times {list(part.shape)}"
@@ -318,7 +318,7 @@ def _joined(whole: Tensor, part: Tensor, size: int, what: str) -> None:
 
 
 def _pieces(tensor: Tensor, sizes: list[int] | None, size: int) -> _Tensors:
-    """Consecutive rows, one piece for each rank of the group: of the given sizes, or equally many."""
+    """Consecutive rows, one piece per rank of the group: of the given sizes, or of equal size."""
     if not tensor.is_contiguous():
         raise ValueError(f"a tensor of {list(tensor.shape)} must be contiguous to be sent or received in parts")
     if sizes:
@@ -332,7 +332,7 @@ def _pieces(tensor: Tensor, sizes: list[int] | None, size: int) -> _Tensors:
 
 
 class _World(threading.local):
-    """What c10d keeps about its groups, one for each thread: `threading.local` calls `__init__` in all of them."""
+    """The state of c10d's groups, separate for each thread: `threading.local` calls `__init__` in all of them."""
 
     def __init__(self) -> None:
         self.default_pg: Any = None
@@ -371,12 +371,12 @@ def _create(options: Any, _: Any) -> _Group:
 
 @contextmanager
 def _threaded_distributed() -> Iterator[None]:
-    """Let torch.distributed keep a world per thread, in which it is initialized from outside."""
+    """Give torch.distributed a world per thread, which `run_threads` initializes."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
     def nothing(*_: Any, **__: Any) -> None:
-        """The ranks are initialized before the program starts, and forgotten with their threads."""
+        """Ranks are initialized before the program starts, and end with their threads."""
 
     patches = [(m, f) for m in (dist, c10d) for f in ("init_process_group", "destroy_process_group")]
     with _one_at_a_time:

@@ -51,13 +51,13 @@ def verify(
 ) -> dict[str, Any]:
     """Train a plan's program and the module, and compare; of a folder (or its plan.json) the program.py there is run.
 
-    Everything is in float64, from the same random weights, on the same random data: every step's loss, the first
-    step's gradients, the weights at the end, each error max|a - b| / (1 + max|b|) over the elements of a tensor and
-    then over tensors. `ok`: all are at most `tolerance`, and nothing is missing; `failure` says what went wrong where
-    it is not; `program` is the file that was checked, None for the program that a plan emits now. `level`: ranks are
-    threads here, or processes that torchrun starts. `module` and `inputs` are needed where the plan neither has its
-    module nor says how to build it. Raises PartitaError for what cannot be verified: a folder without program, a wrong
-    number of ranks, a plan too large for this machine's memory.
+    Everything is in float64, from the same random weights, on the same random data: the loss of every step, the
+    gradients of the first step, the weights at the end. An error is max|a - b| / (1 + max|b|) over the elements of a
+    tensor, then the largest over tensors. `ok`: all errors are at most `tolerance`, and nothing is missing; otherwise
+    `failure` gives the reason. `program` is the file that was checked, None for a program emitted only for this.
+    `level`: ranks are threads of this process, or processes that torchrun starts. `module` and `inputs` are needed if
+    the plan neither has its module nor says how to build it. Raises PartitaError for a folder without program, a wrong
+    number of ranks, and a plan too large for this machine's memory.
     """
     with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
         trial = _trial(target, Path(folder), ranks, steps, module, inputs)
@@ -67,7 +67,7 @@ def verify(
 def verify_all(
     targets: Sequence[AnyPlan | Path | str], level: str = "pool", steps: int = 3, *, timeout: float = 600.0
 ) -> list[dict[str, Any]]:
-    """`verify` for many plans; with level pool those of as many ranks share their processes, which start only once."""
+    """`verify` for many plans; with level pool, plans of equally many ranks share processes, which start once."""
     with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
         trials = []
         for number, target in enumerate(targets):
@@ -79,7 +79,7 @@ def verify_all(
 
 @dataclass(frozen=True)
 class Trial:
-    """A program and what it must compute: `path` its file, `truth` what the module does from `state` on `batches`."""
+    """A program (its file is `path`) and what it must compute: `truth`, by the module from `state` on `batches`."""
 
     path: Path
     graph: PCG
@@ -88,7 +88,7 @@ class Trial:
     batches: Sequence[Mapping[str, Tensor]] = field(repr=False)
     truth: Outcome = field(repr=False)
     tolerance: float
-    emitted: bool = False  # only for this trial: the file is gone afterwards
+    emitted: bool = False  # for this trial only: the file is temporary
 
 
 def _trial(
@@ -99,7 +99,7 @@ def _trial(
     module: nn.Module | None,
     inputs: Any,
 ) -> Trial:
-    """What `verify` runs: the program beside a saved plan, or what a plan emits into `folder`."""
+    """What `verify` runs: the program in the folder of a saved plan, or one that a plan emits into `folder`."""
     plan = load_any(target) if isinstance(target, Path | str) else target
     if isinstance(plan, SavedSpaceTimePlan | SpaceTimePlan):
         graph, command, again = plan.pcg, "check", f"check it again with --devices {ranks}"
@@ -128,14 +128,14 @@ def stages_of(plan: AnyPlan | SavedSpaceTimePlan) -> tuple[Plan, ...]:
 
 
 def semantics(plan: AnyPlan | SavedSpaceTimePlan) -> Semantics:
-    """How a plan trains otherwise than its module."""
+    """How training by a plan differs from training its module."""
     if isinstance(plan, SavedSpaceTimePlan | SpaceTimePlan):
         return PLAIN
     return Semantics(tuple(found for part in plan.stages for found in pieces(part)), plan.schedule.double_buffered)
 
 
 def _program_beside(saved: Path, command: str) -> Path:
-    """The program in the folder of a saved plan; a missing one is not emitted anew."""
+    """The program in the folder of a saved plan; a missing one is not emitted."""
     folder = saved if saved.is_dir() else saved.parent
     if not (folder / "program.py").is_file():
         raise PartitaError(f"there is no program.py in {folder}: `partita {command} -o DIR` writes one beside its plan")
@@ -152,7 +152,7 @@ def trial(
     steps: int = 3,
     semantics: Semantics = PLAIN,
 ) -> Trial:
-    """Train a module, called as with its example inputs, for what the program at `path` has to compute.
+    """Train a module, called like with its example inputs, to know what the program at `path` must compute.
 
     `samples`: the batch of one step, over all ranks and micro-batches.
     """
@@ -174,7 +174,7 @@ def trial(
 
 
 def run(trials: Sequence[Trial], level: str = "threads", *, timeout: float = 600.0) -> list[dict[str, Any]]:
-    """A verdict for every trial; `timeout` is in seconds for each start of processes, or run of threads."""
+    """A verdict for every trial; `timeout` in seconds is for each start of processes or threads."""
     if level not in LEVELS:
         raise PartitaError(f"level {level!r}: choose from {', '.join(LEVELS)}")
     found: dict[int, Outcome | Exception] = {}
@@ -183,7 +183,7 @@ def run(trials: Sequence[Trial], level: str = "threads", *, timeout: float = 600
             found[number] = _in_threads(each, timeout)
     waiting = [n for n in range(len(trials)) if n not in found]
     while waiting:
-        # One failure ends the processes: what comes after it starts anew.
+        # A failure ends the processes: the trials after it need new ones.
         ranks = trials[waiting[0]].ranks
         together = [n for n in waiting if trials[n].ranks == ranks] if level == "pool" else waiting[:1]
         outcomes = _in_processes([trials[n] for n in together], timeout)
@@ -205,7 +205,7 @@ def _in_threads(each: Trial, timeout: float) -> Outcome | Exception:
 
 
 def _in_processes(trials: Sequence[Trial], timeout: float) -> list[Outcome | Exception]:
-    """Outcomes of trials with equally many ranks, up to the first failure."""
+    """The outcomes of trials with equally many ranks, up to the first failure."""
     with tempfile.TemporaryDirectory(prefix="partita-jobs-") as folder:
         jobs = [Path(folder) / str(number) for number in range(len(trials))]
         for job, each in zip(jobs, trials, strict=True):
@@ -225,7 +225,7 @@ def _in_processes(trials: Sequence[Trial], timeout: float) -> list[Outcome | Exc
 
 
 class MissingTensorsError(RuntimeError):
-    """The program gives back fewer tensors than the module has, or other ones."""
+    """The program returns fewer tensors than the module has, or other ones."""
 
 
 def _verdict(each: Trial, outcome: Outcome | Exception, level: str) -> dict[str, Any]:
@@ -300,12 +300,12 @@ def _error(a: Tensor, b: Tensor) -> float:
 
 
 def memory_bytes(plan: AnyPlan | SavedSpaceTimePlan) -> int:
-    """Upper estimate of what program and module need in float64: weights with states, and all activations."""
+    """Upper estimate of the memory of program and module in float64: weights with states, and all activations."""
     return int(8 * sum(map(_elements, stages_of(plan))))
 
 
 def _elements(plan: Plan) -> Fraction:
-    """Numbers that the ranks of a stage and the module keep."""
+    """The count of numbers that the ranks of a stage and the module keep."""
     count = Fraction(0)
     for node, choice in zip(plan.graph.nodes, plan.choices, strict=True):
         parts = math.prod(
@@ -328,7 +328,7 @@ def available_bytes() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except OSError:
-        return 1 << 62  # no such file here: let it try
+        return 1 << 62  # no such file on this system
     return 1 << 62
 
 

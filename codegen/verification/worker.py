@@ -1,4 +1,4 @@
-"""One rank of a verification: load an emitted program, train it for a few steps, hand back what rank 0 knows.
+"""One rank of a verification: load an emitted program, train it for a few steps, return the outcome on rank 0.
 
 The same function runs in a thread and, as `torchrun -m partita.codegen.verification.worker JOB...`, in a process of
 its own.
@@ -57,7 +57,7 @@ def train(
     optimizer = program.make_optimizer(model, mesh)
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
-    if hasattr(program, "train_steps"):  # none waits for the one before
+    if hasattr(program, "train_steps"):  # steps overlap
         steps = program.train_steps(model, optimizer, batches.__getitem__, mesh, len(batches))
     else:
         steps = (program.train_step(model, optimizer, inputs, mesh, step) for step, inputs in enumerate(batches))
@@ -70,7 +70,7 @@ def train(
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on rank 0, which alone reports: a program may return its own tensors."""
+    """Copies, on rank 0 only, since a program may return its own tensors."""
     return {name: t.detach().clone() for name, t in tensors.items()} if dist.get_rank() == 0 else {}
 
 
@@ -92,7 +92,7 @@ def read_result(folder: Path) -> Outcome | None:
 
 
 def main(folders: Sequence[Path]) -> None:
-    """A rank that torchrun started: does one job after another, rank 0 writes the results beside them."""
+    """Run the jobs on a rank that torchrun started; rank 0 writes the results into their folders."""
     dist.init_process_group("gloo")
     for folder in folders:
         job = torch.load(folder / JOB, mmap=True, weights_only=True)
@@ -101,7 +101,7 @@ def main(folders: Sequence[Path]) -> None:
             result = {"losses": outcome.losses, "gradients": outcome.gradients, "weights": outcome.weights}
             torch.save(result, folder / "unfinished.pt")
             (folder / "unfinished.pt").rename(folder / RESULT)
-        dist.barrier()  # a result counts only if all ranks came to its end
+        dist.barrier()  # a result counts only if all ranks finish the job
     dist.destroy_process_group()
 
 

@@ -1,10 +1,10 @@
 """Operators of which autograd might keep a copy of an operand: of a weight that backward gathers again, of any other.
 
-Whether a product copies its operands, and a reshape its input, follows from sizes and strides. Where parts are of
-unequal size ranks would differ: those that keep a copy do not gather again, and the others would wait for them for
-ever. And a copy would stay in memory until backward, where the plan counts nothing. So a product keeps its operands as
-they are, and what is made of a weight alone, view or copy, is forgotten with it and made again from it. Nor does a
-product copy other operands to keep them: those that read them too keep them as they are.
+Whether a product copies its operands, and a reshape its input, depends on sizes and strides. Where parts have unequal
+sizes, ranks would differ: those that keep a copy do not gather again, and the others would wait for them forever. And a
+copy would stay in memory until backward, which the plan does not count. So a product keeps its operands as they are,
+and what is made of a weight alone, view or copy, is dropped with it and made again from it. A product does not copy
+other operands to keep them either: their other readers keep them as they are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Line: TypeAlias = Callable[[Sequence[str]], str]
 
 
 def kept_whole(call: OperatorCall, names: Sequence[str], line: Line) -> str:
-    """The line of an operator whose operands `call.regathered` are such weights; `line`: as it is with others."""
+    """The line of an operator whose operands `call.regathered` are such weights; `line` writes the ordinary one."""
     if call.node.op in PRODUCTS:
         return PRODUCTS[call.node.op](call, names, line)
     return remade(names[0], lambda x: line([x]), call.used) if call.node.op in VIEWS else line(names)
@@ -54,7 +54,7 @@ def _einsum(call: OperatorCall, names: Sequence[str], line: Line) -> str:
 
 def _matmul(call: OperatorCall, names: Sequence[str], line: Line) -> str:
     dims = a, b = [len(source.shape) for source in call.sources]
-    if max(dims[p] for p in call.regathered) <= 2:  # a matrix is kept as a view, be it expanded over a batch
+    if max(dims[p] for p in call.regathered) <= 2:  # a matrix is kept as a view, even expanded over a batch
         return line(names)
     batch = _BATCH[: max(dims) - 2]
     first, second = (batch[len(batch) - n + 2 :] if n > 2 else "" for n in dims)
@@ -67,7 +67,7 @@ PRODUCTS = {"einsum": _einsum, "matmul": _matmul}
 
 
 def copied(equation: str) -> bool:
-    """True if a product of two operands copies one: a product of matrices joins letters that lie apart in it."""
+    """True if a product of two operands copies one: its matrix product joins letters that are not adjacent in it."""
     sources, _, output = equation.partition("->")
     terms = sources.split(",")
     if len(terms) != 2:

@@ -1,4 +1,4 @@
-"""Micro-batches as one more axis: which values each of them would count again, and whether cutting is right at all.
+"""Micro-batches as one more axis: which values each of them would count again, and whether the batch can be cut.
 
 On this axis tensors with the batch atom are split, all others whole, and what is summed over the batch is an addend.
 The same rows that say what can be split over ranks say what can be split over micro-batches.
@@ -35,7 +35,7 @@ def divided(stages: Sequence[PCG], micro_batches: int) -> list[tuple[Divided, bo
 
 @lru_cache(maxsize=64)
 def _divided(graph: PCG, received: tuple[int, ...]) -> tuple[Divided, bool, tuple[int, ...]]:
-    """Also the letters of what is sent; `received` are those of what is received (any split is that of the batch)."""
+    """Also the letters of sent tensors; `received` are those of received ones (any split is that of the batch)."""
     known = atoms(graph)
     letters: list[int] = []
     found: set[tuple[int, int]] = set()
@@ -58,13 +58,13 @@ def _divided(graph: PCG, received: tuple[int, ...]) -> tuple[Divided, bool, tupl
         if node.op == "moments" and (given[0] == R or is_split(given[0])):
             letters.append(_moments(node))
             continue
-        derived = (row for row in rows(graph, index) if not row.special)  # micro-batches send each other nothing
+        derived = (row for row in rows(graph, index) if not row.special)  # micro-batches do not communicate
         fitting = [row for row in derived if all(map(_fits, given, row.inputs))]
         if not fitting:
             raise PartitaError(
                 f"{node.name!r} ({node.op}) needs the whole batch at once: it cannot be cut into micro-batches"
             )
-        # What has samples is cut, also where nothing that it is made from has: an expansion to the batch.
+        # A tensor with samples is cut, even if none of its operands has any: an expansion to the batch.
         row = min(fitting, key=lambda row: (is_split(row.output) != bool(batch), _divisions(given, row)))
         found |= {
             (index, k) for k, (have, want) in enumerate(zip(given, row.inputs, strict=True)) if _divides(have, want)
@@ -76,11 +76,11 @@ def _divided(graph: PCG, received: tuple[int, ...]) -> tuple[Divided, bool, tupl
 
 
 def _moments(node: Node) -> int:
-    """Sums over a micro-batch are whole ones where they are to be; else they would need the whole batch."""
+    """The letter of sums over a micro-batch, if the statistics are its own; else they need the whole batch."""
     if node["statistics"] != "micro-batch":
         raise PartitaError(
             f"{node.path or node.name!r} normalizes over the whole batch: it cannot be cut into micro-batches, unless "
-            "the statistics of each of them will do (--statistics micro-batch, or local); or plan one micro-batch"
+            "their own statistics suffice (--statistics micro-batch, or local); or plan one micro-batch"
         )
     return R
 
