@@ -1,4 +1,4 @@
-"""What a plan costs: the prices of its stages, and how long they wait for each other."""
+"""The price of a plan: the prices of its stages, and the time of a step of its schedule."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class PlanPrice:
 
     @property
     def busy_ns(self) -> tuple[int, ...]:
-        """How long every stage works in a step."""
+        """The busy time of every stage in a step."""
         return tuple(stage.objective_ns for stage in self.stages)
 
 
 def plan_price(plan: Plan) -> PlanPrice:
     """The predicted time and memory: a device holds all its stages.
 
-    The step is the formula of the schedule, if it has one; else the makespan of its slots, each as early as it can be.
-    Where steps do not wait for each other, it is the work of the slowest stage.
+    The time of a step follows from the formula of the schedule, if it has one; otherwise it is the makespan of the
+    slots, each started as early as possible. If steps overlap, it is the busy time of the slowest stage.
     """
     schedule, shape = plan.schedule, (plan.size, plan.chunks, plan.micro_batches)
     stages = tuple(

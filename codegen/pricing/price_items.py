@@ -1,6 +1,6 @@
-"""The items of a price: every kernel, every collective and all memory that is held, each named and placed.
+"""The items of a price: every kernel, every collective and all memory, each with its name and place.
 
-Totals are sums of items, and `show` reads the same list. ns are of a whole step, bytes of the rank that holds most.
+Totals are sums of items, and `show` prints the same list. ns are of a whole step, bytes of the rank that holds most.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Item:
     """One kernel or collective: `ns` once, `count` times a step (the micro-batches, or 1).
 
     `node` is the operator, or the tensor that moves or is updated; it runs at node `at`. `axes` are the mesh axes that
-    communicate (none: the device works alone), `bytes` the message.
+    communicate (empty: no communication), `bytes` the size of the message.
     """
 
     part: Part

@@ -1,4 +1,4 @@
-"""Loops over repeated blocks as program text, and how they recompute (checkpoint) their blocks."""
+"""Loops over repeated blocks as program text, with the recomputation (checkpointing) of their blocks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TypeAlias
 from .text import tuple_text
 
 Place: TypeAlias = tuple[int, str]
-"""Where a segment is in a turn of a loop: the entry, and the rest of its name."""
+"""A segment's place in a turn of a loop: the entry, and the rest of its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopModes:
-    """Recomputation modes of a loop: for every turn those of the segments at `places` in it.
+    """Recomputation modes of a loop: in every turn those of its segments at `places`.
 
     `one_segment`: every turn is one segment.
     """
@@ -26,21 +26,21 @@ class LoopModes:
 
     @property
     def same_in_all_turns(self) -> bool:
-        """True if the modes can be written in the class of the blocks."""
+        """True if the class of the blocks can fix the modes."""
         return not self.one_segment and len({*self.modes}) == 1
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The modes of every turn, as the loop gives them."""
+        """The modes of every turn as the loop passes them."""
         quoted = (tuple(f'"{mode}"' for mode in modes) for modes in self.modes)
         return tuple(modes[0] if self.one_segment else tuple_text(modes) for modes in quoted)
 
 
 @dataclass(frozen=True)
 class BlockLoop:
-    """A loop whose turns call the blocks of a list, or a method of them, and hand values on.
+    """A loop whose turns call the blocks of a list, or a method of them, and carry values.
 
-    `carried_names` are the preferred names of these values, which are the first operands.
+    `carried_names` are the preferred names of the carried values, which are the first operands.
     """
 
     blocks: str

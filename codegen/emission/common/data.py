@@ -42,7 +42,7 @@ def synthetic_lines(pcg: PCG, batch: int, used: Used) -> list[str]:
 
 
 def sample_lines(pcg: PCG, batch: int) -> dict[str, Any] | None:
-    """How `batch` samples are taken from a data set: the input and dim that count them, and a line per input."""
+    """How to take `batch` samples from a data set: the input and dim that count them, and a line per input."""
     known, first, lines = atoms(pcg), dict[str, Any](), []
     for index in pcg.of("input"):
         node = pcg.nodes[index]
@@ -67,7 +67,7 @@ def _entry(key: str, value: str) -> list[str]:
 
 
 def part_text(text: str, local: Local, micro_batches: int = 1) -> str:
-    """Cut a whole tensor along all axes that split it; of several micro-batches take the current one first."""
+    """Cut a whole tensor along all axes that split it, after taking the current micro-batch."""
     known = local.known
     split = {a: [local.axes[i] for i in local.splits(a)] for a in range(len(known.sizes))}
     if micro_batches > 1:
@@ -86,7 +86,7 @@ def part_text(text: str, local: Local, micro_batches: int = 1) -> str:
 
 
 def argument_name(plan: Plan, index: int) -> str:
-    """What an input of the graph is called in the program."""
+    """The name of an input of the graph in the program."""
     name = identifier(plan.graph.nodes[index].name)
     return f"{name}_" if name in reserved() or name in plan.axes else name
 

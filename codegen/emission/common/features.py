@@ -1,4 +1,4 @@
-"""A program's text as a list of features: each is a template with a context of its own, which is all that it sees."""
+"""A program as a list of features: each is a template with its own context, which is all that it sees."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def _nothing(_: Any) -> Sequence[str]:
 class Feature(Generic[T]):
     """One part of the programs that are emitted from a T: a template, and the context in which it is rendered.
 
-    `context` is None where the program does without this part. `imports` and `constants` are lines that it needs at
-    the top of the program.
+    `context` is None if the program does not have this part. `imports` and `constants` are lines that it needs at the
+    top of the program.
     """
 
     template: str
@@ -66,7 +66,7 @@ def program_text(source: T, docstring: str, constants: Iterable[str], features: 
 
 
 def import_lines(lines: Iterable[str]) -> list[str]:
-    """Imports in the order of a formatter: the standard library first, names from one module in one line."""
+    """Sorted imports: the standard library first, names from one module in one line."""
     modules: dict[str, set[str]] = {}
     plain: set[str] = set()
     for line in lines:
@@ -83,7 +83,7 @@ def import_lines(lines: Iterable[str]) -> list[str]:
 
 
 def _spaced(program: str) -> str:
-    """Two blank lines around what stands on the top level, as a formatter does."""
+    """Put two blank lines around top-level definitions."""
     lines: list[str] = []
     for line in program.splitlines():
         if line.startswith(("class ", "def ", "# ")) and not (lines and lines[-1].startswith("@")):

@@ -88,13 +88,13 @@ def short_names(names: Iterable[str], reserved: Iterable[str] = ()) -> dict[str,
 
 
 def joined_argument(graph: PCG) -> str:
-    """The argument that names what weights join: `tables`, `joined` if not only tables; "" if none does."""
+    """The argument for the tensors that weights join: `tables`, or `joined` if not only tables; "" if none joins."""
     kinds = {kind for i in graph.of("parameter") for kind in ("tables", "joined") if graph.nodes[i].get(kind)}
     return min(kinds, default="")
 
 
 def is_literal(plan: Plan, index: int) -> bool:
-    """True if a node is a scalar constant that every reader can take as a Python number."""
+    """True if a node is a scalar constant that every reader accepts as a Python number."""
     graph = plan.graph
     node = graph.nodes[index]
     if node.op != "full" or node.shape or node.dtype not in FLOATS:
@@ -114,7 +114,7 @@ def is_literal(plan: Plan, index: int) -> bool:
 
 
 def literal_text(plan: Plan, index: int) -> str:
-    """The Python number that an `is_literal` node is."""
+    """The Python number of an `is_literal` node."""
     return literal("value", plan.graph.nodes[index]["value"])
 
 
@@ -142,7 +142,7 @@ def roles(graph: PCG) -> dict[int, str]:
     found: dict[int, str] = {}
 
     def back(index: int, name: str, shows: tuple[str, ...]) -> int:
-        """Name the views on the way back from `index`; the node that they view."""
+        """Name the views on the way back from `index`; returns the node that they view."""
         while graph.nodes[index].op in shows and len(graph.consumers[index]) == 1:
             found.setdefault(index, name)
             index = graph.nodes[index].inputs[0]

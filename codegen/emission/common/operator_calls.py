@@ -1,6 +1,6 @@
-"""Operator calls: a node with all that its line of the program depends on, and text that such lines share.
+"""Operator calls: a node with everything that its line depends on, and text that such lines share.
 
-`whole_text` says where a rank's elements lie in the whole; numbers and dtypes become Python source.
+`whole_text` locates a rank's elements in the whole; numbers and dtypes become Python source.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .conversions import Local, Used
 from .text import WIDTH, shape_text, tuple_text
 
 LONGEST_LIST = 80
-"""Characters of a list of numbers that stands where it is used."""
+"""Characters of a list of numbers that is written where it is used."""
 
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One node with all that its line depends on."""
+    """One node with everything that its line depends on."""
 
     node: Node
     sources: tuple[Node, ...]
@@ -60,7 +60,7 @@ def registered(call: OperatorCall, names: Sequence[str]) -> str:
 
 
 def numbers_text(name: str, values: Sequence[object], used: Used) -> str:
-    """A list of numbers; a long one stands on top of the program, under the `name` of its node."""
+    """A list of numbers; a long one is a constant of the program, under the `name` of its node."""
     text = str(list(values))
     if len(text) <= LONGEST_LIST:
         return text
@@ -80,7 +80,7 @@ def value_lines(used: Used) -> list[str]:
 
 
 def dtype_text(dtype: str) -> str:
-    """float32 is the precision that the plan computes in; every other type is what the user wrote."""
+    """The dtype as source: float32 stands for the precision of the plan, other dtypes are literal."""
     return "self.dtype" if dtype == "float32" else f"torch.{dtype}"
 
 

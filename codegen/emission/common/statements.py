@@ -1,6 +1,6 @@
 """From statements to lines: a value that is read once is nested in its reader if the line stays readable.
 
-All others are named. A value that is not read any more passes its name on to what is computed from it.
+All others are named. A value with no further reader passes its name on to the value computed from it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NEVER_NESTED = ("attention", *POINTWISE, *CLASSIFIED)
 
 @dataclass
 class Statement:
-    """One value: how its text follows from the texts of its operands, and its preferred name."""
+    """One value: `render` gives its text from the texts of its operands."""
 
     render: Callable[[Sequence[str]], str]
     operands: tuple[int, ...]
@@ -57,7 +57,7 @@ class Statement:
 
 @dataclass
 class FunctionWriter:
-    """Statements of one function, and how they are written. An operand is the number of an earlier statement.
+    """The statements of one function, and their lines. An operand is the number of an earlier statement.
 
     `has_dropout`: the program has dropouts, whose masks depend on the step.
     """
@@ -118,7 +118,7 @@ class FunctionWriter:
         ]
 
     def _hidden(self, s: int) -> bool:
-        """True for what has no line of its own: an argument, a stored weight, or what is nested in its reader."""
+        """True for a statement without a line: an argument, a stored weight, or one nested in its reader."""
         return self.statements[s].inline or self.statements[s].kind in _NO_LINE
 
     def _nest(self, s: int, readers: Mapping[int, list[int]]) -> None:
@@ -172,10 +172,10 @@ class FunctionWriter:
     def _regions(self, roots: Sequence[int], readers: Mapping[int, list[int]]) -> list[tuple[bool, list[int]]]:
         """The statements in runs: (True, statements) of those without gradient, (False, statements) of others.
 
-        A recorded statement that reads nothing of a run without gradient moves before it instead of dividing it.
+        A recorded statement that reads nothing from a run without gradient moves before the run and does not split it.
         """
         regions: list[tuple[bool, list[int]]] = [(False, [])]
-        waiting: list[int] = []  # belong to a run without gradient if it goes on after them
+        waiting: list[int] = []  # part of a run without gradient if it continues after them
         for s in roots:
             this = self.statements[s]
             outside = this.kind in ("convert", "gather") and all(self._without(r) for r in readers[s])
@@ -200,7 +200,7 @@ class FunctionWriter:
         return s >= 0 and self.statements[s].without_gradient
 
     def _results_of(self, roots: Iterable[int]) -> set[int]:
-        """The statements whose values some lines define."""
+        """The statements whose values are defined by the lines of `roots`."""
         return {made for s in roots for made in (s, *self.statements[s].results)}
 
     def _op(self, s: int) -> str:
@@ -269,7 +269,7 @@ class FunctionWriter:
         return [*lines, *wrap(returned([tidy(self._read(r, names)) for r in results]), indent)]
 
     def _loop(self, s: int, live: set[str], names: dict[int, str], indent: int) -> list[str]:
-        """A loop over blocks. A value keeps its name while it is handed on, unless it is read again after the loop."""
+        """A loop over blocks. A carried value keeps its name, unless it is read again after the loop."""
         this = self.statements[s]
         assert this.loop is not None
         texts = [self._read(o, names) for o in this.operands]
@@ -287,7 +287,7 @@ class FunctionWriter:
         return [*lines, *(line for depth, text in loop for line in wrap(text, indent + depth))]
 
     def _unpacked(self, s: int, live: set[str], uses: Mapping[int, int], names: dict[int, str]) -> str:
-        """The line that unpacks the results of a statement with several; `_` is one that nothing reads."""
+        """The line that unpacks the results of a statement with several; `_` is a result without readers."""
         text, given = tidy(self._text(s, names)), list[str]()
         for g in self.statements[s].results:
             given.append(self.free(self.statements[g].preferred_name, live | set(given), set()) if g in uses else "_")
@@ -297,7 +297,7 @@ class FunctionWriter:
     def _name(
         self, s: int, leaves: Sequence[int], dying: Sequence[str], live: set[str], names: Mapping[int, str]
     ) -> str:
-        """The name of a value: views and conversions keep that of their operand, sums `x`; others take their own."""
+        """The name of a value: views and conversions keep their operand's name, sums `x`; others have their own."""
         this = self.statements[s]
         while this.operands and (this.kind == "convert" or (this.kind in _CHAIN and not self._has_own_name(this))):
             inner = self.statements[this.operands[0]]
@@ -314,7 +314,7 @@ class FunctionWriter:
         return self.free(this.preferred_name, live, set())
 
     def _has_own_name(self, this: Statement) -> bool:
-        """True if a value is named by a role or module of its own."""
+        """True if the name of a value comes from its role or its own module."""
         if this.kind == "unary" and this.node not in self.roles:
             return this.preferred_name not in (*GENERIC.values(), self.graph.nodes[this.node].op)
         return this.node in self.roles or this.preferred_name not in GENERIC.values()
@@ -333,7 +333,7 @@ class FunctionWriter:
 
 @cache
 def reserved() -> frozenset[str]:
-    """Names that no value of a model may have: those of the program itself and of special strategies' functions."""
+    """Names that no value of a model may have: those of the program and of the functions of special strategies."""
     return RESERVED.union(*(entry.names for entry in special_strategies()))
 
 

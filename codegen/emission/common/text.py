@@ -35,7 +35,7 @@ def product(factors: Iterable[Size]) -> Size:
 
 @lru_cache(maxsize=65536)
 def compound(text: str) -> bool:
-    """True if an expression must be put in brackets before something is appended to it."""
+    """True if an expression needs parentheses before anything is appended to it."""
     node = ast.parse(text, mode="eval").body
     return not isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.Constant | ast.Tuple)
 
@@ -46,7 +46,7 @@ def enclosed(text: str) -> str:
 
 @lru_cache(maxsize=65536)
 def tidy(text: str) -> str:
-    """The same expression without needless brackets."""
+    """The same expression without redundant parentheses."""
     result = ast.unparse(ast.parse(text, mode="eval").body)
     result = _ONE.sub(_index, result)
     return result if '"' in result else result.replace("'", '"')
@@ -74,7 +74,7 @@ def tuple_text(parts: Sequence[str]) -> str:
 
 
 def wrap(line: str, indent: int, comment: str = "") -> list[str]:
-    """A statement as lines of at most `WIDTH` columns, broken inside its last brackets as a formatter does.
+    """A statement as lines of at most `WIDTH` columns, broken inside its last brackets.
 
     A comment that does not fit behind the statement goes above it.
     """

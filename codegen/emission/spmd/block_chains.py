@@ -1,8 +1,8 @@
 """Repeated blocks: layers of the user's model with the same structure and the same choices become one class and a loop.
 
-A block is what the model computes below one entry of a list (`layers.3`), or below a few that repeat together (`0`
-linear, `1` relu). Blocks form a chain: each hands the same number of values to the next, and all of them read the same
-values from outside. A model that runs a list several times (recycling) gets one loop per pass.
+A block is what the model computes in one entry of a list (`layers.3`), or in a few that repeat together (`0` linear,
+`1` relu). Blocks form a chain: each passes the same number of values to the next, and all read the same values from
+outside. A model that runs a list several times (recycling) gets one loop per pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def chains(plan: Plan, kinds: NodeKinds, single: bool = False) -> tuple[BlockCha
     """The loops of a plan's program, in the order of the model; `single`: also those of one turn, as stages have."""
     nodes = enumerate(plan.graph.nodes)
     known = lists(plan.graph, [i for i, node in nodes if node.op not in SOURCES and not is_literal(plan, i)])
-    # Parallel branches are written by themselves.
+    # Parallel branches have methods of their own.
     branches = {
         prefix
         for choice, node in zip(plan.choices, plan.graph.nodes, strict=True)
@@ -69,7 +69,7 @@ def _of_lists(
 
 
 def _of_list(plan: Plan, prefix: str, entries: Entries, kinds: NodeKinds, single: bool) -> list[BlockChain]:
-    """The loops over one list, with the period that saves most lines."""
+    """The loops over one list, with the period that saves the most nodes."""
     passes = [with_glue(plan.graph, prefix, one) for one in _passes(plan, entries)]
     best: list[BlockChain] = []
     for period in PERIODS:
@@ -80,7 +80,7 @@ def _of_list(plan: Plan, prefix: str, entries: Entries, kinds: NodeKinds, single
 
 
 def _nodes_saved(made: Sequence[BlockChain]) -> int:
-    """How many nodes need not be written because another block of the same class has them; runs of a list cost."""
+    """The number of nodes that another block of the same class already writes, less a cost per run of a list."""
     return sum(
         len(chain.nodes) * (1 + (len(chain.blocks) == 1))  # a single block is another stage's class too
         - sum(
@@ -194,14 +194,14 @@ def _runs(plan: Plan, blocks: Sequence[Block | None]) -> list[list[Block]]:
             current.append(block)
             continue
         if len(current) > 1 and len(current[-1].outs) > len(_places(current[0], current[1])):
-            current.pop()  # gives more than is handed on
+            current.pop()  # gives more values than are carried
         runs.append(current)
         current = [] if block is None else [block]
     return [run for run in runs if len(run) > 1 or (run and _carried(plan, run[0]) is not None)]
 
 
 def _carried(plan: Plan, block: Block) -> tuple[int, ...] | None:
-    """What a single block is handed in the places of its results: values of the same shape and dtype."""
+    """The values that a single block receives in the places of its results: of the same shape and dtype."""
     nodes, found = plan.graph.nodes, list[int]()
     if len(block.nodes) < LEAST_SINGLE:
         return None
@@ -254,14 +254,14 @@ def _ancestors(plan: Plan, nodes: Sequence[int], least: int) -> set[int]:
 
 
 def _linked(plan: Plan, run: Sequence[Block]) -> list[Block]:
-    """The turns of a loop with what each is handed and hands on, both in the order in which a turn computes them."""
+    """The turns of a loop with the values they receive and pass on, both in the order in which a turn computes them."""
     if len(run) == 1:
         carried = [_carried(plan, run[0]) or ()]
     else:
         places = _places(run[0], run[1])
         carried = [tuple(block.outside[place] for place in places) for block in run]
     outs = [*carried[1:], _last_outs(plan, run, carried[-1])]
-    plain = [  # a value that is handed on as it is computed; the last turn need not convert it either
+    plain = [  # a value passed on as it is computed; the last turn need not convert it either
         all(plan.choices[i].output == plan.choices[i].given for i in (o[slot] for o in outs[:-1]))
         for slot in range(len(carried[0]))
     ]
@@ -273,7 +273,7 @@ def _linked(plan: Plan, run: Sequence[Block]) -> list[Block]:
 
 
 def _layout_of_result(plan: Plan, block: Block, index: int, plain: bool) -> Layout:
-    """The layout in which a block hands on a value: as computed if `plain`, else as all readers get it."""
+    """The layout in which a block passes a value on: as computed if `plain`, else as all readers get it."""
     if index < 0:
         return ()
     choice = plan.choices[index]
@@ -281,7 +281,7 @@ def _layout_of_result(plan: Plan, block: Block, index: int, plain: bool) -> Layo
 
 
 def _last_outs(plan: Plan, run: Sequence[Block], handed: Sequence[int]) -> tuple[int, ...]:
-    """What the last turn hands on in the place of each value that it is handed; -1: that value, which nothing reads."""
+    """What the last turn passes on in the place of each carried value; -1: that value itself, which nothing reads."""
     nodes, free = plan.graph.nodes, list(run[-1].outs)
     if len(free) == len(handed):
         return tuple(free)

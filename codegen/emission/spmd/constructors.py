@@ -56,7 +56,7 @@ class Constructors:
                 *spread_argument(plan, index, original(node.name)),
             ]
             given = lists_of[index]
-            # What all weights have in common is said once; a weight that differs says so.
+            # Common options are written once, and overridden where a weight differs.
             said = {k: v for k, v in given.items() if common.get(k) != v}
             said |= {k: _DEFAULTS[k] for k in common if k not in given}
             arguments_of += [f"{k}={v}" for k, v in said.items()]
@@ -136,7 +136,7 @@ class Constructors:
 
 
 def all_sharded(plan: Plan) -> bool:
-    """True if ranks update shares of every weight with a dense gradient: then no weight need say so."""
+    """True if ranks update shares of every weight with a dense gradient: then it is no option of single weights."""
     sparse = sparse_tables(plan.graph)
     trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
     return not plan.separate_states and all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)

@@ -1,4 +1,4 @@
-"""What a program is emitted from, and the facts about it that several features ask for."""
+"""The source of a program, and the facts about it that several features need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .model_classes import ModelClasses
 
 @dataclass(frozen=True)
 class Collectives:
-    """What communicates: the primitives that a program calls, and the collectives over levels that they consist of."""
+    """Communication: the primitives that a program calls, and the collectives over levels that they consist of."""
 
     programs: bool  # some collective takes several steps, on levels of the machine
     collectives: frozenset[str]
@@ -48,15 +48,15 @@ class Storage:
 
 @dataclass(frozen=True)
 class Synchronization:
-    """What becomes of gradients, and where the states of the optimizer are."""
+    """How gradients are synchronized, and where the states of the optimizer are."""
 
     sharded: bool  # ranks update shares of some weights
     all_sharded: bool  # ... of all
     scattered: bool  # ranks accumulate shares of some gradients
     offloaded: bool  # the states of some weights are on the host
-    alone: bool  # some gradients are no addends
+    alone: bool  # some gradients need no sum
     reduced: bool  # some gradients are all-reduced
-    apart: bool  # accumulated gradients or states are apart from the weights
+    apart: bool  # accumulated gradients or states are separate from the weights
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Emission:
 
     @property
     def divisors(self) -> Sequence[dict[str, Any]]:
-        """What the last stage counts before its first forward."""
+        """The counts that the last stage needs before its first forward."""
         return self.modules[-1].divisors
 
     @cached_property
@@ -183,7 +183,7 @@ def _trained(plan: Plan) -> list[int]:
 
 
 def _synchronized(plan: Plan, index: int) -> str:
-    """What becomes of a weight's gradient: `sharded` (reduce-scatter), `reduced` (all-reduce), or `alone` (nothing)."""
+    """How a weight's gradient is summed: `sharded` (reduce-scatter), `reduced` (all-reduce), or `alone` (not)."""
     if not summed_over(plan, index):
         return "alone"
     return "sharded" if plan.choices[index].sharded_states else "reduced"

@@ -63,7 +63,7 @@ class FunctionBody(FunctionWriter):
         return self._memo[key]
 
     def received(self, node: int, name: str) -> None:
-        """An argument from another stage of a pipeline, in the layout in which `node` is stored there."""
+        """An argument from another stage of a pipeline, in the layout in which that stage computes `node`."""
         self.arguments[node] = name
         made, choice = self.add(Statement(lambda _: name, (), "argument", name, node)), self.plan.choices[node]
         self._memo[node, "given", True] = self._converted(made, node, choice.output, choice.given)
@@ -117,7 +117,7 @@ class FunctionBody(FunctionWriter):
         return found
 
     def unrecorded(self) -> None:
-        """Autograd records nothing where the function is called: `torch.no_grad` is not needed."""
+        """Drop `torch.no_grad`: autograd records nothing where the function is called."""
         for statement in self.statements:
             statement.without_gradient = False
 
@@ -196,7 +196,7 @@ class FunctionBody(FunctionWriter):
         return lambda texts: remade(texts[0], converted, self.used) if again else converted(texts[0])
 
     def _makes_new(self, index: int, source: Layout, target: Layout) -> bool:
-        """True if a conversion takes memory; a view need not be gathered again."""
+        """True if a conversion allocates memory; a view need not be gathered again."""
         steps, sizes = route(self.plan, index, source, target), self.plan.placement.sizes
         return any(sizes[s.axis] > 1 and s.move.value not in (Action.NOTHING, Action.SLICE) for s in steps)
 
@@ -322,7 +322,7 @@ class FunctionBody(FunctionWriter):
         return ", ".join(f"{word} over {' and '.join(names)}" for word, names in words.items() if names)
 
     def call(self, index: int) -> OperatorCall:
-        """An operator with all that its line depends on."""
+        """An operator with everything that its line depends on."""
         plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
         known = atoms(plan.graph)
         recorded = not self._unrecorded(index) and (node.gradient or node.op in VIEWS)
@@ -345,20 +345,20 @@ class FunctionBody(FunctionWriter):
             ),
         )
 
-    def _shows_regathered(self, index: int, asked: Layout) -> bool:
+    def _shows_regathered(self, index: int, required: Layout) -> bool:
         """True if a tensor, read in a layout, may be a view of a weight that backward gathers again."""
         if self.recomputed:
             return False
         while self.plan.graph.nodes[index].op in VIEWS:
-            if self._made_new(index, asked):
+            if self._made_new(index, required):
                 return False
-            (asked,), (index,) = self.plan.choices[index].inputs, self.plan.graph.nodes[index].inputs
-        return self.plan.choices[index].regather and self._made_new(index, asked)
+            (required,), (index,) = self.plan.choices[index].inputs, self.plan.graph.nodes[index].inputs
+        return self.plan.choices[index].regather and self._made_new(index, required)
 
-    def _made_new(self, index: int, asked: Layout) -> bool:
-        """True if a tensor read in a layout lies in other memory than the computed or stored one."""
+    def _made_new(self, index: int, required: Layout) -> bool:
+        """True if a tensor read in a layout has other memory than the computed or stored one."""
         choice = self.plan.choices[index]
-        return any(self._makes_new(index, *step) for step in pairwise((choice.output, choice.given, asked)))
+        return any(self._makes_new(index, *step) for step in pairwise((choice.output, choice.given, required)))
 
     def _specials(self, index: int) -> Splits:
         """The axes on which a special strategy splits a node, with its rows."""

@@ -141,8 +141,8 @@ class ModelClasses(Constructors):
         for i in found.reads(self.plan, side):
             body.given(i)
         join = found.bundle.join
-        asked = dict(zip(self.plan.graph.nodes[join].inputs, self.plan.choices[join].inputs, strict=True))
-        results = [body.value(i, asked[i]) for i in side.ends]
+        required = dict(zip(self.plan.graph.nodes[join].inputs, self.plan.choices[join].inputs, strict=True))
+        results = [body.value(i, required[i]) for i in side.ends]
         dim = self.plan.graph.nodes[join]["dim"]
 
         def returned(texts: Sequence[str]) -> str:

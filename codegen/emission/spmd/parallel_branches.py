@@ -28,14 +28,14 @@ class CoordinateBranches:
 
 @dataclass(frozen=True, slots=True)
 class ParallelBranches:
-    """A bundle of parallel branches: its axis, and its sides by coordinate (without ends if nothing is there)."""
+    """A bundle of parallel branches: its axis, and its sides by coordinate (without ends if no branch is there)."""
 
     bundle: Bundle
     axis: int
     sides: tuple[CoordinateBranches, ...]
 
     def reads(self, plan: Plan, side: CoordinateBranches) -> tuple[int, ...]:
-        """What a side reads from outside: the fork, or inputs of the graph."""
+        """The values that a side reads: the fork, or inputs of the graph."""
         graph, constant = plan.graph, classes(plan.graph).constant
         read = {i for n in side.nodes for i in graph.nodes[n].inputs} - side.nodes
         read |= set(side.ends) - side.nodes
@@ -77,7 +77,7 @@ def _sides(plan: Plan, join: int, bundle: Bundle, stem: str) -> ParallelBranches
 
 
 def render(plan: Plan, found: ParallelBranches, used: Used) -> Callable[[Sequence[str]], str]:
-    """The line that runs this rank's branches and exchanges their results; its operands are what any side reads."""
+    """The line that runs this rank's branches and exchanges their results; its operands are those of all sides."""
     join = found.bundle.join
     node, choice, known = plan.graph.nodes[join], plan.choices[join], atoms(plan.graph)[join]
     whole = tuple(R if a == found.axis else x for a, x in enumerate(choice.output))
@@ -121,7 +121,7 @@ def render(plan: Plan, found: ParallelBranches, used: Used) -> Callable[[Sequenc
 
 
 def _reaches(plan: Plan, bundle: Bundle, side: CoordinateBranches) -> bool:
-    """True if the gradient of what a side gives reaches what it reads, or, if that has none, starts anything."""
+    """True if gradients flow from a side's results to the fork, or, if the fork has none, to anything."""
     graph, fork = plan.graph, bundle.fork
     if fork < 0 or not graph.nodes[fork].gradient:
         return any(graph.nodes[i].gradient for i in side.ends)
@@ -133,7 +133,7 @@ def _reaches(plan: Plan, bundle: Bundle, side: CoordinateBranches) -> bool:
 
 
 def operands_of(plan: Plan, found: ParallelBranches) -> tuple[int, ...]:
-    """The operands of the line: what any side reads."""
+    """The operands of the line: the values that any side reads."""
     return tuple(sorted({i for side in found.sides for i in found.reads(plan, side)}))
 
 

@@ -1,7 +1,7 @@
 """Recomputed segments (activation checkpointing): the program calls them through its function `recomputed`.
 
-A segment that is all of a turn of a loop is that turn's block, and the loop gives the mode of each of its entries. Any
-other segment becomes a method of the class that computes it.
+A segment that is a whole turn of a loop is that turn's block, and the loop has the mode of each entry. Any other
+segment becomes a method of the class that computes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SegmentMode:
 
 @dataclass(frozen=True, slots=True)
 class SegmentCall:
-    """A segment as a method: its mode (an expression), the values it reads from outside, and those others read of it.
+    """A segment as a method: its mode (an expression), the values that it reads, and those that others read of it.
 
     `always`: it is recomputed in every turn of the loop.
     """
@@ -45,7 +45,7 @@ class SegmentCall:
 
     @property
     def carried(self) -> tuple[int, ...]:
-        """Its results in the places of what it is handed, as for a turn of a loop."""
+        """Its results in the places of its inputs, as for a turn of a loop."""
         return self.outs
 
 

@@ -1,4 +1,4 @@
-"""Repeated blocks and chains of them: when two are the same, up to weight names and dropout call sites."""
+"""Repeated blocks and chains of them, and when two are equal up to weight names and dropout call sites."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class NodeKinds:
 class Block:
     """The nodes of one turn of a loop; `first` is its number in the list of the user's model.
 
-    The turn before hands it the values `carried`; in their places it hands on `outs`, in `layouts`. An `outs` of -1
-    is a value that is handed on unchanged because nothing reads it.
+    It receives the values `carried` from the turn before, and passes on `outs` in their places, in `layouts`. -1 in
+    `outs` is a value passed on unchanged because nothing reads it.
     """
 
     first: int
@@ -108,7 +108,7 @@ def relative_name(prefix: str, first: int, name: str) -> tuple[int, str]:
 
 
 def signature(plan: Plan, prefix: str, block: Block, kinds: NodeKinds, values_only: bool = False) -> Any:
-    """What the blocks of one class have in common: operators, shapes, choices, and where operands come from.
+    """What blocks of one class share: operators, shapes, choices, and where operands come from.
 
     `values_only` ignores what only backward distinguishes: B counts as R.
     """
@@ -144,10 +144,10 @@ def signature(plan: Plan, prefix: str, block: Block, kinds: NodeKinds, values_on
 
 
 def merge_passes(plan: Plan, chain: BlockChain, kinds: NodeKinds) -> BlockChain | None:
-    """The chain with each pass computed as an earlier one where that is the same; None if it cannot become loops.
+    """The chain with each pass computed like an equal earlier one; None if it cannot become loops.
 
-    A pass without gradient may share the forward of one with gradient: with R for B the values are the same. If
-    several passes have gradients none may convert weights, since the plan converts those once for all passes.
+    A pass without gradient may share the forward of one with gradient: with R for B the values are the same. If several
+    passes have gradients, none may convert weights, since the plan converts those once for all passes.
     """
     if len(chain.passes) == 1:
         return chain
@@ -177,13 +177,13 @@ def same_pass(plan: Plan, chain: BlockChain, passes: tuple[int, int], place: int
 def _converted(plan: Plan, weight: int) -> bool:
     """True if some reader of a weight reads it in another layout than the stored one."""
     nodes, choices = plan.graph.nodes, plan.choices
-    asked = {
+    read = {
         layout
         for reader in plan.graph.consumers[weight]
         for i, layout in zip(nodes[reader].inputs, choices[reader].inputs, strict=True)
         if i == weight
     }
-    return {*asked, choices[weight].given} != {choices[weight].output}
+    return {*read, choices[weight].given} != {choices[weight].output}
 
 
 def _dropouts(plan: Plan, block: Block) -> list[int]:
