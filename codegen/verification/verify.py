@@ -323,13 +323,9 @@ def _elements(plan: Plan) -> Fraction:
 
 def available_bytes() -> int:
     """Free memory of this machine; practically unlimited if unknown."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        return 1 << 62  # no such file on this system
-    return 1 << 62
+    file = Path("/proc/meminfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 1 << 62)
 
 
 def check_memory(plan: AnyPlan | SavedSpaceTimePlan) -> None:
