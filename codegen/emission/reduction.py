@@ -1,7 +1,5 @@
 """Reduction programs as one file that runs and times them; it needs only torch."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

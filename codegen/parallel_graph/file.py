@@ -1,7 +1,5 @@
 """A parallel graph as JSON, and back."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Groups of mesh axes over which collectives run: their levels by name, and the programs of these collectives."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

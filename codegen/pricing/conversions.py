@@ -1,7 +1,5 @@
 """Sizes, times and conversions: what every part of a stage's price is made of."""
 
-from __future__ import annotations
-
 import math
 from math import prod
 

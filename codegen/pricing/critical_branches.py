@@ -1,7 +1,5 @@
 """Parallel branches: only the slowest coordinate counts for time, and the fullest for memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

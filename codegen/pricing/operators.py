@@ -1,7 +1,5 @@
 """What operators cost: kernels, messages of special strategies and bundles, tensors saved for backward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...formulation.bundles.bundles import exchanges, widest_piece

@@ -1,7 +1,5 @@
 """The price of a plan: the prices of its stages, and the time of a step of its schedule."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ...formulation.pipeline.configuration import step_ns

@@ -3,8 +3,6 @@
 Totals are sums of items, and `show` prints the same list. ns are of a whole step, bytes of the rank that holds most.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, TypeAlias

@@ -4,8 +4,6 @@ The cost model, stated a second time in plain Python: it confirms the objective 
 of its encoding. Every kernel and every collective is one item (`price_items.py`).
 """
 
-from __future__ import annotations
-
 from ...formulation.weights.storage import transient_buffers
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.operators.operator import operator

@@ -1,7 +1,5 @@
 """What weights cost: conversions in every micro-batch, synchronization and update once a step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from math import prod

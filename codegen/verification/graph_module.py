@@ -1,7 +1,5 @@
 """A graph as a module: the reference for a plan's program if there is no user module."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from math import prod

@@ -1,7 +1,5 @@
 """Run a program on local processes with torchrun, over the loopback interface, and leave no process behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

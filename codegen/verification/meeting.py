@@ -1,7 +1,5 @@
 """Rendezvous of ranks that are threads: which ones run, which wait for which, and the report of a deadlock."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Sequence

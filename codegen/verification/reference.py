@@ -7,8 +7,6 @@ all functions of names and counters.
 # mypy: disable-error-code="no-untyped-call"
 # (the counters are program text without types)
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

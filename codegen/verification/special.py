@@ -1,7 +1,5 @@
 """Verification of a special strategy: its examples split over some ranks, compared with the whole computation."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path

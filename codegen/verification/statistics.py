@@ -1,7 +1,5 @@
 """The samples that each batch norm of a plan normalizes together, and a mode that makes a module do the same."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

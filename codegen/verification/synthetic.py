@@ -1,7 +1,5 @@
 """Random inputs for a captured graph, the same for a program and for the unsharded module."""
 
-from __future__ import annotations
-
 import zlib
 
 import torch

@@ -8,8 +8,6 @@ the last running rank waits, and reports where each rank stands.
 # mypy: disable-error-code="override"
 # (torch's ProcessGroup has overloads, of which torch.distributed calls the one that is overridden here)
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """Run an emitted program on local ranks, and compare losses, gradients and weights with the unsharded module."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The same function runs in a thread and, as `torchrun -m partita.codegen.verifica
 its own.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """Loops over repeated blocks as program text, with the recomputation (checkpointing) of their blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby

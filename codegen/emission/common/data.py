@@ -1,7 +1,5 @@
 """Batches of the emitted program: random ones, the next samples of a data set, and a rank's part of them."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

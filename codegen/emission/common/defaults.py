@@ -1,7 +1,5 @@
 """Default hyperparameters of emitted programs and of the reference."""
 
-from __future__ import annotations
-
 import math
 
 SEED = 0

@@ -5,8 +5,6 @@ dropout, which depends on where an element lies in the whole; batch norms, which
 whose ids are global; and what `losses` and `regathered_weights` say.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A program as a list of features: each is a template with its own context, which is all that it sees."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

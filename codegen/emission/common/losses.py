@@ -1,7 +1,5 @@
 """Losses on local parts: local sums divided by counts of the whole batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import prod
 

@@ -1,7 +1,5 @@
 """Names of variables, by the nodes that they hold."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 `whole_text` locates a rank's elements in the whole; numbers and dtypes become Python source.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

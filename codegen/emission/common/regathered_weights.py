@@ -7,8 +7,6 @@ and what is made of a weight alone, view or copy, is dropped with it and made ag
 other operands to keep them either: their other readers keep them as they are.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias

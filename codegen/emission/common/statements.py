@@ -3,8 +3,6 @@
 All others are named. A value with no further reader passes its name on to the value computed from it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Small helpers for program text: sizes, expressions, and lines as a formatter would break them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Parts of the training loop that all emitted programs have: hyperparameters, random numbers, data, `main`."""
 
-from __future__ import annotations
-
 from ....model.graph.pcg import PCG
 from ..templates import counter_functions
 from . import defaults

@@ -1,7 +1,5 @@
 """The class of one stage: what it receives, computes and sends."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -5,8 +5,6 @@ A block is what the model computes in one entry of a list (`layers.3`), or in a 
 outside. A model that runs a list several times (recycling) gets one loop per pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby

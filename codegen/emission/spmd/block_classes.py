@@ -1,7 +1,5 @@
 """Classes of repeated blocks: equal ones are written once, whichever lists and stages they are in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

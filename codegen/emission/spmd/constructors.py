@@ -1,7 +1,5 @@
 """Constructors of the classes: a rank's parts of the weights, and how their gradients are synchronized."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 

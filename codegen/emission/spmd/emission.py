@@ -1,7 +1,5 @@
 """The source of a program, and the facts about it that several features need."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A plan as one readable program: its features' templates, and generated classes for the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ....formulation.weights.storage import BUCKET_BYTES

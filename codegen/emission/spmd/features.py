@@ -3,8 +3,6 @@
 A new feature is a template, a function that gives its context, and an entry of `FEATURES`.
 """
 
-from __future__ import annotations
-
 import textwrap
 
 from ....formulation.special import special_strategy

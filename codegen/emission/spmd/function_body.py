@@ -1,7 +1,5 @@
 """The statements of one function of the model: values of nodes under layouts, and the text that computes each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 

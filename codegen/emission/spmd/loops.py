@@ -1,7 +1,5 @@
 """Names in loops over repeated blocks: lists, variables, classes, and the values that blocks hand on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The mesh and the programs of its collectives as the emitted program writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ....formulation.placement.placement import Placement

@@ -4,8 +4,6 @@ On this axis tensors with the batch atom are split, all others whole, and what i
 The same rows that say what can be split over ranks say what can be split over micro-batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """The model's classes: one for every kind of repeated block, one for the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """Parallel branches as program text: a method per coordinate, and the line that joins their results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A segment that is a whole turn of a loop is that turn's block, and the loop has 
 segment becomes a method of the class that computes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
