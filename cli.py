@@ -4,8 +4,6 @@ Results go to standard output, messages and progress to standard error. Exit cod
 no; 2: bad input; 130: interrupted (the best answer so far is kept).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Options of commands: made from the fields of frozen values (see `model.options`), or shared by several commands."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields

@@ -1,7 +1,5 @@
 """`partita plan`: its options are those of the values that say what to plan, and a few of its own."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path

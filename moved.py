@@ -1,7 +1,5 @@
 """Import paths of earlier versions: an old module name still answers, with a warning that says where it lies now."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings

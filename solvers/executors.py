@@ -4,8 +4,6 @@
 depends on earlier results behaves the same with every executor.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

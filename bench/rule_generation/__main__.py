@@ -1,7 +1,5 @@
 """`python -m partita.bench.rule_generation [FILE] [--json]`: the same as `partita rules generate`."""
 
-from __future__ import annotations
-
 import sys
 
 from ...cli import main

@@ -1,7 +1,5 @@
 """`partita rules generate`: find and prove the shipped rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

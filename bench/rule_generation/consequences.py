@@ -4,8 +4,6 @@ A step replaces one side of a rule by the other anywhere in an expression. A pat
 have the value of its ends, so that a rule proved for unpartitioned variables may be used where states allow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any

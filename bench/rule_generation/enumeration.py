@@ -4,8 +4,6 @@ A graph is a set of applications, listed in the one order in which each follows 
 last has made. Every value in it is new: one that equals an earlier one would be no part of a rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product

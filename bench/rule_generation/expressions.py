@@ -4,8 +4,6 @@ An expression is a variable's number, or (operation, which of its results, *oper
 as another if exchanging variables of one state, its outputs or its sides makes it so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import permutations, product

@@ -5,8 +5,6 @@ sizes, are candidates. Those left after pruning are written with the most genera
 proves them. The output is deterministic, to the byte.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -6,8 +6,6 @@ sizes at which values are compared: the first says which graphs are enumerated, 
 of a degree or a size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

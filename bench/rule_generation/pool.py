@@ -1,7 +1,5 @@
 """Numbered values: tensors of equal state and entries are one value, so each operator is evaluated on them once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 

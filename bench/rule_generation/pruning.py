@@ -10,8 +10,6 @@ The steps, in order; each is counted:
     basic         does not follow from smaller rules (`consequences`)
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

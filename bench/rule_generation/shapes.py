@@ -4,8 +4,6 @@ Every dim starts as its own symbol; operators equate sizes, and each equation is
 concatenations) are equated last, term by term.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd

@@ -1,7 +1,5 @@
 """Writes a pair of expressions as a rule: names, the most general sizes, and conditions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Names of mesh axes, by what they mostly split: data, tensor, sequence, space, branches, shard."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """The choice for one node of a plan, and its JSON."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 A plan is a value: what writes, emits, verifies or describes it imports it. Its methods find these functions by name.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Results that are computed once per plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar

@@ -3,8 +3,6 @@
 The file of a pipeline has the whole graph once, and for every stage the fields that are its own.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping

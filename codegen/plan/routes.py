@@ -1,7 +1,5 @@
 """The conversions of a plan: the cheapest moves between two layouts of a tensor."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from itertools import pairwise
 

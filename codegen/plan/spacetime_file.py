@@ -1,7 +1,5 @@
 """Saved space-time plans."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """`partita check`: run a user's plan on its model and validate it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The plan of a search result, of one stage or several, confirmed by a pricer that shares nothing with the search."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The pipelines in the search space: rows of their axis, and the meshes of a stage."""
 
-from __future__ import annotations
-
 import math
 
 from ...formulation.pipeline.configuration import rows

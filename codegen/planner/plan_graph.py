@@ -1,7 +1,5 @@
 """From a captured graph to a plan: rewrite, search, decode, confirm, for every dtype and schedule."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The planning problem of a graph: placements, numbers of micro-batches and fixed strategies of a search space."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """The graph of a plan where nodes have alternatives: the chosen ones, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod

@@ -1,7 +1,5 @@
 """Run a search; if nothing fits the devices, once more with optimizer states in the host's memory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The report of a search: its space, and the error if it found no plan."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`--schedule solve`: the order of slots of a planned pipeline, found by the solver."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ...formulation.pipeline.schedule import with_orders

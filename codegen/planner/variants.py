@@ -3,8 +3,6 @@
 The user names the dtypes that train a model well enough; prices decide which is the fastest.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

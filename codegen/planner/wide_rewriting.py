@@ -5,8 +5,6 @@ device with its share of the batch, as a rewriting before parallelization choose
 best plan so far. So no plan is worse than that of either order.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

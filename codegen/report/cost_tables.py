@@ -1,7 +1,5 @@
 """Tables of costs: of a stage by module, collective and kind of memory; of a pipeline by stage and transfer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ...model.graph.layout import COLLECTIVES

@@ -1,7 +1,5 @@
 """A plan in words: the program's docstring, and what `print(plan)` shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from math import prod
 from textwrap import wrap

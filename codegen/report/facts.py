@@ -1,7 +1,5 @@
 """The facts that every report of a plan shows: a summary, tables of splits and costs, the optimum."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A report as one self-contained page: inline style, inline drawings, nothing from the network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

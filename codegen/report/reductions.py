@@ -1,7 +1,5 @@
 """The output of `partita placements` and `partita reductions`: one JSON object, or a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`partita show`: a saved plan explained, all from one list of priced items."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

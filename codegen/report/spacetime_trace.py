@@ -5,8 +5,6 @@ operators of one phase and micro-batch are children of one slice. Arrows lead fr
 shows the memory.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of a plan's splits: axes, operators, weights, embedding tables."""
 
-from __future__ import annotations
-
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.layout import B, P, is_split
 from ...model.graph.pcg import SOURCES

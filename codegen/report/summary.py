@@ -1,7 +1,5 @@
 """The plan in numbers, for JSON."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..plan.plan import Plan

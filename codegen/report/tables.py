@@ -1,7 +1,5 @@
 """A table of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Output of commands: results on standard output, messages and progress on standard error."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A report as plain text with aligned columns."""
 
-from __future__ import annotations
-
 import textwrap
 
 from .facts import Facts

@@ -3,8 +3,6 @@
 Without a pipeline these are the priced items in the order in which they run; with one, the slots of the schedule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Practitioners' words for strategies: batch, positions, heads, columns, rows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Branches placed on an axis, and the options of a cost network that stand for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

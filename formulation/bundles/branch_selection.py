@@ -4,8 +4,6 @@ Inside a bundle every operator has one strategy, so the time of an alternative i
 parts that share nothing are chosen separately.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from ...model.graph.pcg import PCG

@@ -12,8 +12,6 @@ A bundle is added to a finished network: each of its variables gets one more opt
 with the others of the bundle only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

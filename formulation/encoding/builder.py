@@ -1,7 +1,5 @@
 """The state that all passes of an encoding share: variables, edges, cached tables, and what variables mean."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A cost network together with what its variables mean."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What a cost network may decide, and what a stage of a pipeline adds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Such a hub has every layout twice: first not kept, then kept. It is chosen if on
 read (the readers that do exclude the first half), or if only the recomputation of a segment needs the tensor.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import numpy as np

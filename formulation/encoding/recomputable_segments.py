@@ -1,7 +1,5 @@
 """Which segments may be recomputed, and how their tensors cross them."""
 
-from __future__ import annotations
-
 from ...model.graph.pcg import PCG
 from ...model.graph.segments import Segment, segments
 from ..bundles.bundles import find_bundles

@@ -3,8 +3,6 @@
 Everything is cached by what it depends on, so a network does not depend on what was encoded before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TypeAlias

@@ -4,8 +4,6 @@ Every task begins once its device is free and its predecessors have ended: given
 The bytes in use on a device depend on its order alone, since it runs one task at a time.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the inputs alone where the order has "W" slots for the weights' gradients, else 
 before its backward. A stage runs on the device whose order has its slots; in Chimera that depends on the micro-batch.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ A training step is a set of tasks, each a part of the model on a micro-batch, on
 `build` makes the tasks of a chain of stages; the functions after it place the stages as the usual pipelines do.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The cost of sending a tensor to the next stage of a pipeline, and of summing the gradient of a shared weight."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ A machine mapping numbers the devices by an n-dimensional array of tasks: a mesh
 function of the machine's hierarchy, so that one name serves any number of nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from itertools import pairwise

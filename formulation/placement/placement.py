@@ -4,8 +4,6 @@ Row i, column l of the matrix is the factor of axis i on machine level l (outerm
 the size of the level, the product of a row the size of the axis.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ and the step takes as long as its busiest link, plus hops and one launch. If a l
 group is routed over links and switches instead; on a machine of switches both computations agree.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial

@@ -14,8 +14,6 @@ that are cut for the participants. A reduce-scatter leaves a member the rows wit
 admit programs that are valid for levels of size 2 only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field

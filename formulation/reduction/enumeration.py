@@ -20,8 +20,6 @@ Validity does not depend on the sizes of the levels, as long as they are 2 or mo
 level of size 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -5,8 +5,6 @@ the product of the axes' factors in the parallelism matrix. Levels of size 1 are
 Members of a group are numbered in mixed radix over the levels, consecutively on the innermost level.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

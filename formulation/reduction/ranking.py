@@ -1,7 +1,5 @@
 """Placements of a mesh with the number of their reduction programs and the time of the best (P²)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ group order. The paper's rules correspond to sorting the chunks before every ste
 leave them permuted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 

@@ -4,8 +4,6 @@ A program has steps over levels or user-defined ones: collectives with explicit 
 the rules on states (`rules`). `repaired` runs it on buffers and finds the local transposes that sort their chunks.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

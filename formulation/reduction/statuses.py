@@ -4,8 +4,6 @@ The number of statuses does not depend on the size of a level: five levels have 
 of k members has k^3 entries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum

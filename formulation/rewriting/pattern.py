@@ -5,8 +5,6 @@ rule treats them alike (`leading`): a proof for one dim holds for all of them fl
 then counted from the end.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A rule with symbols for attributes, such as `conv(x, w, stride=s, ..)`, stands f
 instantiated at the attributes that a graph's operators have, and each instance is proved by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path

@@ -5,8 +5,6 @@ of several patterns (weights that share an input); operators' `Rewriting` gives 
 the e-graph becomes a node of the union (`union`), every e-class one tensor with several alternatives.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence

@@ -4,8 +4,6 @@ Every device fetches the overlaps of its box from devices that hold them, then c
 Of several holders of a replica it prefers itself, then the nearest, then the one that has sent least.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import lru_cache

@@ -5,8 +5,6 @@ Replicas and addends are unordered, so one order suffices: by machine level, out
 steeply with the digits, so there are at most `MOST_DIGITS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -18,8 +18,6 @@ another, each with its level's latency:
 Pieces cut before sending, and joined or added after receiving, cost one copy (`local`): one read, one write, a launch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

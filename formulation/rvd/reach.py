@@ -1,7 +1,5 @@
 """Dijkstra over the states that transitions within a device group reach."""
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Iterator

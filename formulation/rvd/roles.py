@@ -8,8 +8,6 @@ dim can leave it, and digits enter as innermost.
 This graph depends on neither devices nor prices, so the moves of a state are cached for grids of equal sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import combinations, permutations

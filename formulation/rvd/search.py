@@ -10,8 +10,6 @@ Sending directly from source to target is always a candidate. Addends that neith
 no more.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import replace

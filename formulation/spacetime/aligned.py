@@ -10,8 +10,6 @@ Every source is a box on a device; every target is a box on a device that takes 
     one                       its box, on other devices        broadcast
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Builds a materialized program: places instructions in the total order, after the registers they read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod

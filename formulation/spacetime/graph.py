@@ -4,8 +4,6 @@ A user's plan transforms it; `tasks` reads the result. Backward, recomputation a
 forward operators (SuperScaler, section 5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

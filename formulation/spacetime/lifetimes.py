@@ -6,8 +6,6 @@ and allocated anew by its reload, once for all operators that save it. Parameter
 Views and in-place results share the memory of their source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -10,8 +10,6 @@ just before each use. There is no deadlock: all events lie in one total order th
 device runs its events in that order, so all devices of the first unfinished event are waiting at it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 

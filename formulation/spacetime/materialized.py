@@ -5,8 +5,6 @@ dependencies; a collective, or a send with its receive, has the same `key` on al
 transfers in the order of keys and waits only for earlier ones, so there is no deadlock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias

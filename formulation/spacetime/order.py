@@ -5,8 +5,6 @@ Running whatever is ready decides feasibility (Möhring, Skutella and Stork, Sch
 constraints, SIAM J. Computing 33, 2004): running a task never blocks another, so a stuck task is stuck in every order.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

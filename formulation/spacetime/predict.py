@@ -6,8 +6,6 @@ reached it, its inputs are ready and their earlier transfers are done; only read
 that move one tensor in the same way at the same time share links and are priced together.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

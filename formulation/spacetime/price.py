@@ -9,8 +9,6 @@ F of a part is the operator's times the fractions left by its cuts; its bytes ar
 keeps on the updating device are free.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod

@@ -5,8 +5,6 @@ for op in graph.forward:
         op_assign(part, device)
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Parts of an operator on the same device are split in time: accumulated micro-bat
 forward 1, backward 1. Within a micro-batch, forwards run in topological order and backwards in reverse.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from typing import TypeAlias
 

@@ -4,8 +4,6 @@ A layout is regular if it cuts a region into equal parts, each with the same num
 per device; every reader takes its part of the whole region.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ for ops, device in zip(parts, devices):
 in_order(one_f_one_b(len(devices), micros), parts)
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby

@@ -4,8 +4,6 @@ A need lists alternative producers: replicas write the same vTensor. Parts that 
 and unassigned operators are reported as problems.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

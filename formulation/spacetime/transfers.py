@@ -1,7 +1,5 @@
 """Transfers of a tensor between devices: slice, send and receive, or a collective (SuperScaler, sections 3.3 and 4)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass

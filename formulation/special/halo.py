@@ -5,8 +5,6 @@ IPDPS'19). Input and output lie in ordinary parts, so a rank may need rows of an
 does not read itself. Dims on different axes are exchanged one after the other, which includes the corners.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

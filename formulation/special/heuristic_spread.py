@@ -1,7 +1,5 @@
 """Heuristic spreads of joined tables, balanced within a percent, with few pieces."""
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_left
 from collections import Counter

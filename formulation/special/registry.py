@@ -5,8 +5,6 @@ program (`emit`, with the functions of `program`), and the examples on which `co
 On other axes the operator is split as usual, so a strategy composes with all others.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

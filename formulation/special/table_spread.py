@@ -5,8 +5,6 @@ coordinate. Every coordinate looks up all samples in its units, so its time and 
 columns, of whatever tables; its memory is its columns times the rows of their tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

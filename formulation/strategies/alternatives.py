@@ -4,8 +4,6 @@ A choice takes one alternative of every tensor that it needs, from the loss on. 
 *conditional*: their variables have one more option in a cost network, "unused".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Lower bounds on the time of nodes: an even share of the work, whatever the mesh, its placement and layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import NamedTuple
 

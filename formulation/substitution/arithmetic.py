@@ -5,8 +5,6 @@ function and its attributes. `Real` has the functions themselves: a rule that di
 Quotients are exact in the field; a maximum is that of the representatives, which is at least associative.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ Steps in time share their operands without copies, so time digits need no replic
 summed. The evaluation does not use the prover's meanings of operators: the two check each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod

@@ -4,8 +4,6 @@ Partition and pipeline push a digit, combine and batch pop one; the values stay.
 reduce sums its blocks. Tile and fold do the same along a data dim, as in FlexFlow's published rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any

@@ -9,8 +9,6 @@ which passes through the same proof as any other. Parts that are addends (`P`) c
 source reduces.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

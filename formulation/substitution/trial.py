@@ -4,8 +4,6 @@ Agreement proves nothing. A difference in the finite field means that the rule d
 floats, that it is false in PyTorch too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Memory of every rank that no decision changes: whole buffers, and transient buffers for gathered weights."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from ...model.graph.buffer_updates import updated

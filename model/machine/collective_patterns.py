@@ -15,8 +15,6 @@ before the collective (after it, for an all-gather).
                 (gloo/allreduce.cc, allgather_ring.cc, reduce.cc, broadcast.cc; ProcessGroupGloo.cpp)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

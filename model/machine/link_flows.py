@@ -4,8 +4,6 @@ A message loads the links of the sender's and of the receiver's unit on every le
 wired level it loads the resources on its route. The busiest resource decides.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

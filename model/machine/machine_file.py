@@ -1,7 +1,5 @@
 """Reads machine files (YAML). Every error is one line that names the file and the field."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """MILP: reduction, then linear program, reduced-cost fixing and mixed-integer program (`wide/integer.py`)."""
 
-from __future__ import annotations
-
 from ...formulation.network.network import Network
 from ..elimination.transient_memory import EXTRAS, has_extras
 from ..protocol import NO_LIMITS, Limits, Search, Solution

@@ -9,8 +9,6 @@ s.t. (1) exactly one of x[v,·]                                                 
      (4) Σ m[v,i,r] x[v,i] + Σ m[e,i,j,r] y[e,i,j] ≤ M_r;  x[u,i] ∧ x[v,j] → y[e,i,j]    ∀ r (bytes)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

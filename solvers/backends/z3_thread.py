@@ -3,8 +3,6 @@
 Z3's own timer and signal handler are global to the process and outlive the call; here Python's stay in charge.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ SQLite with a write-ahead log: a process killed during a write leaves the previo
 and recreated; an unusable one is ignored. A failure only costs time.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import threading

@@ -3,8 +3,6 @@
 Records are not trusted: each carries a digest of its contents and key.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`partita rules list|verify`: the rules of a file, or the shipped ones. `bench.rule_generation` generates them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path

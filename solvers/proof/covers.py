@@ -1,7 +1,5 @@
 """What a proof covers, in words, and the equalities of sizes that only the target requires."""
 
-from __future__ import annotations
-
 from ...formulation.substitution.sizes import Size
 from ...formulation.substitution.symbolic.infer import Typed, free_atoms
 from ...formulation.substitution.symbolic.types import Type, Unifier, atoms_of

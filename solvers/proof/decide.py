@@ -8,8 +8,6 @@ that opaque functions take are matched the same way. A last query, a polynomial 
 The trusted base: finite sums are functions of their integrands and may be reordered, and the operators' meanings.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Verdicts on rules, and the counterexamples of those that are refuted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, TypeAlias

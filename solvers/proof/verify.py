@@ -5,8 +5,6 @@ Inputs that only the target reads, and type errors, make a rule ill-typed. Z3 co
 a difference refutes the rule. Otherwise it is `unknown`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """CP-SAT and Z3 on the Boolean states of a reduction: independent checks of the cheapest program."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass

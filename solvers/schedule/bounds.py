@@ -4,8 +4,6 @@
 preemptive schedule), with what must come before its first and after its last task.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

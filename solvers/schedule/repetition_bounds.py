@@ -1,7 +1,5 @@
 """Lower bounds on the makespan of n repetitions of a problem, for all n at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """A configuration in the search: its state, its level, and its priority."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 

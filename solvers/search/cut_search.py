@@ -6,8 +6,6 @@ boundary must agree on layouts: where they do not, its place is split into one f
 for all others. So few parts, and few layouts, are ever solved. Layouts of shared weights are agreed on the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce

@@ -1,7 +1,5 @@
 """Operations on values of all parts at once: arrays [n, n] indexed by the boundaries of a part."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import TypeAlias
 

@@ -3,8 +3,6 @@
 Layout sets are only ever split, so a bound proved for a set holds for every set that it was split into.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Cost networks without their memory limit, and lower bounds on the memory they need."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import inf
 

@@ -6,8 +6,6 @@ number of stages and micro-batches, with one option for most nodes. It includes 
 recompute, so must the merged device.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 

@@ -1,7 +1,5 @@
 """The number of mesh axes at which formulating and eliminating a network becomes too much work."""
 
-from __future__ import annotations
-
 from math import inf
 
 from ...formulation.placement.placement import Placement

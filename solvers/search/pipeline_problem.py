@@ -1,7 +1,5 @@
 """A planning problem as a pipeline: the parts of its graph between boundaries where it can be cut."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from collections.abc import Hashable

@@ -1,7 +1,5 @@
 """The space of configurations and the result of a search."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

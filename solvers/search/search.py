@@ -12,8 +12,6 @@ order in which they were started, and what starts next depends only on recorded 
 on the executor or its timing.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator

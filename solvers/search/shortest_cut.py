@@ -11,8 +11,6 @@ With several virtual stages on each of d devices, M is the largest sum of a devi
 so the optimum is a lower bound.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

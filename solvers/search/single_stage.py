@@ -6,8 +6,6 @@ latencies and kernel launches are paid k times). If the solution fits the memory
 solved with the limit; only then are segments recomputed, which never pays if memory is plentiful.
 """
 
-from __future__ import annotations
-
 from ...formulation.network.network import INFINITE, Network, evaluate
 from ...model.errors import PartitaError
 from ..protocol import INTERRUPTED, Limits, Status

@@ -9,8 +9,6 @@ it have run forward and backward. Until then it has run at most m forwards (ZB-H
 Floors of f, b and b + w of any part: the times of its nodes at an even share (`strategies/node_floors.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -15,8 +15,6 @@ every wait has one producer, the smallest conflict (ties: fewest orders) is a sh
          (3) u[w] → y[c] ∧ x[p]                      ∀ producers p of w, where w comes from c
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence

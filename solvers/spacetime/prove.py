@@ -1,7 +1,5 @@
 """Proofs of user-defined transformations, as of substitutions (SuperScaler, section 3.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

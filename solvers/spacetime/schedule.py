@@ -4,8 +4,6 @@ Durations, bytes and transfers come from the plan's prices, precedences from the
 schedules of these groups on these devices in that cost model; each group runs without interruption.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

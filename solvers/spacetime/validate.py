@@ -1,7 +1,5 @@
 """Validation of a space-time plan, and the order in which its tasks run (SuperScaler, section 3.2)."""
 
-from __future__ import annotations
-
 from ...formulation.spacetime.order import Completed, PlanConflict, complete, precedences
 from ...formulation.spacetime.tasks import Tasks
 from .conflict import described, smallest

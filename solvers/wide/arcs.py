@@ -1,7 +1,5 @@
 """Irrelevant options and edges: arc consistency under infinite costs, and separable tables."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@ A block grows from a random variable: a neighbour joins while exactly one of its
 block induces a tree. Messages go up by min-plus products, choices come down.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A first solution from messages: decimation fixes the clearest variables, a few at a time, and renews the messages."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Elimination of variables that have at most two neighbours and use no capacity."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

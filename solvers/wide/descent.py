@@ -6,8 +6,6 @@ prices within a few solves. Results that fit and are no worse are taken. Noise o
 Papandreou and Yuille 2011), which cools over a cycle, lets the search leave local optima.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

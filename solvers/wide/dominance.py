@@ -1,7 +1,5 @@
 """Dominated options, and dominated pairs of options."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 

@@ -1,7 +1,5 @@
 """Cost networks as a few arrays for compiled loops: the form of all code for large networks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar

@@ -4,8 +4,6 @@ Each round looks for choices of cost below a reach low enough to delete most pai
 optimal; if there is none, the reach is a lower bound, and grows, at most to the cost of the incumbent.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Merge variables that are functions of a neighbour into it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compiled loops of tree-reweighted messages: arcs, a pass, its gradient."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -14,8 +14,6 @@ Forbidden x and y do not exist. Dual prices of (2) and (3) are messages, those o
 A cover is a set of options that together exceed a capacity, which (4) admits within float tolerances.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, field

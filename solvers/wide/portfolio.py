@@ -6,8 +6,6 @@ the incumbent's cost, while the other dives and descends; if the proof gives up,
 Improvements of any part are reported as they come.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

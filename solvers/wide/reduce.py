@@ -1,7 +1,5 @@
 """Exact reduction: local steps to a smaller network of the same optimum, and the way back."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

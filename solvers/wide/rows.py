@@ -1,7 +1,5 @@
 """Tightening of capacities: redundant pieces of use and rows are removed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

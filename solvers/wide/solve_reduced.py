@@ -1,7 +1,5 @@
 """Solve a search's network by an equivalent one: without switches, or reduced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

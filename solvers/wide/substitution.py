@@ -1,7 +1,5 @@
 """Substitution of variables in a `Flat`, shared by all reduction steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A pipelined plan as one readable program: a class for every kind of stage, of which a rank builds its own."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Data flow of one device: which instructions read and write a register, and which sums autograd computes itself."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The statements of one device: blocks are calls of segment functions, every other instruction is a line."""
 
-from __future__ import annotations
-
 from ....formulation.spacetime.mask import GRADIENT, UPDATED
 from ....formulation.spacetime.materialized import (
     Accumulate,

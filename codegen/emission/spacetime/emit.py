@@ -1,7 +1,5 @@
 """A materialized space-time plan as one readable program that needs only torch."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The features of programs of space-time plans, in the order of their text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

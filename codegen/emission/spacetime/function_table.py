@@ -1,7 +1,5 @@
 """The functions of a program: of its segments, and of its devices."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Sequence

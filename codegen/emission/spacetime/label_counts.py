@@ -1,7 +1,5 @@
 """Label counts of the whole batch, the divisors of mean losses: each rank computes them from the inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ....formulation.spacetime.graph import Graph

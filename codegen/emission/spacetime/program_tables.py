@@ -1,7 +1,5 @@
 """Tables of the emitted program: which rank keeps and updates which part of a weight, and groups of ranks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Names of registers: the store and key of a tensor on a device, and when it leaves the store."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 

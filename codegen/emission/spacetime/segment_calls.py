@@ -1,7 +1,5 @@
 """Calls of segment functions: forward, recomputation, backward, weight gradients, offload and reload."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

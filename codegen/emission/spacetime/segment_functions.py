@@ -3,8 +3,6 @@
 Numbers in the names of weights become arguments, so that layers and stages that are alike are one function.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -9,8 +9,6 @@ them, and waits only for transfers that it has started. Suppose that some transf
 smallest key: a device that has not started it waits for one that it started before, with a smaller key. Contradiction.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Materialization fetches them one by one, just before each use. Their transfers d
 all devices can have them earlier, in an order that is the same everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import replace
 

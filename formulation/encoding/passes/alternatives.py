@@ -1,7 +1,5 @@
 """Alternatives: a variable that chooses among them, and the option "unused" of what some choices do not need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations, product
 

@@ -1,7 +1,5 @@
 """Bundles as candidates: which ordinary options their variables stand for over each axis, and what these cost."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

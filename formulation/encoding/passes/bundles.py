@@ -6,8 +6,6 @@ memory likewise, at the fullest coordinate. It is compatible only with options o
 pays the exchange. A bundle inside a branch may lie on a second axis.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product

@@ -1,7 +1,5 @@
 """What every pass of an encoding is."""
 
-from __future__ import annotations
-
 from ..builder import NetworkBuilder
 
 

@@ -1,7 +1,5 @@
 """Hubs: the layout to which a tensor is converted once, for several readers, or where the graph is cut."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

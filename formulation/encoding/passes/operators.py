@@ -1,7 +1,5 @@
 """Operators: one variable each, whose options are its strategies, and the edges of what it reads."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recomputation: every segment has a mode, and a switch with the tables of its variables and edges in each mode."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -10,8 +10,6 @@ runs again are its `extra`: m, but for what is there already. Memory holds the l
 one segment runs again at a time. What leaves a segment has a hub, whose conversion belongs to the segment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 

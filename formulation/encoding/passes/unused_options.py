@@ -4,8 +4,6 @@ Unused, a variable costs and uses nothing, and nothing that is used reads it. Ea
 variable of its own, so that what one reads does not widen the network for the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Weights: one variable each, whose options say how a parameter is stored and trained."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

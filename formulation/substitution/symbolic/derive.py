@@ -5,8 +5,6 @@ the size of dims that they need whole. An opaque function of a whole dim is a fu
 over the row, each element times an unknown that depends only on the operator and the place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import reduce

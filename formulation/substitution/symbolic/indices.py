@@ -1,7 +1,5 @@
 """Indices of dims, with one digit per radix of the dim's type, and how digits regroup."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import product

@@ -1,7 +1,5 @@
 """Types a whole rule: all dims, inferred attributes, and both sides' values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

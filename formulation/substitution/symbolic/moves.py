@@ -4,8 +4,6 @@ Partition and pipeline push a digit of a dim, combine and batch pop it; values s
 dim, reduce sums over it. Tile and fold do the same along a data dim, as in FlexFlow's published rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
