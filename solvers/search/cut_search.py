@@ -20,8 +20,7 @@ import numpy.typing as npt
 from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
 from ...model.graph.layout import Layout
-from .interval_bounds import max_adjacent_sum, max_disjoint_sum, positions_by_kind
-from .interval_table import BoundTables
+from .interval_bounds import BoundTables, max_adjacent_sum, max_disjoint_sum, positions_by_kind
 from .part_bounds import ANY, Answer, Layouts, LayoutSet, MemoryNeed, Query
 from .shortest_cut import Times, best_path
 from .state import Effort, Level, Stages, State

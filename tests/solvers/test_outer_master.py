@@ -11,7 +11,7 @@ import pytest
 from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import waited
 from partita.model.graph.layout import S
-from partita.solvers.search.interval_table import BoundTables
+from partita.solvers.search.interval_bounds import BoundTables
 from partita.solvers.search.part_bounds import ANY, Answer, LayoutSet, PartBounds, Query
 from partita.solvers.search.shortest_cut import best_path
 
