@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from partita import Machine, load_plan, optimize
+from partita.formulation.pipeline.schedule import schedule_names
 from partita.model.capture.load import load_module
 from partita.solvers.cache.store import FILE
 
@@ -39,7 +40,7 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ("--mesh 4 --chunks 2", "--chunks needs a pipeline: add --stages N"),
         (
             "--schedule zigzag",
-            "--schedule 'zigzag': choose from auto, all, 1f1b, gpipe, interleaved, zero-bubble, 2bw, solve",
+            f"--schedule 'zigzag': choose from auto, all, {', '.join(schedule_names())}",
         ),
         (
             "--schedule 1f1b,zero-bubble --chunks 2",

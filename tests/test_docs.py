@@ -52,6 +52,12 @@ def test_the_page_of_the_command_line_names_every_command_and_option() -> None:
         assert options(command) - {"--json", "--help"} <= written, command
 
 
+def test_the_pages_name_every_schedule() -> None:
+    for page in ("cli.md", "pipelines.md"):
+        text = (ROOT / "docs" / page).read_text()
+        assert [name for name in schedule.schedule_names() if f"`{name}`" not in text] == [], page
+
+
 def test_the_table_of_moves_is_the_library_s() -> None:
     letters = {"R": R, "B": B, "P": P, "S": S(0), "S(i)": S(0), "S(j)": S(1)}
     words = {"zero-pad": "pad"}

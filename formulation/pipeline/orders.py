@@ -38,9 +38,12 @@ _LETTERS = {name: kind for kind, name in KIND_NAMES.items()}
 
 
 def device_slots(order: DeviceOrder, device: int, devices: int, micros: int, *more: int) -> list[Slot]:
-    """The slots of one device; updates between steps are left out."""
-    found = order(device, devices, micros, *more)
-    return [Slot(_LETTERS[kind], stage, micro) for kind, stage, micro in found if kind != "update"]
+    """The slots of one device; updates between steps are left out. PartitaError: a kind is unknown."""
+    found = [slot for slot in order(device, devices, micros, *more) if slot[0] != "update"]
+    unknown = next((kind for kind, *_ in found if kind not in _LETTERS), None)
+    if unknown is not None:
+        raise PartitaError(f"device {device} has a slot of kind {unknown!r}: choose from {', '.join(_LETTERS)}")
+    return [Slot(_LETTERS[kind], stage, micro) for kind, stage, micro in found]
 
 
 def slot_lines(orders: Orders, chunks: int = 1) -> list[str]:

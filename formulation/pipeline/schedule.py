@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from inspect import getclosurevars
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -204,9 +205,17 @@ _REGISTRY = {s.name: s for s in (ONE_F_ONE_B, GPIPE, INTERLEAVED, ZERO_BUBBLE, P
 
 
 def register_schedule(schedule: Schedule) -> Schedule:
-    """Make a schedule known by its name. PartitaError: the name is taken; some of its orders are wrong or deadlock."""
+    """Make a schedule known by its name.
+
+    PartitaError: the name is taken; some orders are wrong or deadlock; a copied order uses more than its arguments.
+    """
     if _REGISTRY.get(schedule.name, schedule) != schedule:
         raise PartitaError(f"there is another schedule {schedule.name!r}")
+    if schedule.copied:
+        used = getclosurevars(schedule.order)
+        names = ", ".join({**used.nonlocals, **used.globals} | dict.fromkeys(used.unbound))
+        if names:
+            raise PartitaError(f"the order of {schedule.name!r} uses {names}: a copied one has its arguments alone")
     chunks = 2 if schedule.virtual_stages else 1
     for devices, micro_batches in ((2, 2), (2, 4), (4, 4), (4, 8)):
         if schedule.runs(devices, micro_batches):

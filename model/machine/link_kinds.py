@@ -29,8 +29,8 @@ Pairs: TypeAlias = tuple[tuple[int, int], ...]
 class LinkKind:
     """Base of all kinds; `bandwidth` is that of each resource, bytes/s.
 
-    `JOINS_ALL`: it connects every two units. `SINGLE`: a level has at most one, written as its bandwidth instead of a
-    list.
+    `JOINS_ALL`: it connects every two units. `SINGLE`: a level has at most one, written by itself instead of in a list:
+    as its bandwidth, unless `to_json` and `from_json` say otherwise.
     """
 
     bandwidth: float
@@ -54,7 +54,10 @@ class LinkKind:
         raise NotImplementedError
 
     def part(self, units: int, parts: int) -> Self:
-        """The share of each of `parts` runs of `units` consecutive units; not for direct links."""
+        """The share of each of `parts` runs of `units` consecutive units, never faster than what any run really has.
+
+        Not called for direct links.
+        """
         raise NotImplementedError
 
     def divided(self, users: int) -> Self:
@@ -145,11 +148,6 @@ class SharedMedium(LinkKind):
     """One medium that all messages without a direct link share, such as the memory of a computer."""
 
     SINGLE = True
-
-    @classmethod
-    def check(cls, links: Sequence[Self], size: int) -> None:
-        if len(links) > 1:
-            raise ValueError("a level has one shared medium at most")
 
     def resources(self, size: int, source: Units, target: Units, climbs: Mask) -> Iterator[Mask]:
         yield climbs

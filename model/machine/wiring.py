@@ -35,8 +35,11 @@ class Wiring:
         if size > MAX_UNITS:
             raise PartitaError(f"{name}: wiring joins at most {MAX_UNITS} units, not {size}")
         try:
-            for kind in LINK_KINDS.values():
-                kind.check(self.of_kind(kind), size)
+            for key, kind in LINK_KINDS.items():
+                links = self.of_kind(kind)
+                if kind.SINGLE and len(links) > 1:
+                    raise ValueError(f"{key!r} has {len(links)} links, a level can have one")
+                kind.check(links, size)
         except ValueError as error:
             raise PartitaError(f"{name}: {error}") from None
         joined = {frozenset(pair) for link in self.links for pair in link.direct}
@@ -49,7 +52,7 @@ class Wiring:
         return self if users == 1 else Wiring(tuple(link.divided(users) for link in self.links))
 
     def part(self, size: int, parts: int) -> Wiring:
-        """Lower bound on the wiring inside each of `parts` equal runs of the `size` units.
+        """The wiring inside each of `parts` equal runs of the `size` units, never faster than that of any run.
 
         Direct links are those that every run has, at their least bandwidth. If some runs have a link and others do not,
         each unit gets an uplink of its own that is no faster than that link.

@@ -41,6 +41,10 @@ def in_pairs(device: int, devices: int, micro_batches: int) -> list[tuple[str, i
     ]
 
 
+def uses_a_name(device: int, devices: int, micro_batches: int) -> list[tuple[str, int, int]]:
+    return in_pairs(device, devices, micro_batches)
+
+
 def chunks_in_turn(device: int, devices: int, micro_batches: int, chunks: int) -> list[tuple[str, int, int]]:
     """GPipe with several stages a device."""
     stages = range(device, devices * chunks, devices)
@@ -50,6 +54,10 @@ def chunks_in_turn(device: int, devices: int, micro_batches: int, chunks: int) -
 
 def forgotten(device: int, devices: int, micro_batches: int) -> list[tuple[str, int, int]]:
     return [("forward", device, m) for m in range(micro_batches)]
+
+
+def misspelt(device: int, devices: int, micro_batches: int) -> list[tuple[str, int, int]]:
+    return [("fwd", device, m) for m in range(micro_batches)]
 
 
 def crossed(device: int, devices: int, micro_batches: int) -> list[tuple[str, int, int]]:
@@ -138,6 +146,11 @@ def test_wrong_schedules_are_not_registered() -> None:
         (Schedule("1f1b", "another", in_pairs), "there is another schedule '1f1b'"),
         (Schedule("forgotten", "forgotten", forgotten), r"device 0: B\(stage 0, micro-batch 0\) is missing"),
         (Schedule("crossed", "crossed", crossed), "these orders deadlock: "),
+        (Schedule("misspelt", "misspelt", misspelt), "device 0 has a slot of kind 'fwd': choose from forward, "),
+        (
+            Schedule("in-file", "in file", uses_a_name, copied=True),
+            "uses in_pairs: a copied one has its arguments alone",
+        ),
     ):
         with pytest.raises(PartitaError, match=why):
             register_schedule(made)

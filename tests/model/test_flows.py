@@ -116,6 +116,7 @@ def test_routes_are_seconds_a_byte_of_every_resource() -> None:
         (Wiring((Switch(1.0, 3),)), "a switch of 3 units does not divide the 4 around it"),
         (Wiring((Switch(1.0, 1), Switch(1.0, 2))), "a switch of 2 units does not divide the 1 around it"),
         (Wiring((RING,)), "units 0 and 2 have no link, switch or shared medium"),
+        (Wiring((SharedMedium(1.0), SharedMedium(2.0))), "'shared' has 2 links, a level can have one"),
     ],
 )
 def test_wiring_that_does_not_join_the_units(wiring: Wiring, words: str) -> None:
