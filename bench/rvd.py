@@ -66,7 +66,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Scale:
-    """GPT-3 in so many stages, with tensor parallelism so wide."""
+    """GPT-3 on both sides of a boundary between stages: the number of stages and the width of tensor parallelism."""
 
     side: str
     stages: int
@@ -179,7 +179,7 @@ def compute_ns(small: bool) -> int:
 
 
 def scaled(case: Scale, compute: int, machine: Machine) -> Row:
-    """A step of all samples with so many stages of so many devices, by each method of communication."""
+    """The step of all samples by each method of communication."""
     shape, item, t = (1, SEQUENCE, HIDDEN), ITEMSIZE["float16"], case.tensor
     addends, copies = one_letter("V", t, 3), one_letter("R", t, 3)
     stages = [range(s * t, (s + 1) * t) for s in range(case.stages)]

@@ -105,7 +105,7 @@ def _shared(a: Graph, b: Graph) -> bool:
 
 
 def _components(group: Sequence[Graph], most: int) -> list[int]:
-    """A number per graph, equal if they are linked by graphs of at most so many operators that share something."""
+    """A number per graph, equal if graphs of at most `most` operators that share something link them."""
     part = list(range(len(group)))
     owner: dict[object, int] = {}
 

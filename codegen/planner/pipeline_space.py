@@ -76,7 +76,7 @@ def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
 
 
 def divisions(machine: Machine, stages: int | None) -> list[Row]:
-    """The rows of a pipeline of so many stages, or of any number, on a machine. PartitaError: there are none."""
+    """The rows of a pipeline with this number of stages (None: any) on a machine. PartitaError: there are none."""
     found = list(rows(machine.hierarchy, stages))
     if stages is not None and not found:
         known = sorted({math.prod(row) for row in rows(machine.hierarchy)})

@@ -23,7 +23,7 @@ from .pipeline_space import inside
 MOST_WORK = 2.0**32
 """Limit on the additions of formulating and of one elimination, a few seconds; a search repeats them dozens of times.
 
-Meshes of so many axes that they exceed it are left out, unless the mesh is fixed.
+Meshes with enough axes to exceed it are left out, unless the mesh is fixed.
 """
 
 

@@ -27,7 +27,7 @@ class Variant:
 
 
 PlanVariant: TypeAlias = Callable[[Variant, float | None, int | None], Plan]
-"""Plans a variant within so many seconds, for less than so many ns; NoPlanError where no plan is that good."""
+"""Plans a variant, given seconds and a cutoff in ns. NoPlanError: no plan beats the cutoff."""
 
 
 def variants(training: Training, space: SearchSpace) -> list[Variant]:

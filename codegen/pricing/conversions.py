@@ -115,7 +115,7 @@ class Conversions:
         return math.ceil(busy + self.device.launch_ns - ROUNDING_NS)
 
     def stream(self, size_bytes: float) -> int:
-        """Time to read or write so many bytes."""
+        """Time to read or write these bytes, in ns."""
         return math.ceil(size_bytes / self.device.memory_bandwidth * 1e9)
 
     def convert(

@@ -154,7 +154,7 @@ class Weights(Operators):
 
 
 def bucketed(numel: int, *moved: tuple[CollectivePrice, int]) -> int:
-    """Time that so many elements add to flat buckets; `moved`: collectives, and the bytes of an element in each."""
+    """Time in ns that `numel` elements add to flat buckets; `moved`: collectives and their bytes per element."""
     latency = sum(line.latency_ns * item for line, item in moved)
     rate = sum(line.ns_per_byte * item for line, item in moved)
     return math.ceil(latency * numel / BUCKET_BYTES + rate * numel - ROUNDING_NS)

@@ -199,7 +199,7 @@ def assignments(
 
 
 def _places(branches: int, coordinates: int) -> Iterator[tuple[int, ...]]:
-    """Partitions of branches into at most so many coordinates, each once."""
+    """Partitions of branches into at most `coordinates` groups, each once."""
     if not branches:
         yield ()
         return

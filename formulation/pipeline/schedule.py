@@ -67,7 +67,7 @@ class Schedule:
         return not (self.has_step_formula or self.double_buffered)
 
     def runs(self, devices: int, micro_batches: int) -> bool:
-        """True if it can run so many micro-batches."""
+        """True if it can run this number of micro-batches."""
         return self.admits is None or self.admits(devices, micro_batches)
 
     def rounds(self, chunks: int, micro_batches: int) -> int | None:
@@ -79,12 +79,12 @@ class Schedule:
         return (1 + (stage > 1)) if self.double_buffered else 0
 
     def orders(self, devices: int, chunks: int, micro_batches: int) -> Orders:
-        """The slots of all devices for one step. PartitaError: not for so many chunks or micro-batches."""
+        """The slots of all devices for one step. PartitaError: it cannot run these chunks or micro-batches."""
         self.check(chunks)
         return tuple(tuple(self._slots(d, devices, chunks, micro_batches)) for d in range(devices))
 
     def check(self, chunks: int) -> None:
-        """PartitaError unless a device can have so many stages."""
+        """PartitaError unless a device can have this many stages."""
         if self.virtual_stages != (chunks > 1):
             kind = "more than one" if self.virtual_stages else "one"
             raise PartitaError(f"{self.name} with {chunks} stages a device: this schedule has {kind}")

@@ -70,7 +70,7 @@ class Steady:
         return max(start + self.problem.tasks[i % size].duration_ns for i, start in enumerate(self.starts_ns))
 
     def makespan_ns(self, repetitions: int) -> int:
-        """Makespan of so many repetitions: a period each beyond the least."""
+        """Makespan in ns: one more period for each repetition beyond the least."""
         self._check(repetitions)
         return self.ends_ns + (repetitions - self.least) * self.period_ns
 
@@ -84,7 +84,7 @@ class Steady:
         return self.floor.slope_ns == self.period_ns and self.above_ns(self.least) == 0
 
     def starts(self, repetitions: int) -> tuple[int, ...]:
-        """The starts (ns) of so many repetitions, by task index in `repetitions(problem, …)`."""
+        """The starts (ns) of all repetitions, by task index in `repetitions(problem, …)`."""
         self._check(repetitions)
         size, more = len(self.problem.tasks), repetitions - self.least
         begin = [0] * (size * repetitions)
@@ -99,7 +99,7 @@ class Steady:
         return tuple(begin)
 
     def orders(self, repetitions_: int) -> Orders:
-        """The orders of so many repetitions."""
+        """The orders of all repetitions."""
         whole, begin = repetitions(self.problem, repetitions_), self.starts(repetitions_)
         return tuple(tuple(whole.tasks[i].slot for i in sorted(own, key=begin.__getitem__)) for own in whole.on_device)
 

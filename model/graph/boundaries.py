@@ -164,7 +164,7 @@ class _Crossing:
         return self.sets[position]
 
     def fits(self, position: int, most: int) -> bool:
-        """True if the graph can be cut at a place, with at most so many tensors crossing."""
+        """True if the graph can be cut at a position, with at most `most` tensors crossing."""
         tensors = self.at(position)
         trained = all(n.gradient and n.dtype in FLOATS for n in (self.pcg.nodes[i] for i in tensors))
         return 0 < len(tensors) <= most and trained and not self.closed[position]

@@ -163,7 +163,7 @@ Evaluation: TypeAlias = Callable[[Attributes, Sequence[Shape]], Signature]
 
 
 def letters(count: int) -> Letters:
-    """Different letters for so many dims."""
+    """Distinct letters for `count` dims."""
     return tuple(f"d{i}" for i in range(count))
 
 

@@ -42,12 +42,11 @@ def _between(problem: Problem, held: Holding) -> bool:
 
 
 def _waits(problem: Problem, held: Holding, pieces: int, head: int, tail: int) -> tuple[int, int]:
-    """The idle time of the device at the beginning and at the end, with room for so many pieces.
+    """The idle time of the device at the beginning and at the end, with memory for `pieces`.
 
-    Until the first piece is released, at the earliest when it has been held, the device runs nothing but the first
-    repetition and, of as many more as there is room for, what comes before their releasers: the rest of that time it
-    waits. After the last piece is taken it is the same with takers, read backwards. The two times are apart where there
-    are more repetitions than pieces; repetitions are in order (`tightened`).
+    Until the first piece is released, the device runs only the first repetition and, of as many more as fit, what comes
+    before their releasers; it idles for the rest of that time. Likewise, backwards, after the last piece is taken. The
+    two times do not overlap if there are more repetitions than pieces; repetitions are in order (`tightened`).
     """
     load = problem.loads_ns[held.device]
     first, last = (problem.tasks[i].duration_ns for i in held[:2])

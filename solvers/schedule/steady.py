@@ -14,7 +14,7 @@ device d, for the n-th time n T later.
 devices at once begin it together: then φ = 0. (2) has one linear constraint for every value of q[j] - q[i]. (3) counts
 the copies of x in memory when a begins: how the order in the period tells take, a and release apart.
 
-Then, with T given, the shortest schedule of so many repetitions that its middle repeats (`Steady`).
+Then, for this T, the shortest schedule with enough repetitions that its middle repeats (`Steady`).
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class BoundTables:
                 np.maximum(values, bound, out=values, where=asked)
 
     def split(self, parts: Mapping[Hashable, Sequence[int]]) -> None:
-        """Follow a split: each set of these groups of boundaries became so many."""
+        """Follow a split: the number of sets that each set of these groups of boundaries became."""
         for kind, own in self.arrays.items():
             for axis, group in enumerate(self.groups(kind)):
                 if group in parts:

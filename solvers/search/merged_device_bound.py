@@ -72,7 +72,7 @@ def _encoding(
     q = pipeline.problem
     graph, form = pipeline.graph(*part, micro_batches), precision(q.training.dtype)
     machine = merged_device(q.machine, devices, launches=not (q.space.bundles and find_bundles(graph)))
-    apart = devices * (q.machine.device.capacity_bytes - fixed_bytes(graph, form, devices, micro_batches))
+    variable_bytes = devices * (q.machine.device.capacity_bytes - fixed_bytes(graph, form, devices, micro_batches))
     return encode(
         graph,
         machine,
@@ -83,7 +83,7 @@ def _encoding(
         options=EncodingOptions(
             replace(q.space, fix=(), bundles=False),
             modes,
-            capacity_bytes=apart + fixed_bytes(graph, form, 1, micro_batches),
+            capacity_bytes=variable_bytes + fixed_bytes(graph, form, 1, micro_batches),
         ),
         stage=replace(stage, shared=_tables(pipeline, devices, micro_batches)),
     )

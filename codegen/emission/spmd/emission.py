@@ -54,7 +54,7 @@ class Synchronization:
     offloaded: bool  # the states of some weights are on the host
     alone: bool  # some gradients need no sum
     reduced: bool  # some gradients are all-reduced
-    apart: bool  # accumulated gradients or states are separate from the weights
+    separate: bool  # accumulated gradients or states are in other memory than the weights
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Emission:
             offloaded=any(choice.offloaded for choice in choices),
             alone="alone" in kinds,
             reduced="reduced" in kinds,
-            apart=separate,
+            separate=separate,
         )
 
     @cached_property

@@ -171,12 +171,12 @@ def _optimizer(e: Emission) -> Context:
 
 
 def _optimizer_in_place(e: Emission) -> Context | None:
-    return None if e.synchronization.apart else _optimizer(e)
+    return None if e.synchronization.separate else _optimizer(e)
 
 
-def _optimizer_apart(e: Emission) -> Context | None:
+def _optimizer_separate(e: Emission) -> Context | None:
     """The optimizer whose gradients or states are separate from the weights: on the host, or in another dtype."""
-    return _optimizer(e) if e.synchronization.apart else None
+    return _optimizer(e) if e.synchronization.separate else None
 
 
 def _step(e: Emission) -> Context:
@@ -246,10 +246,10 @@ FEATURES: tuple[Feature[Emission], ...] = (
     section("Training."),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),
     Feature("bucket.jinja", _optimizer_in_place),
-    Feature("apart.jinja", _optimizer_apart),
+    Feature("separate_bucket.jinja", _optimizer_separate),
     Feature("buckets.jinja", _optimizer),
     Feature("optimizer.jinja", _optimizer_in_place),
-    Feature("apart_optimizer.jinja", _optimizer_apart),
+    Feature("separate_optimizer.jinja", _optimizer_separate),
     Feature("make_optimizer.jinja", lambda e: training.make_optimizer(e.plan.optimizer)),
     Feature("whole_gradients.jinja", _optimizer),
     Feature("training_step.jinja", _whole_step),

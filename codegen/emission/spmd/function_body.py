@@ -259,8 +259,8 @@ class FunctionBody(FunctionWriter):
 
         readers = [i for i in self.plan.graph.consumers[node.inputs[0]] if i in self.own and kind(i) == kind(index)]
         found = sorted(readers, key=lambda i: nodes[i]["number"])
-        apart = any((i, 0) in self.divided for i in found)
-        return [] if apart or [nodes[i]["number"] for i in found] != list(range(node["of"])) else found
+        divided = any((i, 0) in self.divided for i in found)
+        return [] if divided or [nodes[i]["number"] for i in found] != list(range(node["of"])) else found
 
     def _parts(self, index: int, siblings: Sequence[int]) -> int:
         """One of all equal parts; a single statement computes them all."""

@@ -81,7 +81,7 @@ class Recomputation(EncodingPass):
                 yield Edge(builder.switches[number].variable, hub, *tables)
 
     def _retention_tables(self, layouts: int, several: bool) -> EdgeTables:
-        """The tables of an edge from modes to a hub of so many layouts, which `several` segments read."""
+        """The tables of an edge from modes to a hub; `several`: more than one segment reads it."""
         recomputed = np.array([mode != "none" for mode in self.modes])
         cost = np.zeros((len(recomputed), 2 * layouts), np.int64)
         cost[recomputed, :layouts] = INFINITE
