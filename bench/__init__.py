@@ -120,6 +120,6 @@ def _cell(value: Any) -> str:
         return "-"
     if not isinstance(value, float):
         return str(value)
-    return (
-        f"{value:,.2f}" if value == 0 or abs(value) >= 0.005 else f"{value:.1e}"
-    )  # small values are not shown as 0.00
+    if 0 < abs(value) < 0.005:  # not 0.00
+        return f"{value:.1e}"
+    return f"{value:,.2f}"

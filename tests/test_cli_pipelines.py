@@ -65,7 +65,7 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ),
         (
             "--schedule 2bw --dtype mixed-bfloat16-fp32grad",
-            "2bw needs gradients and states next to their weights and in the same dtype",
+            "2bw keeps two versions of the weights: it needs gradients and states next to them and in the same dtype",
         ),
         (
             "--schedule 2bw --dtype mixed-float16",
@@ -73,7 +73,7 @@ SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
         ),
         (
             "--stages 2 --schedule 2bw --offload",
-            "2bw needs gradients and states next to their weights and in the same dtype",
+            "2bw keeps two versions of the weights: it needs gradients and states next to them and in the same dtype",
         ),
         ("--stages 2 --mesh 4", "--mesh 4 has 4 ranks in each of 2 stages, the machine has 4 devices"),
         ("--stages 2 --mapping unity-2d", "--mapping is for plans without a pipeline; leave out --stages 2"),

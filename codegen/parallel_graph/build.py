@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ...formulation.placement.placement import ranks
 from ...formulation.strategies.strategy import rows_taken
 from ...formulation.strategies.tensor_classes import Use, classes, without_addends
+from ...model.errors import PartitaError
 from ...model.graph.atoms import atoms
 from ...model.graph.layout import Action, B, Layout, P, R, S, Step, atom_of, is_split, steps
 from ...model.graph.pcg import SOURCES, Attribute
@@ -36,6 +37,8 @@ def parallel_graph(plan: Plan) -> ParallelGraph:
     summed over the batch and made whole at the end, unpriced: training does not need that. Of parallel branches only
     the slowest has times, and the fullest memory.
     """
+    if plan.size > 1:
+        raise PartitaError("a pipelined plan has no PCG: each of `plan.stages` has its own")
     return _Build(plan).run()
 
 

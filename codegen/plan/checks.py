@@ -245,7 +245,9 @@ def check_stale(graph: PCG, dtype: str, elsewhere: bool) -> None:
     if dtype == "mixed-float16":
         raise PartitaError("2bw does not scale losses: use mixed-bfloat16 instead of mixed-float16")
     if elsewhere or precision(dtype).copied:
-        raise PartitaError("2bw needs gradients and states next to their weights and in the same dtype")
+        raise PartitaError(
+            "2bw keeps two versions of the weights: it needs gradients and states next to them and in the same dtype"
+        )
     for table in sparse_tables(graph):
         raise PartitaError(f"2bw keeps two versions of every weight: {graph.nodes[table].name!r} has a sparse gradient")
 

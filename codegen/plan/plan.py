@@ -13,6 +13,7 @@ from ...formulation.bundles.bundles import Bundle, find_bundles
 from ...formulation.pipeline.orders import Orders
 from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule, schedule_named
 from ...formulation.placement.placement import Placement, of_rows
+from ...model.errors import PartitaError
 from ...model.files import write_atomically
 from ...model.graph.atoms import atoms
 from ...model.graph.layout import Layout
@@ -110,19 +111,25 @@ class Plan:
     def bundles(self) -> dict[int, Bundle]:
         """The bundles whose branches run in parallel, by the `cat` that joins them."""
         every = find_bundles(self.graph)
-        return {b.join: b for b in every if len(self.choices[b.join].joins) == len(b.branches) + 1}
+        return {b.join: b for b in every if len(self._choice(b.join).joins) == len(b.branches) + 1}
 
     @property
     def separate_states(self) -> bool:
         """True if accumulated gradients or optimizer states lie elsewhere than the weights, or have another dtype."""
-        return precision(self.dtype).copied or any(c.sharded_gradients or c.offloaded for c in self.choices)
+        choices = (choice for stage in self.stages for choice in stage.choices)
+        return precision(self.dtype).copied or any(c.sharded_gradients or c.offloaded for c in choices)
 
     def layout_text(self, node: int, layout: Layout) -> str:
         """A layout in words of this plan's axes: `data:S(0) tensor:P`, `@1` at coordinate 1; R is left out."""
         words = [letter_text(atoms(self.graph)[node], letter) for letter in layout]
-        for axis, coordinate in self.choices[node].beside:
+        for axis, coordinate in self._choice(node).beside:
             words[axis] = f"@{coordinate}"
         return " ".join(f"{a}:{word}" for a, word in zip(self.axes, words, strict=True) if word != "R") or "R"
+
+    def _choice(self, node: int) -> Choice:
+        if self.size > 1:
+            raise PartitaError("the choices of a pipelined plan are those of its stages: ask one of `plan.stages`")
+        return self.choices[node]
 
     def __str__(self) -> str:
         return str(call("describe", self))
@@ -148,7 +155,7 @@ class Plan:
         return result
 
     def parallel_graph(self) -> ParallelGraph:
-        """The PCG with parallelization as operators of its own, priced to the same step; of a single stage."""
+        """The PCG with parallel operators, priced to the same step. PartitaError: the plan is a pipeline."""
         graph: ParallelGraph = call("parallel_graph", self)
         return graph
 

@@ -123,8 +123,10 @@ def _pipeline_json(plan: Plan) -> dict[str, Any]:
 
 def from_json(data: Any) -> Plan:
     """Read what `to_json` gave. Raises PartitaError that says what is wrong and where."""
-    if (kind := _kind(data)) not in (None, PIPELINE):
-        raise PartitaError(f"a plan of kind {kind!r:.40}: neither {PIPELINE!r} nor without a kind")
+    if (kind := _kind(data)) == SPACE_TIME:
+        raise PartitaError("a space-time plan: `partita show` and `partita verify` read it")
+    if kind not in (None, PIPELINE):
+        raise PartitaError(f"unknown kind of plan {kind!r:.40}")
     if not isinstance(data, Mapping) or "graph" not in data or ("stages" if kind else "choices") not in data:
         raise PartitaError("not a plan")
     if data.get("format") != FORMAT:
@@ -180,8 +182,13 @@ def _stage(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[st
         report=_report(data["report"]),
         recompute=_object("recompute", data.get("recompute", {})),
         in_flight=whole(data.get("in_flight", 1)),
-        transfer=CollectivePrice(*map(number, as_list(data["transfer"]))) if "transfer" in data else None,
+        transfer=_transfer(data["transfer"]) if "transfer" in data else None,
     )
+
+
+def _transfer(data: Any) -> CollectivePrice:
+    latency_ns, ns_per_byte = map(number, as_list(data))
+    return CollectivePrice(latency_ns, ns_per_byte)
 
 
 def _choices(graph: PCG, data: Any) -> tuple[Choice, ...]:

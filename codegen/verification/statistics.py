@@ -49,9 +49,8 @@ def _pieces(plan: Plan, index: int) -> Pieces:
         coordinates = [int(c) for c in torch.unravel_index(torch.tensor(place), whole)] if whole else []
         micro = next((c // s for c, s, of_batch in zip(coordinates, sizes, batch, strict=True) if of_batch), None)
         rank = tuple(_part(c % s, s, n) for c, s, n in zip(coordinates, sizes, axes, strict=True))
-        for m in (
-            range(plan.micro_batches) if micro is None else [micro]
-        ):  # each micro-batch normalizes what all of them read
+        # Each micro-batch normalizes what all of them read.
+        for m in range(plan.micro_batches) if micro is None else [micro]:
             parts[m].setdefault(rank, []).append(place)
     return Pieces(node["site"], dim, tuple(tuple(map(tuple, of_micro.values())) for of_micro in parts))
 

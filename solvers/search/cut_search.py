@@ -367,9 +367,9 @@ class _CutSearch:
         return {w: layouts for w, layouts in stored.items() if len(set(layouts)) > 1}
 
 
-def _split(sides: dict[_Key, tuple[LayoutSet, ...]], layouts: Mapping[_Key, list[Layouts]]) -> dict[_Key, list[int]]:
-    """Split these layouts off their sets; the number of sets that each one became."""
-    parts = {key: [side.split(layouts) for side in sides.get(key, (ANY,))] for key, layouts in layouts.items()}
+def _split(sides: dict[_Key, tuple[LayoutSet, ...]], taken: Mapping[_Key, list[Layouts]]) -> dict[_Key, list[int]]:
+    """Split the layouts taken off their sets; the number of sets that each one became."""
+    parts = {key: [side.split(layouts) for side in sides.get(key, (ANY,))] for key, layouts in taken.items()}
     sides.update({key: tuple(chain.from_iterable(own)) for key, own in parts.items()})
     return {key: list(map(len, own)) for key, own in parts.items()}
 

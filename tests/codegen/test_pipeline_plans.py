@@ -52,6 +52,15 @@ def test_is_kept(gpt2: PipelinePlan, tmp_path: Path) -> None:
     assert "graph" in data and not any("graph" in stage for stage in data["stages"])
 
 
+def test_its_choices_are_those_of_its_stages(gpt2: PipelinePlan) -> None:
+    assert isinstance(gpt2, Plan) and gpt2.size == 2
+    with pytest.raises(PartitaError, match="a pipelined plan has no PCG"):
+        gpt2.parallel_graph()
+    with pytest.raises(PartitaError, match=r"ask one of `plan\.stages`"):
+        gpt2.layout_text(0, gpt2.stages[0].choices[0].output)
+    assert not gpt2.separate_states
+
+
 def test_what_does_not_fit_is_refused(gpt2: PipelinePlan) -> None:
     first, second = gpt2.stages
     for changed, why in (

@@ -158,6 +158,10 @@ def test_wrong_schedules_are_not_registered() -> None:
     assert register_schedule(PAIRS) is schedule_named("in-pairs") is PAIRS
 
 
+def test_the_package_has_these_schedules() -> None:
+    assert schedule.schedule_names()[:6] == ("1f1b", "gpipe", "interleaved", "zero-bubble", "2bw", "solve")
+
+
 def test_what_an_order_says_of_memory() -> None:
     assert [ZERO_BUBBLE.in_flight(4, 1, 8, stage) for stage in range(4)] == [4, 4, 4, 4]
     assert [ZERO_BUBBLE.deferred_weight_gradients(4, 1, 8, stage) for stage in range(4)] == [0, 2, 3, 4]

@@ -157,67 +157,6 @@ def test_by_brute_force() -> None:
     assert tuple(valid) == programs(2, 3)
 
 
-# In words
-
-
-def name(program: ReductionProgram, level_names: Sequence[str]) -> str:
-    """Description of a program: `reduce-scatter in node, all-reduce across nodes, all-gather in node`.
-
-    `level_names`: the unit of every level of the reduction, outermost first: `("node", "gpu")`.
-    """
-    return ", ".join(_name(step, level_names) for step in program) or "nothing"
-
-
-def _name(step: Step, names: Sequence[str]) -> str:
-    outside = f" in {names[step.first - 1]}" if step.first else ""
-    if step.last < len(names) - 1:
-        where = f" across {_plural(names[step.last])}{outside}"
-    else:
-        where = outside or f" across all {_plural(names[-1])}"
-    master = f" (first {', '.join(names[level] for level in step.zero)} only)" if step.zero else ""
-    return f"{step.collective.words}{where}{master}"
-
-
-def _plural(noun: str) -> str:
-    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
-
-
-@pytest.mark.parametrize(
-    ("program", "names", "words"),
-    [
-        ((), (), "nothing"),
-        ((Step(AR, 0, 0),), ("gpu",), "all-reduce across all gpus"),
-        ((Step(AR, 0, 1),), ("node", "gpu"), "all-reduce across all gpus"),
-        (
-            (Step(RS, 1, 1), Step(AR, 0, 0), Step(AG, 1, 1)),
-            ("node", "gpu"),
-            "reduce-scatter in node, all-reduce across nodes, all-gather in node",
-        ),
-        (
-            (Step(R, 1, 1), Step(AR, 0, 0, (1,)), Step(B, 1, 1)),
-            ("node", "gpu"),
-            "reduce in node, all-reduce across nodes (first gpu only), broadcast in node",
-        ),
-        (
-            (Step(AR, 1, 2), Step(AR, 0, 0)),
-            ("rack", "node", "gpu"),
-            "all-reduce in rack, all-reduce across racks",
-        ),
-        (
-            (Step(AR, 2, 2), Step(AR, 1, 1), Step(AR, 0, 1)),
-            ("switch", "node", "gpu"),
-            "all-reduce in node, all-reduce across nodes in switch, all-reduce across nodes",
-        ),
-    ],
-)
-def test_names(program: ReductionProgram, names: Sequence[str], words: str) -> None:
-    assert name(program, names) == words
-
-
-def test_programs_of_three_levels_have_different_names() -> None:
-    assert len({name(program, ("rack", "node", "gpu")) for program in programs(3)}) == 825
-
-
 # Theorem 3.2: hierarchies (a) of the system, (b) of the factors by columns, (c) by rows, (d) of the reduction axis
 
 
@@ -347,7 +286,7 @@ def check(program: ReductionProgram, reduction: Reduction) -> bool:
     expected[members] = data[members].sum(axis=1, keepdims=True)
     repair = repaired(program, reduction.sizes)
     result = run(lowered(program, reduction), taken(data, repair.before))
-    assert np.array_equal(taken(result, repair.after), expected), name(program, "abcdef"[: len(reduction.sizes)])
+    assert np.array_equal(taken(result, repair.after), expected), program
     assert np.array_equal(result, expected) is not repair.permuted
     return repair.permuted
 

@@ -1,8 +1,7 @@
 """Placements: counts checked by hand and against brute force, and the numbering of the devices."""
 
 import math
-from collections.abc import Iterable
-from itertools import combinations_with_replacement, permutations, product
+from itertools import combinations_with_replacement, product
 
 import numpy as np
 import pytest
@@ -138,87 +137,6 @@ def test_a_placement_checks_itself() -> None:
         Placement((2, 2), ((2,), (2, 1)))
     with pytest.raises(ValueError, match="below 1"):
         Placement((0,), ((0,),))
-
-
-# Refinement
-
-
-def refines(fine: Placement, coarse: Placement) -> bool:
-    """True if merging axes of `fine` (multiplying their rows elementwise) gives `coarse`, up to the order of the axes.
-
-    Then every layout on `coarse` is one on `fine`: a tensor split over a merged axis is split over both its parts.
-    """
-    if fine.hierarchy != coarse.hierarchy:
-        return False
-    return merges(fine.matrix, coarse.matrix)
-
-
-def merges(rows: tuple[tuple[int, ...], ...], targets: tuple[tuple[int, ...], ...]) -> bool:
-    """True if the rows can be divided among the targets so that each target is the product of its rows."""
-    if not rows:
-        return all(math.prod(target) == 1 for target in targets)
-    row, rest = rows[0], rows[1:]
-    for i, target in enumerate(targets):
-        divides = all(t % f == 0 for t, f in zip(target, row, strict=True))
-        if divides and merges(
-            rest, (*targets[:i], tuple(t // f for t, f in zip(target, row, strict=True)), *targets[i + 1 :])
-        ):
-            return True
-    return False
-
-
-def maximal(candidates: Iterable[Placement]) -> tuple[Placement, ...]:
-    """Those that no other candidate with more axes refines, in their order; together they contain every layout."""
-    everything = tuple(candidates)
-    return tuple(p for p in everything if not any(len(q.sizes) > len(p.sizes) and refines(q, p) for q in everything))
-
-
-def test_merging_axes() -> None:
-    fine = of_rows([(2, 1), (1, 2), (1, 2)])
-    assert refines(fine, of_rows([(2, 4)]))
-    assert refines(fine, of_rows([(2, 2), (1, 2)]))
-    assert refines(fine, of_rows([(2, 1), (1, 4)]))
-    assert refines(fine, of_rows([(1, 4), (2, 1)]))  # the order of the axes does not matter
-    assert refines(fine, fine)
-    assert not refines(of_rows([(2, 4)]), fine)
-    assert not refines(of_rows([(2, 2), (1, 2)]), of_rows([(2, 1), (1, 4)]))
-    assert not refines(fine, of_rows([(8,)]))  # another machine
-
-
-def merged(placement: Placement) -> set[tuple[tuple[int, ...], ...]]:
-    """Every placement that some assignment of the axes to classes gives, by brute force."""
-    result = set()
-    for classes in product(range(len(placement.matrix)), repeat=len(placement.matrix)):
-        rows = [
-            columns(tuple(row for row, c in zip(placement.matrix, classes, strict=True) if c == k))
-            for k in sorted(set(classes))
-        ]
-        result |= set(permutations(rows))
-    return result
-
-
-@pytest.mark.parametrize("hierarchy", [(8,), (2, 4), (4, 4), (4, 2, 3)])
-def test_refines_is_merging(hierarchy: tuple[int, ...]) -> None:
-    everything = placements(hierarchy)
-    for fine in everything:
-        below = merged(fine)
-        for coarse in everything:
-            assert refines(fine, coarse) == (coarse.matrix in below)
-
-
-@pytest.mark.parametrize("hierarchy", HIERARCHIES)
-def test_maximal_placements_cover_all(hierarchy: tuple[int, ...]) -> None:
-    everything = placements(hierarchy)
-    top = maximal(everything)
-    assert all(any(refines(p, q) for p in top) for q in everything)
-    assert not any(p != q and refines(p, q) for p in top for q in top)
-
-
-def test_maximal_keeps_what_has_too_few_factors_to_split() -> None:
-    assert [p.matrix for p in maximal(placements((6,)))] == [((3,), (2,))]
-    # the same mesh in two orders: neither is dropped for the other
-    both = (of_rows([(2, 1), (1, 4)]), of_rows([(1, 4), (2, 1)]))
-    assert maximal(both) == both
 
 
 # Numbering

@@ -28,9 +28,8 @@ class Spread:
         self.units = [(name, column, place) for (name, column), place in zip(own, places, strict=True)]
         self.rows = sum(tables[name] for name, _ in own)
         self.numbers = [names.index(name) for name, _ in own]
-        self.offsets = [
-            place - firsts[name] for name, _, place in self.units
-        ]  # ids count from the first table's first row
+        # Ids count from the first row of the first table.
+        self.offsets = [place - firsts[name] for name, _, place in self.units]
         # All pieces in the order of the tables: coordinate, and the range among its columns.
         found = []
         for coordinate, own in enumerate(pieces):

@@ -121,7 +121,7 @@ def ranks(rule: Rule) -> dict[str, int]:
 
     known: dict[str, int] = {}
 
-    def set_rank(name: str, rank: Value | None) -> None:
+    def set_rank(name: str, rank: "Value | None") -> None:
         if isinstance(rank, int):
             known.setdefault(name, rank)
 
