@@ -41,7 +41,7 @@ def constants(plan: Plan, axes: Sequence[str], sizes: Sequence[int]) -> list[str
     return [
         f"{mesh}  # the mesh",
         f"RANKS = {' * '.join(names)}",
-        f"BATCH, MICRO_BATCHES = {plan.batch}, {plan.micro_batches}  # samples in a step, and the parts they are split into",
+        f"BATCH, MICRO_BATCHES = {plan.batch}, {plan.micro_batches}  # samples in a step, and its parts",
         f"DTYPE = torch.{precision(plan.dtype).compute}",
         SEED_AND_STEPS,
         'OUTPUT = os.path.splitext(__file__)[0] + ".trained.pt"  # where weights are saved by default',
