@@ -1,12 +1,11 @@
-"""Strategies and op-trans as rules: an operator equals its joined parts.
+"""Strategies and op-trans as rules: an operator equals the combination of its parts.
 
-SuperScaler's op-trans cuts an operator into parts and says how each input is cut and how the results are joined
-(§3.1). A row of the planner's strategy says the same in letters, for one mesh axis. Both become the rule
+SuperScaler's op-trans splits an operator into parts: it states how each input is split and how the results combine
+(§3.1). A row of a strategy states the same in letters, for one mesh axis. Both become the rule
 
     y = op(x, ..)  =>  y = combine(op(partition(x), replicate(w), ..))
 
-which passes through the same proof as any other. Parts that are addends (`P`) come as tensors of d replicas that the
-source reduces.
+which is proved like any other. Partial sums (`P`) are tensors of d replicas that the source reduces.
 """
 
 import re
@@ -24,7 +23,7 @@ from ...model.operators.operator import operator
 from ..strategies.row import Row
 from .rule import Apply, Rule, Tensor, Value
 
-Cut: TypeAlias = "int | str"  # a dim that is split (joined), "whole", or "addends"
+Cut: TypeAlias = "int | str"  # the dim that is split, "whole", or "addends" (partial sums)
 WHOLE_CUT, ADDENDS = "whole", "addends"
 
 
@@ -32,10 +31,9 @@ WHOLE_CUT, ADDENDS = "whole", "addends"
 class OpTrans:
     """An operator in `degree` parts.
 
-    `inputs` says of every tensor how the parts have it: the dim that is split, "whole" (each has a copy), or "addends"
-    (the tensor is the sum of what they have). `output` says how the results are joined: side by side along a dim, as
-    "addends", or "whole" (all parts have it). Tensors are those of the undivided operator; those at "addends" are given
-    without the replicas, which `rule` adds.
+    `inputs`, one per tensor: the dim that is split, "whole" (each part has a copy), or "addends" (each part has a
+    partial sum). `output`: how the results combine, likewise. Tensors are those of the unsplit operator; for "addends"
+    `rule` adds the replicas.
     """
 
     name: str
@@ -47,7 +45,7 @@ class OpTrans:
     degree: str | int = "d"
 
     def rule(self) -> Rule:
-        """The rule that the joined parts equal the operator. Raises PartitaError for an invalid cut."""
+        """The rule that the combined parts equal the operator. Raises PartitaError for an invalid cut."""
         if len(self.inputs) != len(self.tensors):
             raise PartitaError(f"op-trans {self.name!r}: {len(self.inputs)} cuts for {len(self.tensors)} tensors")
         tensors, whole, parts = list[Tensor](), list[Apply](), list[Apply]()
@@ -85,15 +83,15 @@ class OpTrans:
 
 
 def row_rule(pcg: PCG, index: int, row: Row, name: str = "") -> Rule | None:
-    """The rule of a strategy's row, at all sizes of the node's indices.
+    """The rule of a strategy's row, for all sizes of the node's indices.
 
-    None where it is none of blocks of whole dims: sources, constants, special rows, and rows that split an inner atom
-    of a dim (a strided cut).
+    None if the row does not split dims into blocks: sources, constants, special rows, and strided splits (of an inner
+    atom of a dim).
     """
     node = pcg.nodes[index]
     if node.op in SOURCES or operator(node.op).creates or operator(node.op).view or row.special or not node.inputs:
         return None
-    if node.op == "expand":  # whose size is not an attribute but the node's
+    if node.op == "expand":  # its size is the node's, not an attribute
         return None
     known = atoms(pcg)
     cuts: list[Cut] = []
@@ -124,7 +122,7 @@ def _value(value: Attribute) -> Value:
 
 
 def _tensors(node: Node, inputs: Sequence[Node]) -> tuple[Tensor, ...]:
-    """The inputs with the letters of the notation as sizes; dims that it needs whole have names of their own."""
+    """The inputs, sized by the letters of the notation; dims that must stay whole have names of their own."""
     entry = operator(node.op)
     line = entry.semantics(node, tuple(inputs))
     indices: dict[str, tuple[str, ...]] = {}
@@ -143,7 +141,7 @@ def _tensors(node: Node, inputs: Sequence[Node]) -> tuple[Tensor, ...]:
 
 
 def _size(index: str, own: str, size: int) -> str:
-    """The size of a dim: an index as a symbol, a product of several, the number where it is not an index."""
+    """The size of a dim: the symbol of its index, a product of several, or the number if it is no index."""
     if index == "1" or (index == WHOLE and size == 1):
         return str(size)
     if WHOLE in index.split() or index.startswith("@"):
