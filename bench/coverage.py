@@ -16,7 +16,7 @@ from ..formulation.substitution.arithmetic import Modular
 from ..formulation.substitution.rule import Apply, Rule, Tensor, Value
 from ..formulation.substitution.rule_file import basis, load_rules
 from ..formulation.substitution.symbolic.infer import free_atoms, infer
-from ..formulation.substitution.trial import Trial, small_trials, trial_at
+from ..formulation.substitution.trial import RuleTrial, small_trials, trial_at
 from ..formulation.substitution.values import ParallelValue
 from ..model.errors import PartitaError
 from .cases import Row, Tell, each
@@ -57,7 +57,7 @@ def measure(given: Sequence[Rule]) -> Row:
     return {"rules": len(given), **found, "s": time.monotonic() - start}
 
 
-def _sample(rule: Rule) -> Trial | None:
+def _sample(rule: Rule) -> RuleTrial | None:
     """The rule at a size at which both sides apply, None where there is none."""
     try:
         typed = infer(rule)

@@ -36,7 +36,7 @@ WIRE_BYTES = (FRAME + ACKNOWLEDGEMENT / 2) / SEGMENT
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class Emulation:
     """`sizes`: (nodes, ranks of a node) or (racks, nodes, ranks); `rates`: of the links of each level but the last,
     in bit/s.
     """
@@ -84,7 +84,7 @@ def _do(command: str, namespace: str | None = None) -> None:
 
 
 @contextmanager
-def emulated(network: Network) -> Iterator[list[str]]:
+def emulated(network: Emulation) -> Iterator[list[str]]:
     """The names of the nodes' namespaces, which are gone afterwards, whatever happens meanwhile.
 
     PartitaError: it cannot be made here.
@@ -110,7 +110,7 @@ def emulated(network: Network) -> Iterator[list[str]]:
                 subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def _build(network: Network, hub: str, nodes: list[str]) -> list[str]:
+def _build(network: Emulation, hub: str, nodes: list[str]) -> list[str]:
     racks, per_rack, _ = (1, *network.sizes)[-3:]
     for rack in range(racks):
         _do(f"ip link add rack{rack} type bridge", hub)
@@ -174,7 +174,7 @@ def _terminated_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_ranks(network: Network, nodes: Sequence[str], arguments: Sequence[str], timeout: float) -> None:
+def run_ranks(network: Emulation, nodes: Sequence[str], arguments: Sequence[str], timeout: float) -> None:
     """Run `python ARGUMENTS` as every rank of the network, and wait; none is left behind.
 
     RuntimeError: a rank failed, or not all were done in `timeout` seconds; with the rank's last words.
@@ -194,7 +194,7 @@ def run_ranks(network: Network, nodes: Sequence[str], arguments: Sequence[str], 
         _wait(started, timeout)
 
 
-def _environment(network: Network, rank: int, local: int) -> Mapping[str, str]:
+def _environment(network: Emulation, rank: int, local: int) -> Mapping[str, str]:
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local),

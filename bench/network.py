@@ -34,7 +34,7 @@ from ..model.machine.link_kinds import SharedMedium
 from ..model.machine.machine import Level, Machine
 from ..model.machine.wiring import Wiring
 from .cases import Row, Tell, each
-from .emulated import WIRE_BYTES, Network, emulated, refusal, run_ranks
+from .emulated import WIRE_BYTES, Emulation, emulated, refusal, run_ranks
 
 NAMES = ("rack", "node", "rank")
 SHORT = {"all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "reduce": "R", "broadcast": "B"}
@@ -55,7 +55,7 @@ class Case:
     """A network, and the bytes that every rank holds; `mesh`: the smaller one, reduced over its first axis."""
 
     name: str
-    network: Network
+    network: Emulation
     size_bytes: int
     mesh: tuple[int, ...]
     ring: bool = False
@@ -64,18 +64,18 @@ class Case:
 
 MB = 10**6
 CASES = (
-    Case("2x4 100 Mbit/s", Network((2, 4), (100e6,)), 2 * MB, (2, 4)),
-    Case("2x4 200 Mbit/s", Network((2, 4), (200e6,)), 4 * MB, (2, 4)),
-    Case("4x4 100 Mbit/s", Network((4, 4), (100e6,)), 2 * MB, (4, 4)),
-    Case("4x4 200 Mbit/s", Network((4, 4), (200e6,)), 4 * MB, (4, 4)),
-    Case("2x2x2 50, 100 Mbit/s", Network((2, 2, 2), (50e6, 100e6)), 2 * MB, (2, 4), most=24),
-    Case("2x4 100 Mbit/s, ring", Network((2, 4), (100e6,)), 2 * MB, (2, 4), ring=True),
+    Case("2x4 100 Mbit/s", Emulation((2, 4), (100e6,)), 2 * MB, (2, 4)),
+    Case("2x4 200 Mbit/s", Emulation((2, 4), (200e6,)), 4 * MB, (2, 4)),
+    Case("4x4 100 Mbit/s", Emulation((4, 4), (100e6,)), 2 * MB, (4, 4)),
+    Case("4x4 200 Mbit/s", Emulation((4, 4), (200e6,)), 4 * MB, (4, 4)),
+    Case("2x2x2 50, 100 Mbit/s", Emulation((2, 2, 2), (50e6, 100e6)), 2 * MB, (2, 4), most=24),
+    Case("2x4 100 Mbit/s, ring", Emulation((2, 4), (100e6,)), 2 * MB, (2, 4), ring=True),
 )
-SMALL = (Case("2x2 100 Mbit/s", Network((2, 2), (100e6,)), MB // 2, (2, 2), most=6),)
+SMALL = (Case("2x2 100 Mbit/s", Emulation((2, 2), (100e6,)), MB // 2, (2, 2), most=6),)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EmittedFile:
     """One emitted file: programs of one reduction by their names, and which of them the planner takes."""
 
     reduction: Reduction
@@ -107,7 +107,7 @@ def measure(case: Case) -> list[Row]:
     return rows
 
 
-def described(network: Network) -> Machine:
+def described(network: Emulation) -> Machine:
     """The network as a machine: rates of links by what frames leave for data; loopback is what cores copy for all."""
     cpu = Machine.load("cpu")
     copied = cpu.devices * cpu.levels[0].bandwidth / network.nodes  # every node's share of what the cores can do
@@ -122,7 +122,7 @@ def described(network: Network) -> Machine:
     return Machine(f"emulated {'x'.join(map(str, network.sizes))}", levels, cpu.device, "gloo")
 
 
-def _every(case: Case, machine: Machine, reduction: Reduction) -> Run:
+def _every(case: Case, machine: Machine, reduction: Reduction) -> EmittedFile:
     """The enumerated programs, or a sample of them, with the flat and the planner's."""
     chosen = _chosen(case, machine, reduction)
     names = machine_names(machine, reduction)
@@ -134,12 +134,12 @@ def _every(case: Case, machine: Machine, reduction: Reduction) -> Run:
     return replace(chosen, programs=chosen.programs | {notation(p, names): p for p in found})
 
 
-def _chosen(case: Case, machine: Machine, reduction: Reduction) -> Run:
+def _chosen(case: Case, machine: Machine, reduction: Reduction) -> EmittedFile:
     profile = "nccl-ring" if case.ring else machine.collectives
     best = optimal(machine, reduction, case.size_bytes, profile=profile).program
     names = machine_names(machine, reduction)
     picked = notation(best, names)
-    return Run(reduction, {notation(flat(reduction.sizes), names): flat(reduction.sizes), picked: best}, picked)
+    return EmittedFile(reduction, {notation(flat(reduction.sizes), names): flat(reduction.sizes), picked: best}, picked)
 
 
 def machine_names(machine: Machine, reduction: Reduction) -> list[str]:
@@ -155,7 +155,7 @@ def notation(program: ReductionProgram, names: Sequence[str]) -> str:
     )
 
 
-def _measured(case: Case, machine: Machine, runs: Sequence[Run]) -> list[Row]:
+def _measured(case: Case, machine: Machine, runs: Sequence[EmittedFile]) -> list[Row]:
     """What the ranks report of every run, in one start: the fastest round of every program."""
     with tempfile.TemporaryDirectory(prefix="partita-network-") as name, emulated(case.network) as nodes:
         folder = Path(name)
@@ -190,7 +190,9 @@ def price(machine: Machine, reduction: Reduction, program: ReductionProgram, rin
     return sum((step_price(machine, reduction, s, share, profile_of(s, ring)) for s, share in steps), FREE)
 
 
-def wire_bytes(network: Network, reduction: Reduction, program: ReductionProgram, size_bytes: int, ring: bool) -> float:
+def wire_bytes(
+    network: Emulation, reduction: Reduction, program: ReductionProgram, size_bytes: int, ring: bool
+) -> float:
     """What all nodes send to others, headers and acknowledgements included: every message of every group by itself."""
     members = reduction.members() // network.per_node
     hosts = len(network.sizes) - 1
@@ -206,7 +208,7 @@ def wire_bytes(network: Network, reduction: Reduction, program: ReductionProgram
     return total * size_bytes * WIRE_BYTES
 
 
-def _row(case: Case, machine: Machine, one: Run, name: str, found: Row) -> Row:
+def _row(case: Case, machine: Machine, one: EmittedFile, name: str, found: Row) -> Row:
     program, seconds = one.programs[name], found[name]["seconds"]
     line = price(machine, one.reduction, program, case.ring)
     shaped = [replace(level, latency_ns=0.0) for level in machine.levels[:-1]]

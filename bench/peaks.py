@@ -42,7 +42,7 @@ class Twin:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class PeakCase:
     """A problem for the planner; `tight`: with little memory, in tenths of what the fastest plan takes."""
 
     mesh: tuple[int, ...]
@@ -64,19 +64,19 @@ TWINS = (
     _twin("mixtral-8x7b", sequence=256, layers=3, width=192, heads=6, key_heads=3, inner=256, experts=4),
 )
 SPLITS = (
-    Split((1,), 1),
-    Split((1,), 4),
-    Split((2,), 2),
-    Split((2,), 2, tight=True),
-    Split((2, 2), 2, tight=True),
-    Split((2,), 4, stages=2),
-    Split((4,), 8, stages=4, schedule="zero-bubble"),
+    PeakCase((1,), 1),
+    PeakCase((1,), 4),
+    PeakCase((2,), 2),
+    PeakCase((2,), 2, tight=True),
+    PeakCase((2, 2), 2, tight=True),
+    PeakCase((2,), 4, stages=2),
+    PeakCase((4,), 8, stages=4, schedule="zero-bubble"),
 )
 SMALL = (_twin("gpt3-1.3b", sequence=128, layers=3, width=192, heads=6),)
-SMALL_SPLITS = (Split((2,), 2), Split((2,), 2, tight=True), Split((2,), 4, stages=2))
+SMALL_SPLITS = (PeakCase((2,), 2), PeakCase((2,), 2, tight=True), PeakCase((2,), 4, stages=2))
 
 
-Case = tuple[Twin, Split, str]
+Case = tuple[Twin, PeakCase, str]
 
 
 def cases(small: bool) -> list[Case]:
@@ -124,7 +124,7 @@ def _graph(twin: Twin) -> PCG:
 
 
 @cache
-def planned(twin: Twin, split: Split) -> Plan:
+def planned(twin: Twin, split: PeakCase) -> Plan:
     """The plan without recomputation."""
     training = Training(twin.batch, "float32", "adamw")
     space = SearchSpace(

@@ -15,7 +15,7 @@ Application = tuple[int, ...]  # an operation, then its operands
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class RuleGraph:
     """Applications in order, their results, and the values that none of them reads."""
 
     applications: tuple[Application, ...]
@@ -28,15 +28,15 @@ class Graph:
         return frozenset(value for application in self.applications for value in application[1:])
 
 
-def graphs(pool: Pool, chosen: OperatorSet, commutative: frozenset[int]) -> Iterator[Graph]:
+def graphs(pool: Pool, chosen: OperatorSet, commutative: frozenset[int]) -> Iterator[RuleGraph]:
     """Every graph once; the operands of `commutative` operations are sorted."""
     variables = tuple(range(len(chosen.variables)))
     outputs = chosen.outputs
-    yield from (Graph((), (), (v,)) for v in variables)
+    yield from (RuleGraph((), (), (v,)) for v in variables)
     if outputs > 1:
-        yield from (Graph((), (), pair) for pair in product(variables, repeat=2) if pair[0] < pair[1])
+        yield from (RuleGraph((), (), pair) for pair in product(variables, repeat=2) if pair[0] < pair[1])
 
-    def extended(graph: Graph, known: tuple[int, ...], left: int) -> Iterator[Graph]:
+    def extended(graph: RuleGraph, known: tuple[int, ...], left: int) -> Iterator[RuleGraph]:
         last = graph.applications[-1] if graph.applications else None
         made = graph.results[-1] if graph.applications else ()
         needed = set(graph.sinks) if left == 1 and outputs == 1 else set()
@@ -56,11 +56,11 @@ def graphs(pool: Pool, chosen: OperatorSet, commutative: frozenset[int]) -> Iter
                 if not results or len(set(results)) < len(results):
                     continue
                 new = not any(result in known for result in results)
-                total = Graph((*graph.applications, application), (*graph.results, results), (*sinks, *results))
+                total = RuleGraph((*graph.applications, application), (*graph.results, results), (*sinks, *results))
                 complete = len(total.sinks) <= outputs
                 if complete and (new or all(s in variables and s not in sinks for s in results)):
                     yield total
                 if new and left > 1:
                     yield from extended(total, (*known, *results), left - 1)
 
-    yield from extended(Graph((), (), ()), variables, chosen.most)
+    yield from extended(RuleGraph((), (), ()), variables, chosen.most)

@@ -10,14 +10,14 @@ from itertools import permutations, product
 from typing import Any, TypeAlias
 
 from ...formulation.substitution.rule import Tensor
-from .enumeration import Graph
+from .enumeration import RuleGraph
 
 Expression: TypeAlias = Any  # int | tuple[int, int, Expression, ...]
 Side: TypeAlias = tuple[Expression, ...]  # one expression per output
 Pair: TypeAlias = tuple[Side, Side]
 
 
-def side(graph: Graph, outputs: Sequence[int]) -> Side:
+def side(graph: RuleGraph, outputs: Sequence[int]) -> Side:
     """The expressions of a graph's values; values that it does not make are variables."""
     made: dict[int, Expression] = {}
     for (operation, *arguments), results in zip(graph.applications, graph.results, strict=True):

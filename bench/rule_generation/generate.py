@@ -16,7 +16,7 @@ from ...formulation.substitution.arithmetic import PRIME, Modular
 from ...formulation.substitution.rule import Rule
 from ...formulation.substitution.text import write_rule, write_tensor
 from .consequences import basic
-from .enumeration import Graph, graphs
+from .enumeration import RuleGraph, graphs
 from .expressions import Pair, kinds_of, translated
 from .operator_sets import SETS, OperatorSet
 from .pool import Pool
@@ -131,7 +131,7 @@ def _enumerated(chosen: OperatorSet, everything: OperatorSet) -> tuple[dict[Pair
     own = _commutative(chosen, pools[0])
     total = Counter[str]()
 
-    def counted() -> Iterator[Graph]:
+    def counted() -> Iterator[RuleGraph]:
         for graph in graphs(pools[0], chosen, own):
             total["graphs"] += 1
             yield graph

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from ...formulation.substitution.rule import Tensor
-from .enumeration import Graph
+from .enumeration import RuleGraph
 from .expressions import Pair, canonical, identified, kinds_of, operators, read, renamed, side
 from .operator_sets import OperatorSet
 from .pool import Pool
@@ -24,9 +24,9 @@ from .pool import Pool
 STEPS = ("pairs", "inputs", "common", "direct", "renamed", "general", "basic")
 
 
-def groups(found: Iterable[Graph], pools: Sequence[Pool]) -> list[list[Graph]]:
+def groups(found: Iterable[RuleGraph], pools: Sequence[Pool]) -> list[list[RuleGraph]]:
     """Groups of two or more graphs with equal values in all pools."""
-    by_value: dict[tuple[int, ...], list[Graph]] = {}
+    by_value: dict[tuple[int, ...], list[RuleGraph]] = {}
     for graph in found:
         by_value.setdefault(tuple(sorted(graph.sinks)), []).append(graph)
     equal = [group for group in by_value.values() if len(group) > 1]
@@ -35,8 +35,8 @@ def groups(found: Iterable[Graph], pools: Sequence[Pool]) -> list[list[Graph]]:
     return equal
 
 
-def _refined(group: Sequence[Graph], pool: Pool) -> Iterator[list[Graph]]:
-    parts: dict[tuple[int, ...], list[Graph]] = {}
+def _refined(group: Sequence[RuleGraph], pool: Pool) -> Iterator[list[RuleGraph]]:
+    parts: dict[tuple[int, ...], list[RuleGraph]] = {}
     for graph in group:
         values = _again(graph, pool)
         if values is not None:
@@ -44,7 +44,7 @@ def _refined(group: Sequence[Graph], pool: Pool) -> Iterator[list[Graph]]:
     yield from parts.values()
 
 
-def _again(graph: Graph, pool: Pool) -> dict[int, int] | None:
+def _again(graph: RuleGraph, pool: Pool) -> dict[int, int] | None:
     """The numbers of a graph's values in another pool; None if it does not apply there."""
     values: dict[int, int] = {}
     for place, (application, results) in enumerate(zip(graph.applications, graph.results, strict=True), 1):
@@ -56,7 +56,7 @@ def _again(graph: Graph, pool: Pool) -> dict[int, int] | None:
     return values
 
 
-def candidates(equal: Iterable[Sequence[Graph]], chosen: OperatorSet) -> tuple[dict[Pair, bool], Counter[str]]:
+def candidates(equal: Iterable[Sequence[RuleGraph]], chosen: OperatorSet) -> tuple[dict[Pair, bool], Counter[str]]:
     """Pairs in a fixed order, each with True if it follows from smaller rules; and the count after every step.
 
     A pair follows where graphs of the same values, none larger than both, lead from one side to the other, each sharing
@@ -94,17 +94,17 @@ def candidates(equal: Iterable[Sequence[Graph]], chosen: OperatorSet) -> tuple[d
     return found, left
 
 
-def _inside(graph: Graph) -> frozenset[int]:
+def _inside(graph: RuleGraph) -> frozenset[int]:
     """Intermediate values: made and read."""
     return frozenset(v for results in graph.results for v in results) - frozenset(graph.sinks)
 
 
-def _shared(a: Graph, b: Graph) -> bool:
+def _shared(a: RuleGraph, b: RuleGraph) -> bool:
     """True if two graphs share an intermediate value or an application."""
     return not (_inside(a).isdisjoint(_inside(b)) and set(a.applications).isdisjoint(b.applications))
 
 
-def _components(group: Sequence[Graph], most: int) -> list[int]:
+def _components(group: Sequence[RuleGraph], most: int) -> list[int]:
     """A number per graph, equal if graphs of at most `most` operators that share something link them."""
     part = list(range(len(group)))
     owner: dict[object, int] = {}

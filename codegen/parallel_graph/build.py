@@ -17,14 +17,26 @@ from ...model.graph.layout import Action, B, Layout, P, R, S, Step, atom_of, is_
 from ...model.graph.pcg import SOURCES, Attribute
 from ..plan.choice import letter_text
 from ..plan.routes import route
-from ..pricing.price_items import Item, Slot
+from ..pricing.price_items import Item, PriceSlot
 from ..pricing.stage_price import stage_price
-from .graph import MachineMapping, Node, ParallelGraph, Tensor, Work, kind, moves, nested, split_dim, tasks, tensor
+from .graph import (
+    MachineMapping,
+    Node,
+    ParallelGraph,
+    ParallelTensor,
+    Work,
+    kind,
+    moves,
+    nested,
+    split_dim,
+    tasks,
+    tensor,
+)
 
 if TYPE_CHECKING:
     from ..plan.plan import Plan
 
-_Place: TypeAlias = tuple[str, str, str, int, int, Slot, tuple[int, ...]]
+_Place: TypeAlias = tuple[str, str, str, int, int, PriceSlot, tuple[int, ...]]
 """Part, kind, phase, tensor, where it runs, slot and axes of an item; items with equal places are interchangeable."""
 
 
@@ -87,7 +99,7 @@ class _Build:
         operator: str,
         index: int,
         inputs: Sequence[int],
-        made: Tensor,
+        made: ParallelTensor,
         more: Mapping[str, Attribute],
         work: Sequence[Item] = (),
     ) -> int:
@@ -120,12 +132,12 @@ class _Build:
             self.mapped[key] = MachineMapping(over, tuple(map(nested, array.tolist())))
         return self.mapped[key]
 
-    def with_letters(self, index: int, letters: Sequence[str]) -> Tensor:
+    def with_letters(self, index: int, letters: Sequence[str]) -> ParallelTensor:
         """The tensor of a node in the state that these letters say."""
         node = self.graph.nodes[index]
         return tensor(node.shape, letters, tuple(self.sizes.values()), node.dtype)
 
-    def tensor(self, index: int, layout: Layout) -> Tensor:
+    def tensor(self, index: int, layout: Layout) -> ParallelTensor:
         """The tensor of a node in a layout, at one coordinate of the axes where the plan says so."""
         letters = [letter_text(self.known[index], x) for x in layout]
         for axis, coordinate in self.plan.choices[index].beside:
@@ -150,7 +162,7 @@ class _Build:
         self.value[index] = self.add(node.op, index, given, made, {"special": special} if special else {})
         if choice.shared is not None:
             program = route(self.plan, index, choice.output, choice.shared)
-            self.value[index] = self.convert(self.value[index], index, program, index, index, Slot.AFTER)
+            self.value[index] = self.convert(self.value[index], index, program, index, index, PriceSlot.AFTER)
 
     def letter(self, letter: int, index: int) -> int:
         """A letter of the base of node `index` in the node's own atoms."""
@@ -238,7 +250,7 @@ class _Build:
         program: Sequence[Step],
         base: int,
         reader: int,
-        slot: Slot = Slot.BEFORE,
+        slot: PriceSlot = PriceSlot.BEFORE,
         again: bool = False,
         back: bool = True,
     ) -> int:
@@ -252,7 +264,7 @@ class _Build:
             axis, value = self.plan.axes[step.axis], step.move.value
             source, target = (letter_text(self.known[index], self.letter(x, index)) for x in (step.source, step.target))
             runs = [(value, "forward", slot), (value, "recompute", slot)]
-            runs += [(value, "backward", Slot.REGATHER)] if again else []
+            runs += [(value, "backward", PriceSlot.REGATHER)] if again else []
             runs += [(step.move.gradient, "backward", slot)] if self.graph.nodes[base].gradient and back else []
             found = (
                 self.items.get((part, action.value, phase, base, reader, when, (step.axis,)))

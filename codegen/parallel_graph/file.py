@@ -7,7 +7,7 @@ from ...model.errors import PartitaError
 from ...model.graph.graph_file import attribute_from_json, attribute_to_json
 from ...model.json_values import whole
 from ..plan.choice import as_list
-from .graph import MachineMapping, Nested, Node, ParallelGraph, Tensor, Work, nested
+from .graph import MachineMapping, Nested, Node, ParallelGraph, ParallelTensor, Work, nested
 
 FORMAT = 1
 
@@ -91,7 +91,7 @@ def _node(item: Any, table: list[MachineMapping]) -> Node:
         operator=_text(item["operator"]),
         name=_text(item["name"]),
         inputs=tuple(map(whole, as_list(item["inputs"]))),
-        tensor=Tensor(
+        tensor=ParallelTensor(
             tuple(whole(dim["size"]) for dim in dims),
             tuple(whole(dim["degree"]) for dim in dims),
             whole(state["replicas"]),

@@ -55,7 +55,7 @@ PARALLEL = ("partition", "combine", "replicate", "reduce", "pipeline", "batch")
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class ParallelTensor:
     """Global `shape`, the `degrees` of its dims, and `replicas`; `letters` is the same state axis by axis."""
 
     shape: tuple[int, ...]
@@ -79,7 +79,7 @@ def split_dim(letter: str) -> int:
     return int(letter[2:-1].partition(".")[0]) if letter[0] == "S" else 0
 
 
-def tensor(shape: Sequence[int], letters: Sequence[str], sizes: Sequence[int], dtype: str) -> Tensor:
+def tensor(shape: Sequence[int], letters: Sequence[str], sizes: Sequence[int], dtype: str) -> ParallelTensor:
     """A tensor with the degrees and replicas that follow from its letters, on axes of these sizes."""
     degrees, replicas = [1] * len(shape), 1
     for letter, size in zip(letters, sizes, strict=True):
@@ -87,7 +87,7 @@ def tensor(shape: Sequence[int], letters: Sequence[str], sizes: Sequence[int], d
             replicas *= size
         elif kind(letter) == "S" and shape:
             degrees[split_dim(letter)] *= size
-    return Tensor(tuple(shape), tuple(degrees), replicas, tuple(letters), dtype)
+    return ParallelTensor(tuple(shape), tuple(degrees), replicas, tuple(letters), dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Node:
     operator: str
     name: str
     inputs: tuple[int, ...]
-    tensor: Tensor
+    tensor: ParallelTensor
     mapping: MachineMapping
     of: int
     attributes: tuple[tuple[str, Attribute], ...] = ()
@@ -217,7 +217,7 @@ def moves(source: str, target: str) -> Iterator[tuple[str, str, bool]]:
             yield operator, target, first
 
 
-def moved(given: Tensor, node: Node, sizes: Mapping[str, int]) -> Tensor:
+def moved(given: ParallelTensor, node: Node, sizes: Mapping[str, int]) -> ParallelTensor:
     """The result of a parallel operator on a tensor. Raises ValueError if it does not apply."""
     if node.operator in ("pipeline", "batch"):
         count, dim, shape = node.get("degree"), node.get("dim"), list(given.shape)

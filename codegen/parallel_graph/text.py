@@ -38,7 +38,7 @@ def text(graph: ParallelGraph) -> str:
     return "\n".join((*head, *(line.rstrip() for line in lines)))
 
 
-def _rows(graph: ParallelGraph, block: Block, devices: Mapping[MachineMapping, str]) -> Iterator[tuple[str, ...]]:
+def _rows(graph: ParallelGraph, block: Repeat, devices: Mapping[MachineMapping, str]) -> Iterator[tuple[str, ...]]:
     """The cells of every operator of a block, below a line that says how often the block is repeated."""
     indent = "  " if block.times > 1 else ""
     if block.times > 1:
@@ -50,7 +50,7 @@ def _rows(graph: ParallelGraph, block: Block, devices: Mapping[MachineMapping, s
         yield indent + _expression(graph, index, block), str(node.tensor), devices[node.mapping], times
 
 
-def _layers(graph: ParallelGraph, block: Block) -> str:
+def _layers(graph: ParallelGraph, block: Repeat) -> str:
     """`layers.0-23`: for each repetition the layer to which most operators belong."""
     names = []
     for start in range(block.start, block.start + block.times * block.period, block.period):
@@ -77,7 +77,7 @@ def _kind(work: Work) -> str:
     return f"backward {work.kind}" if back else work.kind
 
 
-def _expression(graph: ParallelGraph, index: int, block: Block) -> str:
+def _expression(graph: ParallelGraph, index: int, block: Repeat) -> str:
     """`%7 = Replicate[tensor=4](%3)`."""
     node, second = graph.nodes[index], index + block.period
     following = graph.nodes[second].inputs if block.times > 1 else node.inputs
@@ -137,7 +137,7 @@ def time_text(ns: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Repeat:
     """Nodes `start` to `start + period`, repeated `times` times in a row, equal but for the number of the layer."""
 
     start: int
@@ -145,7 +145,7 @@ class Block:
     times: int
 
 
-def folded(graph: ParallelGraph) -> Iterator[Block]:
+def folded(graph: ParallelGraph) -> Iterator[Repeat]:
     """The graph as blocks: equal layers as one, every other node by itself."""
     signatures = [_signature(node) for node in graph.nodes]
     places: dict[object, list[int]] = {}
@@ -153,14 +153,14 @@ def folded(graph: ParallelGraph) -> Iterator[Block]:
         places.setdefault(signature, []).append(index)
     start = 0
     while start < len(signatures):
-        found = Block(start, 1, 1)
+        found = Repeat(start, 1, 1)
         layer = pattern(graph.nodes[start].name)[1]
         if layer is not None and (not start or pattern(graph.nodes[start - 1].name)[1] != layer):
             candidates = [i for i in places[signatures[start]] if i > start]
             for place in candidates[:8]:
                 times = _times_equal(graph, signatures, start, place - start)
                 if times > 1 and times * (place - start) > found.times * found.period:
-                    found = Block(start, place - start, times)
+                    found = Repeat(start, place - start, times)
         yield found
         start += found.period * found.times
 

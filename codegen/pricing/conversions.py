@@ -14,7 +14,7 @@ from ...model.machine.precision import precision
 from ..plan.plan import Plan
 from ..plan.routes import route
 from ..plan.table_spread import plan_spread
-from .price_items import Item, Kept, Part, Phase, Slot, StagePrice
+from .price_items import Item, Kept, Part, Phase, PriceSlot, StagePrice
 
 _WRITTEN = (Action.GATHER, Action.PAD, Action.SLICE, Action.KEEP_FIRST)
 
@@ -53,12 +53,22 @@ class Conversions:
         self.price.items.append(item)
 
     def work(
-        self, part: Part, kind: str, phase: Phase, node: int, ns: int, at: int = -1, *, slot: Slot = Slot.KERNEL
+        self,
+        part: Part,
+        kind: str,
+        phase: Phase,
+        node: int,
+        ns: int,
+        at: int = -1,
+        *,
+        slot: PriceSlot = PriceSlot.KERNEL,
     ) -> None:
         """Work of a device without communication."""
         self.add(Item(part, kind, phase, node, at=node if at < 0 else at, slot=slot, ns=ns, count=self.k))
 
-    def update(self, kind: str, node: int, ns: int, slot: Slot, axes: tuple[int, ...] = (), *, size: int = 0) -> None:
+    def update(
+        self, kind: str, node: int, ns: int, slot: PriceSlot, axes: tuple[int, ...] = (), *, size: int = 0
+    ) -> None:
         """Work on a weight once a step, after the last micro-batch, at its first reader."""
         at = self.classes.uses[node][0].node
         self.add(Item("gradients", kind, "update", node, at=at, slot=slot, ns=ns, count=1, axes=axes, bytes=size))
@@ -126,7 +136,7 @@ class Conversions:
         target: Layout,
         at: int,
         *,
-        slot: Slot = Slot.BEFORE,
+        slot: PriceSlot = PriceSlot.BEFORE,
         regather: bool = False,
         backward: bool = True,
     ) -> bool:
@@ -140,11 +150,11 @@ class Conversions:
             current[step.axis] = step.target
             after = self.bytes(index, tuple(current))
             value = step.move.value
-            runs: list[tuple[Phase, Slot]] = [("forward", slot)]
+            runs: list[tuple[Phase, PriceSlot]] = [("forward", slot)]
             if self.mode(at) != "none":
                 runs.append(("recompute", slot))
             elif regather:
-                runs.append(("backward", Slot.REGATHER))
+                runs.append(("backward", PriceSlot.REGATHER))
             actions = [(value, after if value in _WRITTEN else before, *run) for run in runs]
             if gradient:
                 back = step.move.gradient

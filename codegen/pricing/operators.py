@@ -17,10 +17,10 @@ from ...model.operators.operator import operator
 from ..plan.choice import Choice
 from .conversions import Conversions
 from .critical_branches import as_ordinary
-from .price_items import Item, Phase, Slot
+from .price_items import Item, Phase, PriceSlot
 
 
-class Operators(Conversions):
+class OperatorPrices(Conversions):
     """Adds operators and the tensors between them."""
 
     def compute(self, index: int) -> None:
@@ -114,7 +114,9 @@ class Operators(Conversions):
         phases: tuple[Phase, ...] = ("forward", "backward") if node.gradient else ("forward",)
         for phase in phases:
             self.add(
-                Item("conversions", node.op, phase, index, index, Slot.KERNEL, ns=ns, count=self.k, bytes=size_bytes)
+                Item(
+                    "conversions", node.op, phase, index, index, PriceSlot.KERNEL, ns=ns, count=self.k, bytes=size_bytes
+                )
             )
 
     def keeps_output(self, index: int) -> bool:
@@ -165,10 +167,10 @@ class Operators(Conversions):
         largest = self.numel(index, unsplit) // node.shape[node["dim"]] * widest * self.item(index)
         for action, size_bytes, back in exchanges(largest, size, layout[axis] == R):
             if node.gradient or not back:
-                self.add_move(index, axis, action, size_bytes, "backward" if back else "forward", slot=Slot.AFTER)
+                self.add_move(index, axis, action, size_bytes, "backward" if back else "forward", slot=PriceSlot.AFTER)
 
     def add_move(
-        self, index: int, axis: int, action: Action, size_bytes: int, phase: Phase, *, slot: Slot, times: int = 1
+        self, index: int, axis: int, action: Action, size_bytes: int, phase: Phase, *, slot: PriceSlot, times: int = 1
     ) -> None:
         """A message of an operator itself along an axis."""
         ns, axes = self.transitions.step_ns(axis, action, size_bytes), (axis,) if action in COLLECTIVES else ()
@@ -235,7 +237,7 @@ class Operators(Conversions):
             for message in entry.messages(part):
                 for phase in back if message.backward else ahead:
                     move = index, axis, message.action, message.size_bytes, phase
-                    self.add_move(*move, slot=Slot.KERNEL, times=message.times)
+                    self.add_move(*move, slot=PriceSlot.KERNEL, times=message.times)
             kept = max(kept, entry.kept(part))
         if kept and self.graph.nodes[index].gradient:
             self.save("activations", index, kept)
@@ -265,7 +267,7 @@ class Operators(Conversions):
         """Convert a tensor for its consumers, the shared conversion first, and keep it for backward."""
         choice, uses, stays = self.plan.choices[index], self.classes.reads.get(index, ()), self.stays(index)
         if choice.shared is not None:
-            moved = self.convert("conversions", index, choice.output, choice.shared, index, slot=Slot.AFTER)
+            moved = self.convert("conversions", index, choice.output, choice.shared, index, slot=PriceSlot.AFTER)
             self.share_kept(index, moved)
         for use in uses:
             back = use.node not in self.classes.twin

@@ -8,14 +8,13 @@ from ...formulation.pipeline.evaluate import starts_ns
 from ...formulation.pipeline.orders import KIND_NAMES
 from ...formulation.pipeline.problem import Problem, Room, Stage, chunked
 from ...model.operators.operator import operator
-from .price_items import Item, Phase, StagePrice
-from .price_items import Slot as When
+from .price_items import Item, Phase, PriceSlot, StagePrice
 
 if TYPE_CHECKING:
     from ..plan.plan import Plan
 
 
-class Run(NamedTuple):
+class SlotRun(NamedTuple):
     """A slot of the schedule on the devices of one coordinate; micro-batch -1: the update, once a step."""
 
     device: int
@@ -30,7 +29,7 @@ class Run(NamedTuple):
         return self.start_ns + self.length_ns
 
 
-def runs(plan: Plan, stages: tuple[StagePrice, ...]) -> tuple[Run, ...]:
+def runs(plan: Plan, stages: tuple[StagePrice, ...]) -> tuple[SlotRun, ...]:
     """All slots, each as soon as its devices are free and its dependencies are done.
 
     Transfers are part of the slots at both ends. Equal stages whose backwards are whole end with the step
@@ -38,13 +37,13 @@ def runs(plan: Plan, stages: tuple[StagePrice, ...]) -> tuple[Run, ...]:
     """
     problem = slot_problem(plan, stages)
     made = [
-        Run(task.devices[0], KIND_NAMES[task.kind], task.stage, task.micro, start, task.duration_ns)
+        SlotRun(task.devices[0], KIND_NAMES[task.kind], task.stage, task.micro, start, task.duration_ns)
         for task, start in zip(problem.tasks, starts_ns(problem, plan.orders), strict=True)
     ]
     ends = [max(run.end_ns for run in made if run.device == device) for device in range(plan.size)]
     for number, cost in enumerate(stages):
         device = number % plan.size
-        made.append(Run(device, "update", number, -1, ends[device], phase_ns(cost, "update")))
+        made.append(SlotRun(device, "update", number, -1, ends[device], phase_ns(cost, "update")))
         ends[device] = made[-1].end_ns
     return tuple(made)
 
@@ -72,7 +71,7 @@ def weights_ns(plan: Plan, cost: StagePrice) -> int:
 
 def _deferrable(plan: Plan, item: Item) -> int:
     """The part of an item that can be deferred: half of a product with a weight."""
-    if item.part == "gradients" or (item.part == "weights" and item.slot is not When.REGATHER):
+    if item.part == "gradients" or (item.part == "weights" and item.slot is not PriceSlot.REGATHER):
         return item.total_ns
     node = plan.graph.nodes[item.node]
     sources = [plan.graph.nodes[i] for i in node.inputs]

@@ -13,7 +13,7 @@ PARTS: tuple[Part, ...] = ("compute", "conversions", "weights", "gradients")
 MEMORY = ("states", "activations", "weights", "recomputed", "reserve")
 
 
-class Slot(IntEnum):
+class PriceSlot(IntEnum):
     """When an item runs relative to its node's kernel: forward and recompute run slots upwards, backward downwards."""
 
     ACCUMULATE = 0
@@ -36,7 +36,7 @@ class Item:
     phase: Phase
     node: int
     at: int
-    slot: Slot
+    slot: PriceSlot
     ns: int
     count: int
     axes: tuple[int, ...] = ()

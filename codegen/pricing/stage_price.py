@@ -10,7 +10,7 @@ from ...model.operators.operator import operator
 from ..plan.plan import Plan
 from .critical_branches import critical_path
 from .price_items import StagePrice
-from .weights import Weights
+from .weights import WeightPrices
 
 
 def stage_price(plan: Plan, weight_versions: int = 0, deferred_weight_gradients: int = 0) -> StagePrice:
@@ -21,7 +21,7 @@ def stage_price(plan: Plan, weight_versions: int = 0, deferred_weight_gradients:
     return _Pricing(plan, weight_versions, deferred_weight_gradients).run()
 
 
-class _Pricing(Weights):
+class _Pricing(WeightPrices):
     def run(self) -> StagePrice:
         for index, node in enumerate(self.graph.nodes):
             if node.op == "parameter":

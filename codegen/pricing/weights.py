@@ -13,11 +13,11 @@ from ...model.graph.layout import Action, B, R, atom_of, is_split
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
 from ...model.optimizers import optimizer_states
-from .operators import Operators
-from .price_items import Item, Slot
+from .operators import OperatorPrices
+from .price_items import Item, PriceSlot
 
 
-class Weights(Operators):
+class WeightPrices(OperatorPrices):
     """Adds weights."""
 
     def weight(self, index: int) -> None:
@@ -38,11 +38,11 @@ class Weights(Operators):
         moved = self.convert("weights", index, choice.output, target, first.node, regather=choice.regather)
         cast, recomputed = self.stream(stored * float(item + self.item(index))), self.mode(first.node) != "none"
         if self.precision.mixed:
-            self.work("weights", "cast", "forward", index, cast, first.node, slot=Slot.BEFORE)
+            self.work("weights", "cast", "forward", index, cast, first.node, slot=PriceSlot.BEFORE)
             if recomputed:
-                self.work("weights", "cast", "recompute", index, cast, first.node, slot=Slot.BEFORE)
+                self.work("weights", "cast", "recompute", index, cast, first.node, slot=PriceSlot.BEFORE)
             elif choice.regather:
-                self.work("weights", "cast", "backward", index, cast, first.node, slot=Slot.REGATHER)
+                self.work("weights", "cast", "backward", index, cast, first.node, slot=PriceSlot.REGATHER)
         if saved and (recomputed or not choice.regather) and (moved or self.precision.mixed):
             self.save("weights", index, self.bytes(index, target), first.node)
         for use in uses if shared is not None else ():
@@ -59,7 +59,7 @@ class Weights(Operators):
         for use in passes:
             self.convert("weights", index, source, shared or self.required(use), use.node, backward=False)
             if self.precision.mixed:
-                self.work("weights", "cast", "forward", index, cast, use.node, slot=Slot.BEFORE)
+                self.work("weights", "cast", "forward", index, cast, use.node, slot=PriceSlot.BEFORE)
         for use in reads if shared is not None else ():
             self.convert("weights", index, shared or source, self.required(use), use.node, backward=False)
 
@@ -78,19 +78,19 @@ class Weights(Operators):
         self.hold("states", index, 0 if choice.offloaded else updated * tensors * master)
         accumulated = stored * float(self.item(index) + 2 * gradient)
         accumulated += 3.0 * gradient * updated * choice.sharded_gradients
-        self.work("gradients", "accumulate", "backward", index, self.stream(accumulated), at, slot=Slot.ACCUMULATE)
+        self.work("gradients", "accumulate", "backward", index, self.stream(accumulated), at, slot=PriceSlot.ACCUMULATE)
         spread = self.sum_up(index, stored, axes) if axes else 0
         stages = self.graph.nodes[index].get("stages", 1)
         if stages > 1 and self.plan.transfer is not None:
             size = -(-2 * (stages - 1) * stored * gradient // stages)  # a ring of the stages that have it
             ns = self.plan.transfer.ns(size)
-            self.update(Action.SEND.value, index, ns, Slot.BEFORE, size=size)
+            self.update(Action.SEND.value, index, ns, PriceSlot.BEFORE, size=size)
         if choice.offloaded:
             self.offload(index, updated * tensors * master)
-        self.update("update", index, self.stream(updated * self.update_traffic()), Slot.KERNEL)
+        self.update("update", index, self.stream(updated * self.update_traffic()), PriceSlot.KERNEL)
         if spread:
             size = stored * ITEMSIZE[self.precision.parameters]
-            self.update(Action.GATHER.value, index, spread, Slot.AFTER, axes, size=size)
+            self.update(Action.GATHER.value, index, spread, PriceSlot.AFTER, axes, size=size)
 
     def sum_up(self, index: int, stored: int, axes: tuple[int, ...]) -> int:
         """Sum the gradient over the axes with copies; return the time of gathering the updated shards."""
@@ -99,23 +99,23 @@ class Weights(Operators):
         size = stored * gradient
         if not choice.sharded_states:
             ns = bucketed(stored, (self.bucket(axes, "all_reduce"), gradient))
-            self.update(Action.SUM.value, index, ns, Slot.BEFORE, axes, size=size)
+            self.update(Action.SUM.value, index, ns, PriceSlot.BEFORE, axes, size=size)
             return 0
         summed, whole = (self.bucket(axes, "reduce_scatter"), gradient), (self.bucket(axes, "all_gather"), parameter)
         ns, kind = bucketed(stored, summed), Action.SCATTER_SUM.value
         if choice.sharded_gradients:
-            slot = Slot.ACCUMULATE
+            slot = PriceSlot.ACCUMULATE
             self.add(Item("gradients", kind, "backward", index, at, slot, ns=ns, count=self.k, axes=axes, bytes=size))
             return bucketed(stored, whole)
-        self.update(kind, index, ns, Slot.BEFORE, axes, size=size)
+        self.update(kind, index, ns, PriceSlot.BEFORE, axes, size=size)
         return bucketed(stored, summed, whole) - ns  # rounded up once, over both
 
     def offload(self, index: int, size: int) -> None:
         """Offloaded states come to the device for the update, and go back."""
         assert self.device.host_bandwidth is not None  # a plan is checked
         once, both = (math.ceil(times * size / self.device.host_bandwidth * 1e9) for times in (1, 2))
-        self.update("states from host", index, once, Slot.BEFORE, size=size)
-        self.update("states to host", index, both - once, Slot.AFTER, size=size)
+        self.update("states from host", index, once, PriceSlot.BEFORE, size=size)
+        self.update("states to host", index, both - once, PriceSlot.AFTER, size=size)
 
     def update_traffic(self) -> float:
         """Bytes that the update of an element reads and writes."""
@@ -148,9 +148,9 @@ class Weights(Operators):
             size = ids // len(self.spreads[index].rows) * (wide * item + units * ITEMSIZE["int64"])
         self.hold("states", index, stored * item + self.k * size)
         joined = sum(2 * j for j in range(2, self.k + 1))  # micro-batches, each joined to those before
-        self.update("accumulate", index, self.stream(float(joined * size)), Slot.ACCUMULATE)
+        self.update("accumulate", index, self.stream(float(joined * size)), PriceSlot.ACCUMULATE)
         # Gradients of the same row are added up, then read; the rows of the table are read and written.
-        self.update("update", index, self.stream(5.0 * self.k * size), Slot.KERNEL)
+        self.update("update", index, self.stream(5.0 * self.k * size), PriceSlot.KERNEL)
 
 
 def bucketed(numel: int, *moved: tuple[CollectivePrice, int]) -> int:

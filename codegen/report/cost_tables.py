@@ -6,7 +6,7 @@ from ...model.graph.layout import COLLECTIVES
 from ..plan.plan import Plan
 from ..pricing.axis_groups import axis_groups, steps_text
 from ..pricing.plan_price import PlanPrice
-from ..pricing.price_items import MEMORY, PARTS, Item, Slot, StagePrice
+from ..pricing.price_items import MEMORY, PARTS, Item, PriceSlot, StagePrice
 from .tables import Table, place
 from .words import bytes_text, contents, label, module_of, pattern, percent
 
@@ -90,7 +90,7 @@ _WHY = {
 
 def why(item: Item) -> str:
     """The purpose of a collective."""
-    if item.slot is Slot.REGATHER:
+    if item.slot is PriceSlot.REGATHER:
         return "gathers weights again in backward"
     if item.phase == "recompute":
         return f"{_WHY.get((item.part, 'forward', item.kind), item.part)}, once more"

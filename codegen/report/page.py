@@ -20,7 +20,7 @@ MOST_UNITS, MOST_DEVICES = 16, 32  # drawn of a machine: units of its outermost 
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class BarPiece:
     """A piece of a bar: `start` and `length` in percent of the drawing, `color` the name of a style."""
 
     name: str
@@ -33,12 +33,12 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class Bar:
     name: str
-    segments: tuple[Segment, ...]
+    segments: tuple[BarPiece, ...]
     words: str
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class DeviceGrid:
     """Devices, a row a unit of the outermost level: (rank, coordinate on the axis, its strength 0 to 1)."""
 
     name: str
@@ -46,7 +46,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TimelineSlot:
     """A slot of the schedule: `start` and `length` in percent of the drawing, `color` the name of a style."""
 
     row: int
@@ -110,18 +110,18 @@ def _pipeline(plan: Plan, price: PlanPrice) -> dict[str, Any]:
     }
 
 
-def _segments(sizes: Iterable[tuple[str, str, float, str]], whole: float) -> tuple[Segment, ...]:
+def _segments(sizes: Iterable[tuple[str, str, float, str]], whole: float) -> tuple[BarPiece, ...]:
     """(name, color, size, words) laid end to end; `whole` is the full width."""
     found, start = [], 0.0
     for name, color, size, words in sizes:
         length = 100 * size / whole if whole else 0.0
         if length:
-            found.append(Segment(name, color, start, length, words))
+            found.append(BarPiece(name, color, start, length, words))
         start += length
     return tuple(found)
 
 
-def _times(ns: dict[str, int], whole: int, price: StagePrice) -> tuple[Segment, ...]:
+def _times(ns: dict[str, int], whole: int, price: StagePrice) -> tuple[BarPiece, ...]:
     """Times by part, in words as shares of a stage's work; `whole` is the full width."""
     unit, size = time_unit(price)
     words = {
@@ -156,7 +156,7 @@ def _memory(name: str, price: StagePrice, machine: Machine) -> Bar:
 _COLORS = {"forward": "compute", "backward": "weights", "weights": "states", "update": "gradients"}
 
 
-def _slots(plan: Plan, price: PlanPrice) -> list[Slot]:
+def _slots(plan: Plan, price: PlanPrice) -> list[TimelineSlot]:
     found = runs(plan, price.stages)
     whole = max(run.end_ns for run in found)
     slots = []
@@ -164,11 +164,11 @@ def _slots(plan: Plan, price: PlanPrice) -> list[Slot]:
         micro = f", micro-batch {run.micro_batch}" if run.micro_batch >= 0 else ""
         words = f"{run.kind} of stage {run.stage}{micro}"
         start, length = 100 * run.start_ns / whole, 100 * run.length_ns / whole
-        slots.append(Slot(run.device, start, length, _COLORS[run.kind], words))
+        slots.append(TimelineSlot(run.device, start, length, _COLORS[run.kind], words))
     return slots
 
 
-def _grids(axes: Sequence[str], placement: Placement, width: int) -> tuple[Grid, ...]:
+def _grids(axes: Sequence[str], placement: Placement, width: int) -> tuple[DeviceGrid, ...]:
     """One grid an axis: devices of equal coordinate hold the same part along it. A row has `width` devices."""
     numbers = ranks(placement)
     units = [range(start, start + width) for start in range(0, placement.devices, width)][:MOST_UNITS]
@@ -181,5 +181,5 @@ def _grids(axes: Sequence[str], placement: Placement, width: int) -> tuple[Grid,
         rows = tuple(
             tuple((r, coordinate[r], coordinate[r] / max(1, size - 1)) for r in unit[:MOST_DEVICES]) for unit in units
         )
-        grids.append(Grid(f"{name}={size}", rows))
+        grids.append(DeviceGrid(f"{name}={size}", rows))
     return tuple(grids)

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from ...model.graph.layout import COLLECTIVES
 from ...model.graph.segments import segments
 from ..plan.plan import Plan
-from ..pricing.pipeline_runs import Run, runs
+from ..pricing.pipeline_runs import SlotRun, runs
 from ..pricing.plan_price import PlanPrice
-from ..pricing.price_items import Item, Phase, Slot, StagePrice
+from ..pricing.price_items import Item, Phase, PriceSlot, StagePrice
 from .cost_tables import why
 from .facts import Facts
 from .words import contents
@@ -44,7 +44,7 @@ def _slots(plan: Plan, price: PlanPrice, title: str) -> list[Event]:
     return events + [_slot(run) for run in runs(plan, price.stages) if run.length_ns]
 
 
-def _slot(run: Run) -> Event:
+def _slot(run: SlotRun) -> Event:
     details = {"stage": run.stage} | ({"micro_batch": run.micro_batch} if run.micro_batch >= 0 else {})
     name = f"{run.kind} {run.micro_batch}" if run.micro_batch >= 0 else run.kind
     return _slice(name, run.kind, run.device, run.start_ns, run.length_ns) | {"args": details}
@@ -111,7 +111,7 @@ def _backward(plan: Plan, items: Sequence[Item]) -> Iterator[Item]:
         if item.phase == "recompute":
             return -last[item.at], 0, item.at, item.slot, number
         # A weight that is gathered again takes the same moves as forward.
-        return -item.at, 1, -item.slot, number if item.slot is Slot.REGATHER else -number
+        return -item.at, 1, -item.slot, number if item.slot is PriceSlot.REGATHER else -number
 
     found = [pair for pair in enumerate(items) if pair[1].phase in ("recompute", "backward")]
     return (item for _, item in sorted(found, key=place))

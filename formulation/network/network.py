@@ -93,7 +93,7 @@ class Switch:
         return any(t[2] is not None and t[2].any() for t in (*self.variables.values(), *self.edges.values()))
 
 
-class Term(NamedTuple):
+class CostTerm(NamedTuple):
     """A table of the network over the variables `scope`, z first where a switch decides; all else as of its parts."""
 
     scope: tuple[int, ...]
@@ -124,20 +124,20 @@ class Network:
     chains: tuple[Chain, ...] = ()
     switches: tuple[Switch, ...] = ()
 
-    def terms(self, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None) -> Iterator[Term]:
+    def terms(self, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None) -> Iterator[CostTerm]:
         """The tables of some variables, and of some edges, in that order (all)."""
         of_variable = {v: (s.variable, t) for s in self.switches for v, t in s.variables.items()}
         of_edge = {k: (s.variable, t) for s in self.switches for k, t in s.edges.items()}
         for v, x in enumerate(self.variables) if variables is None else ((v, self.variables[v]) for v in variables):
             if v in of_variable:
-                yield Term((of_variable[v][0], v), *of_variable[v][1])
+                yield CostTerm((of_variable[v][0], v), *of_variable[v][1])
             else:
-                yield Term((v,), x.cost, x.use, None, x.rows)
+                yield CostTerm((v,), x.cost, x.use, None, x.rows)
         for k, e in enumerate(self.edges) if edges is None else ((k, self.edges[k]) for k in edges):
             if k in of_edge:
-                yield Term((of_edge[k][0], e.u, e.v), *of_edge[k][1])
+                yield CostTerm((of_edge[k][0], e.u, e.v), *of_edge[k][1])
             else:
-                yield Term((e.u, e.v), e.cost, e.use)
+                yield CostTerm((e.u, e.v), e.cost, e.use)
 
 
 def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:

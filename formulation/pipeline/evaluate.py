@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from ...model.errors import PartitaError
 from .orders import Orders, Slot
-from .problem import Edge, Problem
+from .problem import Precedence, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ def starts_ns(problem: Problem, orders: Sequence[Sequence[Slot]]) -> tuple[int, 
 
 def _earliest(problem: Problem, sequences: Sequence[Sequence[int]]) -> Callable[[Sequence[int]], list[int | None]]:
     """A function: sources that begin at 0 -> the earliest start of every task; None if it depends on no source."""
-    edges = [*problem.edges, *(Edge(a, b) for own in sequences for a, b in pairwise(own))]
+    edges = [*problem.edges, *(Precedence(a, b) for own in sequences for a, b in pairwise(own))]
     order = _sorted(problem, edges)
-    into: list[list[Edge]] = [[] for _ in problem.tasks]
+    into: list[list[Precedence]] = [[] for _ in problem.tasks]
     for edge in edges:
         into[edge.after].append(edge)
     duration = [task.duration_ns for task in problem.tasks]
@@ -105,7 +105,7 @@ def _indices(problem: Problem, orders: Orders) -> list[list[int]]:
     return [[problem.index[slot] for slot in order] for order in orders]
 
 
-def _sorted(problem: Problem, edges: Sequence[Edge]) -> list[int]:
+def _sorted(problem: Problem, edges: Sequence[Precedence]) -> list[int]:
     """The tasks in topological order. PartitaError: a cycle; a shortest one is named."""
     waits = [0] * len(problem.tasks)
     out: list[list[int]] = [[] for _ in problem.tasks]

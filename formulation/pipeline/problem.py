@@ -36,7 +36,7 @@ class Task:
         return Slot(self.kind, self.stage, self.micro)
 
 
-class Edge(NamedTuple):
+class Precedence(NamedTuple):
     """Task `after` begins no earlier than `lag_ns` after the end of task `before`: indices into a problem's tasks."""
 
     before: int
@@ -62,7 +62,7 @@ class Problem:
     """
 
     tasks: tuple[Task, ...]
-    edges: tuple[Edge, ...]
+    edges: tuple[Precedence, ...]
     capacities: tuple[int | None, ...]
     holdings: tuple[Holding, ...] = field(init=False)
 
@@ -213,7 +213,7 @@ def build(
             yield Slot("B", k + 1, m)
 
     edges = tuple(
-        Edge(index[slot], i, 0 if tasks[index[slot]].devices == task.devices else lag_ns)
+        Precedence(index[slot], i, 0 if tasks[index[slot]].devices == task.devices else lag_ns)
         for i, task in enumerate(tasks)
         for slot in waits(task)
     )
@@ -280,7 +280,7 @@ def in_units(problem: Problem, *others_ns: int) -> tuple[Problem, int]:
     return Problem(tasks, edges, problem.capacities), unit
 
 
-def with_edges(problem: Problem, edges: Iterable[Edge]) -> Problem:
+def with_edges(problem: Problem, edges: Iterable[Precedence]) -> Problem:
     """The problem with more edges."""
     return replace(problem, edges=(*problem.edges, *edges))
 

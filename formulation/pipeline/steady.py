@@ -13,7 +13,7 @@ from math import ceil
 
 from ...model.errors import PartitaError
 from .orders import Orders
-from .problem import Edge, Problem
+from .problem import Precedence, Problem
 
 
 def repetitions(problem: Problem, count: int) -> Problem:
@@ -23,7 +23,9 @@ def repetitions(problem: Problem, count: int) -> Problem:
     size, micros = len(problem.tasks), 1 + max(task.micro for task in problem.tasks)
     return Problem(
         tuple(replace(task, micro=task.micro + n * micros) for n in range(count) for task in problem.tasks),
-        tuple(Edge(e.before + n * size, e.after + n * size, e.lag_ns) for n in range(count) for e in problem.edges),
+        tuple(
+            Precedence(e.before + n * size, e.after + n * size, e.lag_ns) for n in range(count) for e in problem.edges
+        ),
         problem.capacities,
     )
 

@@ -24,7 +24,7 @@ from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
 from .cost import step_price
 from .program import DEFAULT_LIMIT, Collective, Reduction, ReductionProgram, Step, groups
-from .statuses import Kind, Status, task
+from .statuses import Kind, LevelStatus, task
 
 UNITS = 2**29
 """Cost of the one-step program. Costs are scaled to small integers for the solvers."""
@@ -151,10 +151,10 @@ class _State:
     def bit(self, number: int, level: int) -> int:
         return number >> (self.levels - 1 - level) & 1
 
-    def fix(self, status: Status) -> None:
+    def fix(self, status: LevelStatus) -> None:
         """Require this status on all levels."""
         for (d, r, c), x in self.held.items():
-            true = {Status.OWN: c == d, Status.SCATTERED: r == d, Status.FULL: True}[status]
+            true = {LevelStatus.OWN: c == d, LevelStatus.SCATTERED: r == d, LevelStatus.FULL: True}[status]
             self.made.add(x if true else -x)
 
 

@@ -21,7 +21,7 @@ Kind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class Status(IntEnum):
+class LevelStatus(IntEnum):
     """The data of members that differ only on this level."""
 
     OWN = 0  # each its own addend
@@ -36,7 +36,7 @@ class Status(IntEnum):
 State: TypeAlias = tuple[int, ...]
 """The statuses of all levels, as plain integers for speed."""
 
-OWN, SCATTERED, FIRST, LED, FULL, SCATTERED_LATE, FIRST_LATE = map(int, Status)
+OWN, SCATTERED, FIRST, LED, FULL, SCATTERED_LATE, FIRST_LATE = map(int, LevelStatus)
 SPLIT = (SCATTERED, SCATTERED_LATE)
 HEADED = (FIRST, FIRST_LATE, LED)  # only digit 0 takes part in a step over other levels
 LATER = {SCATTERED: SCATTERED_LATE, FIRST: FIRST_LATE}
@@ -54,20 +54,20 @@ SPREADS: dict[Collective, tuple[int, ...]] = {Collective.ALL_GATHER: SPLIT, Coll
 MOST_LED = 5
 """LED is not used with more levels: too many states, and it saves latency only."""
 
-STARTS = {status: tuple(c for c in Collective if status in SPREADS.get(c, (OWN,))) for status in map(int, Status)}
+STARTS = {status: tuple(c for c in Collective if status in SPREADS.get(c, (OWN,))) for status in map(int, LevelStatus)}
 """The collectives applicable to a status."""
 
 UNDONE = {Collective.REDUCE_SCATTER: Collective.ALL_GATHER, Collective.REDUCE: Collective.BROADCAST}
 
-TASKS: dict[Kind, tuple[Status, Status, tuple[Collective, ...]]] = {
-    "all_reduce": (Status.OWN, Status.FULL, tuple(Collective)),
-    "reduce_scatter": (Status.OWN, Status.SCATTERED, (Collective.REDUCE_SCATTER,)),
-    "all_gather": (Status.SCATTERED, Status.FULL, (Collective.ALL_GATHER,)),
+TASKS: dict[Kind, tuple[LevelStatus, LevelStatus, tuple[Collective, ...]]] = {
+    "all_reduce": (LevelStatus.OWN, LevelStatus.FULL, tuple(Collective)),
+    "reduce_scatter": (LevelStatus.OWN, LevelStatus.SCATTERED, (Collective.REDUCE_SCATTER,)),
+    "all_gather": (LevelStatus.SCATTERED, LevelStatus.FULL, (Collective.ALL_GATHER,)),
 }
 """Start and end status of a kind on every level, and the useful collectives."""
 
 
-def task(kind: Kind) -> tuple[Status, Status, tuple[Collective, ...]]:
+def task(kind: Kind) -> tuple[LevelStatus, LevelStatus, tuple[Collective, ...]]:
     """Start, end and collectives of a kind. PartitaError: an unknown kind."""
     if kind not in TASKS:
         raise PartitaError(f"no programs for {kind!r} (known: {', '.join(KINDS)})")
@@ -106,7 +106,7 @@ def _made(collective: Collective, led: bool, count: int, levels: int) -> tuple[S
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class StateGraph:
     """All states reachable from the start (state 0) and the steps between them, sorted by `target`.
 
     `source`, `target`, `step` [edges]: state numbers and index in `steps`; `scattered` [edges, levels]: levels over
@@ -123,7 +123,7 @@ class Graph:
 
 
 @cache
-def graph(levels: int, kind: Kind) -> Graph:
+def graph(levels: int, kind: Kind) -> StateGraph:
     """The states and steps of a reduction over `levels` levels."""
     start, end, collectives = task(kind)
     states: dict[State, int] = {(int(start),) * levels: 0}
@@ -149,7 +149,7 @@ def graph(levels: int, kind: Kind) -> Graph:
     gathers = np.array([s.collective is Collective.ALL_GATHER for s in named], dtype=np.bool_)
     scattered = split[np.where(gathers[step], target, source)]
     goal = states[(int(end),) * levels]
-    return Graph(len(states), named, source, target, step=step, scattered=scattered, goal=goal)
+    return StateGraph(len(states), named, source, target, step=step, scattered=scattered, goal=goal)
 
 
 def mirrored(program: ReductionProgram) -> ReductionProgram:

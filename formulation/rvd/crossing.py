@@ -11,9 +11,9 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from .prices import Floor, Tensor
+from .prices import MessageFloor, Payload
 from .roles import Counts, D, R, V
-from .state import RVD, Box, Message, Piece, State, Step
+from .state import RVD, Box, Piece, PieceMessage, RvdStep, State
 
 
 class Crossing(NamedTuple):
@@ -25,7 +25,7 @@ class Crossing(NamedTuple):
     size_bytes: int
 
 
-def crossing(a: Counts, b: Counts, tensor: Tensor) -> Crossing | None:
+def crossing(a: Counts, b: Counts, tensor: Payload) -> Crossing | None:
     """The transition between two RVDs: at most one count (R or a dim) grows or shrinks; None if there is none.
 
     If neither device count divides the other, pieces are sent overlap by overlap.
@@ -62,7 +62,7 @@ def partners(counts: Counts, devices: int, candidates: Iterable[Counts]) -> Iter
     return [(*counts[:i], counts[i] // k, *counts[i + 1 :]) for i in roles if counts[i] % k == 0]
 
 
-def least(kind: Crossing, a: Counts, b: Counts, floor: Floor, tensor: Tensor) -> int:
+def least(kind: Crossing, a: Counts, b: Counts, floor: MessageFloor, tensor: Payload) -> int:
     """Lower bound on the price of a crossing (ns), for any assignment to devices."""
     prices, mine, theirs = tensor.prices, tensor.size_bytes(a), tensor.size_bytes(b)
     bound = floor.ns(kind.each, kind.size_bytes, prices.machine.device.launch_ns)
@@ -74,17 +74,17 @@ def least(kind: Crossing, a: Counts, b: Counts, floor: Floor, tensor: Tensor) ->
     return bound + prices.local(cut) + prices.local(theirs if kind.each > 1 else 0)
 
 
-def crossed(source: State, target: State, tensor: Tensor, kind: str = "send-recv", dim: int | None = None) -> Step:
+def crossed(source: State, target: State, tensor: Payload, kind: str = "send-recv", dim: int | None = None) -> RvdStep:
     """The step of a crossing between two states."""
     messages = fetch(source, target, tensor)
     sent = [m for m in messages if m.sender != m.receiver]
     groups = _grouped(sent, kind)
     cost = price_of(messages, source, target, tensor)
     size = max((elements(m.box) * tensor.itemsize for m in sent), default=0)
-    return Step(kind, dim, groups, source, target, size_bytes=size, cost_ns=cost, messages=messages)
+    return RvdStep(kind, dim, groups, source, target, size_bytes=size, cost_ns=cost, messages=messages)
 
 
-def _grouped(sent: Iterable[Message], kind: str) -> tuple[tuple[int, ...], ...]:
+def _grouped(sent: Iterable[PieceMessage], kind: str) -> tuple[tuple[int, ...], ...]:
     """Groups per receiver (senders, then receiver) or per sender (sender, then receivers), or pairs."""
     found: dict[int, list[int]] = defaultdict(list)
     if kind == "RD-gather":
@@ -101,7 +101,7 @@ def _grouped(sent: Iterable[Message], kind: str) -> tuple[tuple[int, ...], ...]:
 # Messages
 
 
-def fetch(source: State, target: State, tensor: Tensor) -> tuple[Message, ...]:
+def fetch(source: State, target: State, tensor: Payload) -> tuple[PieceMessage, ...]:
     """Messages that convert `source` to `target`; a device sends to itself what it already holds.
 
     Addend a goes to addend a mod target.v; surplus target addends are zeros.
@@ -119,7 +119,7 @@ def fetch(source: State, target: State, tensor: Tensor) -> tuple[Message, ...]:
             if len(having) > 1:
                 sender = min(having, key=lambda h: (tensor.prices.distance(h, device), sent[h], h))
             sent[sender] += elements(common) if sender != device else 0
-            messages.append(Message(sender, device, common))
+            messages.append(PieceMessage(sender, device, common))
     return tuple(messages)
 
 
@@ -139,7 +139,7 @@ def _common(one: Box, other: Box) -> Box:
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
-def price_of(messages: tuple[Message, ...], source: State, target: State, tensor: Tensor) -> int:
+def price_of(messages: tuple[PieceMessage, ...], source: State, target: State, tensor: Payload) -> int:
     """Price (ns) of simultaneous messages from `source` to `target`.
 
     Includes local copies for cutting, keeping and joining pieces; 0 if every device keeps its piece unchanged.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..placement.placement import prime_factors
-from .prices import Prices
+from .prices import TransitionPrices
 from .roles import Counts, Roles, Sizes, V, counts
 from .state import RVD, Piece, State, pieces_of
 
@@ -88,7 +88,7 @@ class Grid:
         return self.devices.transpose(*others, *digits).reshape(-1, members)
 
 
-def grids(state: State, prices: Prices) -> tuple[Grid, ...]:
+def grids(state: State, prices: TransitionPrices) -> tuple[Grid, ...]:
     """The grids of a canonical state: one per order of the prime factors of each dim."""
     rvd = state.rvd
     where = {piece: device for device, piece in zip(state.devices, state.pieces, strict=True)}
@@ -119,7 +119,7 @@ def _merged(factors: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]
     return tuple(map(tuple, roles))
 
 
-def _by_level(devices: Sequence[int], prices: Prices) -> tuple[int, ...]:
+def _by_level(devices: Sequence[int], prices: TransitionPrices) -> tuple[int, ...]:
     """Prime factors of the number of devices (given in ascending order), outermost machine level first."""
     factors: list[int] = []
     rest = len(devices)

@@ -37,7 +37,7 @@ Numbers: TypeAlias = NDArray[np.int64]
 Key: TypeAlias = tuple[tuple[int, ...], bytes]
 
 
-class Spread(NamedTuple):
+class GroupSpread(NamedTuple):
     """Groups [groups, members], their key, and sizes and latencies of their levels, `across` of which cross nodes."""
 
     groups: Numbers
@@ -47,7 +47,7 @@ class Spread(NamedTuple):
     across: int
 
 
-class Floor(NamedTuple):
+class MessageFloor(NamedTuple):
     """Lower bound on messages between two groups: receivers, possible senders, latencies, ns per byte per receiver."""
 
     receivers: int
@@ -64,14 +64,14 @@ class Floor(NamedTuple):
         return math.ceil(launch_ns + waits + each * size_bytes * self.ns_per_byte - ROUNDING_NS)
 
 
-class Prices:
+class TransitionPrices:
     """Cached prices on one machine; `prices_on` shares them."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.below = [machine.devices_below(level) for level in range(len(machine.levels))]
         self._latency = np.array([level.latency_ns for level in machine.levels], dtype=np.float64)
-        self._spreads: dict[Key, Spread] = {}
+        self._spreads: dict[Key, GroupSpread] = {}
         self._lines: dict[tuple[str, Key], CollectivePrice] = {}
         self._seconds: dict[tuple[Shape, Key], float] = {}
         launch = machine.device.launch_ns
@@ -88,7 +88,7 @@ class Prices:
         """
         return self.line(kind, self.spread(groups))
 
-    def line(self, kind: str, spread: Spread) -> CollectivePrice:
+    def line(self, kind: str, spread: GroupSpread) -> CollectivePrice:
         """`collective` for groups whose spread is known."""
         key = kind, spread.key
         if key not in self._lines:
@@ -98,12 +98,14 @@ class Prices:
             self._lines[key] = CollectivePrice(self.machine.device.launch_ns + hops, rate)
         return self._lines[key]
 
-    def spread(self, groups: Numbers) -> Spread:
+    def spread(self, groups: Numbers) -> GroupSpread:
         """The levels that groups [groups, members] spread over."""
         groups = self._moved(np.sort(groups, axis=1))
         key = groups.shape, groups.tobytes()
         if key not in self._spreads:
-            self._spreads[key] = Spread(groups, key, *self._levels(self._split_level(groups[:, :-1], groups[:, 1:])))
+            self._spreads[key] = GroupSpread(
+                groups, key, *self._levels(self._split_level(groups[:, :-1], groups[:, 1:]))
+            )
         return self._spreads[key]
 
     def sends(self, senders: Sequence[int], receivers: Sequence[int], sizes_bytes: Sequence[int]) -> int:
@@ -116,12 +118,12 @@ class Prices:
         seconds = busiest(self.machine, source, target, np.array(sizes_bytes, dtype=np.float64))
         return math.ceil(self.machine.device.launch_ns + waits + 1e9 * seconds - ROUNDING_NS)
 
-    def floor(self, sources: Sequence[int], targets: Sequence[int]) -> Floor:
+    def floor(self, sources: Sequence[int], targets: Sequence[int]) -> MessageFloor:
         """Lower bound on messages from `sources` to every device of `targets` that is not a source."""
         source, target = np.array(sources), np.array(targets)
         away = target[~np.isin(target, source)]
         if not len(away):
-            return Floor(0, len(source), 0.0, 0.0, 0.0)
+            return MessageFloor(0, len(source), 0.0, 0.0, 0.0)
         rate = 0.0
         for level, below in zip(self.machine.levels, self.below, strict=True):
             senders, receivers = np.unique(source // below), away // below
@@ -132,13 +134,13 @@ class Prices:
             if len(alone) == len(away) and not np.isin(target // below, senders).any():
                 rate = max(rate, len(away) / len(senders) / level.bandwidth)
         latency = self._latency[self._split_level(source[:, None], away[None, :])].min(axis=0)
-        return Floor(len(away), len(source), float(latency.max()), float(latency.min()), 1e9 * rate * (1 - 1e-9))
+        return MessageFloor(len(away), len(source), float(latency.max()), float(latency.min()), 1e9 * rate * (1 - 1e-9))
 
-    def one_message(self) -> Floor:
+    def one_message(self) -> MessageFloor:
         """Lower bound on any one message."""
         wired = any(level.wiring for level in self.machine.levels)
         rate = 0.0 if wired else 1e9 / max(level.bandwidth for level in self.machine.levels)
-        return Floor(1, 1, float(self._latency.min()), float(self._latency.min()), rate * (1 - 1e-9))
+        return MessageFloor(1, 1, float(self._latency.min()), float(self._latency.min()), rate * (1 - 1e-9))
 
     def distance(self, device: int, other: int) -> int:
         """0 for the same device, 1 within the innermost unit, and so on outwards."""
@@ -161,7 +163,7 @@ class Prices:
             first = groups.min()
         return groups
 
-    def _seconds_per_byte(self, shape: Shape, spread: Spread) -> float:
+    def _seconds_per_byte(self, shape: Shape, spread: GroupSpread) -> float:
         key = shape, spread.key
         if key not in self._seconds:
             self._seconds[key] = busiest_of_groups(self.machine, spread.groups, shape)
@@ -185,12 +187,12 @@ class Prices:
         return (members,), self._latency[split_level].mean(axis=1).max(keepdims=True), int(split_level.min() <= node)
 
 
-class Tensor(NamedTuple):
+class Payload(NamedTuple):
     """The tensor that is converted, and the prices of the machine."""
 
     shape: tuple[int, ...]
     itemsize: int
-    prices: Prices
+    prices: TransitionPrices
 
     def size_bytes(self, counts: Counts) -> int:
         """Bytes of one piece."""
@@ -198,6 +200,6 @@ class Tensor(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def prices_on(machine: Machine) -> Prices:
+def prices_on(machine: Machine) -> TransitionPrices:
     """The shared prices of a machine."""
-    return Prices(machine)
+    return TransitionPrices(machine)

@@ -8,9 +8,9 @@ from math import inf, prod
 from typing import NamedTuple
 
 from .grid import Grid
-from .prices import Spread, Tensor
-from .roles import BY_OUTPUT, COLLECTIVES, KINDS, Counts, D, Link, Move, Roles, links, moves
-from .state import RVD, State, Step
+from .prices import GroupSpread, Payload
+from .roles import BY_OUTPUT, COLLECTIVES, KINDS, Counts, D, RoleMove, RolePair, Roles, links, moves
+from .state import RVD, RvdStep, State
 
 
 class Reached(NamedTuple):
@@ -18,7 +18,7 @@ class Reached(NamedTuple):
 
     cost_ns: int
     previous: Roles
-    move: Move | None
+    move: RoleMove | None
 
 
 def allowed(source: RVD, target: RVD) -> frozenset[str]:
@@ -33,14 +33,14 @@ class Side:
     `settle` returns the states cheapest first; `reached` and (by counts) `settled` hold those so far.
     """
 
-    def __init__(self, grid: Grid, tensor: Tensor, kinds: frozenset[str], backward: bool) -> None:
+    def __init__(self, grid: Grid, tensor: Payload, kinds: frozenset[str], backward: bool) -> None:
         self.grid, self.tensor, self.backward = grid, tensor, backward
         self.reached: dict[Roles, Reached] = {}
         self.settled: dict[Counts, list[Roles]] = defaultdict(list)
         self._links = links(len(grid.start), kinds, backward)
         self._whole = prod(tensor.shape) * tensor.itemsize
-        self._ns: dict[tuple[Link, tuple[int, ...], tuple[int, int]], int] = {}
-        self._spreads: dict[tuple[int, ...], Spread] = {}
+        self._ns: dict[tuple[RolePair, tuple[int, ...], tuple[int, int]], int] = {}
+        self._spreads: dict[tuple[int, ...], GroupSpread] = {}
         self._states: dict[Roles, State] = {}
         self._order: Iterator[int] = count()
         self._best = {grid.start: 0}
@@ -68,18 +68,18 @@ class Side:
                 heapq.heappush(self._queue, (total, next(self._order), move.roles, Reached(total, roles, move)))
         return roles
 
-    def size_bytes(self, move: Move) -> int:
+    def size_bytes(self, move: RoleMove) -> int:
         """Bytes of the piece by which a move is priced."""
         return self._whole // move.parts[(move.link.kind in BY_OUTPUT) != self.backward]
 
-    def price(self, move: Move) -> int:
+    def price(self, move: RoleMove) -> int:
         """Price (ns) of a transition in all its groups."""
         key = move.link, move.group, move.parts
         if key not in self._ns:
             self._ns[key] = self._priced(move)
         return self._ns[key]
 
-    def _priced(self, move: Move) -> int:
+    def _priced(self, move: RoleMove) -> int:
         size, name, prices = self.size_bytes(move), COLLECTIVES.get(move.link.kind), self.tensor.prices
         if name is None:
             return prices.local(size)
@@ -92,7 +92,7 @@ class Side:
             self._states[roles] = self.grid.state(roles)
         return self._states[roles]
 
-    def steps(self, roles: Roles) -> list[Step]:
+    def steps(self, roles: Roles) -> list[RvdStep]:
         """The steps from the start to these roles, or from them to the end."""
         found = []
         while (last := self.reached[roles]).move is not None:
@@ -100,7 +100,7 @@ class Side:
             roles = last.previous
         return found if self.backward else found[::-1]
 
-    def _step(self, roles: Roles, move: Move) -> Step:
+    def _step(self, roles: Roles, move: RoleMove) -> RvdStep:
         """The path step of a search move from these roles."""
         a, b, kind = move.link
         ends = [(a, self.state(roles)), (b, self.state(move.roles))]
@@ -109,4 +109,4 @@ class Side:
         groups = tuple(map(tuple, self.grid.groups(move.digits).tolist()))
         size, cost = self.size_bytes(move), self.price(move)
         dim, joined = (joined, None) if cut is None else (cut, joined)
-        return Step(kind, dim, groups, before, after, size_bytes=size, cost_ns=cost, joined=joined)
+        return RvdStep(kind, dim, groups, before, after, size_bytes=size, cost_ns=cost, joined=joined)

@@ -38,7 +38,7 @@ BY_OUTPUT = frozenset({"all-gather", "schunk", "vchunk", "pad"})
 """Transitions priced by the bytes after them; the others by the bytes before."""
 
 
-class Link(NamedTuple):
+class RolePair(NamedTuple):
     """A pair of roles that digits can move between, and the kind of that transition."""
 
     source: int
@@ -46,14 +46,14 @@ class Link(NamedTuple):
     kind: str
 
 
-class Move(NamedTuple):
+class RoleMove(NamedTuple):
     """Digits, in the order of a group's members, that move along a link, and the roles afterwards.
 
     `group`: the digits, ascending. `cut`: parts of the dim entered, 1 if it is no dim. `parts`: total parts of all
     dims, before and after.
     """
 
-    link: Link
+    link: RolePair
     digits: tuple[int, ...]
     roles: Roles
     group: tuple[int, ...]
@@ -61,19 +61,19 @@ class Move(NamedTuple):
     parts: tuple[int, int]
 
 
-def links(roles: int, kinds: frozenset[str], backward: bool) -> tuple[Link, ...]:
+def links(roles: int, kinds: frozenset[str], backward: bool) -> tuple[RolePair, ...]:
     """All links of these kinds ("RD", ...) between `roles` roles; reversed if `backward`."""
     letters = "RV" + "D" * (roles - D)
     found = []
     for a, b in permutations(range(roles), 2):
         kind = letters[b] + letters[a] if backward else letters[a] + letters[b]
         if kind in kinds:
-            found.append(Link(a, b, KINDS[kind]))
+            found.append(RolePair(a, b, KINDS[kind]))
     return tuple(found)
 
 
 @lru_cache(maxsize=2**12)
-def moves(sizes: Sizes, roles: Roles, along: tuple[Link, ...]) -> tuple[Move, ...]:
+def moves(sizes: Sizes, roles: Roles, along: tuple[RolePair, ...]) -> tuple[RoleMove, ...]:
     """Every transition along these links."""
     found = []
     before = prod(counts(sizes, roles)[D:])
@@ -85,7 +85,7 @@ def moves(sizes: Sizes, roles: Roles, along: tuple[Link, ...]) -> tuple[Move, ..
             after = before * (factor if target >= D else 1) // (factor if source >= D else 1)
             for digits in permutations(taken) if source < D <= target else (taken,):
                 moved = _moved(roles, source, target, digits)
-                found.append(Move(link, digits, moved, tuple(sorted(taken)), cut, (before, after)))
+                found.append(RoleMove(link, digits, moved, tuple(sorted(taken)), cut, (before, after)))
     return tuple(found)
 
 

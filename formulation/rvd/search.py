@@ -24,10 +24,10 @@ from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
 from .crossing import Crossing, crossed, crossing, least, partners
 from .grid import grids
-from .prices import Tensor, prices_on
+from .prices import Payload, prices_on
 from .reach import Side, allowed
 from .roles import Counts, Roles
-from .state import Path, State, Step, check_shape
+from .state import Path, RvdStep, State, check_shape
 
 
 def search(
@@ -55,7 +55,7 @@ def _shortest(
     a: State, b: State, shape: tuple[int, ...], itemsize: int, machine: Machine, intra: bool, inter: bool
 ) -> Path:
     """`search` between canonical states, cached for equal layers and micro-batches."""
-    one_group, tensor = a.devices == b.devices, Tensor(shape, itemsize, prices_on(machine))
+    one_group, tensor = a.devices == b.devices, Payload(shape, itemsize, prices_on(machine))
     direct = _direct(a, b, tensor)
     if a == b or not (intra if one_group else inter):
         return direct
@@ -75,10 +75,10 @@ def forget() -> None:
 def send_receive(source: State, target: State, shape: tuple[int, ...], itemsize: int, machine: Machine) -> Path:
     """One step in which every device of the target fetches the overlaps of its box (section 3.3): the baseline."""
     a, b = _checked(source, target, shape, machine)
-    return _named(_direct(a, b, Tensor(shape, itemsize, prices_on(machine))), source, target)
+    return _named(_direct(a, b, Payload(shape, itemsize, prices_on(machine))), source, target)
 
 
-def _direct(a: State, b: State, tensor: Tensor) -> Path:
+def _direct(a: State, b: State, tensor: Payload) -> Path:
     if a == b:
         return Path((), 0)
     step = crossed(a, b, tensor)
@@ -110,14 +110,14 @@ class _Join(NamedTuple):
     source: Roles
     end: Side
     target: Roles
-    step: Step | None
+    step: RvdStep | None
     cost_ns: int
 
 
 class _Joining:
     """The two Dijkstra searches and the pairs of states that join them."""
 
-    def __init__(self, starts: Sequence[Side], ends: Sequence[Side], tensor: Tensor, one_group: bool) -> None:
+    def __init__(self, starts: Sequence[Side], ends: Sequence[Side], tensor: Payload, one_group: bool) -> None:
         self.starts, self.ends, self.tensor, self.one_group = starts, ends, tensor, one_group
         self.one_grid = len(starts) == len(ends) == 1 and np.array_equal(starts[0].grid.devices, ends[0].grid.devices)
         prices, numbers = tensor.prices, (starts[0].grid.numbers, ends[0].grid.numbers)

@@ -112,7 +112,7 @@ def check_shape(state: State, shape: tuple[int, ...]) -> None:
 # Paths
 
 
-class Message(NamedTuple):
+class PieceMessage(NamedTuple):
     """`receiver` adds the sender's `box` (global indices) to its new piece, which starts as zeros.
 
     Nothing is sent if both are the same device.
@@ -124,7 +124,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RvdStep:
     """One transition of all devices of a state.
 
     kind                    `dim`     `groups`, in order
@@ -153,14 +153,14 @@ class Step:
     size_bytes: int
     cost_ns: int
     joined: int | None = None
-    messages: tuple[Message, ...] = ()
+    messages: tuple[PieceMessage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
     """Steps from one state to another and their total cost."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[RvdStep, ...]
     cost_ns: int
 
     @property

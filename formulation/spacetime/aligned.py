@@ -17,7 +17,7 @@ from .mask import Box
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class GroupPattern:
     """A collective of an ordered group, as in `materialized.Collective`."""
 
     kind: str
@@ -25,24 +25,24 @@ class Pattern:
     atoms: tuple[int, ...] = ()
 
 
-def match(sources: Mapping[int, Box], targets: Mapping[int, Box]) -> Pattern | None:
+def match(sources: Mapping[int, Box], targets: Mapping[int, Box]) -> GroupPattern | None:
     """The collective that turns `sources` into `targets` (by device); None if no pattern matches."""
     held, wanted = set(sources.values()), set(targets.values())
     if len(sources) == 1 and held == wanted:
         (root,) = sources
         others = tuple(sorted(target for target in targets if target != root))
-        return Pattern("broadcast", (root, *others)) if len(others) > 1 else None
+        return GroupPattern("broadcast", (root, *others)) if len(others) > 1 else None
     if sources.keys() != targets.keys() or len(sources) < 2:
         return None
     if held == wanted and len(held) == 1:
-        return Pattern("all_reduce", tuple(sorted(sources)))
+        return GroupPattern("all_reduce", tuple(sorted(sources)))
     before, after = along(sources), along(targets)
     if len(held) == 1 and after is not None and held == {after[1]}:
-        return Pattern("reduce_scatter", after[2], (after[0],))
+        return GroupPattern("reduce_scatter", after[2], (after[0],))
     if len(wanted) == 1 and before is not None and wanted == {before[1]}:
-        return Pattern("all_gather", before[2], (before[0],))
+        return GroupPattern("all_gather", before[2], (before[0],))
     if before is not None and after is not None and before[0] != after[0] and before[1:] == after[1:]:
-        return Pattern("all_to_all", before[2], (before[0], after[0]))
+        return GroupPattern("all_to_all", before[2], (before[0], after[0]))
     return None
 
 

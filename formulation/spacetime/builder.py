@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 from typing import TypeAlias
 
-from .aligned import Pattern
+from .aligned import GroupPattern
 from .graph import Graph
 from .mask import ALL, Addends, Box, Mask, PTensor, cells, meet
 from .materialized import (
@@ -36,7 +36,7 @@ Part: TypeAlias = tuple[Box, Register]
 """A register that holds the value, or an addend of it, in a box."""
 
 
-class Builder:
+class EventBuilder:
     """Collects events; an event lies no earlier than those that create the registers it reads.
 
     Places follow the order of tasks, so an event of several devices has one number in the total order.
@@ -159,7 +159,7 @@ class Builder:
         return made
 
     def collective(
-        self, pattern: Pattern, sources: Mapping[int, Register], boxes: Mapping[int, Box], floor: Place
+        self, pattern: GroupPattern, sources: Mapping[int, Register], boxes: Mapping[int, Box], floor: Place
     ) -> dict[int, Register]:
         """A collective; `boxes`: the part of each device afterwards. The root of a broadcast keeps its register."""
         place = self.after(list(sources.values()), floor)

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 
 from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
-from .builder import BEFORE, START, Builder
+from .builder import BEFORE, START, EventBuilder
 from .mask import PTensor, VTensor
 from .materialized import Materialized, Register
 from .op import Op, Phase
@@ -37,7 +37,7 @@ def materialize(completed: Completed, machine: Machine | None = None, *, communi
     if communication not in COMMUNICATION:
         raise PartitaError(f"communication {communication!r} is none of {', '.join(COMMUNICATION)}")
     order = synchronized(completed)
-    builder = Builder(completed.tasks.graph)
+    builder = EventBuilder(completed.tasks.graph)
     written = Written(order, builder)
     transfers = Transfers(builder, written, machine, communication)
     wanted = _Wanted(completed, order, written)

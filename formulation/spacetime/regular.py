@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import TypeAlias
 
-from ..rvd.state import RVD, Path, Piece, State, Step
-from .aligned import Pattern
-from .builder import Builder, Part, Place
+from ..rvd.state import RVD, Path, Piece, RvdStep, State
+from .aligned import GroupPattern
+from .builder import EventBuilder, Part, Place
 from .mask import Box, meet
 from .materialized import Register
 from .supplies import Demand, Supply, hull, volume
@@ -134,7 +134,7 @@ def ready(path: Path, held: Mapping[int, int]) -> dict[int, int]:
     return at
 
 
-def follow(path: Path, region: Region, held: Registers, builder: Builder, floor: Place) -> Registers:
+def follow(path: Path, region: Region, held: Registers, builder: EventBuilder, floor: Place) -> Registers:
     """Add the steps of a path to the program; returns the final registers."""
     for step in path.steps:
         boxes = region.boxes(step.after)
@@ -145,7 +145,7 @@ def follow(path: Path, region: Region, held: Registers, builder: Builder, floor:
             made: dict[int, Register] = {}
             for group in step.groups:
                 members = {device: held[device] for device in group}
-                made |= builder.collective(Pattern(COLLECTIVES[step.kind], group, atoms), members, boxes, floor)
+                made |= builder.collective(GroupPattern(COLLECTIVES[step.kind], group, atoms), members, boxes, floor)
             held = made
         else:
             assert step.kind == "schunk", step.kind  # the only other step without addends
@@ -153,7 +153,7 @@ def follow(path: Path, region: Region, held: Registers, builder: Builder, floor:
     return held
 
 
-def _exchange(step: Step, region: Region, held: Registers, builder: Builder, floor: Place) -> Registers:
+def _exchange(step: RvdStep, region: Region, held: Registers, builder: EventBuilder, floor: Place) -> Registers:
     """Per device, the joined received pieces."""
     parts: dict[int, list[Part]] = defaultdict(list)
     for message in step.messages:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TypeVar
 
-from .builder import START, WITH, Builder, Part
+from .builder import START, WITH, EventBuilder, Part
 from .mask import GRADIENT, Box, VTensor, meet, within
 from .materialized import Register
 from .op import Op
@@ -62,7 +62,7 @@ class Supply:
 class Written:
     """The vTensors that tasks write, by whom and when, and the registers of those that are read."""
 
-    def __init__(self, order: Sequence[Op], builder: Builder) -> None:
+    def __init__(self, order: Sequence[Op], builder: EventBuilder) -> None:
         self.builder = builder
         self.at = {op: place for place, op in enumerate(order)}
         known: dict[VTensor, VTensor] = {}  # interned: they are compared often

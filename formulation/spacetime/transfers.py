@@ -9,7 +9,7 @@ from ...model.machine.machine import Machine
 from ..rvd.search import search
 from ..rvd.state import Path, State
 from .aligned import match
-from .builder import Builder, Place
+from .builder import EventBuilder, Place
 from .mask import Box, meet
 from .materialized import Register
 from .regular import Regular, follow, ready, regular
@@ -48,7 +48,7 @@ def choose(supply: Supply, demands: Iterable[Demand], machine: Machine | None) -
 class Transfers:
     """Adds transfers to a program; `communication` as for `materialize`."""
 
-    def __init__(self, builder: Builder, written: Written, machine: Machine | None, communication: str) -> None:
+    def __init__(self, builder: EventBuilder, written: Written, machine: Machine | None, communication: str) -> None:
         self.builder, self.written, self.machine, self.communication = builder, written, machine, communication
         self._paths: dict[tuple[State, State, tuple[int, ...], int], Path] = {}
 

@@ -30,8 +30,8 @@ from ...model.operators.sharded import (
     IllTyped,
     Letters,
     Shape,
+    ShardTasks,
     Signature,
-    Tasks,
     count,
     dim_of,
     elementwise,
@@ -74,7 +74,7 @@ def prepared(
 
 def by_shards(
     op: str, attributes: Mapping[str, Any], values: Values, f: Arithmetic
-) -> tuple[Signature, Tasks, list[Callable[[Array], Array]], list[Callable[[Array], ParallelValue]]]:
+) -> tuple[Signature, ShardTasks, list[Callable[[Array], Array]], list[Callable[[Array], ParallelValue]]]:
     """How an operator applies to shards: its signature, its tasks, functions that cut each operand into
     [tasks, *local shape], and functions that join such results. Raises as `applied`."""
     evaluate_shards = evaluation(op)
@@ -82,7 +82,7 @@ def by_shards(
         raise PartitaError(f"no evaluation of the operator {op}; there is one of {', '.join(evaluated())}")
     signature = evaluate_shards(attributes, [value.shape for value in values])
     digits = _digits(op, signature, values)
-    tasks = Tasks(f, digits, _surplus(op, signature, digits, values))
+    tasks = ShardTasks(f, digits, _surplus(op, signature, digits, values))
     cuts = [_cut(value, names, tasks) for value, names in zip(values, signature.inputs, strict=True)]
     return signature, tasks, cuts, [_join(names, signature, tasks) for names in signature.outputs]
 
@@ -126,7 +126,7 @@ def _surplus(op: str, signature: Signature, digits: Mapping[str, Digits], values
     return left.pop() if left else 1
 
 
-def _cut(value: ParallelValue, names: Letters, tasks: Tasks) -> Callable[[Array], Array]:
+def _cut(value: ParallelValue, names: Letters, tasks: ShardTasks) -> Callable[[Array], Array]:
     """A function from an array of this state to the shards of all tasks, [tasks, *local shape]."""
     if not tasks.axes:
         return lambda array: array
@@ -150,7 +150,7 @@ def _cut(value: ParallelValue, names: Letters, tasks: Tasks) -> Callable[[Array]
     return lambda a: np.broadcast_to(a.reshape(fine).transpose(moved)[spread], whole).reshape(-1, *shape)
 
 
-def _join(names: Letters, signature: Signature, tasks: Tasks) -> Callable[[Array], ParallelValue]:
+def _join(names: Letters, signature: Signature, tasks: ShardTasks) -> Callable[[Array], ParallelValue]:
     """A function from shards [tasks, *local shape] to their parallel tensor."""
     digits = tuple(merged(tasks.digits.get(letter, ())) for letter in names)
     if not tasks.axes:
@@ -184,7 +184,7 @@ def _split(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     dim, named = dim_of(given["dim"], len(shape)), letters(len(shape))
     sizes = part_sizes(given, shape[dim])
 
-    def local(t: Tasks, a: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
         degree = t.degree(named[dim])
         if any(size % degree for size in sizes):
             raise IllTyped(f"parts {sizes} of a dim that is cut {degree} times are not whole shards")
@@ -222,11 +222,11 @@ def _by_notation(entry: Operator) -> Evaluation | None:
     return elementwise(partial(_called, entry.name), len(entry.operands))
 
 
-def _multiplied(multiple: int | str, t: Tasks, given: Attributes, a: Array) -> Array:
+def _multiplied(multiple: int | str, t: ShardTasks, given: Attributes, a: Array) -> Array:
     return a if multiple == 1 else t.arithmetic.scale(a, given[multiple] if isinstance(multiple, str) else multiple)
 
 
-def _called(name: str, t: Tasks, given: Attributes, *a: Array) -> Array:
+def _called(name: str, t: ShardTasks, given: Attributes, *a: Array) -> Array:
     return t.arithmetic.call((name, *sorted(given.items())), *a)
 
 

@@ -30,7 +30,7 @@ _PASSING = (*MOVES, "view", "permute", "cat", "split", "slice", "contiguous")
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class RuleTrial:
     """A rule at given values of its symbols, its inputs by name, and both sides' outputs in the rule's order."""
 
     rule: Rule
@@ -61,12 +61,14 @@ class Trial:
         return None
 
 
-def trial(rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, seed: int = 0) -> Trial:
+def trial(rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, seed: int = 0) -> RuleTrial:
     """Run both sides on random inputs. Raises IllTyped that names the side that does not apply."""
     return _run(rule, sizes, arithmetic, random_inputs(rule, sizes, arithmetic, seed))
 
 
-def _run(rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, inputs: Mapping[str, ParallelValue]) -> Trial:
+def _run(
+    rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, inputs: Mapping[str, ParallelValue]
+) -> RuleTrial:
     sides = []
     for word, side, names in zip(("source", "target"), rule.sides, zip(*rule.outputs, strict=True), strict=True):
         try:
@@ -74,10 +76,10 @@ def _run(rule: Rule, sizes: Mapping[str, int], arithmetic: Arithmetic, inputs: M
         except IllTyped as error:
             raise IllTyped(f"rule {rule.name!r}, {word}: {error}") from None
         sides.append(tuple(values[name] for name in names))
-    return Trial(rule, sizes, inputs, *sides)
+    return RuleTrial(rule, sizes, inputs, *sides)
 
 
-def small_trials(typed: Typed, count: int, seed: int = 0) -> Iterator[Trial]:
+def small_trials(typed: Typed, count: int, seed: int = 0) -> Iterator[RuleTrial]:
     """The rule at up to `count` small sizes at which both sides apply."""
     atoms = free_atoms(typed)
     rng = np.random.default_rng(seed)
@@ -135,7 +137,9 @@ def _allowed(typed: Typed, values: Mapping[str, int]) -> bool:
     return True
 
 
-def trial_at(typed: Typed, values: Mapping[str, int], seed: int, arithmetic: Arithmetic | None = None) -> Trial | None:
+def trial_at(
+    typed: Typed, values: Mapping[str, int], seed: int, arithmetic: Arithmetic | None = None
+) -> RuleTrial | None:
     """Run both sides on simple numbers; None if a side does not apply at these sizes."""
     try:
         rule, shapes, symbols = concrete(typed, values)
@@ -149,7 +153,7 @@ def trial_at(typed: Typed, values: Mapping[str, int], seed: int, arithmetic: Ari
     return _simple_trial(replace(rule, inputs=tensors, where=()), symbols, seed, arithmetic or Real())
 
 
-def random_trials(rule: Rule) -> Iterator[Trial]:
+def random_trials(rule: Rule) -> Iterator[RuleTrial]:
     """The rule at random sizes at which both sides happen to apply; undeclared inputs get any size."""
     rng = np.random.default_rng(0)
     declared = ranks(rule)
@@ -183,7 +187,7 @@ def _symbols(rule: Rule) -> list[str]:
     return list(found)
 
 
-def _simple_trial(rule: Rule, symbols: Mapping[str, int], seed: int, arithmetic: Arithmetic) -> Trial | None:
+def _simple_trial(rule: Rule, symbols: Mapping[str, int], seed: int, arithmetic: Arithmetic) -> RuleTrial | None:
     """Run a rule on multiples of 1/4 from -1 to 1. None if a side does not apply, or an operator has no evaluation."""
     try:
         rule = _with_numbers(rule, symbols)

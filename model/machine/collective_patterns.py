@@ -42,7 +42,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class TrafficPhase:
     """A shape with `share` times its bytes and `laps` times its hops."""
 
     shape: Shape
@@ -50,7 +50,7 @@ class Phase:
     laps: int = 1
 
 
-Pattern = Callable[[Sizes, int], tuple[Phase, ...]]
+Pattern = Callable[[Sizes, int], tuple[TrafficPhase, ...]]
 """(sizes of a group's levels, how many of them are between nodes) -> consecutive phases."""
 
 
@@ -163,33 +163,33 @@ def _walk(sizes: Sizes) -> tuple[int, ...]:
 def _around(laps: int) -> Pattern:
     """Every part passes all members `laps` times."""
 
-    def pattern(sizes: Sizes, across: int) -> tuple[Phase, ...]:
+    def pattern(sizes: Sizes, across: int) -> tuple[TrafficPhase, ...]:
         m = math.prod(sizes)
-        return (Phase(ring(sizes), laps * (m - 1) / m, laps),)
+        return (TrafficPhase(ring(sizes), laps * (m - 1) / m, laps),)
 
     return pattern
 
 
-def _gloo_reduce(sizes: Sizes, across: int) -> tuple[Phase, ...]:
-    return (*_around(1)(sizes, across), Phase(gather(sizes), 1 / math.prod(sizes)))
+def _gloo_reduce(sizes: Sizes, across: int) -> tuple[TrafficPhase, ...]:
+    return (*_around(1)(sizes, across), TrafficPhase(gather(sizes), 1 / math.prod(sizes)))
 
 
-def _gloo_broadcast(sizes: Sizes, across: int) -> tuple[Phase, ...]:
-    return tuple(Phase(doubling(sizes, i)) for i in range((math.prod(sizes) - 1).bit_length()))
+def _gloo_broadcast(sizes: Sizes, across: int) -> tuple[TrafficPhase, ...]:
+    return tuple(TrafficPhase(doubling(sizes, i)) for i in range((math.prod(sizes) - 1).bit_length()))
 
 
 _RING: Mapping[str, Pattern] = {
     "all_reduce": _around(2),
     "reduce_scatter": _around(1),
     "all_gather": _around(1),
-    "reduce": lambda sizes, across: (Phase(reverse(chain(sizes))),),
-    "broadcast": lambda sizes, across: (Phase(chain(sizes)),),
-    "all_to_all": lambda sizes, across: (Phase(exchange(sizes)),),
-    "send": lambda sizes, across: (Phase(forward(sizes)),),
+    "reduce": lambda sizes, across: (TrafficPhase(reverse(chain(sizes))),),
+    "broadcast": lambda sizes, across: (TrafficPhase(chain(sizes)),),
+    "all_to_all": lambda sizes, across: (TrafficPhase(exchange(sizes)),),
+    "send": lambda sizes, across: (TrafficPhase(forward(sizes)),),
 }
 PATTERNS: Mapping[str, Mapping[str, Pattern]] = {
     "nccl-ring": _RING,
-    "nccl-tree": {**_RING, "all_reduce": lambda sizes, across: (Phase(double_tree(sizes, across), laps=2),)},
+    "nccl-tree": {**_RING, "all_reduce": lambda sizes, across: (TrafficPhase(double_tree(sizes, across), laps=2),)},
     "gloo": {**_RING, "reduce_scatter": _around(2), "reduce": _gloo_reduce, "broadcast": _gloo_broadcast},
 }
 """Profile (`Machine.collectives`) -> collective -> pattern."""

@@ -12,7 +12,7 @@ from ..graph.pcg import Node
 from . import sharded
 from .algebra import Algebra
 from .operator import Operator
-from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, Signature, Tasks
+from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, ShardTasks, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,7 +106,7 @@ def _attention_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     masks = tuple((*sharded.broadcast([q[:-2], m[:-2]], rank - 2)[1], "s", WHOLE) for m in bias)
     scale = given.get("scale") or q[-1] ** -0.5
 
-    def local(t: Tasks, a: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
         f, (queries, keys, values) = t.arithmetic, a[:3]
         if repeat > 1:
             keys, values = (np.repeat(x, repeat, axis=-3) for x in (keys, values))
@@ -124,7 +124,7 @@ def _attention_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     return Signature((*inputs, *masks), ((*batch, "s", "e"),), local, uneven=grouped)
 
 
-def _causal_exponentials(t: Tasks, scores: Array) -> tuple[Array, Array]:
+def _causal_exponentials(t: ShardTasks, scores: Array) -> tuple[Array, Array]:
     """As `exponentials`, for queries that see only the keys up to their own place."""
     f, (here, keys) = t.arithmetic, scores.shape[-2:]
     place = (t.position("s") * here)[:, None] + np.arange(here)

@@ -19,7 +19,7 @@ from . import sharded
 from .algebra import Algebra
 from .normalization import EPS
 from .operator import Operator
-from .sharded import WHOLE, Array, Attributes, Evaluation, IllTyped, Shape, Signature, Tasks
+from .sharded import WHOLE, Array, Attributes, Evaluation, IllTyped, Shape, ShardTasks, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,7 +125,7 @@ def _moments_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     named = _channels(x)
     dims = tuple(d + 1 for d in range(len(x)) if d != 1)
 
-    def local(t: Tasks, a: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
         f = t.arithmetic
         return [np.stack([f.sum(a[0], dims), f.sum(f.mul(a[0], a[0]), dims)], 1)]
 
@@ -148,7 +148,7 @@ def _batch_norm_shards(local_statistics: bool) -> Evaluation:
         wide = ("n", "c", *space)
         count = given.get("count", prod(x) // x[1])
 
-        def local(t: Tasks, a: list[Array]) -> list[Array]:
+        def local(t: ShardTasks, a: list[Array]) -> list[Array]:
             f, values = t.arithmetic, dict(zip(given_operands, a, strict=True))
             x = values["x"]
             if local_statistics:

@@ -10,7 +10,7 @@ from ..graph.pcg import Node
 from . import sharded
 from .algebra import Algebra, Rewriting, require
 from .operator import Operator
-from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, Signature, Tasks
+from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, ShardTasks, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ def _linear_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
         raise IllTyped(f"linear takes x[.., i] and w[o, i], not {x} and {w}")
     batch = sharded.letters(len(x) - 1)
 
-    def local(t: Tasks, a: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
         f, flat = t.arithmetic, a[0].reshape(a[0].shape[0], -1, a[0].shape[-1])
         y = f.einsum("tbi,toi->tbo", flat, a[1]).reshape(*a[0].shape[:-1], a[1].shape[1])
         return [sharded.activated(t, given, f.add(y, sharded.ranked(a[2], len(x))) if bias else y)]
@@ -46,7 +46,7 @@ def _matmul_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     batches = [shape[: max(len(shape) - 2, 0)] for shape in (a, b)]
     left, right = sharded.broadcast(batches, rank)
 
-    def local(t: Tasks, args: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, args: list[Array]) -> list[Array]:
         x = sharded.ranked(args[0] if rows else args[0][:, None, :], rank + 2)
         w = sharded.ranked(args[1] if columns else args[1][:, :, None], rank + 2)
         y = t.arithmetic.sum(t.arithmetic.mul(x[..., :, :, None], w[..., None, :, :]), -2)

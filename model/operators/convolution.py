@@ -17,7 +17,7 @@ from . import sharded
 from .algebra import Algebra, Rewriting, require
 from .keywords import keywords
 from .operator import Operator
-from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, Signature, Tasks
+from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, ShardTasks, Signature
 
 CONVOLUTIONS = ("conv", "conv_transpose")
 _DEFAULTS = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
@@ -67,7 +67,7 @@ def _conv_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     inner, outer = ("g", "g") if groups > 1 else ("c", "o")
     filters = (outer, WHOLE if groups > 1 else "c", *(WHOLE,) * count)
 
-    def local(t: Tasks, a: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
         f, part = t.arithmetic, t.degree("g")
         if groups % part:
             raise IllTyped(f"{groups} groups cannot be split {part} times")

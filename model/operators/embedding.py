@@ -15,7 +15,7 @@ from ..graph.pcg import Node
 from . import sharded
 from .algebra import Algebra
 from .operator import Operator
-from .sharded import Array, Attributes, IllTyped, Shape, Signature, Tasks
+from .sharded import Array, Attributes, IllTyped, Shape, ShardTasks, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +76,7 @@ def _embedding_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     return Signature((("v", "e"), batch), ((*batch, "e"),), lambda t, a: [_rows(t, a[0], a[1], w[0])], ("v",))
 
 
-def _rows(t: Tasks, table: Array, ids: Array, total: int) -> Array:
+def _rows(t: ShardTasks, table: Array, ids: Array, total: int) -> Array:
     whole = ids.astype(np.int64)
     if whole.size and not 0 <= whole.min() <= whole.max() < total:
         raise IllTyped(f"ids from {whole.min()} to {whole.max()} in a table of {total} rows")
@@ -93,7 +93,7 @@ def _bag_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     if len(w) != 2 or len(ids) != 2 or any(shape != ids for shape in weights):
         raise IllTyped(f"a bag of embeddings takes w[rows, e], ids[b, l], weights[b, l], not {list(shapes)}")
 
-    def local(t: Tasks, a: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
         rows = _rows(t, a[0], a[1], w[0])
         rows = t.arithmetic.mul(rows, a[2][..., None]) if weights else rows
         return [t.arithmetic.sum(rows, 2)]

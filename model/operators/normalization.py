@@ -10,7 +10,7 @@ from . import sharded
 from .algebra import Algebra
 from .keywords import keywords
 from .operator import Operator, along_dim
-from .sharded import WHOLE, Array, Attributes, Evaluation, IllTyped, Shape, Signature, Tasks
+from .sharded import WHOLE, Array, Attributes, Evaluation, IllTyped, Shape, ShardTasks, Signature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +79,7 @@ def _norm_shards(centered: bool) -> Evaluation:
         batch, whole = sharded.letters(len(x) - count), (WHOLE,) * count
         dims = tuple(range(1 + len(batch), 1 + len(x)))
 
-        def local(t: Tasks, a: list[Array]) -> list[Array]:
+        def local(t: ShardTasks, a: list[Array]) -> list[Array]:
             f, values = t.arithmetic, dict(zip(given_operands, a, strict=True))
             y = sharded.standardized(t, values["x"], dims, centered, given.get("eps", EPS))
             y = f.mul(y, sharded.ranked(values["w"], len(x))) if "w" in values else y
@@ -95,7 +95,7 @@ def _softmax_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     dim = sharded.dim_of(given["dim"], len(shape))
     whole = sharded.whole_along(shape, dim)
 
-    def local(t: Tasks, a: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
         return [t.arithmetic.mul(*sharded.exponentials(t, a[0], dim + 1))]
 
     return Signature((whole,), (whole,), local)
@@ -105,7 +105,7 @@ def _log_softmax_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature
     plain = _softmax_shards(given, shapes)
     dim = sharded.dim_of(given["dim"], len(shapes[0])) + 1
 
-    def local(t: Tasks, a: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
         f = t.arithmetic
         total = f.sum(f.call(("exp",), a[0]), (dim,), keepdims=True)
         return [f.sub(a[0], f.call(("log",), total))]

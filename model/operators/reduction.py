@@ -14,7 +14,7 @@ from . import sharded
 from .algebra import Algebra
 from .keywords import keywords
 from .operator import Operator, along_dim
-from .sharded import WHOLE, Array, Attributes, Evaluation, Shape, Signature, Tasks
+from .sharded import WHOLE, Array, Attributes, Evaluation, Shape, ShardTasks, Signature
 
 
 def _reduced(node: Node, inputs: tuple[Node, ...]) -> str:
@@ -41,7 +41,7 @@ def _sum_shards(mean: bool) -> Evaluation:
         kept = tuple(WHOLE if i in dims else n for i, n in enumerate(all_names) if keep or i not in dims)
         divisor = given.get("count", prod(shape[d] for d in dims)) if mean else 1
 
-        def local(t: Tasks, a: list[Array]) -> list[Array]:
+        def local(t: ShardTasks, a: list[Array]) -> list[Array]:
             total = t.arithmetic.sum(a[0], tuple(d + 1 for d in sorted(dims)), keepdims=keep)
             return [t.arithmetic.scale(total, Fraction(1, divisor)) if mean else total]
 

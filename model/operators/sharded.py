@@ -119,7 +119,7 @@ class Signature:
 
     inputs: tuple[Letters, ...]
     outputs: tuple[Letters, ...]
-    local: Callable[[Tasks, list[Array]], list[Array]]
+    local: Callable[[ShardTasks, list[Array]], list[Array]]
     summed: Letters = ()
     uneven: frozenset[str] = frozenset()
 
@@ -129,7 +129,7 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class Tasks:
+class ShardTasks:
     """The tasks of one application: the digits of its letters, and the surplus replicas."""
 
     arithmetic: Arithmetic
@@ -188,14 +188,14 @@ def ranked(a: Array, rank: int) -> Array:
     return a.reshape(a.shape[0], *(1,) * (rank - a.ndim + 1), *a.shape[1:]) if a.ndim <= rank else a
 
 
-def exponentials(t: Tasks, x: Array, dim: int) -> tuple[Array, Array]:
+def exponentials(t: ShardTasks, x: Array, dim: int) -> tuple[Array, Array]:
     """exp(x), and one over its sum along `dim`."""
     f = t.arithmetic
     powers = f.call(("exp",), x)
     return powers, f.inverse(f.sum(powers, (dim,), keepdims=True))
 
 
-def activated(t: Tasks, given: Attributes, y: Array) -> Array:
+def activated(t: ShardTasks, given: Attributes, y: Array) -> Array:
     """Apply the activation that is fused with the operator, if there is one."""
     name = given.get("activation", "none")
     return y if name in ("none", None) else t.arithmetic.call((name,), y)
@@ -215,7 +215,7 @@ def elementwise(function: Callable[..., Array], count: int = 2) -> Evaluation:
     return evaluation
 
 
-def same_shape(function: Callable[[Tasks, Attributes, Array], Array]) -> Evaluation:
+def same_shape(function: Callable[[ShardTasks, Attributes, Array], Array]) -> Evaluation:
     """`function(tasks, attributes, operand)` of one operand, all dims alike."""
 
     def evaluation(given: Attributes, shapes: Sequence[Shape]) -> Signature:
@@ -238,7 +238,7 @@ def named_operands(given: Attributes, every: tuple[str, ...], shapes: Sequence[S
     return found
 
 
-def standardized(t: Tasks, x: Array, dims: tuple[int, ...], centered: bool, eps: float) -> Array:
+def standardized(t: ShardTasks, x: Array, dims: tuple[int, ...], centered: bool, eps: float) -> Array:
     """Zero mean (if `centered`) and unit variance along dims."""
     f, share = t.arithmetic, Fraction(1, prod(x.shape[d] for d in dims))
     if centered:
@@ -247,7 +247,7 @@ def standardized(t: Tasks, x: Array, dims: tuple[int, ...], centered: bool, eps:
     return f.mul(x, rsqrt(t, variance, eps))
 
 
-def rsqrt(t: Tasks, variance: Array, eps: float) -> Array:
+def rsqrt(t: ShardTasks, variance: Array, eps: float) -> Array:
     """1 / sqrt(variance + eps)."""
     f = t.arithmetic
     return f.call(("rsqrt",), f.add(variance, f.constant(eps)))

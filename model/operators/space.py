@@ -15,7 +15,7 @@ from . import sharded
 from .algebra import Algebra
 from .keywords import keywords, text
 from .operator import Operator
-from .sharded import WHOLE, Array, Attributes, Evaluation, IllTyped, Shape, Signature, Tasks
+from .sharded import WHOLE, Array, Attributes, Evaluation, IllTyped, Shape, ShardTasks, Signature
 
 
 def _over_last(function: str, rank: Callable[[Node], int]) -> Callable[[Node, tuple[Node, ...]], str]:
@@ -77,7 +77,7 @@ def _pool_shards(largest: bool) -> Evaluation:
             raise IllTyped("pooling is evaluated without ceil_mode, divisor_override, and with count_include_pad")
         whole = (*sharded.letters(len(x) - count), *(WHOLE,) * count)
 
-        def local(t: Tasks, a: list[Array]) -> list[Array]:
+        def local(t: ShardTasks, a: list[Array]) -> list[Array]:
             f = t.arithmetic
             filled = f.lowest if largest else f.constant(0)
             wide = np.pad(a[0], ((0, 0),) * (a[0].ndim - count) + pairs, constant_values=filled)

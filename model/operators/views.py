@@ -10,7 +10,7 @@ from . import sharded
 from .algebra import Algebra, Rewriting, require
 from .keywords import keywords
 from .operator import Operator, along, along_dim
-from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, Signature, Tasks
+from .sharded import WHOLE, Array, Attributes, IllTyped, Shape, ShardTasks, Signature
 
 
 def _permute(node: Node, inputs: tuple[Node, ...]) -> str:
@@ -75,7 +75,7 @@ def _view_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     for place, (i, o) in enumerate(_outermost(shape, wanted)):
         inside[i] = outside[o] = f"g{place}"
 
-    def local(t: Tasks, a: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
         sizes = []
         for size, letter in zip(wanted, outside, strict=True):
             if size % t.degree(letter):
@@ -110,7 +110,7 @@ def _expand_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     wanted: Shape = tuple(given["shape"])
     inside = sharded.broadcast([shape, wanted], len(wanted))[0]
 
-    def local(t: Tasks, a: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
         sizes = [n // t.degree(name) for n, name in zip(wanted, sharded.letters(len(wanted)), strict=True)]
         return [np.broadcast_to(sharded.ranked(a[0], len(wanted)), (a[0].shape[0], *sizes))]
 
@@ -152,7 +152,7 @@ def _pad_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
         raise IllTyped(f"padding by {given['pad']} in mode {given.get('mode', 'constant')} is not evaluated")
     whole = sharded.whole_along(shape, *(d for d, pair in enumerate(pairs) if pair != (0, 0)))
 
-    def local(t: Tasks, a: list[Array]) -> list[Array]:
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
         value = t.arithmetic.constant(given.get("value", 0))
         return [np.pad(a[0], ((0, 0), *pairs), constant_values=value)]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...formulation.network.network import INFINITE, Network, Term
+from ...formulation.network.network import INFINITE, CostTerm, Network
 
 
 def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
@@ -26,7 +26,7 @@ def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tu
     changes: list[tuple[int, ...]] = []  # of (forbidden, cost, uses)
     extras = np.zeros((len(switch), len(order) + 1), np.int64)  # changes as well
 
-    def value_of(term: Term, entry: Sequence[int]) -> tuple[int, ...]:
+    def value_of(term: CostTerm, entry: Sequence[int]) -> tuple[int, ...]:
         key = id(term.cost), id(term.use), id(term.extra), *entry
         if key not in cache:
             cost = term.cost.item(*entry)

@@ -62,7 +62,7 @@ def list_segments(circuit: Circuit, groups: Groups, bounds: LabelBounds, max_tau
     for top in tops:
         labels, ends = listing.slots[top], wide.bucket(top).kept
         extra = labels.use[:, width:].max(axis=1)
-        segments.append(Segment(top, ends, labels.at, labels.time, labels.use[:, :width], extra))
+        segments.append(SegmentLabels(top, ends, labels.at, labels.time, labels.use[:, :width], extra))
     return SegmentLists(listing, tuple(segments))
 
 
@@ -104,7 +104,7 @@ def _widened(circuit: Circuit, groups: Groups, column: Mapping[int, int], extras
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class SegmentLabels:
     """N labels: options `at` [E, N] of the E variables `ends` around it, `time` [N], `use` [N, R], `extra` [N]."""
 
     slot: int
@@ -132,7 +132,7 @@ class SegmentLists:
     """
 
     listing: Listing
-    segments: tuple[Segment, ...]
+    segments: tuple[SegmentLabels, ...]
 
     @cached_property
     def levels(self) -> list[int]:

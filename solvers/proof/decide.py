@@ -24,7 +24,7 @@ from ...formulation.substitution.symbolic.terms import (
     Place,
     Poly,
     Read,
-    Term,
+    SymbolicTerm,
     free_of,
     size_poly,
 )
@@ -45,9 +45,9 @@ class Decider:
         self.context = z3.Context()
         self.solver = z3.Solver(ctx=self.context)
         self._symbols: dict[tuple[str, int, int], Any] = {}
-        self._sums: list[tuple[Term, Any]] = []  # of the source: a sum, and its unknown
+        self._sums: list[tuple[SymbolicTerm, Any]] = []  # of the source: a sum, and its unknown
         self._bodies: list[tuple[Body, Any]] = []
-        self._known: dict[Term | Body, Any] = {}
+        self._known: dict[SymbolicTerm | Body, Any] = {}
         self._target = False
         self._counts: dict[str, Any] = {}
         self._ids: dict[str, list[tuple[tuple[Place, ...], Any]]] = {}
@@ -102,7 +102,7 @@ class Decider:
             number = z3.RealVal(str(coefficient), self.context)
             if term.variables:
                 outside = [f for f in term.factors if isinstance(f, Count)]
-                inside = Term(term.variables, tuple(f for f in term.factors if not isinstance(f, Count)))
+                inside = SymbolicTerm(term.variables, tuple(f for f in term.factors if not isinstance(f, Count)))
                 terms.append(self._product(number, [*map(self._factor, outside), self._sum(inside)]))
             else:
                 terms.append(self._product(number, list(map(self._factor, term.factors))))
@@ -113,10 +113,10 @@ class Decider:
             number = number * f
         return number
 
-    def _integrand(self, term: Term) -> Any:
+    def _integrand(self, term: SymbolicTerm) -> Any:
         return self._product(self.z3.RealVal(1, self.context), list(map(self._factor, term.factors)))
 
-    def _sum(self, term: Term) -> Any:
+    def _sum(self, term: SymbolicTerm) -> Any:
         """The unknown that stands for a sum."""
         if term not in self._known:
             found = self._like(term) if self._target else None
@@ -130,7 +130,7 @@ class Decider:
             self._known[term] = found
         return self._known[term]
 
-    def _like(self, term: Term) -> Any | None:
+    def _like(self, term: SymbolicTerm) -> Any | None:
         """The unknown of a source sum whose integrand Z3 proves equal; None if there is none."""
         atoms = [a for _, a in term.variables]
         candidates = [(t, s) for t, s in self._sums if [a for _, a in t.variables] == atoms]
@@ -237,7 +237,7 @@ def _conditional(f: Factor) -> bool:
     return isinstance(f, Guard) or (isinstance(f, Fn) and f.name == IS_ZERO)
 
 
-def _unconditional(term: Term) -> set[Factor]:
+def _unconditional(term: SymbolicTerm) -> set[Factor]:
     return {f for f in term.factors if not _conditional(f)}
 
 

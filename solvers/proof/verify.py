@@ -19,7 +19,7 @@ from ...formulation.substitution.symbolic.terms import Body, free_of, row
 from ...formulation.substitution.symbolic.types import Mismatch, Stuck, Unifier
 from ...formulation.substitution.symbolic.values import Symbolic
 from ...formulation.substitution.text import write_rule
-from ...formulation.substitution.trial import Trial, can_run, random_trials, small_trials
+from ...formulation.substitution.trial import RuleTrial, can_run, random_trials, small_trials
 from .covers import covers, extra_conditions
 from .decide import Decider
 from .verdict import Counterexample, Verdict
@@ -180,7 +180,7 @@ def _at_other_degrees(rule: Rule) -> str:
             continue
         moved = at_degrees(symbolic, dict.fromkeys(names, other))
         try:
-            runs: Iterable[Trial] = list(small_trials(infer(moved), RUNS))
+            runs: Iterable[RuleTrial] = list(small_trials(infer(moved), RUNS))
         except Mismatch:
             return f": does not type-check at {other}"
         except Stuck:
@@ -195,7 +195,7 @@ def at_degrees(rule: Rule, values: Mapping[str, int]) -> Rule:
     return _with_degrees(rule, lambda value: values.get(value, value) if isinstance(value, str) else value)
 
 
-def _refuted(name: str, runs: Iterable[Trial]) -> Verdict | None:
+def _refuted(name: str, runs: Iterable[RuleTrial]) -> Verdict | None:
     for run in runs:
         number = run.difference()
         if number is not None:
@@ -203,7 +203,7 @@ def _refuted(name: str, runs: Iterable[Trial]) -> Verdict | None:
     return None
 
 
-def counterexample(run: Trial, number: int) -> Counterexample:
+def counterexample(run: RuleTrial, number: int) -> Counterexample:
     """The trial as plain numbers."""
     import numpy as np
 

@@ -11,7 +11,7 @@ from ..protocol import Status
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProgramAnswer:
     """Status, the best program and its ns (None: none found), and a proved lower bound in ns.
 
     Costs are rounded to whole units: both times are exact to about 1e-8, relative.
@@ -23,7 +23,7 @@ class Answer:
     bound: float
 
 
-def solve_by_cpsat(encoded: Clauses, seconds: float = math.inf) -> Answer:
+def solve_by_cpsat(encoded: Clauses, seconds: float = math.inf) -> ProgramAnswer:
     """The cheapest program, or the best found in time, with a proved bound."""
     from ortools.sat.python import cp_model
 
@@ -47,12 +47,12 @@ def solve_by_cpsat(encoded: Clauses, seconds: float = math.inf) -> Answer:
     }
     bound = max(solver.best_objective_bound, 0.0) * encoded.ns_per_unit
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Answer(known.get(status, Status.UNKNOWN), None, None, bound)
+        return ProgramAnswer(known.get(status, Status.UNKNOWN), None, None, bound)
     program = encoded.program(lambda x: solver.boolean_value(literals[x]))
-    return Answer(known[status], program, solver.objective_value * encoded.ns_per_unit, bound)
+    return ProgramAnswer(known[status], program, solver.objective_value * encoded.ns_per_unit, bound)
 
 
-def solve_by_z3(encoded: Clauses, seconds: float = math.inf) -> Answer:
+def solve_by_z3(encoded: Clauses, seconds: float = math.inf) -> ProgramAnswer:
     """The cheapest program: tighten the cost limit until it is infeasible or the time is up."""
     import z3
 
@@ -79,9 +79,9 @@ def solve_by_z3(encoded: Clauses, seconds: float = math.inf) -> Answer:
         solver.add(z3.PbLe(costs, paid - 1))
     proved = found == "unsat"
     if program is None:
-        return Answer(Status.INFEASIBLE if proved else Status.UNKNOWN, None, None, 0.0)
+        return ProgramAnswer(Status.INFEASIBLE if proved else Status.UNKNOWN, None, None, 0.0)
     ns = paid * encoded.ns_per_unit
-    return Answer(Status.OPTIMAL if proved else Status.FEASIBLE, program, ns, ns if proved else 0.0)
+    return ProgramAnswer(Status.OPTIMAL if proved else Status.FEASIBLE, program, ns, ns if proved else 0.0)
 
 
 def _smtlib(clause: tuple[int, ...]) -> str:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...formulation.rvd.crossing import crossed, crossing
 from ...formulation.rvd.grid import Grid, grids
-from ...formulation.rvd.prices import Tensor, prices_on
+from ...formulation.rvd.prices import Payload, prices_on
 from ...formulation.rvd.roles import BY_OUTPUT, COLLECTIVES, KINDS, D, Roles, links
 from ...formulation.rvd.search import send_receive
 from ...formulation.rvd.state import State
@@ -55,7 +55,7 @@ class Optimum:
     seconds: float
 
 
-class Choice(NamedTuple):
+class DigitMove(NamedTuple):
     """A move of digits between roles, in search direction; `kind`: that of the step in the path."""
 
     source: int
@@ -80,7 +80,7 @@ def optimum(
     start = time.perf_counter()
     direct = send_receive(source, target, shape, itemsize, machine).cost_ns
     a, b = source.canonical(), target.canonical()
-    tensor = Tensor(shape, itemsize, prices_on(machine))
+    tensor = Payload(shape, itemsize, prices_on(machine))
     best, bound, status, most = direct, direct, Status.OPTIMAL, 0
     for one, other in product(grids(a, tensor.prices), grids(b, tensor.prices)):
         count = layers or 1 + max(one.devices.ndim, other.devices.ndim)
@@ -92,7 +92,7 @@ def optimum(
 
 
 def _solve(
-    ends: tuple[Grid, Grid], tensor: Tensor, layers: int, one_group: bool, most_ns: int, seconds: float
+    ends: tuple[Grid, Grid], tensor: Payload, layers: int, one_group: bool, most_ns: int, seconds: float
 ) -> tuple[int, int]:
     """The optimum over a pair of grids and a proved bound; `most_ns` if nothing is cheaper."""
     from ortools.sat.python import cp_model
@@ -121,7 +121,7 @@ def _solve(
 
 
 def _joins(
-    start: Grid, sources: list[Roles], end: Grid, targets: list[Roles], tensor: Tensor, one_group: bool
+    start: Grid, sources: list[Roles], end: Grid, targets: list[Roles], tensor: Payload, one_group: bool
 ) -> list[tuple[int, int, int]]:
     """(i, i', ns) of all pairs of states that a crossing joins; 0 ns for equal states."""
     rows = []
@@ -139,13 +139,13 @@ def _joins(
 class _Side:
     """Variables and constraints (1) to (9) of one side; `state` is the number of the state in the last layer."""
 
-    def __init__(self, model: CpModel, grid: Grid, tensor: Tensor, layers: int, backward: bool) -> None:
+    def __init__(self, model: CpModel, grid: Grid, tensor: Payload, layers: int, backward: bool) -> None:
         self.model, self.grid, self.tensor, self.backward = model, grid, tensor, backward
         self.digits, self.roles = range(grid.devices.ndim), range(len(grid.start))
         self.states = [roles for roles in every_roles(len(self.digits), len(self.roles)) if self._divides(roles)]
         masks = [m for size in range(1, len(self.digits) + 1) for m in combinations(self.digits, size)]
         moves = links(len(self.roles), frozenset(KINDS), backward)
-        self.choices = [Choice(link.source, link.target, mask, link.kind) for link in moves for mask in masks]
+        self.choices = [DigitMove(link.source, link.target, mask, link.kind) for link in moves for mask in masks]
         top = (layers + 1) * max(len(self.digits), 1)
         self.x = [
             [[model.new_bool_var(f"x[{l},{q},{r}]") for r in self.roles] for q in self.digits]
@@ -185,7 +185,7 @@ class _Side:
                     model.add_bool_or([x[1][q][D + dim].negated() for q in self.digits if mask[q]])
         return self._cost(l)
 
-    def _transition(self, choice: Choice, x: list[Any], rank: list[Any], taken: Any) -> None:
+    def _transition(self, choice: DigitMove, x: list[Any], rank: list[Any], taken: Any) -> None:
         a, b, digits, _ = choice
         model = self.model
         for q in digits:
@@ -233,7 +233,7 @@ class _Side:
         model.add(cost == 0).only_enforce_if(self.y[l][0])
         return cost
 
-    def _price(self, choice: Choice, size_bytes: int) -> int:
+    def _price(self, choice: DigitMove, size_bytes: int) -> int:
         prices = self.tensor.prices
         if choice.kind not in COLLECTIVES:
             return prices.local(size_bytes)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from ...formulation.pipeline.problem import Edge, Problem, with_edges
+from ...formulation.pipeline.problem import Precedence, Problem, with_edges
 
 Row = tuple[int | None, ...]
 
@@ -27,7 +27,7 @@ def tightened(problem: Problem) -> Problem:
     """
     classes = _interchangeable(problem)
     edges = [
-        Edge(problem.index[slot], problem.index[slot._replace(micro=after)])
+        Precedence(problem.index[slot], problem.index[slot._replace(micro=after)])
         for own in classes
         for before, after in pairwise(own)
         for slot in (task.slot for task in problem.tasks if task.micro == before)
@@ -37,7 +37,7 @@ def tightened(problem: Problem) -> Problem:
         if capacity is not None and held and len(_types(problem, d)) == 1 and len(classes) == 1:
             held.sort(key=lambda h: problem.tasks[h.taker].micro)
             room = capacity // held[0].bytes
-            edges += [Edge(first.releaser, later.taker) for first, later in zip(held, held[room:], strict=False)]
+            edges += [Precedence(first.releaser, later.taker) for first, later in zip(held, held[room:], strict=False)]
     return with_edges(problem, edges)
 
 
@@ -76,7 +76,7 @@ def heads(problem: Problem, sources: Sequence[int] | None = None) -> Row:
     start: list[int | None] = [0 if sources is None else None] * len(problem.tasks)
     for i in sources or ():
         start[i] = 0
-    into: dict[int, list[Edge]] = defaultdict(list)
+    into: dict[int, list[Precedence]] = defaultdict(list)
     for edge in problem.edges:
         into[edge.after].append(edge)
     for i in problem.topological:
@@ -92,7 +92,7 @@ def tails(problem: Problem, sinks: Sequence[int] | None = None) -> Row:
     last: list[int | None] = [0 if sinks is None else None] * len(problem.tasks)
     for i in sinks or ():
         last[i] = 0
-    out: dict[int, list[Edge]] = defaultdict(list)
+    out: dict[int, list[Precedence]] = defaultdict(list)
     for edge in problem.edges:
         out[edge.before].append(edge)
     for i in reversed(problem.topological):

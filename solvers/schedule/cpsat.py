@@ -46,7 +46,7 @@ MEETING = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScheduleAnswer:
     """The shortest schedule found, and the lower bound in ns (None: there is no schedule)."""
 
     status: Status
@@ -70,7 +70,7 @@ def solve(
     known: Iterable[Orders] = (),
     seconds: float = 60.0,
     workers: int = WORKERS,
-) -> Answer:
+) -> ScheduleAnswer:
     """The shortest schedule; at least as good as the best of those `known` that fit the memory.
 
     `objective`: "makespan", or "period" for devices that go on with the next step without waiting for each other.
@@ -82,11 +82,11 @@ def solve(
     bounded, value = OBJECTIVES[objective]
     best: TimedOrders | None = min((s for orders in known if (s := fitting(problem, orders))), key=value, default=None)
 
-    def answer(bound: int | None, words: str, status: Status | None = None) -> Answer:
+    def answer(bound: int | None, words: str, status: Status | None = None) -> ScheduleAnswer:
         objective_ns = None if best is None else value(best)
         if status is None:
             status = Status.OPTIMAL if objective_ns == bound else Status.UNKNOWN if best is None else Status.FEASIBLE
-        return Answer(status, best, objective_ns, bound, time.perf_counter() - start, words)
+        return ScheduleAnswer(status, best, objective_ns, bound, time.perf_counter() - start, words)
 
     for task in problem.tasks:
         for d in task.devices:

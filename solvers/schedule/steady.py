@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...formulation.pipeline.evaluate import evaluate
 from ...formulation.pipeline.orders import Orders
-from ...formulation.pipeline.problem import Edge, Problem, in_units
+from ...formulation.pipeline.problem import Precedence, Problem, in_units
 from ...formulation.pipeline.steady import RepetitionBound, Steady, repetitions, turns, windows
 from ...model.errors import PartitaError
 from ..protocol import Status
@@ -120,11 +120,11 @@ class Modulo:
         self.model.add(self.r[i] >= self.r[j] + p[j]).only_enforce_if(~before)
         self.o[i, j], self.o[j, i] = before, ~before
 
-    def _apart(self, edge: Edge) -> int:
+    def _apart(self, edge: Precedence) -> int:
         """Periods between two tasks from which on any places in the period will do: those differ by less than two."""
         return 2 - (-(self.problem.tasks[edge.before].duration_ns + edge.lag_ns) // self.low)
 
-    def _edge(self, edge: Edge) -> None:
+    def _edge(self, edge: Precedence) -> None:
         i, j, lag = edge
         wait, most = self.problem.tasks[i].duration_ns + lag, self._apart(edge)
         apart = [self.model.new_bool_var("") for _ in range(-1, most + 1)]

@@ -6,7 +6,7 @@ from math import prod
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.placement.placement import Row
 from .pipeline_problem import PipelineProblem
-from .state import Level, State
+from .state import Level, Proved
 
 
 @dataclass(slots=True, eq=False)
@@ -14,7 +14,7 @@ class Candidate:
     """A configuration, what is proved of it, and its level (None: untouched)."""
 
     configuration: Configuration
-    state: State
+    state: Proved
     level: Level | None = None
     has_part_bounds: bool = False  # True if the bound includes what is proved of its parts
     running: bool = False

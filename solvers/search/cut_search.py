@@ -21,9 +21,9 @@ from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
 from ...model.graph.layout import Layout
 from .interval_bounds import BoundTables, max_adjacent_sum, max_disjoint_sum, positions_by_kind
-from .part_bounds import ANY, Answer, Layouts, LayoutSet, MemoryNeed, Query
+from .part_bounds import ANY, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
 from .shortest_cut import Times, best_path
-from .state import Effort, Level, Stages, State
+from .state import Effort, Level, Proved, Stages
 from .zero_bubble_bound import ZeroBubbleBound
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -70,7 +70,7 @@ class Parts(Protocol):
         """For every shared weight: True if both this part and another one have it."""
         ...
 
-    def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
+    def solve(self, i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
         """The least time of a part."""
         ...
 
@@ -79,7 +79,9 @@ class Parts(Protocol):
         ...
 
 
-def search_cuts(parts: Parts, configuration: Configuration, state: State, target: int, effort: Effort) -> Stages | None:
+def search_cuts(
+    parts: Parts, configuration: Configuration, state: Proved, target: int, effort: Effort
+) -> Stages | None:
     """Raise the bound of a configuration to `target`, or until its best plan is proved within the effort; that plan.
 
     `effort.cutoff` is not used: it follows from `target`.
@@ -87,13 +89,13 @@ def search_cuts(parts: Parts, configuration: Configuration, state: State, target
     return _CutSearch(parts, configuration, state, target, effort).run()
 
 
-def raise_bound(parts: Parts, configuration: Configuration, state: State) -> None:
+def raise_bound(parts: Parts, configuration: Configuration, state: Proved) -> None:
     """Raise the bound of a configuration by what is proved of its parts, without solving any."""
     _CutSearch(parts, configuration, state, INFINITE, Effort(Level.RELAXED)).raise_bound()
 
 
 class _CutSearch:
-    def __init__(self, parts: Parts, configuration: Configuration, state: State, target: int, effort: Effort) -> None:
+    def __init__(self, parts: Parts, configuration: Configuration, state: Proved, target: int, effort: Effort) -> None:
         self.parts, self.configuration, self.state = parts, configuration, state
         self.target, self.effort = target, effort
         self.until = monotonic() + effort.seconds
@@ -345,11 +347,11 @@ class _CutSearch:
                 own[in_flight] = self.parts.memory_need(a, b, in_flight)
         self.lower_bounds, self.times = {}, {}
 
-    def _best(self, places: list[Place], queries: list[Query], stage: int) -> Answer | None:
+    def _best(self, places: list[Place], queries: list[Query], stage: int) -> PartAnswer | None:
         kind = self.parts.kind(places[stage][0], places[stage + 1][0])
         return self.state.known.best(kind, queries[stage])
 
-    def _disagreements(self, places: list[Place], answers: Sequence[Answer]) -> dict[Hashable, list[Layouts]]:
+    def _disagreements(self, places: list[Place], answers: Sequence[PartAnswer]) -> dict[Hashable, list[Layouts]]:
         """Groups of boundaries at which neighbouring stages took different layouts, with these layouts."""
         layouts: dict[Hashable, list[Layouts]] = {}
         for s in range(1, len(answers)):
@@ -358,7 +360,7 @@ class _CutSearch:
                 layouts.setdefault(self._group(places[s][0]), []).extend((before, after))
         return layouts
 
-    def _storage_disagreements(self, places: list[Place], answers: Sequence[Answer]) -> dict[int, list[Layouts]]:
+    def _storage_disagreements(self, places: list[Place], answers: Sequence[PartAnswer]) -> dict[int, list[Layouts]]:
         """Shared weights that stages store in different layouts, with these layouts."""
         has = [self.parts.shared(places[s][0], places[s + 1][0]) for s in range(len(answers))]
         stored = {

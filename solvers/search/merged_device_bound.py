@@ -21,7 +21,7 @@ from ...formulation.placement.placement import Placement
 from ...formulation.weights.fixed_memory import fixed_bytes
 from ...model.machine.machine import merged_device
 from ...model.machine.precision import precision
-from .part_bounds import Answer, Query
+from .part_bounds import PartAnswer, Query
 from .part_networks import PartNetworks
 from .pipeline_problem import PipelineProblem
 from .shortest_cut import Times
@@ -45,7 +45,7 @@ class MergedDeviceBound(PartNetworks):
         places = rows(hierarchy, own.devices)
         return reduce(np.minimum, (self.pipeline.transfer_floors(own.along(row)) for row in places))
 
-    def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
+    def solve(self, i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
         """The bound of a part; its solution is none of a real placement."""
         return replace(super().solve(i, j, query, effort), objective=None, assignment=None)
 

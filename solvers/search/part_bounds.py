@@ -74,7 +74,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PartAnswer:
     """The answer to a query: no solution takes less than `bound` ns (INFINITE: there is none).
 
     `objective`: ns of the solution found, with `assignment` of the part's network and room for `in_flight`
@@ -111,10 +111,10 @@ class MemoryNeed:
 class PartBounds:
     """All answers so far, by kind of part."""
 
-    answers: dict[Hashable, list[tuple[Query, Answer]]] = field(default_factory=dict)
+    answers: dict[Hashable, list[tuple[Query, PartAnswer]]] = field(default_factory=dict)
     memory_needs: dict[Hashable, dict[int, MemoryNeed]] = field(default_factory=dict)  # by micro-batches in flight
 
-    def add(self, kind: Hashable, query: Query, answer: Answer) -> None:
+    def add(self, kind: Hashable, query: Query, answer: PartAnswer) -> None:
         self.answers.setdefault(kind, []).append((query, answer))
 
     def inherit(self, other: PartBounds) -> None:
@@ -122,8 +122,8 @@ class PartBounds:
         for kind, answers in other.answers.items():
             mine = self.answers.get(kind, [])
             for query, answer in answers:
-                if query.in_flight == 0 and (query, Answer(answer.bound, inside=answer.inside)) not in mine:
-                    self.add(kind, query, Answer(answer.bound, inside=answer.inside))
+                if query.in_flight == 0 and (query, PartAnswer(answer.bound, inside=answer.inside)) not in mine:
+                    self.add(kind, query, PartAnswer(answer.bound, inside=answer.inside))
 
     def bound(self, kind: Hashable, query: Query) -> int:
         """Lower bound on a query, in ns."""
@@ -134,7 +134,7 @@ class PartBounds:
         found = self.answers.get(kind, ())
         return max((a.inside for q, a in found if q.in_flight == in_flight), default=0)
 
-    def best(self, kind: Hashable, query: Query) -> Answer | None:
+    def best(self, kind: Hashable, query: Query) -> PartAnswer | None:
         """The fastest known solution that the query admits; ties go to the earliest."""
         found = (
             a

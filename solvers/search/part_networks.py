@@ -30,7 +30,7 @@ from ...model.machine.machine import stage_machine
 from ..backends.table_spread import balanced
 from ..protocol import INTERRUPTED, Limits, Solution, Solver, Status
 from .memory_limits import least_use, without_limit
-from .part_bounds import ANY, Answer, Ends, Layouts, LayoutSet, MemoryNeed, Query
+from .part_bounds import ANY, Ends, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
 from .pipeline_problem import PipelineProblem
 from .shortest_cut import Times
 from .state import Effort, Level
@@ -124,31 +124,31 @@ class PartNetworks:
     def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
         return encoding(self.pipeline, self.configuration, i, j, in_flight)
 
-    def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
+    def solve(self, i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
         """Solve a part; if memory is ignored, only for a bound on every part that contains it."""
         try:
             found = self.encoding(i, j, query.in_flight)
         except PartitaError as refusal:  # a tensor cannot be split so finely
-            return Answer(INFINITE, refusal=str(refusal))
+            return PartAnswer(INFINITE, refusal=str(refusal))
         variables, whole = _Variables(found, tuple(self.pipeline.weights)), (i, j) == (0, self.pipeline.count - 1)
         within = found.network if whole else self._inside(found, variables, i, j)
         if query.in_flight == 0:
             bound = self._solved(without_limit(within), effort).bound
-            return Answer(bound, inside=bound)
+            return PartAnswer(bound, inside=bound)
         bounded = effort.level is Level.BOUNDED
         network = self._in_share(within if bounded else variables.restricted(query))
         solution = self._solved(network, effort)
         prices = tuple(p * self.merged for p in solution.prices if any(solution.prices))
         if solution.status is Status.INFEASIBLE:
             missing = (least_use(network) - network.capacities[0]) // self.merged  # transient memory not counted
-            return Answer(INFINITE, inside=INFINITE if bounded else 0, missing=max(0, missing))
+            return PartAnswer(INFINITE, inside=INFINITE if bounded else 0, missing=max(0, missing))
         inside = solution.bound if bounded else 0
         if solution.assignment is None or (bounded and not whole):
-            return Answer(solution.bound, inside=inside, prices=prices)
+            return PartAnswer(solution.bound, inside=inside, prices=prices)
         ends, flights = variables.ends(solution.assignment), query.in_flight
-        return Answer(solution.bound, solution.objective, flights, ends, solution.assignment, inside, prices=prices)
+        return PartAnswer(solution.bound, solution.objective, flights, ends, solution.assignment, inside, prices=prices)
 
-    def decoded(self, i: int, j: int, in_flight: int, answer: Answer) -> tuple[Encoding, tuple[int, ...]]:
+    def decoded(self, i: int, j: int, in_flight: int, answer: PartAnswer) -> tuple[Encoding, tuple[int, ...]]:
         """The network of a stage, and its assignment from the answer of any part of its kind."""
         found = self.encoding(i, j, in_flight)
         assert answer.assignment is not None and answer.objective is not None

@@ -39,7 +39,7 @@ from .pipeline_problem import PipelineProblem
 from .planning_problem import PlanningProblem
 from .result import ConfigurationSpace, SearchResult, Solved, StepNs, without_pipelines
 from .single_stage import solve_single_stage
-from .state import BOUNDS, Effort, Level, Stages, State
+from .state import BOUNDS, Effort, Level, Proved, Stages
 
 CONCURRENT = 3
 """Configurations that run at once if there are pipelines."""
@@ -92,7 +92,7 @@ class _Task(NamedTuple):
     pipeline: PipelineProblem
     configuration: Configuration
     merged: bool
-    state: State
+    state: Proved
     target: int
     efforts: tuple[Effort, ...]
     solver: Solver
@@ -179,10 +179,10 @@ class _Search:
                 for k in counts:
                     made = Configuration(row, placement.matrix, k, *order)
                     bound = evenly_spread(self.pipeline, made) if self.has_pipelines else floor
-                    family[k] = Candidate(made, State(bound=bound))
+                    family[k] = Candidate(made, Proved(bound=bound))
                     if self.has_pipelines:
                         self.merged.setdefault(
-                            (made.devices, k), Candidate(made, State(bound=bound), has_part_bounds=True, merged=True)
+                            (made.devices, k), Candidate(made, Proved(bound=bound), has_part_bounds=True, merged=True)
                         )
 
     def _axes(self) -> int:
@@ -352,7 +352,7 @@ class _Search:
 
     # Recording results
 
-    def _record(self, state: State, stages: Stages | None) -> None:
+    def _record(self, state: Proved, stages: Stages | None) -> None:
         work = self.running.popleft()
         candidate = work.candidate
         if work.level_after is not None and not work.target <= state.bound < self.target:
@@ -436,7 +436,7 @@ class _Search:
 
 
 @seldom_collected()
-def _advance(task: _Task) -> tuple[State, Stages | None]:
+def _advance(task: _Task) -> tuple[Proved, Stages | None]:
     """Advance a configuration; runs in any process."""
     configuration, solver = task.configuration, task.solver
     state = task.state.copy()  # results count once recorded, in every process alike

@@ -26,14 +26,14 @@ Times: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class CutPath:
     """The p + 1 nodes of a path and its cost (ns)."""
 
     nodes: tuple[int, ...]
     objective: int
 
 
-def best_path(times: Sequence[Times], rounds: int | None, devices: int) -> Path | None:
+def best_path(times: Sequence[Times], rounds: int | None, devices: int) -> CutPath | None:
     """The cheapest path from node 0 to the last; `times[s]` [n, n] holds W_s, INFINITE where there is none.
 
     `rounds` is R, the micro-batches times the stages of each of the `devices` (None: minimize M). Ties go to the
@@ -65,7 +65,7 @@ def best_path(times: Sequence[Times], rounds: int | None, devices: int) -> Path 
         if last - first > 1 and totals[0] != totals[1] and cost(first + 1, totals[1]) < best:
             middle = (first + last) // 2
             stack += [(middle, last), (first, middle)]
-    return Path(shortest(best[1])[1], best[0])
+    return CutPath(shortest(best[1])[1], best[0])
 
 
 def _shortest(times: Sequence[Times], most: int) -> tuple[int, tuple[int, ...]] | None:

@@ -10,12 +10,12 @@ from ...formulation.network.network import INFINITE, Network, evaluate
 from ...model.errors import PartitaError
 from ..protocol import INTERRUPTED, Limits, Status
 from .memory_limits import least_use, without_limit
-from .part_bounds import Answer
+from .part_bounds import PartAnswer
 from .part_networks import PartNetworks
-from .state import Effort, Level, Stages, State
+from .state import Effort, Level, Proved, Stages
 
 
-def solve_single_stage(parts: PartNetworks, state: State, target: int, effort: Effort) -> Stages | None:
+def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: Effort) -> Stages | None:
     """Raise the bound of the configuration with this effort; the plan found, if any.
 
     `effort.cutoff`: the cost that a plan must beat. An interrupt or the time limit keeps what was found.
@@ -54,11 +54,11 @@ def solve_single_stage(parts: PartNetworks, state: State, target: int, effort: E
         if not evaluate(encoding.network, solution.assignment).feasible:
             return None
         state.has_room = True
-    answer = Answer(bound, solution.objective, in_flight, assignment=solution.assignment)
+    answer = PartAnswer(bound, solution.objective, in_flight, assignment=solution.assignment)
     return Stages(solution.objective, (0, end), (answer,), solution.source)
 
 
-def _has_room(parts: PartNetworks, state: State, network: Network) -> bool:
+def _has_room(parts: PartNetworks, state: Proved, network: Network) -> bool:
     """True if some assignment may fit the memory; if one did with fewer micro-batches, one does."""
     if not state.has_room:
         missing = parts.timed(lambda: least_use(network)) - network.capacities[0]

@@ -8,7 +8,7 @@ from enum import IntEnum
 from math import inf
 
 from ..protocol import Progress
-from .part_bounds import Answer, LayoutSet, PartBounds, Query
+from .part_bounds import LayoutSet, PartAnswer, PartBounds, Query
 
 
 class Level(IntEnum):
@@ -40,7 +40,7 @@ class Effort:
 
 
 @dataclass(slots=True)
-class State:
+class Proved:
     """Everything proved of a configuration so far; it can be resumed in any process."""
 
     bound: int = 0
@@ -60,7 +60,7 @@ class State:
     has_room: bool = False  # single stage: True if some assignment fits the memory
     interrupted: bool = False
 
-    def copy(self) -> State:
+    def copy(self) -> Proved:
         """An independent copy."""
         known = PartBounds(
             {k: [*v] for k, v in self.known.answers.items()}, {k: {**v} for k, v in self.known.memory_needs.items()}
@@ -76,5 +76,5 @@ class Stages:
 
     objective: int
     bounds: tuple[int, ...]
-    answers: tuple[Answer, ...]
+    answers: tuple[PartAnswer, ...]
     source: str = ""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ...formulation.pipeline.orders import Orders, Slot
-from ...formulation.pipeline.problem import Edge, Problem, Room, Task
+from ...formulation.pipeline.problem import Precedence, Problem, Room, Task
 from ...formulation.pipeline.steady import Steady
 from ...formulation.spacetime.op import Op, Phase
 from ...formulation.spacetime.order import PlanConflict
@@ -20,7 +20,7 @@ from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
 from ..protocol import Status
 from ..schedule.bounds import makespan_bound
-from ..schedule.cpsat import Answer, fitting, solve
+from ..schedule.cpsat import ScheduleAnswer, fitting, solve
 from ..schedule.steady import steady
 
 MANY = 16
@@ -38,7 +38,7 @@ def schedule(
     known: Iterable[Orders] = (),
     seconds: float = 30.0,
     dtype: str = "float32",
-) -> Answer:
+) -> ScheduleAnswer:
     """The shortest schedule of stages of assigned operators, for `in_order(answer.orders, groups)`.
 
     `groups`: forward operators, stage by stage; the transformation `label` made their micro-batches. `room`: activation
@@ -64,7 +64,7 @@ def one_of(problem: Problem) -> Problem | None:
     by_micro: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(problem.tasks):
         by_micro[task.micro].append(i)
-    inner: dict[int, list[Edge]] = defaultdict(list)
+    inner: dict[int, list[Precedence]] = defaultdict(list)
     for edge in problem.edges:
         micro = problem.tasks[edge.before].micro
         if problem.tasks[edge.after].micro != micro:
@@ -74,14 +74,16 @@ def one_of(problem: Problem) -> Problem | None:
     for micro, own in by_micro.items():
         place = {i: number for number, i in enumerate(sorted(own, key=lambda i: problem.tasks[i].slot))}
         tasks_ = tuple(replace(problem.tasks[i], micro=0) for i in sorted(own, key=place.__getitem__))
-        distinct.add((tasks_, tuple(sorted(Edge(place[e.before], place[e.after], e.lag_ns) for e in inner[micro]))))
+        distinct.add(
+            (tasks_, tuple(sorted(Precedence(place[e.before], place[e.after], e.lag_ns) for e in inner[micro])))
+        )
     if len(distinct) > 1 or set(by_micro) != set(range(len(by_micro))):
         return None
     tasks_, edges = distinct.pop()
     return Problem(tasks_, edges, problem.capacities)
 
 
-def _long(problem: Problem, repeating: Steady, count: int, known: Sequence[Orders], seconds: float) -> Answer:
+def _long(problem: Problem, repeating: Steady, count: int, known: Sequence[Orders], seconds: float) -> ScheduleAnswer:
     """The periodic schedule of `count` micro-batches, or a shorter known one."""
     found = [one for orders in (repeating.orders(count), *known) if (one := fitting(problem, orders)) is not None]
     best = min(found, key=lambda one: one.makespan_ns)
@@ -90,7 +92,7 @@ def _long(problem: Problem, repeating: Steady, count: int, known: Sequence[Order
         bound = max(bound, repeating.floor.makespan_ns(count))
     status = Status.OPTIMAL if best.makespan_ns == bound else Status.FEASIBLE
     words = f"repeats every {repeating.period_ns:,} ns; bound: {repeating.floor.words}"
-    return Answer(status, best, best.makespan_ns, bound, seconds, words)
+    return ScheduleAnswer(status, best, best.makespan_ns, bound, seconds, words)
 
 
 def problem_of(
@@ -122,7 +124,7 @@ def problem_of(
     kept = _kept(found, of, prices)
     made = [_task(slot, ops, members, kept, prices) for slot, ops in members.items()]
     index = {task.slot: i for i, task in enumerate(made)}
-    edges = tuple(Edge(index[a], index[b], lag) for (a, b), lag in _waits(found, of, prices).items())
+    edges = tuple(Precedence(index[a], index[b], lag) for (a, b), lag in _waits(found, of, prices).items())
     rooms = tuple(room) if isinstance(room, Sequence) else (room,) * found.devices
     return Problem(tuple(made), edges, rooms)
 

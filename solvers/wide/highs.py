@@ -56,7 +56,7 @@ class LinearProgram:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class HighsOutcome:
     """A point (or None), its objective, a bound, and for linear programs the dual prices of both kinds of rows."""
 
     end: End
@@ -67,14 +67,14 @@ class Outcome:
     below: Floats | None = None
 
 
-def run(program: LinearProgram, seconds: float = math.inf) -> Outcome:
+def run(program: LinearProgram, seconds: float = math.inf) -> HighsOutcome:
     """Solve in this process; only the time limit stops it."""
     if seconds <= 0:
-        return Outcome(End.STOPPED)
+        return HighsOutcome(End.STOPPED)
     return _mixed(program, seconds) if program.whole else _linear(program, seconds)
 
 
-def _linear(program: LinearProgram, seconds: float, presolve: bool = True) -> Outcome:
+def _linear(program: LinearProgram, seconds: float, presolve: bool = True) -> HighsOutcome:
     from scipy.optimize import linprog
 
     more: dict[str, Any] = {"A_eq": program.equal, "b_eq": program.right}
@@ -85,12 +85,12 @@ def _linear(program: LinearProgram, seconds: float, presolve: bool = True) -> Ou
     if found.status == 2 and presolve:
         return _linear(program, seconds, presolve=False)
     if found.status != 0:
-        return Outcome(End.INFEASIBLE if found.status == 2 else End.STOPPED)
+        return HighsOutcome(End.INFEASIBLE if found.status == 2 else End.STOPPED)
     prices = -np.asarray(found.ineqlin.marginals) if len(program.limits) else np.zeros(0)
-    return Outcome(End.SOLVED, found.x, found.fun, found.fun, np.asarray(found.eqlin.marginals), prices)
+    return HighsOutcome(End.SOLVED, found.x, found.fun, found.fun, np.asarray(found.eqlin.marginals), prices)
 
 
-def _mixed(program: LinearProgram, seconds: float) -> Outcome:
+def _mixed(program: LinearProgram, seconds: float) -> HighsOutcome:
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csc_array, vstack
 
@@ -107,10 +107,10 @@ def _mixed(program: LinearProgram, seconds: float) -> Outcome:
         options={"time_limit": min(seconds, 1e6), "mip_rel_gap": 0.0, "presolve": False},
     )
     if found.status == 2:
-        return Outcome(End.INFEASIBLE)
+        return HighsOutcome(End.INFEASIBLE)
     bound = -math.inf if found.mip_dual_bound is None else float(found.mip_dual_bound)
     end = End.SOLVED if found.status == 0 else End.STOPPED
-    return Outcome(end, found.x, math.inf if found.x is None else float(found.fun), bound)
+    return HighsOutcome(end, found.x, math.inf if found.x is None else float(found.fun), bound)
 
 
 class Highs:
@@ -130,10 +130,10 @@ class Highs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
-    def solve(self, program: LinearProgram, seconds: float = math.inf) -> Outcome:
+    def solve(self, program: LinearProgram, seconds: float = math.inf) -> HighsOutcome:
         """Solve a program within `seconds`."""
         if seconds <= 0 or self._cancelled:
-            return Outcome(End.STOPPED)
+            return HighsOutcome(End.STOPPED)
         began = time.perf_counter()
         if not program.whole and program.equal.nnz + program.below.nnz <= _SMALL:
             outcome = run(program, min(seconds, _MOMENT))
@@ -165,19 +165,19 @@ class Highs:
             pickle.dump((fields, self._until - time.perf_counter()), into)
             into.flush()
 
-    def answer(self, seconds: float = math.inf) -> Outcome:
+    def answer(self, seconds: float = math.inf) -> HighsOutcome:
         """The child's answer within `seconds` (default: its time limit); STOPPED if there is none."""
         process, until = self._process, min(self._until + _GRACE, time.perf_counter() + seconds)
         assert process is not None and process.stdout is not None
         while not select.select([process.stdout], [], [], max(0.0, min(until - time.perf_counter(), 3600.0)))[0]:
             if time.perf_counter() >= until:
-                return Outcome(End.STOPPED)
+                return HighsOutcome(End.STOPPED)
         try:
             fields = pickle.load(process.stdout)
         except (EOFError, pickle.UnpicklingError):  # it died, usually out of memory
             self.stop()
-            return Outcome(End.STOPPED)
-        return Outcome(End(fields.pop("end")), **fields)
+            return HighsOutcome(End.STOPPED)
+        return HighsOutcome(End(fields.pop("end")), **fields)
 
     def cancel(self) -> None:
         """Stop the current solve and reject further ones; callable from another thread."""
@@ -202,7 +202,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         except EOFError:
             return
         outcome = run(LinearProgram(**fields), seconds)
-        reply: dict[str, Any] = {name: getattr(outcome, name) for name in Outcome.__slots__}
+        reply: dict[str, Any] = {name: getattr(outcome, name) for name in HighsOutcome.__slots__}
         pickle.dump(reply | {"end": outcome.end.value}, answers)
         answers.flush()
 

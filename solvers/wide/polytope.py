@@ -25,7 +25,7 @@ from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Floats, Ints
 from .fixing import LowerBounds, lower_bounds
 from .form import Flat, as_floats, joined
-from .highs import End, Highs, LinearProgram, Outcome
+from .highs import End, Highs, HighsOutcome, LinearProgram
 
 _ROWS = 40  # capacities added at a time
 _TOLERANCE = 1e-7  # relative excess of a capacity that counts as feasible
@@ -301,7 +301,7 @@ def _loads(shape: Polytope, point: Floats) -> Floats:
     return total
 
 
-def _read(shape: Polytope, held: ActiveRows, outcome: Outcome, scale: float, unit: Floats) -> Relaxation:
+def _read(shape: Polytope, held: ActiveRows, outcome: HighsOutcome, scale: float, unit: Floats) -> Relaxation:
     assert outcome.point is not None and outcome.equal is not None and outcome.below is not None
     flat = shape.flat
     prices = np.zeros(len(flat.limits))

@@ -15,7 +15,7 @@ import pytest
 
 from partita.bench import BENCHES, bench, text
 from partita.bench import emulated as network_module
-from partita.bench.emulated import PREFIX, WIRE_BYTES, Network, emulated, refusal, run_ranks
+from partita.bench.emulated import PREFIX, WIRE_BYTES, Emulation, emulated, refusal, run_ranks
 from partita.bench.network import CASES, SMALL, described, notation, price, summary, wire_bytes
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import program_price
@@ -31,7 +31,7 @@ AR, RS, AG, R, B = (
     Collective.REDUCE,
     Collective.BROADCAST,
 )
-TWO_BY_FOUR = Network((2, 4), (100e6,))
+TWO_BY_FOUR = Emulation((2, 4), (100e6,))
 ALL = Reduction(of_rows([(2, 4)]), (0,))
 HIERARCHICAL = (Step(RS, 1, 1), Step(AR, 0, 0), Step(AG, 1, 1))
 
@@ -43,7 +43,7 @@ needs_network = pytest.mark.skipif(WHY is not None, reason=f"no network can be e
 
 
 def test_machine() -> None:
-    machine = described(Network((2, 2, 2), (50e6, 100e6)))
+    machine = described(Emulation((2, 2, 2), (50e6, 100e6)))
     assert [level.name for level in machine.levels] == ["rack", "node", "rank"]
     assert [level.bandwidth * 8 * WIRE_BYTES for level in machine.levels[:2]] == pytest.approx([50e6, 100e6])
     inside = machine.levels[2].wiring
@@ -174,7 +174,7 @@ def test_emitted_programs_run_as_predicted() -> None:
 @needs_network
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_nothing_is_left_after_an_error(error: type[BaseException]) -> None:
-    with pytest.raises(error), emulated(Network((2, 2, 1), (50e6, 100e6))) as nodes:
+    with pytest.raises(error), emulated(Emulation((2, 2, 1), (50e6, 100e6))) as nodes:
         assert set(nodes) <= set(namespaces()) and len(nodes) == 4
         raise error
     assert not set(nodes) & set(namespaces())
@@ -212,7 +212,7 @@ def test_the_next_run_removes_what_a_killed_one_left() -> None:
     process.kill()
     process.communicate(timeout=30)
     assert nodes <= set(namespaces())
-    with emulated(Network((2, 1), (100e6,))):
+    with emulated(Emulation((2, 1), (100e6,))):
         assert not nodes & set(namespaces())
 
 
@@ -221,7 +221,7 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    raise SystemExit('lost')\ntime.sleep(60)\n")
     start = time.monotonic()
-    network = Network((2, 2), (100e6,))
+    network = Emulation((2, 2), (100e6,))
     with emulated(network) as nodes:
         with pytest.raises(RuntimeError, match=r"rank 1 ended with exit code 1\nlost"):
             run_ranks(network, nodes, [str(script)], 50)
@@ -233,6 +233,6 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
 def test_ranks_that_take_too_long(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text("import time\ntime.sleep(60)\n")
-    network = Network((2, 1), (100e6,))
+    network = Emulation((2, 1), (100e6,))
     with emulated(network) as nodes, pytest.raises(RuntimeError, match="not done in 1 s"):
         run_ranks(network, nodes, [str(script)], 1)

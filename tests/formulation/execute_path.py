@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from partita.formulation.rvd.state import Box, Path, State, Step
+from partita.formulation.rvd.state import Box, Path, RvdStep, State
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = dict[int, Array]
@@ -39,7 +39,7 @@ def value_of(state: State, arrays: Mapping[int, Array], shape: tuple[int, ...]) 
     return total
 
 
-def _inside(step: Step, held: Arrays) -> Arrays:
+def _inside(step: RvdStep, held: Arrays) -> Arrays:
     """Every member of a group gets what the kind makes of the pieces of all members, in their order."""
     rule = RULES[step.kind]
     found: Arrays = {}
@@ -54,7 +54,7 @@ def _cut(array: Array, parts: int, j: int, dim: int | None) -> Array:
     return np.split(array, parts, axis=dim)[j]
 
 
-def _padded(pieces: list[Array], j: int, step: Step) -> Array:
+def _padded(pieces: list[Array], j: int, step: RvdStep) -> Array:
     assert step.dim is not None
     return np.concatenate([x if i == j else np.zeros_like(x) for i, x in enumerate(pieces)], axis=step.dim)
 
@@ -69,7 +69,7 @@ def _sum(pieces: list[Array]) -> Array:
     return total
 
 
-Rule: TypeAlias = Callable[[list[Array], int, Step], Array]
+Rule: TypeAlias = Callable[[list[Array], int, RvdStep], Array]
 RULES: dict[str, Rule] = {
     "schunk": lambda x, j, step: _cut(x[j], len(x), j, step.dim),
     "vchunk": lambda x, j, step: x[j] if j == 0 else np.zeros_like(x[j]),
@@ -82,7 +82,7 @@ RULES: dict[str, Rule] = {
 """What member j holds afterwards, from what all hold before."""
 
 
-def _sent(step: Step, held: Arrays, shape: tuple[int, ...]) -> Arrays:
+def _sent(step: RvdStep, held: Arrays, shape: tuple[int, ...]) -> Arrays:
     """Receivers add up what comes, each into zeros."""
     before = dict(zip(step.before.devices, step.before.pieces, strict=True))
     boxes = {

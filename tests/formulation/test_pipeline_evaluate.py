@@ -7,7 +7,7 @@ import pytest
 from partita.formulation.pipeline.evaluate import evaluate
 from partita.formulation.pipeline.orders import Slot, gpipe, one_f_one_b, zero_bubble
 from partita.formulation.pipeline.problem import (
-    Edge,
+    Precedence,
     Problem,
     Stage,
     Task,
@@ -46,15 +46,15 @@ def test_the_period_is_the_longest_circle_of_devices() -> None:
     """Each device runs 2 ns of its own; what they wait for each other delays starts, not the time between steps."""
     tasks = (Task("F", 0, 0, (0,), 2), Task("F", 1, 0, (1,), 2))
     orders = ((Slot("F", 0, 0),), (Slot("F", 1, 0),))
-    assert evaluate(Problem(tasks, (Edge(0, 1, 5),), (None, None)), orders).makespan_ns == 9
-    assert evaluate(Problem(tasks, (Edge(0, 1, 5),), (None, None)), orders).period_ns == 2
+    assert evaluate(Problem(tasks, (Precedence(0, 1, 5),), (None, None)), orders).makespan_ns == 9
+    assert evaluate(Problem(tasks, (Precedence(0, 1, 5),), (None, None)), orders).period_ns == 2
     back = (*tasks, Task("B", 0, 0, (0,), 2))
     orders = ((Slot("F", 0, 0), Slot("B", 0, 0)), (Slot("F", 1, 0),))
-    assert evaluate(Problem(back, (Edge(0, 1, 5), Edge(1, 2, 5)), (None, None)), orders).period_ns == 16
+    assert evaluate(Problem(back, (Precedence(0, 1, 5), Precedence(1, 2, 5)), (None, None)), orders).period_ns == 16
     # Two devices that wait for each other's middle: 0 starts 1 and 1 starts 0's end, with a mean of 3/2 rounded up.
     cross = (Task("F", 0, 0, (0,), 1), Task("F", 1, 0, (1,), 1), Task("F", 2, 0, (0,), 1), Task("F", 3, 0, (1,), 1))
     orders = ((Slot("F", 0, 0), Slot("F", 2, 0)), (Slot("F", 1, 0), Slot("F", 3, 0)))
-    assert evaluate(Problem(cross, (Edge(0, 3, 0), Edge(1, 2, 1)), (None, None)), orders).period_ns == 3
+    assert evaluate(Problem(cross, (Precedence(0, 3, 0), Precedence(1, 2, 1)), (None, None)), orders).period_ns == 3
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ F, B = Task("F", 0, 0, (0,), 1, takes_bytes=2), Task("B", 0, 0, (0,), 1, release
 @pytest.mark.parametrize(
     ("tasks", "edges", "words"),
     [
-        ((F, B), (Edge(0, 1), Edge(1, 0)), "no schedule exists: .* waits for"),
-        ((F, B), (Edge(0, 2),), "beyond the 2 tasks"),
+        ((F, B), (Precedence(0, 1), Precedence(1, 0)), "no schedule exists: .* waits for"),
+        ((F, B), (Precedence(0, 2),), "beyond the 2 tasks"),
         ((F, F), (), r"F\(stage 0, micro-batch 0\) is duplicated"),
         ((Task("F", 0, 0, (1,), 1),), (), "on devices .*, of 1"),
         ((Task("F", 0, 0, (0,), 0),), (), "at least 1 ns"),
@@ -139,7 +139,7 @@ F, B = Task("F", 0, 0, (0,), 1, takes_bytes=2), Task("B", 0, 0, (0,), 1, release
         ((B,), (), "releases 2 bytes that nothing before it took"),
     ],
 )
-def test_problems_that_are_none(tasks: tuple[Task, ...], edges: tuple[Edge, ...], words: str) -> None:
+def test_problems_that_are_none(tasks: tuple[Task, ...], edges: tuple[Precedence, ...], words: str) -> None:
     with pytest.raises(PartitaError, match=words):
         Problem(tasks, edges, (None,))
 

@@ -8,7 +8,7 @@ import pytest
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import step_price
 from partita.formulation.reduction.program import Collective, Reduction, Step
-from partita.formulation.rvd.prices import Prices
+from partita.formulation.rvd.prices import TransitionPrices
 from partita.model.machine.machine import Machine
 
 V100 = Machine.load("v100-32gb", nodes=4)
@@ -27,25 +27,25 @@ def test_groups_of_the_whole_machine_cost_what_the_planner_pays(
     depth = len(reduction.sizes)
     planner = step_price(known, reduction, Step(KINDS[kind], 0, depth - 1, ()), 1.0)
     groups = reduction.members().reshape(-1, int(np.prod(reduction.sizes)))
-    ours = Prices(known).collective(kind, groups)
+    ours = TransitionPrices(known).collective(kind, groups)
     assert ours.latency_ns == pytest.approx(planner.latency_ns)
     assert ours.ns_per_byte == pytest.approx(planner.ns_per_byte)
 
 
 def test_fewer_groups_on_a_card_cost_less() -> None:
-    prices = Prices(V100)
+    prices = TransitionPrices(V100)
     one, all_ = (np.array([[i, 8 + i] for i in range(count)]) for count in (1, 8))
     assert prices.collective("all_gather", all_).ns_per_byte == 8 * prices.collective("all_gather", one).ns_per_byte
 
 
 def test_equal_groups_elsewhere_cost_the_same() -> None:
-    prices = Prices(V100)
+    prices = TransitionPrices(V100)
     here, there = np.array([[0, 1], [2, 3]]), np.array([[16, 17], [18, 19]])
     assert prices.collective("all_reduce", here) is prices.collective("all_reduce", there)
 
 
 def test_sends_share_a_card_and_wait_for_their_device() -> None:
-    prices, launch, mb = Prices(V100), V100.device.launch_ns, 10**6
+    prices, launch, mb = TransitionPrices(V100), V100.device.launch_ns, 10**6
     inside, across = V100.latency_ns(1), V100.latency_ns(0)
     assert prices.sends([0], [1], [mb]) == launch + inside + -(-mb * 10**9 // 135 // 10**9)
     one = prices.sends([0], [8], [mb])
@@ -59,17 +59,17 @@ def test_sends_share_a_card_and_wait_for_their_device() -> None:
 
 
 def test_what_stays_costs_a_copy() -> None:
-    prices = Prices(V100)
+    prices = TransitionPrices(V100)
     assert prices.local(0) == 0
     assert prices.local(810_000) == V100.device.launch_ns + 2000
 
 
 def test_a_flat_group_pays_for_the_hops_from_member_to_member() -> None:
     """Three on one node and one on the next: no grid of units."""
-    line = Prices(V100).collective("all_gather", np.array([[0, 1, 2, 8]]))
+    line = TransitionPrices(V100).collective("all_gather", np.array([[0, 1, 2, 8]]))
     assert line.latency_ns == V100.device.launch_ns + 2 * V100.latency_ns(1) + V100.latency_ns(0)
 
 
 def test_distance() -> None:
-    prices = Prices(V100)
+    prices = TransitionPrices(V100)
     assert [prices.distance(0, other) for other in (0, 1, 8)] == [0, 1, 2]

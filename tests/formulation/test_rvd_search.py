@@ -11,7 +11,7 @@ import pytest
 
 from partita.formulation.rvd.crossing import crossed, crossing, least
 from partita.formulation.rvd.grid import Grid, grids
-from partita.formulation.rvd.prices import Prices, Tensor, prices_on
+from partita.formulation.rvd.prices import Payload, TransitionPrices, prices_on
 from partita.formulation.rvd.reach import Side
 from partita.formulation.rvd.roles import KINDS, counts
 from partita.formulation.rvd.search import search, send_receive
@@ -82,7 +82,7 @@ def test_any_states(part: int) -> None:
 
 
 def side(state: State, shape: tuple[int, ...], backward: bool = False) -> tuple[Side, Grid]:
-    tensor = Tensor(shape, 4, prices_on(V100))
+    tensor = Payload(shape, 4, prices_on(V100))
     grid = grids(state.canonical(), tensor.prices)[0]
     return Side(grid, tensor, frozenset(KINDS), backward), grid
 
@@ -125,7 +125,7 @@ def test_bounds_of_crossings_hold(seed: int) -> None:
     a, b = source.canonical(), target.canonical()
     if set(a.devices) == set(b.devices):
         return
-    tensor = Tensor(shape, item, prices_on(V100))
+    tensor = Payload(shape, item, prices_on(V100))
     floor = tensor.prices.floor(a.devices, b.devices)
     (ours, *_), (theirs, *_) = grids(a, tensor.prices), grids(b, tensor.prices)
     (one, _), (other, _) = (side(state, shape) for state in (a, b))
@@ -263,7 +263,7 @@ def test_sixteen_and_thirty_two_devices() -> None:
         source, target = State.natural(RVD(1, n, (1, 1)), range(n)), State.natural(RVD(n, 1, (1, 1)), range(n))
         path = search(source, target, (1, 2**10), 2**12, V100)
         check(path, source, target, (1, 2**10))
-        for grid in grids(source, Prices(V100)):
+        for grid in grids(source, TransitionPrices(V100)):
             assert len(grid.sizes) <= 4 and prod(grid.sizes) == n
 
 

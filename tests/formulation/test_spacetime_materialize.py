@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 
 import partita
-from partita.formulation.spacetime.aligned import Pattern, match
+from partita.formulation.spacetime.aligned import GroupPattern, match
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.mask import VALUE, PTensor
 from partita.formulation.spacetime.materialize import materialize, synchronized
@@ -334,13 +334,13 @@ ALL = ((0, 8), WHOLE)
 @pytest.mark.parametrize(
     ("sources", "targets", "pattern"),
     [
-        ({0: ALL, 1: ALL}, {0: ALL, 1: ALL}, Pattern("all_reduce", (0, 1))),
-        ({0: ALL, 1: ALL}, {0: A, 1: B}, Pattern("reduce_scatter", (0, 1), (0,))),
-        ({0: ALL, 1: ALL}, {0: D, 1: C}, Pattern("reduce_scatter", (1, 0), (1,))),
-        ({0: B, 1: A}, {0: ALL, 1: ALL}, Pattern("all_gather", (1, 0), (0,))),
-        ({0: A, 1: B}, {0: C, 1: D}, Pattern("all_to_all", (0, 1), (0, 1))),
+        ({0: ALL, 1: ALL}, {0: ALL, 1: ALL}, GroupPattern("all_reduce", (0, 1))),
+        ({0: ALL, 1: ALL}, {0: A, 1: B}, GroupPattern("reduce_scatter", (0, 1), (0,))),
+        ({0: ALL, 1: ALL}, {0: D, 1: C}, GroupPattern("reduce_scatter", (1, 0), (1,))),
+        ({0: B, 1: A}, {0: ALL, 1: ALL}, GroupPattern("all_gather", (1, 0), (0,))),
+        ({0: A, 1: B}, {0: C, 1: D}, GroupPattern("all_to_all", (0, 1), (0, 1))),
         ({0: A, 1: B}, {0: D, 1: C}, None),  # members in another order
-        ({3: ALL}, {0: ALL, 1: ALL, 3: ALL}, Pattern("broadcast", (3, 0, 1))),
+        ({3: ALL}, {0: ALL, 1: ALL, 3: ALL}, GroupPattern("broadcast", (3, 0, 1))),
         ({3: ALL}, {0: ALL}, None),  # a send
         ({0: ALL, 1: ALL}, {0: ALL, 2: ALL}, None),  # other devices
         ({0: A, 1: B}, {0: ALL, 1: A}, None),
@@ -348,7 +348,7 @@ ALL = ((0, 8), WHOLE)
         ({0: A, 1: D}, {0: ALL, 1: ALL}, None),  # cut along two atoms
     ],
 )
-def test_patterns(sources: dict[int, object], targets: dict[int, object], pattern: Pattern | None) -> None:
+def test_patterns(sources: dict[int, object], targets: dict[int, object], pattern: GroupPattern | None) -> None:
     assert match(sources, targets) == pattern  # type: ignore[arg-type]
 
 

@@ -340,7 +340,7 @@ def test_time_ends_a_program() -> None:
 def test_an_interrupt_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     processes = []
 
-    def interrupted(self: highs.Highs, seconds: float = 0.0) -> highs.Outcome:
+    def interrupted(self: highs.Highs, seconds: float = 0.0) -> highs.HighsOutcome:
         assert self._process is not None
         processes.append(self._process)
         raise KeyboardInterrupt

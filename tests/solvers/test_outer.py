@@ -46,7 +46,7 @@ from partita.solvers.search.pipeline_problem import PipelineProblem
 from partita.solvers.search.planning_problem import PlanningProblem
 from partita.solvers.search.result import ConfigurationSpace, SearchResult
 from partita.solvers.search.search import search
-from partita.solvers.search.state import Effort, Level, State
+from partita.solvers.search.state import Effort, Level, Proved
 
 
 class Layer(nn.Module):
@@ -323,7 +323,7 @@ def test_no_placement_goes_below_merged_devices(name: str, memory: int) -> None:
     for row, places in everything(problem).placements.items():
         for place, k in product(places, problem.micro_batches):
             own = Configuration(row, place.matrix, k)
-            bounds, plans = State(), State()
+            bounds, plans = Proved(), Proved()
             for level in (Level.RELAXED, Level.BOUNDED):
                 search_cuts(MergedDeviceBound(whole, own, backend), own, bounds, INFINITE, Effort(level))
             found = search_cuts(PartNetworks(whole, own, backend), own, plans, INFINITE, Effort(Level.CLOSED))

@@ -12,7 +12,7 @@ from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import waited
 from partita.model.graph.layout import S
 from partita.solvers.search.interval_bounds import BoundTables
-from partita.solvers.search.part_bounds import ANY, Answer, LayoutSet, PartBounds, Query
+from partita.solvers.search.part_bounds import ANY, LayoutSet, PartAnswer, PartBounds, Query
 from partita.solvers.search.shortest_cut import best_path
 
 
@@ -56,7 +56,7 @@ def test_arrays_hold_what_is_known_of_every_query(seed: int) -> None:
         left, right = (rng.choice(sides[group]) for group in groups)
         query = Query(rng.randint(1, 3), left, right, (ANY,))
         if rng.random() < 0.7:
-            known.add("part", query, Answer(rng.randint(0, 100)))
+            known.add("part", query, PartAnswer(rng.randint(0, 100)))
             bounds.learn("part", query, known.answers["part"][-1][1].bound)
         else:
             group, letters = rng.choice(groups), rng.sample(LETTERS, 2)

@@ -12,8 +12,8 @@ from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import Configuration
 from partita.formulation.pipeline.schedule import schedule_named
 from partita.solvers.search.cut_search import search_cuts
-from partita.solvers.search.part_bounds import Answer, MemoryNeed, Query
-from partita.solvers.search.state import Effort, Level, State
+from partita.solvers.search.part_bounds import MemoryNeed, PartAnswer, Query
+from partita.solvers.search.state import Effort, Level, Proved
 from partita.solvers.search.zero_bubble_bound import ZeroBubbleBound
 
 LAYOUTS = ((0,), (1,), (2,))
@@ -85,17 +85,17 @@ class Made:
             times = [before[b] + int(own[b]) for b in range(OPTIONS)]
         return min(times)
 
-    def solve(self, i: int, j: int, query: Query, effort: Effort) -> Answer:
+    def solve(self, i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
         self.asked += 1
         found = [x for x in self.every(i, j, query.in_flight) if query.admits(x[1])]
         if not found:
-            return Answer(INFINITE)
+            return PartAnswer(INFINITE)
         time, ends = min(found)
         if effort.level is Level.RELAXED:
-            return Answer(time, inside=self.inside(i, j))
+            return PartAnswer(time, inside=self.inside(i, j))
         if effort.cutoff is not None and time >= effort.cutoff:
-            return Answer(effort.cutoff)
-        return Answer(time, time, query.in_flight, ends, ())
+            return PartAnswer(effort.cutoff)
+        return PartAnswer(time, time, query.in_flight, ends, ())
 
 
 def best_of_all(made: Made, configuration: Configuration) -> int | None:
@@ -139,7 +139,7 @@ def test_it_finds_the_best_of_all(seed: int) -> None:
     configuration = Configuration((rng.randint(1, 3),), ((1,),), rng.randint(1, 6), schedule_named(schedule))
     if configuration.schedule.priced_by_slots:
         made.zero_bubble = some_waits(rng, len(made.segments), configuration)
-    expected, state = best_of_all(made, configuration), State()
+    expected, state = best_of_all(made, configuration), Proved()
     relaxed = search_cuts(made, configuration, state, INFINITE, Effort(Level.RELAXED))
     assert relaxed is None and state.bound <= (expected or INFINITE)
     found = search_cuts(made, configuration, state, INFINITE, Effort(Level.CLOSED))
@@ -148,7 +148,7 @@ def test_it_finds_the_best_of_all(seed: int) -> None:
         return
     assert found is not None and (found.objective, state.bound) == (expected, expected)
     assert made.zero_bubble or configuration.step_ns([a.objective for a in found.answers]) == expected
-    below, above = State(), State()
+    below, above = Proved(), Proved()
     assert search_cuts(made, configuration, below, expected, Effort(Level.CLOSED)) is None and below.bound == expected
     assert search_cuts(made, configuration, above, expected + 1, Effort(Level.CLOSED)).objective == expected
 
@@ -158,7 +158,7 @@ def test_equal_layers_are_asked_once() -> None:
     made.every = lambda i, j, in_flight: iter(
         [((j - i) * 100 + (i == 0), (((1,),) * (i > 0), ((1,),) * (j < 40), (None,)))]
     )
-    state = State()
+    state = Proved()
     found = search_cuts(made, Configuration((8,), ((1,),), 64), state, INFINITE, Effort(Level.CLOSED))
     assert found is not None and found.bounds == tuple(range(0, 41, 5))
     assert made.asked < 80

@@ -11,7 +11,7 @@ import partita
 from partita import in_order, op_assign, op_trans, recompute, split, split_backward, stages
 from partita.formulation.pipeline.evaluate import evaluate
 from partita.formulation.pipeline.orders import Slot, one_f_one_b, zero_bubble
-from partita.formulation.pipeline.problem import Edge
+from partita.formulation.pipeline.problem import Precedence
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.op import Op
 from partita.formulation.spacetime.price import Prices
@@ -139,7 +139,7 @@ def test_only_micro_batches_that_are_alike_repeat() -> None:
     longer = replace(problem.tasks[0], duration_ns=problem.tasks[0].duration_ns + 1)
     assert one_of(replace(problem, tasks=(longer, *problem.tasks[1:]))) is None
     first, other = (problem.index[Slot("F", 0, micro)] for micro in (0, 1))
-    assert one_of(replace(problem, edges=(*problem.edges, Edge(first, other)))) is None
+    assert one_of(replace(problem, edges=(*problem.edges, Precedence(first, other)))) is None
 
 
 def test_what_cannot_be_scheduled_is_refused() -> None:

@@ -22,7 +22,7 @@ from ..common.text import shape_text
 from .rolled_lines import Piece, mark
 from .segment_calls import Blocks
 from .segment_functions import sum_of
-from .segments import Block
+from .segments import SegmentPhase
 
 
 def _uses_updates(instruction: Instruction) -> bool:
@@ -32,7 +32,7 @@ def _uses_updates(instruction: Instruction) -> bool:
     return any(r.tensor.kind == UPDATED for r in (*reads(instruction), *writes(instruction)))
 
 
-class Device(Blocks):
+class DeviceWriter(Blocks):
     """Writes the statements of one device."""
 
     def lines(self) -> list[Piece]:
@@ -51,7 +51,7 @@ class Device(Blocks):
         self.updated: set[str] = set()  # equal updates of several operators are one
         after_step: list[Instruction] = []  # the optimizer has a single step
         for step in self.arranged.steps:
-            if isinstance(step, Block):
+            if isinstance(step, SegmentPhase):
                 self.block(step)
             elif step not in self.arranged.absorbed:
                 instruction = self.flow.instructions[step]

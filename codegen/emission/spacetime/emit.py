@@ -14,8 +14,8 @@ from ..common import training
 from ..common.conversions import Used
 from ..common.features import program_text
 from .data_flow import Flow
-from .device_statements import Device
-from .features import FEATURES, Emission
+from .device_statements import DeviceWriter
+from .features import FEATURES, SpaceTimeEmission
 from .function_table import Functions, device_functions
 from .label_counts import count_lines
 from .program_tables import families
@@ -46,12 +46,12 @@ def emit(
     functions = Functions(used, _fetches(program))
     losses = (op for op in program.tasks.ops if op.node == pcg.loss and op.phase is Phase.FORWARD)
     copies = Counter(op.mask(None).addends for op in losses)
-    devices = [Device(Flow(program, d), functions, program.shapes, copies) for d in range(len(program.devices))]
+    devices = [DeviceWriter(Flow(program, d), functions, program.shapes, copies) for d in range(len(program.devices))]
     lines = [device.lines() for device in devices]
     names, groups = families(_groups(lines), len(devices))
     bodies = [rolled([_named(piece, names) for piece in pieces]) for pieces in lines]
     texts, table = device_functions([device.arranged.segments for device in devices], bodies)
-    emission = Emission(
+    emission = SpaceTimeEmission(
         program,
         dtype,
         optimizer,

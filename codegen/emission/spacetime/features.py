@@ -17,7 +17,7 @@ from .program_tables import buffers, frozen, kept, overlapping, places
 
 
 @dataclass(frozen=True)
-class Emission:
+class SpaceTimeEmission:
     """What a program is emitted from: a materialized plan, and the text of its functions and devices."""
 
     program: Materialized
@@ -52,7 +52,7 @@ class Emission:
         return [op for op in self.program.tasks.ops if op.phase is Phase.FORWARD]
 
 
-def _run(e: Emission) -> Context:
+def _run(e: SpaceTimeEmission) -> Context:
     """The runtime: it runs the segments of a device and moves tensors between devices."""
     return {
         "groups": bool(e.groups),
@@ -64,18 +64,18 @@ def _run(e: Emission) -> Context:
     }
 
 
-def _tensors(e: Emission) -> Context | None:
+def _tensors(e: SpaceTimeEmission) -> Context | None:
     """Functions on tensors that devices and segments call."""
     used = e.used
     return {"helpers": used.helpers, "primitives": used.primitives} if used.helpers or used.primitives else None
 
 
-def _devices(e: Emission) -> Context:
+def _devices(e: SpaceTimeEmission) -> Context:
     functions = [e.functions.text(name) for name in e.functions.codes]
     return {"functions": functions, "devices": e.devices, "table": e.table}
 
 
-def _weights(e: Emission) -> Context:
+def _weights(e: SpaceTimeEmission) -> Context:
     return {
         "aliases": e.pcg.aliases,
         "buffers": bool(e.pcg.of("buffer")),
@@ -84,7 +84,7 @@ def _weights(e: Emission) -> Context:
     }
 
 
-def _weight_constants(e: Emission) -> list[str]:
+def _weight_constants(e: SpaceTimeEmission) -> list[str]:
     return [
         "",
         *places(e.program),
@@ -94,18 +94,18 @@ def _weight_constants(e: Emission) -> list[str]:
     ]
 
 
-def _optimizer(e: Emission) -> Context:
+def _optimizer(e: SpaceTimeEmission) -> Context:
     name, call = training.OPTIMIZERS[e.optimizer]
     doc = f"{name} on the parts of weights that this rank updates."
     return {"optimizer_doc": doc, "optimizer_call": call, "overlapping": overlapping(e.program)}
 
 
-def _main(e: Emission) -> Context:
+def _main(e: SpaceTimeEmission) -> Context:
     samples = sample_lines(e.pcg, e.pcg.batch) is not None
     return {"samples": samples, "overlaps_steps": False, "builds_on_device": False, "rank": "mesh.rank"}
 
 
-FEATURES: tuple[Feature[Emission], ...] = (
+FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
     Feature(
         "spacetime/mesh.jinja",
         lambda e: {"groups": bool(e.groups)},

@@ -9,7 +9,7 @@ from ..common.conversions import Used
 from ..common.text import wrap
 from .rolled_lines import Number, Piece, mapped, numbers, shape, written
 from .segment_functions import Code
-from .segments import Segment
+from .segments import DeviceSegment
 
 MOST_PARAMETERS = 4
 """Most numbers in which devices that share a function may differ."""
@@ -59,7 +59,7 @@ class Functions:
 
 
 def device_functions(
-    segments: Sequence[Sequence[Segment]], bodies: Sequence[Sequence[Piece]]
+    segments: Sequence[Sequence[DeviceSegment]], bodies: Sequence[Sequence[Piece]]
 ) -> tuple[list[str], list[str]]:
     """The functions of the devices, and the table of which rank runs which.
 
@@ -89,7 +89,7 @@ def _columns(bodies: Sequence[Sequence[Piece]], group: Sequence[int]) -> list[tu
 
 
 def _device(
-    segments: Sequence[Sequence[Segment]], bodies: Sequence[Sequence[Piece]], group: Sequence[int]
+    segments: Sequence[Sequence[DeviceSegment]], bodies: Sequence[Sequence[Piece]], group: Sequence[int]
 ) -> tuple[str, dict[int, str]]:
     """The function that some devices share, and each one's call of it."""
     columns, body = _columns(bodies, group), bodies[group[0]]
@@ -121,7 +121,7 @@ def _device(
     return "\n".join([head, about, *taken, *lines]), calls
 
 
-def _about(segments: Sequence[Segment], group: Sequence[int]) -> str:
+def _about(segments: Sequence[DeviceSegment], group: Sequence[int]) -> str:
     """Which ranks run the function, and which modules of the model."""
     ranks = f"Rank {group[0]}" if len(group) == 1 else f"Ranks {', '.join(map(str, group))}"
     paths = list(

@@ -62,7 +62,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class RolledLoop:
     """`body` repeated `count` times, over `names` if there are any.
 
     A variable that is a number counts from 0 or from the first number that it advances.
@@ -74,7 +74,7 @@ class Loop:
     names: tuple[Line, ...] = ()
 
 
-Piece: TypeAlias = "Line | Loop"
+Piece: TypeAlias = "Line | RolledLoop"
 
 
 def line(text: str) -> Line:
@@ -159,7 +159,7 @@ def _repeats(keys: NDArray[np.int_], flat: Sequence[list[int]], at: int, length:
     return count, steps
 
 
-def _loop(block: Sequence[Piece], count: int, steps: Sequence[int]) -> Loop:
+def _loop(block: Sequence[Piece], count: int, steps: Sequence[int]) -> RolledLoop:
     """A loop whose variable has the role of the first number that advances."""
     found = [number for piece in block for number in numbers(piece)]
     used = {name for number in found for name, _ in number.terms}
@@ -171,7 +171,7 @@ def _loop(block: Sequence[Piece], count: int, steps: Sequence[int]) -> Loop:
         step = next(advance)
         return replace(number, terms=(*number.terms, (variable, step))) if step else number
 
-    return Loop(variable, count, tuple(mapped(piece, advanced) for piece in block))
+    return RolledLoop(variable, count, tuple(mapped(piece, advanced) for piece in block))
 
 
 # Loops over names
@@ -179,7 +179,7 @@ def _loop(block: Sequence[Piece], count: int, steps: Sequence[int]) -> Loop:
 
 def _over_names(pieces: Sequence[Piece]) -> list[Piece]:
     """Turn runs of lines that differ in one name into loops over the names."""
-    inner = [replace(p, body=tuple(_over_names(p.body))) if isinstance(p, Loop) else p for p in pieces]
+    inner = [replace(p, body=tuple(_over_names(p.body))) if isinstance(p, RolledLoop) else p for p in pieces]
     result: list[Piece] = []
     at = 0
     while at < len(inner):
@@ -194,7 +194,7 @@ def _over_names(pieces: Sequence[Piece]) -> list[Piece]:
             if len(blocks) > 2 and len(blocks) * length > len(best) * size:
                 best, size = blocks, length
         if best:
-            result.append(Loop("name", len(best), best[0][0], tuple(name for _, name in best)))
+            result.append(RolledLoop("name", len(best), best[0][0], tuple(name for _, name in best)))
         else:
             result.append(inner[at])
         at += max(1, len(best)) * size
@@ -247,7 +247,7 @@ def written(pieces: Sequence[Piece], indent: int = 4) -> list[str]:
     return lines
 
 
-def _loop_text(loop: Loop, indent: int) -> list[str]:
+def _loop_text(loop: RolledLoop, indent: int) -> list[str]:
     """The text of a loop; its variable starts at the constant of the first number that it alone advances."""
     found = [n for piece in loop.body for n in numbers(piece)]
     first = next((n for n in found if (loop.variable, 1) in n.terms), None)
@@ -268,7 +268,7 @@ def _from(number: Number, variable: str, start: int, step: int) -> Number:
     return replace(number, constant=number.constant - by * step * start, terms=terms)
 
 
-def _over_names_text(loop: Loop, indent: int) -> list[str]:
+def _over_names_text(loop: RolledLoop, indent: int) -> list[str]:
     pad = " " * indent
     names = [plain(shown(name)) for name in loop.names]
     head = [f"{pad}for {loop.variable} in ({', '.join(names)}):"]

@@ -13,7 +13,7 @@ from .function_table import Functions
 from .register_names import Registers, lane_text
 from .rolled_lines import Piece, line, mark, quoted
 from .segment_functions import Code, Segments, Weight, merge
-from .segments import Block, Segment
+from .segments import DeviceSegment, SegmentPhase
 
 
 class Blocks(Registers):
@@ -25,7 +25,7 @@ class Blocks(Registers):
         super().__init__(flow, shapes)
         self.functions, self.copies = functions, copies
         self.pieces: list[Piece] = []
-        self.code: dict[Segment, Code] = {}
+        self.code: dict[DeviceSegment, Code] = {}
         self.merged: dict[Register, Register] = {}
         for segment in self.arranged.segments:
             merged = merge(flow, segment)
@@ -42,7 +42,7 @@ class Blocks(Registers):
         """Number segments whose calls would be equal: layers without weights, passes over the same layers."""
         several = True
         while several:
-            alike: dict[object, list[Segment]] = {}
+            alike: dict[object, list[DeviceSegment]] = {}
             for segment, code in self.code.items():
                 numbers = tuple(number for _, number in segment.lane)  # a call names no labels
                 alike.setdefault((code.name, code.bases, numbers), []).append(segment)
@@ -51,7 +51,7 @@ class Blocks(Registers):
                 for number, segment in enumerate(segments) if len(segments) > 1 else ():
                     segment.lane = (*segment.lane, ("again", number))
 
-    def block(self, block: Block) -> None:
+    def block(self, block: SegmentPhase) -> None:
         """Write one phase of a segment."""
         assert block.segment is not None
         code = self.code[block.segment]
@@ -228,7 +228,7 @@ def _seed(loss: Op) -> str:
     return "None" if stop - start == 1 else str(1 / (stop - start))
 
 
-def _title(segment: Segment) -> str:
+def _title(segment: DeviceSegment) -> str:
     """A segment's title: the list that it is an entry of, else "stage"."""
     lists = {re.sub(r"(?:^|\.)\d+(\..*)?$", "", op.of.path) for op in segment.ops if re.search(r"\d", op.of.path)}
     layers: set[str] = {m[0] for op in segment.ops if (m := re.match(r".*?\.\d+(?=\.|$)", op.of.path))}

@@ -26,7 +26,7 @@ from ..common.regathered_weights import PRODUCTS
 from ..common.statements import FunctionWriter, Statement
 from .data_flow import Flow
 from .rolled_lines import COMMA, Number, Piece, line, mapped, mark, rolled
-from .segments import Segment
+from .segments import DeviceSegment
 
 BASES = ("layer", "layer2", "layer3", "layer4")
 _RESERVED = ("at", "i", "j", *BASES)
@@ -58,7 +58,7 @@ class Code:
     `name`: that of the function; segments that compute the same share one.
     """
 
-    segment: Segment
+    segment: DeviceSegment
     name: str = ""
     body: tuple[Piece, ...] = ()  # its numbers relative to the bases
     arguments: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Code:
 class Segments(FunctionWriter):
     """Writes the function of one segment."""
 
-    def __init__(self, flow: Flow, segment: Segment, merged: Mapping[Register, Register], used: Used) -> None:
+    def __init__(self, flow: Flow, segment: DeviceSegment, merged: Mapping[Register, Register], used: Used) -> None:
         pcg = flow.pcg
         super().__init__(pcg, _RESERVED, _roles(pcg))
         self.flow, self.segment, self.merged, self.used, self.pcg = flow, segment, merged, used, pcg
@@ -258,7 +258,7 @@ def operator_call(graph: Graph, index: int, used: Used, cuts: Sequence[Cut] = ()
     )
 
 
-def merge(flow: Flow, segment: Segment) -> dict[Register, Register]:
+def merge(flow: Flow, segment: DeviceSegment) -> dict[Register, Register]:
     """Map gradients of one value that are only added up to the first of them: autograd adds them up itself."""
     first: dict[object, Register] = {}
     found: dict[Register, Register] = {}

@@ -22,7 +22,7 @@ Lane = tuple[tuple[str, int], ...]
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
+class DeviceSegment:
     """Forward operators that one device runs together, in order."""
 
     lane: Lane
@@ -30,20 +30,20 @@ class Segment:
 
 
 @dataclass(slots=True)
-class Block:
+class SegmentPhase:
     """One phase of a segment."""
 
     phase: Phase
     places: list[int]
-    segment: Segment | None = None
+    segment: DeviceSegment | None = None
 
 
 @dataclass(slots=True)
 class Arranged:
     """The work of a device: blocks, and places of single instructions; autograd performs those in `absorbed`."""
 
-    steps: list[Block | int]
-    segments: list[Segment] = field(default_factory=list)
+    steps: list[SegmentPhase | int]
+    segments: list[DeviceSegment] = field(default_factory=list)
     absorbed: set[int] = field(default_factory=set)
 
 
@@ -108,8 +108,8 @@ class _Arrangement:
             (phase, piece[flow.op(place)]) for place in range(len(flow.instructions)) if (phase := flow.phase(place))
         )
 
-    def arrange(self, queue: deque[int]) -> list[Block | int]:
-        steps: list[Block | int] = []
+    def arrange(self, queue: deque[int]) -> list[SegmentPhase | int]:
+        steps: list[SegmentPhase | int] = []
         while queue:
             place = queue.popleft()
             phase = self.flow.phase(place)
@@ -119,7 +119,7 @@ class _Arrangement:
                 self._block(phase, place, queue, steps)
         return steps
 
-    def _block(self, phase: Phase, first: int, queue: deque[int], steps: list[Block | int]) -> None:
+    def _block(self, phase: Phase, first: int, queue: deque[int], steps: list[SegmentPhase | int]) -> None:
         """Collect a block from its first run on. Instructions in its way run before it or return to the queue."""
         flow, op = self.flow, self.flow.op(first)
         piece, lane = self.piece[op], self.lane[op]
@@ -148,7 +148,7 @@ class _Arrangement:
                 if (flow.transfers(place) and not self._weight(place)) or flow.needs[place] & barred:
                     barred.add(place)
             queue.popleft()
-        steps.append(Block(phase, block))
+        steps.append(SegmentPhase(phase, block))
         queue.extendleft(reversed(deferred))
 
     def _waits(self, place: int, after: set[int], deferred: Sequence[int]) -> bool:
@@ -195,7 +195,7 @@ class _Arrangement:
         return any(o in others and flow.operands(o).get(operand) != flow.result(op) for o, operand in made)
 
     def _before(
-        self, needs: Iterable[int], block: Sequence[int], deferred: list[int], steps: list[Block | int]
+        self, needs: Iterable[int], block: Sequence[int], deferred: list[int], steps: list[SegmentPhase | int]
     ) -> bool:
         """Run deferred instructions before the block if they do not depend on it; True if that is possible."""
         flow, wanted = self.flow, set(needs).intersection(deferred)
@@ -213,11 +213,11 @@ class _Arrangement:
         return True
 
 
-def _refined(flow: Flow, piece: Mapping[Op, Hashable], steps: Sequence[Block | int]) -> dict[Op, Hashable]:
+def _refined(flow: Flow, piece: Mapping[Op, Hashable], steps: Sequence[SegmentPhase | int]) -> dict[Op, Hashable]:
     """Refine `piece`: operators stay together if every phase has put them into the same block."""
     number: dict[tuple[Op, Phase], int] = {}
     for count, step in enumerate(steps):
-        if isinstance(step, Block):
+        if isinstance(step, SegmentPhase):
             number.update({(flow.op(place), step.phase): count for place in step.places})
     ops = [op for op, phase in flow.run if phase is Phase.FORWARD]
     own = {op: [number.get((op, phase)) for phase in COMPUTING if phase is not Phase.WEIGHT] for op in ops}
@@ -244,16 +244,18 @@ def _refined(flow: Flow, piece: Mapping[Op, Hashable], steps: Sequence[Block | i
     return {op: (*together[op], number.get((op, Phase.WEIGHT), weights.get(together[op]))) for op in ops}
 
 
-def _labelled(flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane], steps: list[Block | int]) -> Arranged:
+def _labelled(
+    flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane], steps: list[SegmentPhase | int]
+) -> Arranged:
     """Assign segments to the blocks, and find the sums between their operators that autograd computes."""
     arranged = Arranged(steps)
-    segments: dict[Hashable, Segment] = {}
+    segments: dict[Hashable, DeviceSegment] = {}
     ops: dict[Hashable, list[Op]] = {}
     for step in steps:
-        if isinstance(step, Block) and step.phase is Phase.FORWARD:
+        if isinstance(step, SegmentPhase) and step.phase is Phase.FORWARD:
             ops.setdefault(piece[flow.op(step.places[0])], []).extend(map(flow.op, step.places))
     for key, members in ops.items():
-        segments[key] = Segment(lane[members[0]], tuple(members))
+        segments[key] = DeviceSegment(lane[members[0]], tuple(members))
         inside = set(members)
         for op in members:
             given = flow.gradient(op)
@@ -262,7 +264,7 @@ def _labelled(flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane],
                 if any(flow.makers[leaf][0] in inside for leaf in leaves if leaf in flow.makers):
                     arranged.absorbed.update(adding)
     for step in steps:
-        if isinstance(step, Block):
+        if isinstance(step, SegmentPhase):
             step.segment = segments[piece[flow.op(step.places[0])]]
     arranged.segments = list(segments.values())
     return arranged

@@ -30,7 +30,7 @@ class Collectives:
 
 
 @dataclass(frozen=True)
-class Storage:
+class StorageFeatures:
     """How ranks store weights."""
 
     cut: bool  # in parts
@@ -109,7 +109,7 @@ class Emission:
         return table(self.groups)
 
     @cached_property
-    def storage(self) -> Storage:
+    def storage(self) -> StorageFeatures:
         weights = [
             (node, choice)
             for plan in self.stages
@@ -118,7 +118,7 @@ class Emission:
         ]
         joined = max(module.joined_argument for module in self.modules)
         split = any(is_split(letter) for _, choice in weights for letter in choice.output)
-        return Storage(
+        return StorageFeatures(
             cut=bool(joined) or split or self.used.placed,
             placed=self.used.placed,
             joined=joined,

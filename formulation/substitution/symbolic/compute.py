@@ -17,7 +17,7 @@ from .moves import MOVES, split
 from .scope import Scope, dim_of, whole_number
 from .terms import Fn, Poly, constant, factor, row
 from .types import Cases, Mismatch, Stuck, Type
-from .values import Application, Letters, Symbolic, Tasks, merged, put
+from .values import Application, ElementTask, Letters, Symbolic, merged, put
 from .windows import conv, pad, shifted
 
 Meaning = Callable[[Scope, Apply, Sequence[Symbolic]], list[Symbolic]]
@@ -51,7 +51,7 @@ def softmax(logarithm: bool) -> Meaning:
         application.infer()
         application.dim(value.dims[dim], (), names[dim])
 
-        def body(tasks: Tasks) -> Poly:
+        def body(tasks: ElementTask) -> Poly:
             total = Poly()
             for index, variables in every(scope.unifier.resolve(value.dims[dim])):
                 total = total + opaque("exp", tasks.read(0, {}, [index])).total(variables)
@@ -200,7 +200,7 @@ def attention(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Sy
         unifier.unify(keys, values[3].dims[-1], "attention, bias: ")
     given, resolve = apply.get("scale"), unifier.resolve
 
-    def weight(tasks: Tasks, key: Index) -> Poly:
+    def weight(tasks: ElementTask, key: Index) -> Poly:
         """exp of the score of one key."""
         score = Poly()
         for e, variables in every(resolve(width)):
@@ -216,7 +216,7 @@ def attention(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Sy
             Fn("not later " + " ".join(n for n, _ in names), (), tuple(p for _, ps in names for p in ps))
         )
 
-    def body(tasks: Tasks) -> Poly:
+    def body(tasks: ElementTask) -> Poly:
         total, mixed = Poly(), Poly()
         for key, variables in every(resolve(keys)):
             total = total + weight(tasks, key).total(variables)

@@ -19,7 +19,7 @@ from .indices import Index, every, number_of, places
 from .scope import Scope
 from .terms import Body, Fn, Place, Poly, constant, factor, is_zero, row, size_of
 from .types import Mismatch, Stuck, Type, product_of, written
-from .values import Application, Letters, Symbolic, Tasks
+from .values import Application, ElementTask, Letters, Symbolic
 
 
 def derived(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
@@ -160,7 +160,7 @@ class _Derivation:
                         found[name] = self.scope.made(f"{self.name}[{sizes}][{k}]")
         return found
 
-    def _body(self, tasks: Tasks) -> Poly:
+    def _body(self, tasks: ElementTask) -> Poly:
         total = Poly()
         for number, term in enumerate(self.terms):
             sums = [n for s in term.sums for n in s.split()]
@@ -184,7 +184,7 @@ class _Derivation:
             size = product_of(dims)
         return inverse_size(self.scope.unifier.resolve(size))
 
-    def _value(self, f: Access | Call, tasks: Tasks, known: Mapping[str, Index]) -> Poly:
+    def _value(self, f: Access | Call, tasks: ElementTask, known: Mapping[str, Index]) -> Poly:
         if isinstance(f, Access):
             value = tasks.read(self.order.index(f.operand), known)
             for place, ids in f.gathers:
@@ -229,7 +229,9 @@ class _Derivation:
         whole = [written(self.scope.unifier.resolve(t)) for t, i in zip(dims, a.indices, strict=True) if i == WHOLE]
         return f"<{', '.join(whole)}>" if whole else ""
 
-    def _linear(self, f: Call, tasks: Tasks, known: Mapping[str, Index], cases: str, inside: tuple[Place, ...]) -> Poly:
+    def _linear(
+        self, f: Call, tasks: ElementTask, known: Mapping[str, Index], cases: str, inside: tuple[Place, ...]
+    ) -> Poly:
         multiple, total = self.algebra.multiple, Poly()
         for number, a in enumerate(f.arguments):
             for index, variables in self._rows(a):

@@ -95,7 +95,7 @@ Factor: TypeAlias = Read | Fn | Guard | Count
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class SymbolicTerm:
     """A product of factors summed over variables (with their atoms), in canonical order and names."""
 
     variables: tuple[tuple[str, str], ...]
@@ -106,7 +106,7 @@ class Term:
 class Poly:
     """Terms with nonzero coefficients, in a fixed order."""
 
-    terms: tuple[tuple[Term, Fraction], ...] = ()
+    terms: tuple[tuple[SymbolicTerm, Fraction], ...] = ()
 
     def __add__(self, other: Poly) -> Poly:
         return _collected((*self.terms, *other.terms))
@@ -124,11 +124,11 @@ class Poly:
 
 
 def constant(value: Fraction | int) -> Poly:
-    return Poly(((Term((), ()), Fraction(value)),)) if value else Poly()
+    return Poly(((SymbolicTerm((), ()), Fraction(value)),)) if value else Poly()
 
 
 def factor(value: Factor) -> Poly:
-    return Poly(((Term((), (value,)), Fraction(1)),))
+    return Poly(((SymbolicTerm((), (value,)), Fraction(1)),))
 
 
 def size_of(atoms: Iterable[str], number: int = 1, power: int = 1) -> Poly:
@@ -157,8 +157,8 @@ def variable() -> str:
     return f"v{next(_numbers)}"
 
 
-def _collected(terms: Iterable[tuple[Term, Fraction]]) -> Poly:
-    total: dict[Term, Fraction] = {}
+def _collected(terms: Iterable[tuple[SymbolicTerm, Fraction]]) -> Poly:
+    total: dict[SymbolicTerm, Fraction] = {}
     for term, coefficient in terms:
         total[term] = total.get(term, Fraction(0)) + coefficient
     left = [(term, c) for term, c in total.items() if c]
@@ -166,7 +166,7 @@ def _collected(terms: Iterable[tuple[Term, Fraction]]) -> Poly:
 
 
 @lru_cache(maxsize=1 << 16)
-def key(term: Term) -> str:
+def key(term: SymbolicTerm) -> str:
     return repr((term.variables, term.factors))
 
 
@@ -175,18 +175,18 @@ def _factor_key(value: Factor) -> str:
     return repr(value)
 
 
-def _product(a: Term, b: Term) -> Term:
+def _product(a: SymbolicTerm, b: SymbolicTerm) -> SymbolicTerm:
     b = _freshened(b)
     a = _freshened(a)
     return _normal(a.variables + b.variables, a.factors + b.factors)
 
 
-def _freshened(term: Term) -> Term:
+def _freshened(term: SymbolicTerm) -> SymbolicTerm:
     """The term with fresh bound variables, so that it can stand in a product."""
     if not term.variables:
         return term
     names = {v: variable() for v, _ in term.variables}
-    return Term(tuple((names[v], a) for v, a in term.variables), tuple(rename(f, names) for f in term.factors))
+    return SymbolicTerm(tuple((names[v], a) for v, a in term.variables), tuple(rename(f, names) for f in term.factors))
 
 
 def rename(value: Factor, names: Mapping[str, str]) -> Factor:
@@ -232,7 +232,7 @@ def free_of(poly: Poly) -> frozenset[str]:
     return frozenset(names)
 
 
-def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...]) -> Term:
+def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...]) -> SymbolicTerm:
     """The normal form: powers of sizes collected, unused variables as factors, the others in the least order."""
     used = {name for f in factors for name in free(f)}
     powers: dict[str, int] = {}
@@ -250,7 +250,7 @@ def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...])
     counts = tuple(Count(atom, power) for atom, power in sorted(powers.items()) if power)
     kept = tuple((v, a) for v, a in variables if v in used)
     if not kept:
-        return Term((), (*counts, *sorted(rest, key=_factor_key)))
+        return SymbolicTerm((), (*counts, *sorted(rest, key=_factor_key)))
     depth = _depth(rest)
     best: tuple[str, tuple[tuple[str, str], ...], tuple[Factor, ...]] | None = None
     for order in _orders(kept, rest):
@@ -260,7 +260,7 @@ def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...])
         if best is None or found[0] < best[0]:
             best = found
     assert best is not None
-    return Term(best[1], (*counts, *best[2]))
+    return SymbolicTerm(best[1], (*counts, *best[2]))
 
 
 def _depth(factors: Iterable[Factor]) -> int:

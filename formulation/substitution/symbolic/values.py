@@ -159,7 +159,7 @@ class Application:
         """The space digits of a letter, which replicas hold where an operand lacks it."""
         return product_of(cut for cut, time in self.letters[letter].digits if not time)
 
-    def result(self, body: Callable[[Tasks], Poly]) -> Symbolic:
+    def result(self, body: Callable[[ElementTask], Poly]) -> Symbolic:
         """The value whose element is made by `body`."""
         dims = tuple(product_of(self.letters[n].type for n in dim if n in self.letters) for dim in self.output)
         digits = tuple(
@@ -167,10 +167,10 @@ class Application:
             for dim in self.output
         )
         replicas = (*product_of(self.space(n) for n in self.summed), self.surplus)
-        return Symbolic(dims, digits, replicas, lambda replica, indices: body(Tasks(self, replica, indices)))
+        return Symbolic(dims, digits, replicas, lambda replica, indices: body(ElementTask(self, replica, indices)))
 
 
-class Tasks:
+class ElementTask:
     """The task that computes one element of an application's result, and the operands' elements that it reads."""
 
     def __init__(self, of: Application, replica: Index, indices: tuple[Index, ...]) -> None:

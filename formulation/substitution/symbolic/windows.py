@@ -11,7 +11,7 @@ from .indices import Index, places
 from .scope import Scope, whole_number
 from .terms import Guard, Place, Poly, constant, factor
 from .types import Cases, Mismatch, Stuck, Type, written
-from .values import Application, Letters, Symbolic, Tasks, merged
+from .values import Application, ElementTask, Letters, Symbolic, merged
 
 # The result's dim, stride, dilation, padding before, and slack: the largest offset of a window's first place for which
 # all its taps are inside; None if they always are.
@@ -60,7 +60,7 @@ def conv(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
         if window is not None:
             application.dim(window[0], (), space[d])
 
-    def body(tasks: Tasks) -> Poly:
+    def body(tasks: ElementTask) -> Poly:
         total = tasks.read(2, {}) if len(values) > 2 else Poly()
         for known, variables in tasks.over(("c", *taps)):
             product, whole = constant(1), list[Index]()
