@@ -169,7 +169,7 @@ def test_running_statistics_are_stored_as_they_are_updated() -> None:
     same(plan)
     broken = list(plan.choices)
     broken[next(iter(buffers))] = Choice((), (0,))
-    with pytest.raises(PartitaError, match="running_mean' is updated in another layout"):
+    with pytest.raises(PartitaError, match="running_mean' is updated in a layout other than the stored one"):
         replace(plan, choices=tuple(broken))
 
 

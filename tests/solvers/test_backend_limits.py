@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from partita.formulation.network.network import INFINITE, Edge, Network, Variable
-from partita.solvers.backends import elimination, smt
+from partita.solvers.backends import elimination
 from partita.solvers.backends.smt import SMT
 from partita.solvers.elimination.order import TooWideError, compile_network
 from partita.solvers.protocol import INTERRUPTED, STOPPED, Limits, Progress, Search, Solution, Status, solver
+from partita.solvers.wide import solve_reduced
 from partita.solvers.wide.form import flattened
 from partita.solvers.wide.substitution import Reduced
 
@@ -155,7 +156,7 @@ def test_z3_takes_the_network_as_it_stands_where_reduction_leaves_more(
     def grown(search: Search) -> Reduced:
         return Reduced(replace(flattened(search.network), table=np.zeros(1 << 20, np.int64)))
 
-    monkeypatch.setattr(smt, "reduction", grown)
+    monkeypatch.setattr(solve_reduced, "_reduction", grown)
     assert solver("smt").solve(problem).objective == truth(problem)
 
 
