@@ -53,7 +53,6 @@ class Plan:
     choices: tuple[Choice, ...]
     dtype: str = "float32"
     optimizer: str = "adamw"
-    _: KW_ONLY
     model: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
@@ -204,6 +203,13 @@ class PipelinePlan(Plan):
     dtype: str = field(init=False)
     optimizer: str = field(init=False)
     recompute: Mapping[str, str] = field(init=False)
+    _: KW_ONLY  # else these would precede `row`
+    model: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
+    names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
+    in_flight: int = 1
+    transfer: CollectivePrice | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.schedule, str):

@@ -285,7 +285,7 @@ def test_only_parameters_are_offloaded() -> None:
 
 def test_two_versions_of_weights_keep_all_beside_them() -> None:
     plan = at_random(captured("mlp", 24), 2, (2,), 4, random.Random(0), schedule="2bw")
-    with pytest.raises(PartitaError, match="next to their weights"):
+    with pytest.raises(PartitaError, match="two versions of the weights: it needs gradients and states next to them"):
         replace(plan, stages=tuple(replace(stage, dtype="mixed-bfloat16-bf16grad") for stage in plan.stages))
 
 

@@ -228,7 +228,7 @@ def test_plan_and_graph_files_are_checked() -> None:
     data = json.loads(json.dumps(plan.to_json()))
     assert Plan.from_json(data) == plan
     data["choices"]["users.weight"]["output"] = ["S(0)"]
-    with pytest.raises(PartitaError, match=r"'users.weight' is sparse: it cannot be converted"):
+    with pytest.raises(PartitaError, match=r"'users.weight' is sparse: it must be read and updated as it is stored"):
         Plan.from_json(data)
     with pytest.raises(PartitaError, match="which adam cannot apply"):
         Plan.from_json(json.loads(json.dumps(plan.to_json())) | {"optimizer": "adam"})
