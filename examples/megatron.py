@@ -4,7 +4,7 @@ Unity (OSDI 2022), Figure 10. Each rule is proved for all sizes and degrees, the
 `[4/2, 8]`: 4 in 2 parts; `*2`: 2 replicas.
 """
 
-from partita.examples.rule_steps import Graph, apply_rule, matches, shared
+from partita.formulation.substitution.apply import Graph, apply_rule, matches, shared
 from partita.formulation.substitution.text import parse_rules
 
 RULES = parse_rules("""

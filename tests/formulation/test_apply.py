@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from partita import PartitaError
-from partita.examples.rule_steps import Graph, apply_rule, matches
+from partita.formulation.substitution.apply import Graph, apply_rule, matches
 from partita.formulation.substitution.arithmetic import Modular
 from partita.formulation.substitution.evaluate import evaluate
 from partita.formulation.substitution.rule import PARALLEL, Rule, Tensor

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from partita.formulation.substitution.arithmetic import Modular
-from partita.formulation.substitution.evaluate import bound, evaluate
-from partita.formulation.substitution.rule import PARALLEL, Apply, Rule, Tensor, Value
-from partita.formulation.substitution.sizes import Size
-from partita.formulation.substitution.text import condition_parts, parse_rule
-from partita.formulation.substitution.trial import random_tensor
-from partita.formulation.substitution.values import ParallelValue
-from partita.model.errors import PartitaError
-from partita.model.operators.sharded import IllTyped, count
+from ...model.errors import PartitaError
+from ...model.operators.sharded import IllTyped, count
+from .arithmetic import Modular
+from .evaluate import bound, evaluate
+from .rule import PARALLEL, Apply, Rule, Tensor, Value
+from .sizes import Size
+from .text import condition_parts, parse_rule
+from .trial import random_tensor
+from .values import ParallelValue
 
 
 @dataclass(frozen=True)
