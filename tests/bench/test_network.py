@@ -182,8 +182,8 @@ def test_nothing_is_left_after_an_error(error: type[BaseException]) -> None:
 
 HOLD = """
 import sys, time
-from partita.bench.emulated import Network, emulated
-with emulated(Network((2, 1), (100e6,))) as nodes:
+from partita.bench.emulated import Emulation, emulated
+with emulated(Emulation((2, 1), (100e6,))) as nodes:
     print(*nodes, flush=True)
     time.sleep(60)
 """
@@ -211,7 +211,7 @@ def test_the_next_run_removes_what_a_killed_one_left() -> None:
     process, nodes = started()
     process.kill()
     process.communicate(timeout=30)
-    assert nodes <= set(namespaces())
+    assert nodes and nodes <= set(namespaces())
     with emulated(Emulation((2, 1), (100e6,))):
         assert not nodes & set(namespaces())
 
