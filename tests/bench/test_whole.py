@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,8 @@ def test_the_small_cases_are_planned_and_proved() -> None:
         assert 0 < found["memory_gib"] <= found["of_gib"]
         assert 0 < found["asked"] <= found["configurations"] and found["solved"] > 0 == found["left_out"]
     assert json.loads(json.dumps(result, allow_nan=False)) == result
+    baseline = json.loads((Path(__file__).parents[1] / "data" / "baseline.json").read_text())["benches"]["whole"]
+    assert [{key: row[key] for key in wanted} for row, wanted in zip(rows, baseline, strict=True)] == baseline
 
 
 def test_the_cases_are_those_of_the_papers() -> None:
