@@ -5,7 +5,8 @@ spreads over, outermost first, the members of one unit are consecutive. Bytes ar
 before the collective (after it, for an all-gather).
 
     nccl-ring   all_reduce 2 (m-1)/m D on every edge of a ring, reduce_scatter and all_gather (m-1)/m D;
-                reduce and broadcast D along a chain
+                reduce and broadcast D/2 each way round the ring, from the root or to it, so that an end of each half
+                crosses the edge that closes the ring (src/device/reduce.h and broadcast.h, runRing)
     nccl-tree   the same, but all_reduce up and down two binary trees over the nodes, D/2 each, and along a chain of D
                 each way inside a node
     all         all_to_all D/m from each to each; send D to the next
@@ -67,10 +68,12 @@ def ring(sizes: Sizes) -> Shape:
 
 
 @cache
-def chain(sizes: Sizes) -> Shape:
-    """Each member sends D to the next; the first is the root."""
+def from_root(sizes: Sizes) -> Shape:
+    """D/2 goes from the first member through all to the last, D/2 the other way round the ring."""
     members = np.arange(math.prod(sizes))
-    return Shape(members[:-1], members[1:], np.ones(len(members) - 1), _walk(sizes))
+    onward, backward = members, np.roll(members[::-1], 1)  # 0 1 2 3 and 0 3 2 1
+    source, target = (np.concatenate([onward[part], backward[part]]) for part in (slice(-1), slice(1, None)))
+    return Shape(source, target, np.full(len(source), 0.5), _walk(sizes))
 
 
 @cache
@@ -182,8 +185,8 @@ _RING: Mapping[str, Pattern] = {
     "all_reduce": _around(2),
     "reduce_scatter": _around(1),
     "all_gather": _around(1),
-    "reduce": lambda sizes, across: (TrafficPhase(reverse(chain(sizes))),),
-    "broadcast": lambda sizes, across: (TrafficPhase(chain(sizes)),),
+    "reduce": lambda sizes, across: (TrafficPhase(reverse(from_root(sizes))),),
+    "broadcast": lambda sizes, across: (TrafficPhase(from_root(sizes)),),
     "all_to_all": lambda sizes, across: (TrafficPhase(exchange(sizes)),),
     "send": lambda sizes, across: (TrafficPhase(forward(sizes)),),
 }

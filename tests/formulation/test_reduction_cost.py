@@ -173,6 +173,12 @@ def test_groups_on_the_ring_of_a_v100_server() -> None:
     assert rate([(4, 4), (1, 2)], 1) == pytest.approx(1 / NVLINK)
     # Four neighbours close their ring over PCIe, in both directions together.
     assert rate([(4, 2), (1, 4)], 1) == pytest.approx(2 * 3 / 4 / PCIE)
+    # So does half of a reduce and of a broadcast, one way.
+    four = Reduction(of_rows([(4, 2), (1, 4)]), (1,))
+    assert program_price(SERVERS, four, (Step(R, 0, 0), Step(B, 0, 0))).ns_per_byte == pytest.approx(2 / 2 / PCIE)
+    # On the closed ring of eight both halves pass NVLink only.
+    eight = Reduction(of_rows([(1, 8), (4, 1)]), (0,))
+    assert step_price(SERVERS, eight, Step(B, 0, 0), 1.0).ns_per_byte == pytest.approx(1 / (2 * NVLINK))
     # Devices four apart: both of a switch send and receive everything.
     assert rate([(1, 2), (4, 4)], 0) == pytest.approx(2 * 2 * 1 / PCIE)
     # A tree is a chain in one server and needs no closing edge.

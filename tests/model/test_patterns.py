@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from partita.model.machine.collective_patterns import PATTERNS, Shape, chain, double_tree, doubling, exchange, ring
+from partita.model.machine.collective_patterns import PATTERNS, Shape, double_tree, doubling, exchange, from_root, ring
 from partita.model.machine.machine import PROFILES
 
 SIZES = [(2,), (3,), (8,), (2, 2), (3, 2), (2, 5), (4, 3), (2, 3, 2)]
@@ -37,7 +37,14 @@ def test_bytes_of_all_members_together(sizes: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_hops_add_up_to_a_walk_over_all_members(sizes: tuple[int, ...]) -> None:
-    assert sum(ring(sizes).hops) == sum(chain(sizes).hops) == math.prod(sizes) - 1
+    assert sum(ring(sizes).hops) == sum(from_root(sizes).hops) == math.prod(sizes) - 1
+
+
+def test_what_leaves_the_root_goes_both_ways_round() -> None:
+    shape = from_root((4,))
+    edges = list(zip(shape.source.tolist(), shape.target.tolist(), strict=True))
+    assert edges == [(0, 1), (1, 2), (2, 3), (0, 3), (3, 2), (2, 1)]
+    assert received(shape, 4) == [0, 1, 1, 1]  # D in halves
 
 
 def test_hops_by_level() -> None:
